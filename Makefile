@@ -1,0 +1,54 @@
+PYTHON ?= python3
+VENV ?= .venv
+
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.cotune-installed
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help demo test bench gpu clean
+
+help:
+	@echo "make demo    tune a small model on the digits data set, on whatever this machine has"
+	@echo "make test    lint, type check, tests"
+	@echo "make bench   overheads, then makespan"
+	@echo "make gpu     the tests that need a CUDA device"
+	@echo "make clean   remove the environment and the caches"
+	@echo "PYTHON=$(PYTHON) and VENV=$(VENV) can be set on the command line."
+
+demo: $(STAMP)
+	$(BIN)/python examples/digits.py
+
+test: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy --strict cotune
+	$(BIN)/python -m pytest
+
+bench: $(STAMP)
+	$(BIN)/python bench/overheads.py
+	$(BIN)/python bench/makespan.py
+
+gpu: $(STAMP)
+	$(BIN)/python -m pytest -m gpu -v
+
+# The stamp goes first and comes back last, so a failed or interrupted install is done again.
+$(STAMP): pyproject.toml constraints.txt
+	@command -v "$(PYTHON)" >/dev/null || { \
+	    echo "error: no '$(PYTHON)' found. Install Python 3.11 or newer, or say where it is:" \
+	         "make PYTHON=/path/to/python3" >&2; exit 1; }
+	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	    echo "error: cotune needs Python 3.11 or newer, '$(PYTHON)' is $$("$(PYTHON)" -V 2>&1)." \
+	         "Say where a newer one is: make PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@rm -f "$@"
+	@"$(PYTHON)" -m venv "$(VENV)" || { \
+	    echo "error: '$(PYTHON) -m venv' failed. On Debian and Ubuntu the venv module is a package of its own:" \
+	         "apt-get install python3-venv" >&2; exit 1; }
+	"$(BIN)/python" -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,torch]' || { \
+	    echo "error: the install failed, see above. It needs a package index that pip can reach;" \
+	         "run the same make command again to retry." >&2; exit 1; }
+	@touch "$@"
+
+clean:
+	rm -rf "$(VENV)" .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

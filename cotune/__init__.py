@@ -1,0 +1,141 @@
+"""cotune: hyperparameter tuning that packs trials onto GPUs by measured memory.
+
+    import cotune
+
+    def train(config):
+        ...
+        cotune.report({"loss": loss})
+
+    results = cotune.run(train, {"lr": cotune.loguniform(1e-5, 1e-1)}, metric="loss", trials=50)
+    print(results.best.config)
+
+Importing it loads neither torch nor Optuna nor Ray: names are loaded when they are first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from cotune._run import run
+    from cotune.errors import (
+        CotuneError,
+        DeviceError,
+        InputError,
+        LaneDied,
+        MetricError,
+        NoReport,
+        NoResult,
+        NotPicklable,
+        RunError,
+        RunNameInUse,
+        SpaceError,
+        StorageError,
+        TrialError,
+        TrialFailed,
+        TrialOverdue,
+        TrialTooLarge,
+        UnknownMetric,
+    )
+    from cotune.results import Results, TrialResult
+    from cotune.search.spaces import (
+        choice,
+        lograndint,
+        loguniform,
+        qloguniform,
+        qrandint,
+        quniform,
+        randint,
+        uniform,
+    )
+    from cotune.session import TrialStopped, checkpoint, device, report, restore, shared, trial_id
+
+_HOMES = {
+    "cotune._run": ("run",),
+    "cotune.results": ("Results", "TrialResult"),
+    "cotune.session": ("TrialStopped", "checkpoint", "device", "report", "restore", "shared", "trial_id"),
+    "cotune.search.spaces": (
+        "choice",
+        "lograndint",
+        "loguniform",
+        "qloguniform",
+        "qrandint",
+        "quniform",
+        "randint",
+        "uniform",
+    ),
+    "cotune.errors": (
+        "CotuneError",
+        "DeviceError",
+        "InputError",
+        "LaneDied",
+        "MetricError",
+        "NoReport",
+        "NoResult",
+        "NotPicklable",
+        "RunError",
+        "RunNameInUse",
+        "SpaceError",
+        "StorageError",
+        "TrialError",
+        "TrialFailed",
+        "TrialOverdue",
+        "TrialTooLarge",
+        "UnknownMetric",
+    ),
+}
+_HOME = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = [
+    "CotuneError",
+    "DeviceError",
+    "InputError",
+    "LaneDied",
+    "MetricError",
+    "NoReport",
+    "NoResult",
+    "NotPicklable",
+    "Results",
+    "RunError",
+    "RunNameInUse",
+    "SpaceError",
+    "StorageError",
+    "TrialError",
+    "TrialFailed",
+    "TrialOverdue",
+    "TrialResult",
+    "TrialStopped",
+    "TrialTooLarge",
+    "UnknownMetric",
+    "checkpoint",
+    "choice",
+    "device",
+    "lograndint",
+    "loguniform",
+    "qloguniform",
+    "qrandint",
+    "quniform",
+    "randint",
+    "report",
+    "restore",
+    "run",
+    "shared",
+    "trial_id",
+    "uniform",
+]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOME.get(name)
+    if home is None:
+        raise AttributeError(f"module 'cotune' has no attribute {name!r}")
+    value = getattr(import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

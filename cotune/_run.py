@@ -1,0 +1,317 @@
+"""`cotune.run`: search, brain, body and dashboard, put together."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import secrets
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cotune.engines.local import LocalEngine, LocalOptions
+from cotune.errors import InputError, RunError, RunNameInUse
+from cotune.packer import Packer, PackerOptions, Policy, make_policy
+from cotune.paths import RunFolder, default_storage
+from cotune.results import Results, TrialResult
+from cotune.search.spaces import Space
+from cotune.sharing.devices import find_devices
+from cotune.trainable import check_trainable
+
+if TYPE_CHECKING:
+    from optuna.pruners import BasePruner
+    from optuna.samplers import BaseSampler
+
+    from cotune.record import Saved
+    from cotune.sweep import Sweep
+
+
+def run(
+    trainable: Callable[[dict[str, Any]], Any] | type,
+    space: Mapping[str, Any],
+    *,
+    metric: str,
+    mode: str = "min",
+    trials: int | None = None,
+    gpus: int | Sequence[int | str] | None = None,
+    devices: Sequence[str] | None = None,
+    lanes: int | None = None,
+    residents: int = 1,
+    threads: int | None = None,
+    policy: str | Policy | None = None,
+    sampler: str | BaseSampler | None = None,
+    pruner: str | BasePruner | None = None,
+    seed: int | None = None,
+    name: str | None = None,
+    storage: str | os.PathLike[str] | None = None,
+    resume: bool = False,
+    time_budget: float | timedelta | None = None,
+    max_failures: int = 0,
+    lockstep: bool = False,
+    callbacks: Sequence[Callable[[TrialResult], Any]] = (),
+    dashboard: bool | None = None,
+    iteration_timeout: float | None = None,
+) -> Results:
+    """Tunes a trainable: proposes configurations, packs them onto the devices, gives back what came out.
+
+    Args:
+        trainable: A function of the config, a dict, that calls `cotune.report`; or a class with `setup(config)`
+            and `step() -> metrics`. A closure, a lambda or a function of a script or a notebook will do.
+        space: Names to domains (`cotune.loguniform(1e-5, 1e-1)`, Optuna distributions, Ray Tune domains), to
+            constants, or to nested dicts of these.
+        metric: Which of the reported metrics is tuned.
+        mode: `min` or `max`.
+        trials: How many; may be left out with a grid (all of it) or a time budget.
+        gpus: How many GPUs, or which; among those `CUDA_VISIBLE_DEVICES` shows. All of them, or the CPU where
+            there are none, if neither `gpus` nor `devices` is given.
+        devices: Explicit devices, such as `["cpu:0@4GiB", "cpu:1@4GiB"]`.
+        lanes: Trials that run at once on each device; found by measuring if left out.
+        residents: Trials that may share a lane by turns.
+        threads: Threads of one operation in a trial; 1 on CPU devices if left out.
+        policy: Which waiting trial goes first: `makespan` (the default), `fifo`, or a `Policy`.
+        sampler: `tpe` (the default), `random`, `grid`, or any Optuna sampler.
+        pruner: `asha`, `hyperband`, `median`, or any Optuna pruner; none if left out.
+        seed: Makes suggestions and every trial repeatable (suggestions exactly with `lanes=1, lockstep=True`).
+        name: Of the run; made up if left out.
+        storage: The folder for runs; `COTUNE_STORAGE` or `~/cotune_runs` if left out.
+        resume: Go on with the run of this name, if there is one.
+        time_budget: Seconds after which the run ends; what is running then can be resumed.
+        max_failures: How often a trial that raised is tried again. Out-of-memory and lost lanes do not count.
+        lockstep: Report by report, suggestion by suggestion: slower, reproducible.
+        callbacks: Each is called with the result of every trial that is over.
+        dashboard: False shows nothing; else a live table in a terminal, and plain lines elsewhere.
+        iteration_timeout: Seconds without an iteration boundary after which a trial is overdue and killed.
+
+    Returns:
+        All trials; `results.best` is the best. A trial that failed is in `results.errors`, and ends nothing else.
+
+    Raises:
+        CotuneError: What was asked for is wrong or cannot go on; the `hint` says what to do.
+        KeyboardInterrupt: Ctrl-C was pressed twice. Pressed once, running trials stop and results are returned.
+    """
+    if not sys.platform.startswith("linux"):
+        raise RunError(
+            f"cotune runs on Linux, this is {sys.platform}", hint="use a Linux machine, a container or WSL 2"
+        )
+    kind = check_trainable(trainable)
+    tree = Space(space)
+    options = PackerOptions(
+        width=_count("lanes", lanes),
+        residents=_count("residents", residents) or 1,
+        policy=make_policy(policy),
+        max_failures=_count("max_failures", max_failures, least=0) or 0,
+        iteration_timeout=_seconds("iteration_timeout", iteration_timeout),
+    )
+    _check_names(metric, mode, name)
+    budget = _seconds("time_budget", time_budget)
+    grid = tree.grid_size() if sampler == "grid" else None
+    wanted = _count("trials", trials)
+    if wanted is None and budget is None and grid is None:
+        raise InputError("neither trials= nor time_budget= says when to end", hint="pass trials=50, for example")
+    if grid is not None:
+        wanted = min(grid, wanted or grid)
+    found = find_devices(gpus, devices, _count("threads", threads))
+    folder, saved = _open_run(name or _made_up(kind), storage, resume)
+    with _locked(folder):
+        engine = LocalEngine(trainable, found, folder.lanes, LocalOptions(metric, threads, lockstep))
+        try:
+            # Optuna takes a while to import; the zygote starts meanwhile.
+            sweep, finish = _assemble(
+                kind, tree, folder, saved, engine, Packer(options), metric=metric, mode=mode, trials=wanted,
+                sampler=sampler, pruner=pruner, seed=_seed(seed), budget=budget, lockstep=lockstep,
+                callbacks=callbacks, dashboard=dashboard,
+            )  # fmt: skip
+            began = time.monotonic()
+            try:
+                with _interrupts(sweep):
+                    sweep.run()
+            finally:
+                engine.close()
+                finish()
+        finally:
+            engine.close()
+        results = [sweep.records[number].result() for number in sorted(sweep.records)]
+        makespan = time.monotonic() - began
+        return Results(tuple(results), metric, mode, folder.path.name, folder.path, makespan, sweep.interrupted)
+
+
+def _assemble(
+    kind: str,
+    space: Space,
+    folder: RunFolder,
+    saved: Saved | None,
+    engine: LocalEngine,
+    packer: Packer,
+    *,
+    metric: str,
+    mode: str,
+    trials: int | None,
+    sampler: Any,
+    pruner: Any,
+    seed: int | None,
+    budget: float | None,
+    lockstep: bool,
+    callbacks: Sequence[Callable[[TrialResult], Any]],
+    dashboard: bool | None,
+) -> tuple[Sweep, Callable[[], None]]:
+    """Builds the sweep; the second value ends what it writes to."""
+    from cotune.dashboard.views import make_view
+    from cotune.event_log import EventLog
+    from cotune.search.samplers import asks_ahead, make_pruner, make_sampler
+    from cotune.search.search import Search
+    from cotune.sweep import Sweep, SweepOptions
+
+    settings = saved.settings if saved else {}
+    records = saved.records if saved else []
+    for asked, before in ((metric, settings.get("metric", metric)), (mode, settings.get("mode", mode))):
+        if asked != before:
+            raise RunError(
+                f"run {folder.path.name!r} tuned {before!r}, now {asked!r} is asked for",
+                hint="resume with the same metric= and mode=, or choose another name=",
+            )
+    for record in records:
+        record.config.update(space.config(record.params))
+    base = int(settings["seed"]) if settings else secrets.randbits(32) if seed is None else seed
+    # The first suggestions of a sampler that starts again from its seed would be those it made before.
+    sampling_seed = None if seed is None else (seed + len(records)) % 2**32
+    chosen = make_sampler(sampler, space, sampling_seed)
+    judge = make_pruner(pruner)
+    log = EventLog(folder.events)
+    if not saved:
+        log.write(
+            "run", time.time(), version=1, name=folder.path.name, kind=kind, metric=metric, mode=mode, seed=base,
+            trials=trials, space={name: repr(domain) for name, domain in space.domains.items()},
+        )  # fmt: skip
+        log.flush()
+    folder.journal.unlink(missing_ok=True)
+    search = Search(
+        space,
+        chosen,
+        judge,
+        direction="minimize" if mode == "min" else "maximize",
+        journal=folder.journal,
+        name=folder.path.name,
+        past=[_past(record) for record in records],
+        wake=engine.wake,
+    )
+    view = make_view(dashboard)
+    options = SweepOptions(
+        kind, metric, mode, trials, budget, lockstep, base, asks_ahead(chosen) is None, tuple(callbacks)
+    )
+    sweep = Sweep(space, search, packer, engine, folder, log, view, options, records)
+
+    def finish() -> None:
+        with contextlib.ExitStack() as stack:
+            stack.callback(log.close)
+            stack.callback(search.close)
+            stack.callback(lambda: view.close(sweep.snapshot()))
+
+    return sweep, finish
+
+
+def _past(record: Any) -> Any:
+    from cotune.search.search import PastTrial
+
+    states = {"done": "complete", "stopped": "pruned", "failed": "fail"}
+    return PastTrial(record.params, record.values, record.last_value, states.get(record.state, "running"))
+
+
+def _open_run(name: str, storage: str | os.PathLike[str] | None, resume: bool) -> tuple[RunFolder, Saved | None]:
+    folder = RunFolder(Path(storage if storage is not None else default_storage()).expanduser().absolute() / name)
+    there = folder.events.exists()
+    if there and not resume:
+        raise RunNameInUse(
+            f"a run named {name!r} is in {folder.path.parent} already",
+            hint="pass resume=True to go on with it, or another name=",
+        )
+    folder.create()
+    if not there:
+        return folder, None
+    from cotune.record import read_run
+
+    # Only whoever holds the lock may read a consistent state.
+    with _locked(folder):
+        return folder, read_run(folder)
+
+
+@contextlib.contextmanager
+def _locked(folder: RunFolder) -> Iterator[None]:
+    """Holds the run's lock, which ends with this process, however it ends."""
+    fd = os.open(folder.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            owner = os.read(fd, 32).decode(errors="replace").strip() or "unknown"
+            raise RunNameInUse(
+                f"run {folder.path.name!r} is running now, in process {owner}",
+                hint="wait for it, stop it, or choose another name=",
+            ) from error
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, str(os.getpid()).encode(), 0)
+        yield
+    finally:
+        os.close(fd)
+
+
+@contextlib.contextmanager
+def _interrupts(sweep: Sweep) -> Iterator[None]:
+    """Ctrl-C and SIGTERM end the sweep in order; only the main thread can be told so."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    for number in before:
+        signal.signal(number, lambda *_: sweep.interrupt())
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _made_up(kind: str) -> str:
+    safe = "".join(letter if letter.isalnum() or letter in "-_" else "-" for letter in kind)
+    return f"{safe}-{datetime.now():%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
+
+
+def _check_names(metric: Any, mode: Any, name: Any) -> None:
+    if not isinstance(metric, str) or not metric:
+        raise InputError(f"metric={metric!r} is not a name", hint="name one of the metrics that the trainable reports")
+    if mode not in ("min", "max"):
+        raise InputError(f"mode={mode!r} is neither 'min' nor 'max'", hint="say which way is better")
+    if name is not None and (not isinstance(name, str) or not name or "/" in name or name.startswith(".")):
+        raise InputError(f"name={name!r} cannot name a folder", hint="use letters, digits, '-' and '_'")
+
+
+def _count(what: str, value: Any, least: int = 1) -> int | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise InputError(
+            f"{what}={value!r} is not a number of {least} or more", hint=f"pass an int, such as {what}={max(least, 2)}"
+        )
+    return value
+
+
+def _seconds(what: str, value: Any) -> float | None:
+    if value is None:
+        return None
+    seconds = value.total_seconds() if isinstance(value, timedelta) else value
+    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 < seconds < float("inf"):
+        raise InputError(f"{what}={value!r} is not a time", hint=f"give seconds or a timedelta, such as {what}=3600")
+    return float(seconds)
+
+
+def _seed(seed: Any) -> int | None:
+    if seed is None:
+        return None
+    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**32:
+        raise InputError(f"seed={seed!r} is not an integer from 0 to 2**32 - 1", hint="pass seed=0, for example")
+    return seed

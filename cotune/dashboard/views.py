@@ -1,0 +1,170 @@
+"""Showing snapshots: a live table in a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+from abc import ABC, abstractmethod
+from typing import TextIO
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from cotune.dashboard.snapshot import Snapshot
+from cotune.demand import format_bytes
+
+PLAIN_EVERY = 1.0
+
+
+class View(ABC):
+    """Something that shows a run. Updates come a few times a second, from the driver's loop: they must be quick."""
+
+    @abstractmethod
+    def update(self, snapshot: Snapshot) -> None: ...
+
+    @abstractmethod
+    def close(self, snapshot: Snapshot | None) -> None:
+        """Shows the last state and ends."""
+
+
+class Silent(View):
+    """Shows nothing."""
+
+    def update(self, snapshot: Snapshot) -> None: ...
+
+    def close(self, snapshot: Snapshot | None) -> None: ...
+
+
+class PlainLines(View):
+    """A line when something has changed, at most one a second."""
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self._stream = stream or sys.stderr
+        self._last: tuple[int, str] = (-1, "")
+        self._due = 0.0
+
+    def update(self, snapshot: Snapshot) -> None:
+        state = (snapshot.finished, snapshot.note)
+        if state != self._last and snapshot.seconds >= self._due:
+            self._last, self._due = state, snapshot.seconds + PLAIN_EVERY
+            self._print(snapshot)
+
+    def close(self, snapshot: Snapshot | None) -> None:
+        if snapshot is not None and (snapshot.finished, snapshot.note) != self._last:
+            self._print(snapshot)
+
+    def _print(self, snapshot: Snapshot) -> None:
+        # A reader that has gone away must not end the run.
+        with contextlib.suppress(OSError, ValueError):
+            print(headline(snapshot), file=self._stream, flush=True)
+
+
+class LiveTable(View):
+    """A table of devices, lanes and trials, drawn by a thread of its own so that it never holds up a trial."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        self._live = Live(console=console or Console(stderr=True), auto_refresh=False, transient=True)
+        self._latest: Snapshot | None = None
+        self._changed = threading.Event()
+        self._closing = False
+        self._live.start()
+        self._thread = threading.Thread(target=self._draw, name="cotune-dashboard", daemon=True)
+        self._thread.start()
+
+    def update(self, snapshot: Snapshot) -> None:
+        self._latest = snapshot
+        self._changed.set()
+
+    def close(self, snapshot: Snapshot | None) -> None:
+        self._closing = True
+        self._changed.set()
+        self._thread.join()
+        self._live.stop()
+        if snapshot is not None:
+            self._live.console.print(headline(snapshot), highlight=False, soft_wrap=True)
+
+    def _draw(self) -> None:
+        while not self._closing:
+            self._changed.wait()
+            self._changed.clear()
+            if self._latest is not None and not self._closing:
+                self._live.update(table(self._latest, self._live.console.height), refresh=True)
+
+
+def make_view(dashboard: bool | None) -> View:
+    """The view for this process: None chooses by whether there is a terminal, False shows nothing."""
+    if dashboard is False:
+        return Silent()
+    console = Console(stderr=True)
+    return LiveTable(console) if console.is_terminal and not console.is_dumb_terminal else PlainLines()
+
+
+def headline(snapshot: Snapshot) -> str:
+    """The state of a run in one line."""
+    total = "" if snapshot.total is None else f"/{snapshot.total}"
+    parts = [f"{snapshot.name} {_clock(snapshot.seconds)}  {snapshot.finished}{total} trials"]
+    parts += [f"{count} {state}" for state, count in snapshot.counts.items() if count and state != "waiting"]
+    if snapshot.best is not None:
+        trial, value = snapshot.best
+        parts.append(f"best {snapshot.metric}={value:.6g} (trial {trial})")
+    if snapshot.note:
+        parts.append(snapshot.note)
+    return ", ".join(parts)
+
+
+def table(snapshot: Snapshot, height: int = 24) -> RenderableType:
+    """A snapshot as a rich table; rows beyond the height of the terminal are counted, not shown."""
+    running = {view.trial: view for view in snapshot.running}
+    grid = Table(box=None, expand=True, pad_edge=False, header_style="bold")
+    grid.add_column("lane", no_wrap=True)
+    grid.add_column("quota", justify="right", no_wrap=True)
+    for name in ("trial", "step", snapshot.metric, "peak", "time"):
+        grid.add_column(name, justify="right", no_wrap=True, overflow="ellipsis")
+    room = max(3, height - 6 - len(snapshot.packer.devices))
+    hidden = 0
+    for device in snapshot.packer.devices:
+        memory = f"{format_bytes(device.held)} of {format_bytes(device.capacity)}"
+        active = sum(1 for lane in device.lanes if lane.residents)
+        grid.add_row(Text(device.device, style="bold cyan"), "", "", "", "", "", "")
+        grid.add_row(Text(f"  {active}/{device.width} lanes", style="dim"), Text(memory, style="dim"))
+        for lane in device.lanes:
+            for trial in lane.residents or (None,):
+                if room <= 0:
+                    hidden += 1
+                    continue
+                room -= 1
+                view = running.get(trial) if trial is not None else None
+                row = [f"  lane {lane.lane}", format_bytes(lane.quota)]
+                if view is None:
+                    row += ["idle" if lane.ready else "starting"]
+                else:
+                    row += [
+                        str(view.trial),
+                        "-" if view.step is None else str(view.step),
+                        "-" if view.value is None else f"{view.value:.5g}",
+                        "-" if view.peak is None else format_bytes(view.peak),
+                        _clock(view.seconds),
+                    ]
+                grid.add_row(*row)
+    lines: list[RenderableType] = [Text(headline(snapshot), overflow="fold"), grid]
+    if hidden:
+        lines.append(Text(f"  and {hidden} more", style="dim"))
+    if snapshot.packer.waiting:
+        first = snapshot.packer.waiting[0]
+        text = f"{snapshot.packer.waiting_count} waiting; trial {first.trial}: {first.reason}"
+        lines.append(Text(text, style="dim", overflow="ellipsis", no_wrap=True))
+    return Group(*lines)
+
+
+def _clock(seconds: float) -> str:
+    whole = int(seconds)
+    if whole < 60:
+        return f"{seconds:.1f}s"
+    return (
+        f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}"
+        if whole >= 3600
+        else f"{whole // 60}:{whole % 60:02d}"
+    )

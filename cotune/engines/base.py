@@ -1,0 +1,48 @@
+"""What a body is: it does what the brain says, and says what happened."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+from cotune.packer import DeviceFound, Event, Instruction
+from cotune.trial import Report, TrialSpec
+
+
+class Engine(ABC):
+    """A body: lanes on real, remote or imagined devices.
+
+    `cotune.testing.EngineConformance` says what each must do. Only one thread uses an engine, but for `wake()`.
+    """
+
+    @abstractmethod
+    def start(self) -> list[DeviceFound]:
+        """Begins, and gives the devices it has."""
+
+    @abstractmethod
+    def execute(self, instruction: Instruction, spec: TrialSpec | None = None) -> None:
+        """Carries out an instruction; its outcome is an event later on.
+
+        Args:
+            instruction: What to do; one that is meant for the owner (`ConcludeTrial`, `RetryTrial`) is ignored.
+            spec: What to run, with `StartTrial`.
+        """
+
+    @abstractmethod
+    def poll(self, timeout: float) -> list[Event | Report]:
+        """What happened, in order; waits up to `timeout` seconds for something to happen."""
+
+    @abstractmethod
+    def verdict(self, trial: int) -> None:
+        """Lets a trial go on after its last report; a stop is sent before it with `StopTrial`."""
+
+    @abstractmethod
+    def wake(self) -> None:
+        """Has a `poll()` that waits return; from any thread or signal handler."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Ends every lane at once, whatever runs in them."""
+
+    @abstractmethod
+    def now(self) -> float:
+        """The clock of its events, in seconds."""

@@ -1,0 +1,352 @@
+"""This machine as a body: lanes are processes forked by a zygote.
+
+Sweep ──instructions──▶ LocalEngine ──▶ Zygote (forks, kills, reaps)
+      ◀──events, reports──            ──▶ LaneHandle, one per lane (socket pair, shared page)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import pickle
+import selectors
+import signal
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cotune import errors
+from cotune.engines.base import Engine
+from cotune.packer import events as ev
+from cotune.packer import instructions as do
+from cotune.sharing import cuda, wire
+from cotune.sharing.devices import DeviceInfo
+from cotune.sharing.host import LaneOptions
+from cotune.sharing.lane import LaneHandle
+from cotune.sharing.pickling import dumps, modules_to_preload
+from cotune.sharing.wire import Kind
+from cotune.sharing.zygote import Zygote
+from cotune.trial import Report, TrialSpec
+
+WATCH_EVERY = 1.0
+QUIET_AFTER = 1.0
+CAPACITY_STEP = 256 << 20
+QUANTUM = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class LocalOptions:
+    """How trials run in the lanes of this machine.
+
+    Attributes:
+        metric: The run's metric.
+        threads: Threads per operation; None for 1 on CPU devices, a quarter of the cores of each GPU otherwise.
+        lockstep: Whether a report waits for the verdict on itself.
+        quantum: Seconds of a turn where trials share a lane.
+    """
+
+    metric: str
+    threads: int | None = None
+    lockstep: bool = False
+    quantum: float = QUANTUM
+
+
+class LocalEngine(Engine):
+    """Lanes on the devices of this machine.
+
+    Args:
+        trainable: What the lanes run.
+        devices: Where.
+        folder: For the logs of the zygote and the lanes.
+        options: How.
+
+    Raises:
+        NotPicklable: The trainable cannot be sent to a lane.
+    """
+
+    def __init__(self, trainable: Any, devices: Sequence[DeviceInfo], folder: Path, options: LocalOptions) -> None:
+        self._options = options
+        self._devices = {info.name: info for info in devices}
+        self._folder = folder
+        self._blob = dumps(trainable, "the trainable")
+        self._modules = modules_to_preload(self._blob, trainable)
+        if any(info.is_cuda for info in devices):
+            self._modules.append("torch")
+        self._threads = options.threads or min(max(1, info.cores // 4) if info.is_cuda else 1 for info in devices)
+        self._lanes: dict[int, LaneHandle] = {}
+        self._trial_lane: dict[int, LaneHandle] = {}
+        self._pending: list[ev.Event | Report] = []
+        self._watch_due = 0.0
+        self._watches: dict[str, _GpuBooks] = {}
+        self._zygote_up = False
+        self._selector = selectors.DefaultSelector()
+        self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._selector.register(self._wake_read, selectors.EVENT_READ, None)
+        self._zygote: Zygote | None = None
+        self._decoders: dict[int, Callable[[LaneHandle, bytes], ev.Event | Report]] = {
+            Kind.REPORT: lambda lane, payload: wire.decode_report(payload),
+            Kind.PROGRESS: self._progress,
+            Kind.HOLDS: lambda lane, payload: ev.LaneHolds(self.now(), lane.lane, *pickle.loads(payload)),
+            Kind.ENDED: self._ended,
+            Kind.READY: self._ready,
+            Kind.RESIZED: lambda lane, payload: ev.LaneResized(self.now(), lane.lane, wire.decode_int(payload)),
+        }
+        self._spawn_zygote()
+
+    def start(self) -> list[ev.DeviceFound]:
+        self._watches = {name: _GpuBooks(info) for name, info in self._devices.items() if info.is_cuda}
+        return [
+            ev.DeviceFound(self.now(), info.name, info.capacity, info.context, info.max_width)
+            for info in self._devices.values()
+        ]
+
+    def now(self) -> float:
+        return time.monotonic()
+
+    def wake(self) -> None:
+        with contextlib.suppress(BlockingIOError, OSError):
+            os.write(self._wake_write, b"x")
+
+    # ---- instructions
+
+    def execute(self, instruction: do.Instruction, spec: TrialSpec | None = None) -> None:
+        if isinstance(instruction, do.StartTrial):
+            assert spec is not None
+            lane = self._lanes.get(instruction.lane)
+            if lane is not None:
+                self._trial_lane[instruction.trial] = lane
+                try:
+                    lane.start(spec)
+                except errors.NotPicklable as error:
+                    self._refuse(instruction.trial, error)
+        elif isinstance(instruction, do.StopTrial):
+            if instruction.trial in self._trial_lane:
+                self._trial_lane[instruction.trial].stop(instruction.trial)
+        elif isinstance(instruction, do.OpenLane):
+            self._open(instruction)
+        elif isinstance(instruction, do.ResizeLane):
+            if instruction.lane in self._lanes:
+                self._lanes[instruction.lane].resize(instruction.quota)
+        elif isinstance(instruction, do.CloseLane) and instruction.lane in self._lanes:
+            lane = self._lanes[instruction.lane]
+            if instruction.kill:
+                lane.kill()
+            else:
+                lane.exit()
+
+    def verdict(self, trial: int) -> None:
+        lane = self._trial_lane.get(trial)
+        if lane is not None:
+            lane.verdict(trial)
+
+    def _refuse(self, trial: int, error: errors.CotuneError) -> None:
+        self._pending.append(
+            ev.TrialEnded(
+                self.now(), trial, ev.Outcome.FAILED, error=type(error).__name__, detail=str(error), final=True
+            )
+        )
+        self.wake()
+
+    def _open(self, instruction: do.OpenLane) -> None:
+        info = self._devices[instruction.device]
+        options = LaneOptions(
+            lane=instruction.lane,
+            uuid=info.uuid,
+            cores=info.cores,
+            quota=instruction.quota,
+            threads=self._threads,
+            quantum=self._options.quantum,
+            lockstep=self._options.lockstep,
+            metric=self._options.metric,
+            log=self._folder / f"lane-{instruction.lane}.log",
+        )
+        lane = LaneHandle(self._spawn_zygote(), options)
+        self._lanes[lane.lane] = lane
+        self._selector.register(lane, selectors.EVENT_READ, lane)
+
+    def _spawn_zygote(self) -> Zygote:
+        if self._zygote is None:
+            self._zygote_up = False
+            self._zygote = Zygote(self._modules, self._blob, self._threads, self._folder / "zygote.log")
+            self._selector.register(self._zygote, selectors.EVENT_READ, self._zygote)
+        return self._zygote
+
+    # ---- events
+
+    def poll(self, timeout: float) -> list[ev.Event | Report]:
+        now = self.now()
+        wait = 0.0 if self._pending else max(0.0, min(timeout, self._watch_due - now))
+        for key, _ in self._selector.select(wait):
+            source = key.data
+            if isinstance(source, LaneHandle):
+                frames = source.receive()
+                if frames is None:
+                    # Its process is ending; the zygote will say how.
+                    self._selector.unregister(source)
+                else:
+                    self._decode(source, frames)
+            elif isinstance(source, Zygote):
+                self._hear_zygote(source)
+            else:
+                with contextlib.suppress(BlockingIOError):
+                    os.read(self._wake_read, 4096)
+        if self.now() >= self._watch_due:
+            self._watch()
+        happened, self._pending = self._pending, []
+        return happened
+
+    def _decode(self, lane: LaneHandle, frames: Iterable[tuple[int, bytes]]) -> None:
+        decoders, pending = self._decoders, self._pending
+        for kind, payload in frames:
+            pending.append(decoders[kind](lane, payload))
+
+    def _ready(self, lane: LaneHandle, payload: bytes) -> ev.Event:
+        context = wire.decode_int(payload)
+        if lane.options.uuid:
+            self._books(lane).context(lane.lane, context)
+        return ev.LaneReady(self.now(), lane.lane, context)
+
+    def _progress(self, lane: LaneHandle, payload: bytes) -> ev.Event:
+        trial, count, seconds, persistent, ephemeral, busy = wire.decode_progress(payload)
+        measured = None if math.isnan(busy) else busy
+        if lane.options.uuid:
+            books = self._books(lane)
+            books.held(lane.lane, persistent + ephemeral)
+            measured = books.utilization() if len(self._lanes) == 1 else None
+        return ev.IterationsDone(self.now(), trial, count, seconds, persistent, ephemeral, measured)
+
+    def _books(self, lane: LaneHandle) -> _GpuBooks:
+        return next(books for books in self._watches.values() if books.uuid == lane.options.uuid)
+
+    def _ended(self, lane: LaneHandle, payload: bytes) -> ev.Event:
+        trial, outcome, needed, name, detail, final = pickle.loads(payload)
+        self._trial_lane.pop(trial, None)
+        error = name if isinstance(getattr(errors, name, None), type) else "TrialFailed"
+        return ev.TrialEnded(self.now(), trial, ev.Outcome(outcome), needed, error, detail, final)
+
+    def _hear_zygote(self, zygote: Zygote) -> None:
+        message = zygote.receive()
+        if message is None:
+            self._zygote_died(zygote)
+            return
+        what, lane, value = message
+        if what == "up":
+            self._zygote_up = True
+        elif what == "gone" and lane in self._lanes:
+            self._lane_gone(self._lanes[lane], _describe(value, self._lanes[lane].options.log))
+
+    def _zygote_died(self, zygote: Zygote) -> None:
+        self._selector.unregister(zygote)
+        words = zygote.last_words()
+        # Lanes die with their zygote; what had left their process groups was its to kill and is not any more.
+        zygote.close()
+        self._zygote = None
+        if not self._zygote_up:
+            raise errors.RunError(
+                f"the process that forks lanes died at its start: {words or 'it said nothing'}",
+                hint=f"see {self._folder / 'zygote.log'}; importing what the trainable uses must work by itself",
+            )
+        for lane in list(self._lanes.values()):
+            self._lane_gone(lane, "the process that forks lanes was killed")
+
+    def _lane_gone(self, lane: LaneHandle, detail: str) -> None:
+        holder = lane.holder
+        with contextlib.suppress(KeyError):
+            self._selector.unregister(lane)
+        self._decode(lane, lane.drain())
+        lane.close()
+        del self._lanes[lane.lane]
+        for trial in [trial for trial, other in self._trial_lane.items() if other is lane]:
+            del self._trial_lane[trial]
+        for books in self._watches.values():
+            books.forget(lane.lane)
+        self._pending.append(ev.LaneLost(self.now(), lane.lane, holder, detail))
+
+    def _watch(self) -> None:
+        """Once a second: lanes that make no progress, and what others do to our devices."""
+        now = self.now()
+        self._watch_due = now + WATCH_EVERY
+        for lane in self._lanes.values():
+            seconds = lane.quiet_seconds()
+            if seconds > QUIET_AFTER:
+                self._pending.append(ev.LaneQuiet(now, lane.lane, lane.holder, seconds))
+        for name, books in self._watches.items():
+            capacity = books.changed_capacity()
+            if capacity is not None:
+                self._pending.append(ev.DeviceChanged(now, name, capacity))
+        self._pending.append(ev.Tick(now))
+
+    def close(self) -> None:
+        for lane in self._lanes.values():
+            lane.close()
+        self._lanes.clear()
+        if self._zygote is not None:
+            self._zygote.close()
+            self._zygote = None
+        for books in self._watches.values():
+            books.close()
+        self._selector.close()
+        for fd in (self._wake_read, self._wake_write):
+            with contextlib.suppress(OSError):
+                os.close(fd)
+
+
+class _GpuBooks:
+    """Which bytes of a GPU are not ours.
+
+    Told apart by what our lanes report, since NVML's per-process figures are blind across PID namespaces.
+    """
+
+    def __init__(self, info: DeviceInfo) -> None:
+        self.uuid = info.uuid
+        self._total = info.total
+        self._capacity = info.capacity
+        self._watch = cuda.GpuWatch(info.uuid)
+        self._contexts: dict[int, int] = {}
+        self._peaks: dict[int, int] = {}
+
+    def context(self, lane: int, count: int) -> None:
+        self._contexts[lane] = count
+
+    def held(self, lane: int, count: int) -> None:
+        self._peaks[lane] = max(self._peaks.get(lane, 0), count)
+
+    def forget(self, lane: int) -> None:
+        self._contexts.pop(lane, None)
+        self._peaks.pop(lane, None)
+
+    def utilization(self) -> float:
+        return self._watch.utilization()
+
+    def changed_capacity(self) -> int | None:
+        """The bytes open to us, if that changed enough to act on."""
+        ours = sum(self._contexts.values()) + sum(self._peaks.values())
+        others = max(0, self._watch.used() - ours)
+        capacity = max(0, self._total - others - cuda.RESERVE)
+        if abs(capacity - self._capacity) < CAPACITY_STEP:
+            return None
+        self._capacity = capacity
+        return capacity
+
+    def close(self) -> None:
+        self._watch.close()
+
+
+def _describe(status: int, log: Path) -> str:
+    """A wait status in words, with the last line the lane wrote."""
+    if os.WIFSIGNALED(status):
+        number = os.WTERMSIG(status)
+        try:
+            said = f"its lane process was killed by {signal.Signals(number).name}"
+        except ValueError:
+            said = f"its lane process was killed by signal {number}"
+    else:
+        said = f"its lane process ended with exit code {os.waitstatus_to_exitcode(status)}"
+    with contextlib.suppress(OSError):
+        lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        if lines:
+            said += f" ({lines[-1][:200]})"
+    return said

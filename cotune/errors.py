@@ -1,0 +1,112 @@
+"""Every error cotune raises.
+
+CotuneError                  what was wrong, with the value; `hint` says what to do
+├── InputError (ValueError)  something passed to cotune was wrong
+│   ├── SpaceError           the search space
+│   ├── DeviceError          no such device, or none at all
+│   ├── NotPicklable         the trainable or a config cannot travel to a lane
+│   └── MetricError          NaN or non-numeric metric
+│       └── UnknownMetric    the first report does not carry the run's metric
+├── RunError                 a run as a whole
+│   ├── RunNameInUse         a run of that name exists or is running
+│   └── StorageError         the run folder cannot be written or read
+├── TrialError               one trial
+│   ├── TrialFailed          the trainable raised
+│   ├── NoReport             the trainable ended without a report
+│   ├── TrialTooLarge        it does not fit an empty device
+│   ├── TrialOverdue         it did not reach an iteration boundary in time
+│   └── LaneDied             its process died under it
+└── NoResult                 asked for a result that no trial produced
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class CotuneError(Exception):
+    """Base of every error cotune raises.
+
+    Args:
+        message: What is wrong, with the offending value.
+        hint: What to do about it.
+    """
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message}\n  hint: {self.hint}" if self.hint else self.message
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), self.message, self.hint)
+
+
+def _rebuild(cls: type[CotuneError], message: str, hint: str) -> CotuneError:
+    return cls(message, hint=hint)
+
+
+class InputError(CotuneError, ValueError):
+    """An argument is wrong."""
+
+
+class SpaceError(InputError):
+    """The search space is wrong."""
+
+
+class DeviceError(InputError):
+    """A device was asked for that is not there."""
+
+
+class NotPicklable(InputError):
+    """The trainable or a config cannot be sent to a lane process."""
+
+
+class MetricError(InputError):
+    """A metric is NaN, or not a number."""
+
+
+class UnknownMetric(MetricError):
+    """The first report does not carry the run's metric: no other trial's will."""
+
+
+class RunError(CotuneError):
+    """A run as a whole cannot go on."""
+
+
+class RunNameInUse(RunError):
+    """A run of this name exists already, or is running now."""
+
+
+class StorageError(RunError):
+    """The run folder cannot be written or read."""
+
+
+class TrialError(CotuneError):
+    """One trial cannot go on."""
+
+
+class TrialFailed(TrialError):
+    """The trainable raised."""
+
+
+class NoReport(TrialError):
+    """The trainable ended without reporting anything."""
+
+
+class TrialTooLarge(TrialError):
+    """The trial does not fit an empty device."""
+
+
+class TrialOverdue(TrialError):
+    """The trial did not reach an iteration boundary in time."""
+
+
+class LaneDied(TrialError):
+    """The lane process died under the trial, repeatedly."""
+
+
+class NoResult(CotuneError):
+    """A result was asked for that no trial produced."""

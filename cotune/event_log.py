@@ -1,0 +1,101 @@
+"""The events file of a run: append-only JSON lines, from which a run is resumed."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from cotune.errors import StorageError
+
+VERSION = 1
+
+
+class EventLog:
+    """Writes events; what was flushed survives the death of this process.
+
+    Args:
+        path: The file, made if it is not there; a torn last line is cut off.
+
+    Raises:
+        StorageError: It cannot be opened or written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._lines: list[bytes] = []
+        try:
+            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            self._cut_torn_line()
+        except OSError as error:
+            raise self._error(error) from error
+
+    def write(self, event: str, time: float, **fields: Any) -> None:
+        record = {"event": event, "time": round(time, 6), **fields}
+        self._lines.append(json.dumps(record, separators=(",", ":"), default=str).encode() + b"\n")
+
+    def write_line(self, line: bytes) -> None:
+        """Adds an event that is encoded already."""
+        self._lines.append(line)
+
+    def flush(self) -> None:
+        """Hands everything to the operating system in one call."""
+        if not self._lines:
+            return
+        data, self._lines = b"".join(self._lines), []
+        try:
+            while data:
+                data = data[os.write(self._fd, data) :]
+        except OSError as error:
+            raise self._error(error) from error
+
+    def close(self) -> None:
+        try:
+            self.flush()
+        finally:
+            os.close(self._fd)
+
+    def _cut_torn_line(self) -> None:
+        size = os.fstat(self._fd).st_size
+        end = size
+        while end > 0:
+            start = max(0, end - 65536)
+            newline = os.pread(self._fd, end - start, start).rfind(b"\n")
+            if newline >= 0:
+                end = start + newline + 1
+                break
+            end = start
+        if end < size:
+            os.ftruncate(self._fd, end)
+
+    def _error(self, error: OSError) -> StorageError:
+        return StorageError(
+            f"cannot write {self._path}: {error.strerror or error}",
+            hint="make room or choose another folder with storage=; what was written stays, resume=True goes on from it",
+        )
+
+
+def read_events(path: Path) -> Iterator[tuple[dict[str, Any], bytes]]:
+    """The events of a file with their lines, up to a torn last one.
+
+    Raises:
+        StorageError: It cannot be read, or is not an events file.
+    """
+    try:
+        with open(path, "rb") as file:
+            for number, line in enumerate(file, start=1):
+                if not line.endswith(b"\n"):
+                    return
+                try:
+                    event = json.loads(line)
+                    event["event"], event["time"]
+                except (ValueError, KeyError, TypeError) as error:
+                    raise StorageError(
+                        f"line {number} of {path} is not an event: {line[:80]!r}",
+                        hint="the file was changed by something else; remove the run folder or choose another name=",
+                    ) from error
+                yield event, line
+    except OSError as error:
+        raise StorageError(f"cannot read {path}: {error.strerror or error}", hint="check storage= and name=") from error

@@ -1,0 +1,66 @@
+"""The brain: order, placement, lane sizes. A pure state machine."""
+
+from cotune.packer.events import (
+    DeviceChanged,
+    DeviceFound,
+    DeviceLost,
+    Event,
+    IterationsDone,
+    LaneHolds,
+    LaneLost,
+    LaneQuiet,
+    LaneReady,
+    LaneResized,
+    Outcome,
+    Tick,
+    TrialAdded,
+    TrialEnded,
+    TrialWithdrawn,
+)
+from cotune.packer.instructions import (
+    CloseLane,
+    ConcludeTrial,
+    Instruction,
+    OpenLane,
+    ResizeLane,
+    RetryTrial,
+    StartTrial,
+    StopTrial,
+)
+from cotune.packer.packer import Packer, PackerOptions
+from cotune.packer.policies import Policy, make_policy
+from cotune.packer.snapshot import DeviceView, LaneView, PackerView, WaitingView
+
+__all__ = [
+    "CloseLane",
+    "ConcludeTrial",
+    "DeviceChanged",
+    "DeviceFound",
+    "DeviceLost",
+    "DeviceView",
+    "Event",
+    "Instruction",
+    "IterationsDone",
+    "LaneHolds",
+    "LaneLost",
+    "LaneQuiet",
+    "LaneReady",
+    "LaneResized",
+    "LaneView",
+    "OpenLane",
+    "Outcome",
+    "Packer",
+    "PackerOptions",
+    "PackerView",
+    "Policy",
+    "ResizeLane",
+    "RetryTrial",
+    "StartTrial",
+    "StopTrial",
+    "Tick",
+    "TrialAdded",
+    "TrialEnded",
+    "TrialWithdrawn",
+    "WaitingView",
+    "make_policy",
+]

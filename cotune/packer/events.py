@@ -1,0 +1,176 @@
+"""What happened: everything the brain is told. Each event carries its time, in seconds of any steady clock."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class Outcome(StrEnum):
+    """How one attempt at a trial ended."""
+
+    DONE = "done"
+    STOPPED = "stopped"
+    FAILED = "failed"
+    OUT_OF_MEMORY = "out_of_memory"
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    time: float
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceFound(Event):
+    """A device may be used from now on.
+
+    Attributes:
+        device: Its identity.
+        capacity: Bytes all lanes on it may hold together.
+        context: Bytes a lane costs before any trial, a first guess until a lane has measured it.
+        max_width: More lanes than this never pay (cores of a CPU device, client limit of a GPU).
+    """
+
+    device: str
+    capacity: int
+    context: int = 0
+    max_width: int = 16
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceChanged(Event):
+    """The bytes open to us changed, because others took or returned memory."""
+
+    device: str
+    capacity: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceLost(Event):
+    """The device is gone, with all its lanes."""
+
+    device: str
+
+
+@dataclass(frozen=True, slots=True)
+class TrialAdded(Event):
+    """A trial wants to run.
+
+    Attributes:
+        trial: Its number.
+        kind: Trials of one kind have comparable demands (the trainable's name).
+        features: Numeric hyperparameters, from which the demand is predicted.
+        priority: Higher goes first, before everything the policy looks at.
+        max_steps: Iterations it will run, where that is declared.
+    """
+
+    trial: int
+    kind: str = ""
+    features: Mapping[str, float] = field(default_factory=dict)
+    priority: float = 0.0
+    max_steps: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TrialWithdrawn(Event):
+    """Nobody wants the trial any more: a pruner, the user or the time budget said so."""
+
+    trial: int
+
+
+@dataclass(frozen=True, slots=True)
+class LaneReady(Event):
+    """The lane's process is up and holds `context` bytes of its own."""
+
+    lane: int
+    context: int
+
+
+@dataclass(frozen=True, slots=True)
+class LaneResized(Event):
+    """The lane's quota is now `quota`; after a shrink, what it let go is free from here on."""
+
+    lane: int
+    quota: int
+
+
+@dataclass(frozen=True, slots=True)
+class LaneHolds(Event):
+    """What the lane holds for no trial in particular.
+
+    Attributes:
+        shared: Bytes of objects shared by its trials (`cotune.shared`).
+        residue: Bytes ended trials left behind.
+        tainted: It should take no further trial (a child process or thread of a trial lives on).
+    """
+
+    lane: int
+    shared: int
+    residue: int
+    tainted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LaneQuiet(Event):
+    """No trial in the lane reached an iteration boundary for `seconds`; `holder` has the turn."""
+
+    lane: int
+    holder: int | None
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class LaneLost(Event):
+    """The lane's process is gone, and its bytes are free; `holder` had the turn, `detail` says how it went."""
+
+    lane: int
+    holder: int | None = None
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class IterationsDone(Event):
+    """A trial went on; sent now and then, not at every iteration.
+
+    Attributes:
+        trial: Its number.
+        count: Iterations since the last such event.
+        seconds: Time they took, turns of others left out.
+        persistent: Bytes it holds now.
+        ephemeral: Peak bytes above `persistent` since the last such event.
+        busy: Share of the device's time they used, or None.
+    """
+
+    trial: int
+    count: int
+    seconds: float
+    persistent: int
+    ephemeral: int
+    busy: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TrialEnded(Event):
+    """An attempt at a trial is over and its thread has unwound.
+
+    Attributes:
+        trial: Its number.
+        outcome: How it ended.
+        needed: After out-of-memory, the bytes it held plus those it was refused; None if not known.
+        error: Name of the class in `cotune.errors` that says why it failed.
+        detail: The error, in a line.
+        final: A failure that another attempt would only repeat.
+    """
+
+    trial: int
+    outcome: Outcome
+    needed: int | None = None
+    error: str = "TrialFailed"
+    detail: str = ""
+    final: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Tick(Event):
+    """Time passed."""

@@ -1,0 +1,80 @@
+"""What to do: everything the brain asks of a body, or tells its owner."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cotune.demand import Demand
+from cotune.packer.events import Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class Instruction:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class OpenLane(Instruction):
+    """Start a lane process on a device that may hold `quota` bytes, its own context included."""
+
+    lane: int
+    device: str
+    quota: int
+
+
+@dataclass(frozen=True, slots=True)
+class ResizeLane(Instruction):
+    """Change a lane's quota; each one is answered by one `LaneResized`, in order, a growth too."""
+
+    lane: int
+    quota: int
+
+
+@dataclass(frozen=True, slots=True)
+class CloseLane(Instruction):
+    """End a lane process, at once if `kill`; answered by `LaneLost`."""
+
+    lane: int
+    kill: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StartTrial(Instruction):
+    """Begin the next attempt at a trial in a lane, from its last checkpoint; answered by `TrialEnded`."""
+
+    trial: int
+    lane: int
+
+
+@dataclass(frozen=True, slots=True)
+class StopTrial(Instruction):
+    """Stop a trial at its next iteration boundary; answered by `TrialEnded`."""
+
+    trial: int
+
+
+@dataclass(frozen=True, slots=True)
+class RetryTrial(Instruction):
+    """For the owner's information: the attempt is over, the trial waits for another one."""
+
+    trial: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ConcludeTrial(Instruction):
+    """For the owner: the trial is over for good.
+
+    Attributes:
+        trial: Its number.
+        outcome: `DONE`, `STOPPED` or `FAILED`.
+        error: Name of the class in `cotune.errors` that says why, if it failed.
+        reason: Why, with figures.
+        demand: What was measured of it, over all attempts.
+    """
+
+    trial: int
+    outcome: Outcome
+    error: str = ""
+    reason: str = ""
+    demand: Demand | None = None

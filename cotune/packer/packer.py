@@ -1,0 +1,608 @@
+"""The brain: what happened goes in, what to do comes out.
+
+No I/O, no threads, no clock: time comes with the events, so a simulator on a virtual clock, a test and a cluster
+run exactly this code. One `handle()` call brings the state up to date and then places as many waiting trials as fit.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from cotune.demand import Demand, format_bytes
+from cotune.packer import events as ev
+from cotune.packer import instructions as do
+from cotune.packer.events import Outcome
+from cotune.packer.fitting import Fitting, Place, Shortage, needed, resident_demands
+from cotune.packer.policies import Makespan, Policy, Waiting
+from cotune.packer.prediction import KindModel
+from cotune.packer.snapshot import DeviceView, LaneView, PackerView, WaitingView
+from cotune.packer.state import Device, Lane, Trial
+from cotune.packer.width import WidthControl
+
+PROBE_ITERATIONS = 2
+LEAK_GROWTH = 64 << 20
+STOP_GRACE = 5.0
+STOP_GRACE_SHARED = 30.0
+OVERDUE_FLOOR = 1800.0
+
+
+@dataclass(frozen=True, slots=True)
+class PackerOptions:
+    """The brain's settings.
+
+    Attributes:
+        width: Lanes per device, or None to find it.
+        residents: Trials that may share a lane by turns.
+        policy: The order in which waiting trials are tried.
+        max_failures: How often a trial that raised is tried again.
+        iteration_timeout: Seconds between two iteration boundaries after which a trial is overdue; None for half
+            an hour or 20 times its longest iteration, whichever is more, once three iterations were seen.
+        patience: How many trials may overtake a trial that does not fit before a device is kept free for it.
+    """
+
+    width: int | None = None
+    residents: int = 1
+    policy: Policy = field(default_factory=Makespan)
+    max_failures: int = 0
+    iteration_timeout: float | None = None
+    patience: int = 8
+
+
+class Packer:
+    """Decides which trial runs where, in which lane, with which quota, and what happens when that goes wrong."""
+
+    def __init__(self, options: PackerOptions | None = None) -> None:
+        self._options = options or PackerOptions()
+        self._fitting = Fitting(self._options.residents)
+        self._devices: dict[str, Device] = {}
+        self._with_seat: dict[str, Device] = {}
+        self._reserved: Device | None = None
+        self._lanes: dict[int, Lane] = {}
+        self._trials: dict[int, Trial] = {}
+        self._queue: list[tuple[tuple[float, ...], int, Trial]] = []
+        self._keys: dict[int, tuple[float, ...]] = {}
+        self._queue_version = -1
+        self._models: dict[str, KindModel] = {}
+        self._arrivals = 0
+        self._lane_count = 0
+        self._out: list[do.Instruction] = []
+        self._handlers: dict[type[ev.Event], Callable[[Any], None]] = {
+            ev.DeviceFound: self._device_found,
+            ev.DeviceChanged: self._device_changed,
+            ev.DeviceLost: self._device_lost,
+            ev.TrialAdded: self._trial_added,
+            ev.TrialWithdrawn: self._trial_withdrawn,
+            ev.LaneReady: self._lane_ready,
+            ev.LaneResized: self._lane_resized,
+            ev.LaneHolds: self._lane_holds,
+            ev.LaneQuiet: self._lane_quiet,
+            ev.LaneLost: self._lane_lost,
+            ev.IterationsDone: self._iterations_done,
+            ev.TrialEnded: self._trial_ended,
+            ev.Tick: self._tick,
+        }
+
+    def handle(self, event: ev.Event) -> list[do.Instruction]:
+        """Takes in what happened and returns what to do, in order.
+
+        Events about lanes and trials that are gone already are ignored: a body may report late.
+        """
+        self._out = []
+        self._handlers[type(event)](event)
+        self._place_waiting()
+        return self._out
+
+    # ---- queries, no side effect
+
+    @property
+    def unfinished(self) -> int:
+        """Trials that are waiting or running."""
+        return len(self._trials)
+
+    @property
+    def waiting(self) -> int:
+        return len(self._queue)
+
+    @property
+    def seats(self) -> int:
+        """How many more trials could run at once as far as lanes go; memory may allow fewer."""
+        per_lane = self._options.residents
+        total = 0
+        for device in self._devices.values():
+            total += max(0, device.width.width - device.active) * per_lane
+            total += sum(per_lane - len(lane.residents) for lane in device.lanes.values() if lane.residents)
+        return total
+
+    @property
+    def breadth(self) -> int:
+        """Trials that run at once when every lane is taken."""
+        return sum(device.width.width for device in self._devices.values()) * self._options.residents
+
+    def lane_of(self, trial: int) -> tuple[int, str] | None:
+        """The lane and device a trial runs in."""
+        lane = self._trials[trial].lane if trial in self._trials else None
+        return (lane.id, lane.device.name) if lane else None
+
+    def demand_of(self, trial: int) -> Demand | None:
+        """What an unfinished trial was measured to need."""
+        return self._trials[trial].demand if trial in self._trials else None
+
+    def why_waiting(self, trial: int) -> str | None:
+        """Why a trial waits, with figures; None if it does not."""
+        state = self._trials.get(trial)
+        return (state.blocked or "its turn has not come") if state and state.lane is None else None
+
+    def snapshot(self, max_waiting: int = 8) -> PackerView:
+        devices = tuple(
+            DeviceView(
+                device.name,
+                device.capacity,
+                device.held,
+                device.width.width,
+                tuple(
+                    LaneView(lane.id, device.name, lane.quota, tuple(lane.residents), lane.ready)
+                    for lane in device.lanes.values()
+                ),
+            )
+            for device in self._devices.values()
+        )
+        waiting = tuple(
+            WaitingView(trial.id, trial.blocked or "its turn has not come") for _, _, trial in self._queue[:max_waiting]
+        )
+        return PackerView(devices, waiting, len(self._queue))
+
+    # ---- devices
+
+    def _device_found(self, event: ev.DeviceFound) -> None:
+        if event.device in self._devices:
+            return self._device_changed(ev.DeviceChanged(event.time, event.device, event.capacity))
+        width = WidthControl(limit=event.max_width, fixed=self._options.width)
+        device = Device(event.device, event.capacity, event.context, width, full=event.capacity)
+        self._devices[event.device] = device
+        self._note_largest()
+        self._touch(device)
+
+    def _device_changed(self, event: ev.DeviceChanged) -> None:
+        device = self._devices.get(event.device)
+        if device is None:
+            return
+        device.capacity = event.capacity
+        device.full = max(device.full, device.capacity)
+        self._note_largest()
+        self._touch(device)
+
+    def _device_lost(self, event: ev.DeviceLost) -> None:
+        device = self._devices.pop(event.device, None)
+        if device is None:
+            return
+        self._note_largest()
+        if self._reserved is device:
+            self._reserved = None
+        for lane in list(device.lanes.values()):
+            for trial in self._forget(lane):
+                self._retry_or_stop(trial, f"{event.device} is gone")
+        self._touch(device)
+        if not self._devices:
+            for trial in list(self._trials.values()):
+                self._conclude(trial, Outcome.FAILED, "DeviceError", f"{event.device}, the last device, is gone")
+
+    def _note_largest(self) -> None:
+        self._fitting.largest = max((device.full for device in self._devices.values()), default=0)
+
+    def _touch(self, device: Device) -> None:
+        """To be called after every change to a device: keeps the books that are derived from it."""
+        if device.name not in self._devices:
+            self._with_seat.pop(device.name, None)
+            return
+        if device.held > device.capacity:
+            self._reclaim(device, device.held - device.capacity, partly=True)
+        if self._fitting.has_seat(device):
+            self._with_seat[device.name] = device
+        else:
+            self._with_seat.pop(device.name, None)
+
+    # ---- trials
+
+    def _trial_added(self, event: ev.TrialAdded) -> None:
+        if event.trial in self._trials:
+            return
+        trial = Trial(event.trial, self._arrivals, event.kind, event.features, event.priority, event.max_steps)
+        self._arrivals += 1
+        self._trials[trial.id] = trial
+        self._enqueue(trial)
+
+    def _trial_withdrawn(self, event: ev.TrialWithdrawn) -> None:
+        trial = self._trials.get(event.trial)
+        if trial is None or trial.withdrawn_at is not None:
+            return
+        trial.withdrawn_at = event.time
+        if trial.lane is None:
+            self._conclude(trial, Outcome.STOPPED, reason="withdrawn before it ran")
+        else:
+            self._out.append(do.StopTrial(trial.id))
+
+    def _iterations_done(self, event: ev.IterationsDone) -> None:
+        trial = self._trials.get(event.trial)
+        if trial is None or trial.lane is None:
+            return
+        lane, device = trial.lane, trial.lane.device
+        trial.iterations += event.count
+        trial.seconds += event.seconds
+        if event.count:
+            trial.longest = max(trial.longest, event.seconds / event.count)
+        before = trial.seen or Demand(0, 0)
+        trial.seen = Demand(
+            max(before.persistent, event.persistent),
+            max(before.ephemeral, event.ephemeral),
+            before.busy if event.busy is None else event.busy,
+        )
+        if trial.iterations >= PROBE_ITERATIONS:
+            self._believe(trial, lane)
+        device.width.measured(trial.id, event.count, event.seconds, device.active)
+        device.width.review(device.active, bool(self._queue))
+        self._touch(device)
+
+    def _believe(self, trial: Trial, lane: Lane) -> None:
+        """Takes what was seen of a trial for its demand, and acts on it."""
+        before, trial.demand = trial.demand, trial.seen
+        if trial.demand is None:
+            return
+        if before is None or trial.demand.peak != before.peak:
+            self._model(trial).observe_demand(trial.id, trial.features, trial.demand)
+        if lane.device.active == 1 and len(lane.residents) == 1:
+            lane.device.width.guess(trial.demand.busy)
+        if not lane.is_probing and not lane.closing:
+            self._ensure(lane, lane.need(resident_demands(lane)))
+
+    def _trial_ended(self, event: ev.TrialEnded) -> None:
+        trial = self._trials.get(event.trial)
+        if trial is None or trial.lane is None:
+            return
+        lane = trial.lane
+        if event.outcome in (Outcome.DONE, Outcome.STOPPED):
+            self._believe(trial, lane)
+        self._leave(trial)
+        if event.outcome is Outcome.DONE:
+            if trial.seconds > 0:
+                self._model(trial).observe_seconds(trial.id, trial.features, trial.seconds)
+            self._conclude(trial, Outcome.DONE)
+        elif event.outcome is Outcome.STOPPED or trial.withdrawn_at is not None:
+            self._retry_or_stop(trial, "stopped by nobody we know")
+        elif event.outcome is Outcome.OUT_OF_MEMORY:
+            self._out_of_memory(trial, lane, event)
+        else:
+            self._failed(trial, event.error, event.detail, event.final)
+        lane.served = True
+        self._recycle(lane)
+        self._touch(lane.device)
+
+    def _failed(self, trial: Trial, error: str, reason: str, final: bool = False) -> None:
+        trial.failures += 1
+        if final or trial.failures > self._options.max_failures:
+            self._conclude(trial, Outcome.FAILED, error, reason)
+        else:
+            self._retry_or_stop(trial, reason)
+
+    def _out_of_memory(self, trial: Trial, lane: Lane, event: ev.TrialEnded) -> None:
+        others = sum(other.demand.persistent for other in lane.residents.values() if other.demand)
+        had = max(0, lane.asked - lane.base - others)
+        trial.out_of_memories += 1
+        trial.floor = max(trial.floor, had + had // 2, event.needed or 0)
+        largest = max((device.full - device.context for device in self._devices.values()), default=0)
+        figures = (
+            f"it needs {format_bytes(max(event.needed or 0, had))} or more; "
+            f"it had {format_bytes(had)} in a lane of {format_bytes(lane.asked)}; "
+            f"the largest device leaves {format_bytes(largest)} to one trial"
+        )
+        whole = lane.asked >= lane.device.capacity and self._fitting.is_whole(lane.asked)
+        if trial.had_all and whole and not lane.residents and (trial.alone or not lane.residue):
+            self._conclude(trial, Outcome.FAILED, "TrialTooLarge", figures)
+            return
+        expected = trial.demand or self._model(trial).demand(trial.features)
+        trial.alone = trial.alone or trial.out_of_memories > 1 or expected is None
+        learnt = trial.with_floor(expected or Demand(0, 0))
+        self._model(trial).observe_demand(trial.id, trial.features, learnt)
+        self._retry_or_stop(trial, f"out of memory: {figures}")
+
+    def _retry_or_stop(self, trial: Trial, reason: str) -> None:
+        if trial.withdrawn_at is not None:
+            self._conclude(trial, Outcome.STOPPED, reason="withdrawn")
+            return
+        trial.iterations, trial.seconds = 0, 0.0
+        self._enqueue(trial)
+        self._out.append(do.RetryTrial(trial.id, reason))
+
+    def _conclude(self, trial: Trial, outcome: Outcome, error: str = "", reason: str = "") -> None:
+        self._dequeue(trial)
+        del self._trials[trial.id]
+        self._unreserve(trial)
+        self._out.append(do.ConcludeTrial(trial.id, outcome, error, reason, trial.seen))
+
+    # ---- lanes
+
+    def _lane_ready(self, event: ev.LaneReady) -> None:
+        lane = self._lanes.get(event.lane)
+        if lane is None:
+            return
+        lane.ready = True
+        grown = event.context - lane.context
+        lane.context = event.context
+        lane.device.context = max(lane.device.context, event.context)
+        # A guess that was too low must not eat into what the trial was promised.
+        if grown > 0 and lane.residents and not lane.closing:
+            self._ensure(lane, lane.asked + grown)
+        self._touch(lane.device)
+
+    def _lane_resized(self, event: ev.LaneResized) -> None:
+        """Only the answer to the last resize says what the lane may hold from now on."""
+        lane = self._lanes.get(event.lane)
+        if lane is None or lane.unanswered == 0:
+            return
+        lane.unanswered -= 1
+        if lane.unanswered or lane.asked >= lane.quota:
+            return
+        quota = min(event.quota, lane.quota)
+        if quota > lane.asked:
+            lane.least = quota
+        lane.device.held -= lane.quota - quota
+        lane.quota = lane.asked = quota
+        self._touch(lane.device)
+
+    def _lane_holds(self, event: ev.LaneHolds) -> None:
+        lane = self._lanes.get(event.lane)
+        if lane is None:
+            return
+        lane.shared, lane.residue = event.shared, event.residue
+        lane.device.shared = max(lane.device.shared, event.shared)
+        if lane.first_residue is None and lane.served:
+            lane.first_residue = event.residue
+        grown = 0 if lane.first_residue is None else event.residue - lane.first_residue
+        leaked = grown > LEAK_GROWTH or event.residue > lane.device.full // 4
+        lane.retiring = lane.retiring or event.tainted or leaked
+        self._recycle(lane)
+        self._touch(lane.device)
+
+    def _lane_quiet(self, event: ev.LaneQuiet) -> None:
+        lane = self._lanes.get(event.lane)
+        trial = self._trials.get(event.holder) if event.holder is not None else None
+        if lane is None or trial is None or trial.lane is not lane:
+            return
+        limit = self._options.iteration_timeout
+        if limit is None and trial.iterations >= 3:
+            limit = max(OVERDUE_FLOOR, 20 * trial.longest)
+        if limit is not None and event.seconds > limit:
+            self._kill(lane, trial)
+
+    def _tick(self, event: ev.Tick) -> None:
+        for lane in list(self._lanes.values()):
+            for trial in lane.residents.values():
+                if trial.withdrawn_at is None or lane.closing:
+                    continue
+                grace = STOP_GRACE if len(lane.residents) == 1 else STOP_GRACE_SHARED
+                if event.time - trial.withdrawn_at > max(grace, 3 * trial.longest):
+                    self._kill(lane, trial)
+                    break
+
+    def _kill(self, lane: Lane, trial: Trial) -> None:
+        if not lane.closing:
+            lane.closing, lane.overdue = True, trial.id
+            self._out.append(do.CloseLane(lane.id, kill=True))
+            self._touch(lane.device)
+
+    def _lane_lost(self, event: ev.LaneLost) -> None:
+        lane = self._lanes.get(event.lane)
+        if lane is None:
+            return
+        residents = self._forget(lane)
+        self._touch(lane.device)
+        for trial in residents:
+            if trial.id == lane.overdue and trial.withdrawn_at is None:
+                reason = f"no iteration boundary in time (longest before: {trial.longest:.1f} s)"
+                self._failed(trial, "TrialOverdue", reason)
+            elif lane.closing or trial.withdrawn_at is not None:
+                self._retry_or_stop(trial, "its lane was closed")
+            else:
+                self._survived_crash(trial, event.detail or "its lane process died")
+
+    def _survived_crash(self, trial: Trial, detail: str) -> None:
+        trial.lane_deaths += 1
+        trial.solo = trial.solo or trial.lane_deaths >= 2
+        if trial.lane_deaths >= 3:
+            self._conclude(trial, Outcome.FAILED, "LaneDied", f"three lane processes died under it; last: {detail}")
+        else:
+            self._retry_or_stop(trial, detail)
+
+    def _forget(self, lane: Lane) -> list[Trial]:
+        residents = list(lane.residents.values())
+        for trial in residents:
+            trial.lane = None
+        lane.device.held -= lane.quota
+        del self._lanes[lane.id]
+        del lane.device.lanes[lane.id]
+        return residents
+
+    def _leave(self, trial: Trial) -> None:
+        if trial.lane is not None:
+            trial.lane.least = 0
+            del trial.lane.residents[trial.id]
+            trial.lane = None
+
+    def _recycle(self, lane: Lane) -> None:
+        if lane.retiring and not lane.residents and not lane.closing and lane.id in self._lanes:
+            self._close(lane)
+
+    def _close(self, lane: Lane) -> None:
+        lane.closing = True
+        self._out.append(do.CloseLane(lane.id))
+
+    def _resize(self, lane: Lane, quota: int) -> None:
+        """Grows take effect in the books at once, shrinks when the lane confirms them."""
+        if quota == lane.asked:
+            return
+        lane.asked = quota
+        lane.unanswered += 1
+        if quota > lane.quota:
+            lane.device.held += quota - lane.quota
+            lane.quota = quota
+        self._out.append(do.ResizeLane(lane.id, quota))
+
+    def _ensure(self, lane: Lane, quota: int) -> None:
+        """Gives the lane at least this quota, where there is room for it."""
+        if lane.asked < quota <= lane.quota + max(lane.device.free, 0):
+            self._resize(lane, quota)
+
+    def _reclaim(self, device: Device, wanted: int, keep: Lane | None = None, partly: bool = False) -> bool:
+        """Asks lanes other than `keep` for bytes they do not need.
+
+        Returns:
+            Whether that, with what is under way, yields `wanted` bytes; if not, and less is not wanted either,
+            nothing is asked for.
+        """
+        lanes = [lane for lane in device.lanes.values() if lane is not keep]
+        under_way = sum(lane.quota if lane.closing else lane.quota - lane.asked for lane in lanes)
+        slacks = {lane.id: self._fitting.slack(lane) for lane in lanes}
+        idle = [lane for lane in device.idle if lane is not keep]
+        possible = under_way + sum(slacks.values()) + sum(lane.asked - slacks[lane.id] for lane in idle)
+        if possible < wanted and not partly:
+            return False
+        for lane in sorted(lanes, key=lambda lane: -slacks[lane.id]):
+            if under_way < wanted and slacks[lane.id]:
+                self._resize(lane, lane.quota - slacks[lane.id])
+                under_way += slacks[lane.id]
+        for lane in idle:
+            if under_way < wanted:
+                under_way += lane.asked
+                self._close(lane)
+        return possible >= wanted
+
+    # ---- order and placement
+
+    def _model(self, trial: Trial) -> KindModel:
+        return self._models.setdefault(trial.kind, KindModel())
+
+    def _expected(self, trial: Trial) -> Demand | None:
+        """What to set aside for the trial; None if it must be probed."""
+        if trial.demand is not None:
+            return needed(trial, trial.demand)
+        predicted = self._model(trial).demand(trial.features)
+        return needed(trial, predicted) if predicted else None
+
+    def _enqueue(self, trial: Trial) -> None:
+        key = self._key(trial)
+        self._keys[trial.id] = key
+        insort(self._queue, (key, trial.arrival, trial))
+
+    def _dequeue(self, trial: Trial) -> None:
+        key = self._keys.pop(trial.id, None)
+        if key is not None:
+            del self._queue[bisect_left(self._queue, (key, trial.arrival), key=lambda entry: entry[:2])]
+
+    def _key(self, trial: Trial) -> tuple[float, ...]:
+        expected = self._expected(trial)
+        waiting = Waiting(
+            trial.id,
+            trial.arrival,
+            self._model(trial).seconds(trial.features) if self._options.policy.uses_predictions else None,
+            expected.peak if expected else None,
+        )
+        return (-trial.priority, *self._options.policy.key(waiting))
+
+    def _sort_again(self) -> None:
+        """Brings the order up to date when the predictions behind it have changed."""
+        version = sum(model.version for model in self._models.values())
+        if version != self._queue_version and self._options.policy.uses_predictions:
+            self._queue_version = version
+            trials = [trial for _, _, trial in self._queue]
+            self._queue = []
+            for trial in trials:
+                self._enqueue(trial)
+
+    def _candidates(self, trial: Trial) -> list[Device]:
+        """Devices with a seat, less those kept free for another trial."""
+        return [device for device in self._with_seat.values() if device.reserved_for in (None, trial)]
+
+    def _place_waiting(self) -> None:
+        if not self._queue or not self._with_seat:
+            return
+        self._sort_again()
+        self._check_reservation()
+        first_blocked: Trial | None = None
+        unprobed: set[str] = set()
+        for _, _, trial in list(self._queue):
+            if not self._with_seat:
+                break
+            devices = self._candidates(trial)
+            if not devices:
+                trial.blocked = "a device is kept free for a trial that has waited longer"
+                continue
+            demand = self._expected(trial)
+            if demand is None and trial.kind in unprobed:
+                continue
+            trial.oversized = demand is not None and self._exceeds_all(demand)
+            found = self._fitting.find(trial, demand, devices)
+            if isinstance(found, Place):
+                self._start(trial, found)
+                if first_blocked is not None:
+                    first_blocked.overtaken += 1
+                continue
+            trial.blocked = found.reason
+            if demand is None:
+                unprobed.add(trial.kind)
+            self._make_room(trial, found)
+            first_blocked = first_blocked or trial
+        if first_blocked is not None:
+            self._reserve(first_blocked)
+
+    def _exceeds_all(self, demand: Demand) -> bool:
+        """Such a trial gets a device for itself to prove it."""
+        return all(d.context + d.shared + demand.peak > d.full for d in self._devices.values())
+
+    def _make_room(self, trial: Trial, shortage: Shortage) -> None:
+        for place in shortage.places:
+            if self._reclaim(place.device, place.missing, keep=place.lane):
+                trial.blocked = f"{shortage.reason}; it is being freed"
+                return
+
+    def _reserve(self, trial: Trial) -> None:
+        """Keeps a device free for a trial that others have overtaken too often."""
+        if trial.overtaken < self._options.patience or self._reserved is not None:
+            return
+        demand = self._expected(trial)
+        able = [device for device in self._devices.values() if self._fitting.suits(trial, demand, device)]
+        if able:
+            self._reserved = max(able, key=lambda d: (d.capacity if trial.wants_all else 0, d.free, -d.active))
+            self._reserved.reserved_for = trial
+
+    def _check_reservation(self) -> None:
+        """Lets go of a device that would no longer do for the trial it is kept free for."""
+        trial = self._reserved.reserved_for if self._reserved else None
+        if self._reserved and trial and not self._fitting.suits(trial, self._expected(trial), self._reserved):
+            self._unreserve(trial)
+
+    def _unreserve(self, trial: Trial) -> None:
+        if self._reserved is not None and self._reserved.reserved_for is trial:
+            self._reserved.reserved_for = None
+            self._reserved = None
+
+    def _start(self, trial: Trial, place: Place) -> None:
+        device, lane = place.device, place.lane
+        if lane is None:
+            self._lane_count += 1
+            lane = Lane(self._lane_count, device, place.quota, place.quota, device.context)
+            self._lanes[lane.id] = device.lanes[lane.id] = lane
+            device.held += lane.quota
+            self._out.append(do.OpenLane(lane.id, device.name, lane.quota))
+        else:
+            self._resize(lane, place.quota)
+        self._dequeue(trial)
+        self._unreserve(trial)
+        trial.overtaken, trial.blocked = 0, ""
+        trial.had_all = lane.asked >= device.capacity and not lane.residents and not lane.residue
+        trial.lane = lane
+        lane.least = 0
+        lane.residents[trial.id] = trial
+        self._out.append(do.StartTrial(trial.id, lane.id))
+        self._touch(device)

@@ -1,0 +1,137 @@
+"""Predicting what a trial needs from what trials like it were measured to need."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from cotune.demand import Demand
+
+QUANTILE = 0.95
+MARGIN = 1.05
+MAX_SAMPLES = 512
+TINY = 1e-12
+HUGE = 1e100
+
+
+class Prediction:
+    """An upper estimate of one positive quantity from numeric features.
+
+    A log-linear ridge regression; its margin is the 95% quantile of its own residuals, so a quantity that the
+    features explain badly is estimated generously. With too few samples for that: the largest value seen.
+    (Horus, TPDS'21, section 4, shows FLOPs, parameters and batch size, all products of hyperparameters, to
+    carry memory; a product is linear in logarithms.)
+    """
+
+    def __init__(self) -> None:
+        self.version = 0
+        self._samples: dict[int, tuple[Mapping[str, float], float]] = {}
+        self._terms: list[_Term] | None = None
+        self._base = 0.0
+        self._margin = 0.0
+        self._fitted_on = 0
+        self._largest = 0.0
+
+    def observe(self, trial: int, features: Mapping[str, float], value: float) -> None:
+        """Notes a measurement; a later one of the same trial replaces it."""
+        value = max(value, 1e-9)
+        before = self._samples.get(trial)
+        self._samples[trial] = (features, value)
+        if before is None and len(self._samples) > MAX_SAMPLES:
+            del self._samples[next(iter(self._samples))]
+        expected = self.estimate(features)
+        surprised = expected is None or value > expected
+        if value > self._largest:
+            self._largest = value
+        elif before is not None and before[1] == self._largest:
+            self._largest = max(value for _, value in self._samples.values())
+        count = len(self._samples)
+        if surprised or count >= self._fitted_on * 1.25 + 1:
+            self._fit()
+
+    def estimate(self, features: Mapping[str, float]) -> float | None:
+        """The estimate with its margin, or None before the first measurement."""
+        if self._largest == 0.0:
+            return None
+        if self._terms is None:
+            return self._largest * MARGIN
+        log_value = self._base + self._margin
+        for term in self._terms:
+            log_value += term.weight * term.position(features)
+        # Beyond what was seen a power law is a guess: four times the largest is as far as it is believed.
+        return math.exp(min(log_value, math.log(4 * self._largest))) * MARGIN
+
+    def _fit(self) -> None:
+        self.version += 1
+        self._fitted_on = len(self._samples)
+        names = sorted({name for features, _ in self._samples.values() for name in features})
+        table = np.array([[_number(features, name) for name in names] for features, _ in self._samples.values()])
+        varying = np.ptp(table, axis=0) > 0 if names else np.zeros(0, dtype=bool)
+        if len(self._samples) < int(varying.sum()) + 3:
+            self._terms = None
+            return
+        names = [name for name, varies in zip(names, varying, strict=True) if varies]
+        table = table[:, varying] if names else np.zeros((len(self._samples), 0))
+        logs = np.all(table > 0, axis=0)
+        x = np.where(logs, np.log(np.maximum(table, TINY)), table)
+        y = np.log([value for _, value in self._samples.values()])
+        center, scale = x.mean(axis=0), np.maximum(x.std(axis=0), TINY)
+        x = np.column_stack([np.ones(len(y)), (x - center) / scale])
+        ridge = 1e-3 * len(y) * np.eye(x.shape[1])
+        ridge[0, 0] = 0.0
+        weights = np.linalg.solve(x.T @ x + ridge, x.T @ y)
+        self._margin = max(0.0, float(np.quantile(y - x @ weights, QUANTILE)))
+        self._base = float(weights[0])
+        columns = zip(names, logs.tolist(), center.tolist(), scale.tolist(), weights[1:].tolist(), strict=True)
+        self._terms = [_Term(*column) for column in columns]
+
+
+@dataclass(frozen=True, slots=True)
+class _Term:
+    """One feature's part in a prediction; plain floats, since a numpy call costs more than the arithmetic."""
+
+    name: str
+    log: bool
+    center: float
+    scale: float
+    weight: float
+
+    def position(self, features: Mapping[str, float]) -> float:
+        raw = _number(features, self.name)
+        return ((math.log(max(raw, TINY)) if self.log else raw) - self.center) / self.scale
+
+
+def _number(features: Mapping[str, float], name: str) -> float:
+    """A feature that numpy can square: a missing one or a NaN counts as 0, a huge one as the largest."""
+    value = float(features.get(name, 0.0))
+    return 0.0 if math.isnan(value) else max(-HUGE, min(HUGE, value))
+
+
+class KindModel:
+    """What is known of one kind of trial: its memory, and how long it takes."""
+
+    def __init__(self) -> None:
+        self._persistent = Prediction()
+        self._ephemeral = Prediction()
+        self._seconds = Prediction()
+
+    @property
+    def version(self) -> int:
+        return self._persistent.version + self._ephemeral.version + self._seconds.version
+
+    def observe_demand(self, trial: int, features: Mapping[str, float], demand: Demand) -> None:
+        self._persistent.observe(trial, features, demand.persistent)
+        self._ephemeral.observe(trial, features, demand.ephemeral)
+
+    def observe_seconds(self, trial: int, features: Mapping[str, float], seconds: float) -> None:
+        self._seconds.observe(trial, features, seconds)
+
+    def demand(self, features: Mapping[str, float]) -> Demand | None:
+        persistent, ephemeral = self._persistent.estimate(features), self._ephemeral.estimate(features)
+        return None if persistent is None or ephemeral is None else Demand(int(persistent), int(ephemeral))
+
+    def seconds(self, features: Mapping[str, float]) -> float | None:
+        return self._seconds.estimate(features)

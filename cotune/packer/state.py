@@ -1,0 +1,155 @@
+"""What the brain remembers: devices, their lanes, the trials."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from cotune.demand import MIB, Demand
+from cotune.packer.width import WidthControl
+
+MARGIN = 1.05
+ALLOWANCE = 4 * MIB
+
+
+def padded(count: int) -> int:
+    """Measured bytes with the room that the next iterations may need on top."""
+    return int(count * MARGIN) + ALLOWANCE
+
+
+@dataclass(slots=True, eq=False)
+class Trial:
+    """A trial that is not over.
+
+    Attributes:
+        seen: What was measured, over all attempts.
+        demand: The same, once it can be relied on: None before the second iteration.
+        floor: Bytes it is known to need at least, since it ran out of memory with less.
+        alone: It must have a device for itself (it ran out of memory twice).
+        oversized: It is expected to exceed every device, and must have one for itself to prove it.
+        had_all: This attempt began with a whole device and a clean lane.
+        solo: It must have a lane for itself (two lanes died with it in them).
+        overtaken: Trials that started while this one was first in line and did not fit.
+    """
+
+    id: int
+    arrival: int
+    kind: str
+    features: Mapping[str, float]
+    priority: float
+    max_steps: int | None
+    lane: Lane | None = None
+    seen: Demand | None = None
+    demand: Demand | None = None
+    floor: int = 0
+    alone: bool = False
+    oversized: bool = False
+    had_all: bool = False
+    solo: bool = False
+    overtaken: int = 0
+    out_of_memories: int = 0
+    lane_deaths: int = 0
+    failures: int = 0
+    withdrawn_at: float | None = None
+    iterations: int = 0
+    seconds: float = 0.0
+    longest: float = 0.0
+    blocked: str = ""
+
+    @property
+    def wants_all(self) -> bool:
+        return self.alone or self.oversized
+
+    def with_floor(self, demand: Demand) -> Demand:
+        """The demand, raised to what out-of-memory taught."""
+        missing = self.floor - demand.peak
+        return Demand(demand.persistent, demand.ephemeral + missing, demand.busy) if missing > 0 else demand
+
+
+@dataclass(slots=True, eq=False)
+class Lane:
+    """One process on one device, with one quota.
+
+    Attributes:
+        quota: Bytes set aside for it; after a shrink was asked for, the old figure until it is confirmed.
+        asked: The quota last asked for.
+        unanswered: `ResizeLane` instructions whose `LaneResized` has not come yet.
+        least: Bytes it could not go below when it was last asked to shrink.
+        context: Bytes of the bare process.
+        shared: Bytes of objects its trials share.
+        residue: Bytes that ended trials left behind.
+        first_residue: What the first one left (imports, caches): the price of a warm lane, not a leak.
+        served: A trial has ended in it.
+        retiring: It takes no further trial and is closed when empty.
+        overdue: The trial for whose sake it is being killed.
+    """
+
+    id: int
+    device: Device
+    quota: int
+    asked: int
+    context: int
+    unanswered: int = 0
+    least: int = 0
+    shared: int = 0
+    residue: int = 0
+    first_residue: int | None = None
+    served: bool = False
+    residents: dict[int, Trial] = field(default_factory=dict)
+    ready: bool = False
+    retiring: bool = False
+    closing: bool = False
+    overdue: int | None = None
+
+    @property
+    def base(self) -> int:
+        return self.context + self.shared + self.residue
+
+    @property
+    def is_open(self) -> bool:
+        return not (self.closing or self.retiring)
+
+    @property
+    def is_probing(self) -> bool:
+        return any(trial.demand is None for trial in self.residents.values())
+
+    def need(self, demands: list[Demand]) -> int:
+        """Salus's safety condition for one lane: persistent bytes add up, ephemeral ones are shared."""
+        if not demands:
+            return self.base
+        return self.base + sum(d.persistent for d in demands) + max(d.ephemeral for d in demands)
+
+
+@dataclass(slots=True, eq=False)
+class Device:
+    """A device: capacity, lanes, width.
+
+    Attributes:
+        full: The largest capacity it was seen with: what it has when others use none of it.
+        held: Sum of the quotas of its lanes, which never grows beyond `capacity`.
+        context: Bytes of a bare lane here: a guess at first, then the largest measured.
+        shared: Bytes of shared objects in a lane here, the largest seen.
+        reserved_for: The trial that has waited long enough for nothing else to start here.
+    """
+
+    name: str
+    capacity: int
+    context: int
+    width: WidthControl
+    full: int = 0
+    shared: int = 0
+    held: int = 0
+    lanes: dict[int, Lane] = field(default_factory=dict)
+    reserved_for: Trial | None = None
+
+    @property
+    def free(self) -> int:
+        return self.capacity - self.held
+
+    @property
+    def active(self) -> int:
+        return sum(1 for lane in self.lanes.values() if lane.residents)
+
+    @property
+    def idle(self) -> list[Lane]:
+        return [lane for lane in self.lanes.values() if not lane.residents and lane.is_open]

@@ -1,0 +1,121 @@
+"""Every file name cotune uses.
+
+<storage>/<run>/
+  run.lock              held by the driver while it runs
+  events.jsonl          what happened, append-only: the source for resume, traces and reports
+  optuna.journal        the study, for optuna-dashboard
+  lanes/lane-3.log      what a lane printed outside of trials
+  trials/0007/
+    log.txt             what the trial printed
+    error.txt           the traceback of its last failure
+    checkpoints/000012-001/   taken after 12 reports, published by rename
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from cotune.errors import StorageError
+
+
+def default_storage() -> Path:
+    """`COTUNE_STORAGE`, or `~/cotune_runs`."""
+    return Path(os.environ.get("COTUNE_STORAGE") or Path.home() / "cotune_runs")
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    """The folder of one run."""
+
+    path: Path
+
+    @property
+    def lock(self) -> Path:
+        return self.path / "run.lock"
+
+    @property
+    def events(self) -> Path:
+        return self.path / "events.jsonl"
+
+    @property
+    def journal(self) -> Path:
+        return self.path / "optuna.journal"
+
+    @property
+    def lanes(self) -> Path:
+        return self.path / "lanes"
+
+    def trial(self, trial: int) -> TrialFolder:
+        return TrialFolder(self.path / "trials" / f"{trial:04d}")
+
+    def create(self) -> None:
+        """Makes the folder.
+
+        Raises:
+            StorageError: It cannot be made or written.
+        """
+        try:
+            self.lanes.mkdir(parents=True, exist_ok=True)
+            probe = self.path / f".writable-{os.getpid()}"
+            probe.write_bytes(b"x")
+            probe.unlink()
+        except OSError as error:
+            raise StorageError(
+                f"cannot write the run folder {self.path}: {error.strerror or error}",
+                hint="pass storage= with a folder you may write to that has room, or set COTUNE_STORAGE",
+            ) from error
+
+
+@dataclass(frozen=True, slots=True)
+class TrialFolder:
+    """The folder of one trial."""
+
+    path: Path
+
+    @property
+    def log(self) -> Path:
+        return self.path / "log.txt"
+
+    @property
+    def error(self) -> Path:
+        return self.path / "error.txt"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    def latest_checkpoint(self) -> Path | None:
+        """The newest published checkpoint, or None."""
+        published = self._published()
+        return published[-1] if published else None
+
+    def reports_at_checkpoint(self) -> int:
+        """Reports the trial had made when its newest checkpoint was published; 0 without one."""
+        latest = self.latest_checkpoint()
+        return int(latest.name.split("-")[0]) if latest else 0
+
+    def begin_checkpoint(self) -> Path:
+        """A fresh directory to write a checkpoint into."""
+        path = self.checkpoints / f".writing-{os.getpid()}"
+        shutil.rmtree(path, ignore_errors=True)
+        path.mkdir(parents=True)
+        return path
+
+    def publish_checkpoint(self, written: Path, reports: int) -> Path:
+        """Renames a written checkpoint into place, then removes the older ones."""
+        before = self._published()
+        number = int(before[-1].name.split("-")[1]) + 1 if before else 1
+        path = self.checkpoints / f"{reports:06d}-{number:06d}"
+        written.rename(path)
+        for old in before:
+            shutil.rmtree(old, ignore_errors=True)
+        return path
+
+    def _published(self) -> list[Path]:
+        if not self.checkpoints.is_dir():
+            return []
+        names = [entry for entry in self.checkpoints.iterdir() if not entry.name.startswith(".")]
+        return sorted(names, key=lambda path: int(path.name.split("-")[1]))

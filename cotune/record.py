@@ -1,0 +1,165 @@
+"""What the driver knows of a trial, and how it comes back from the events file."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from cotune import errors
+from cotune.demand import Demand
+from cotune.errors import CotuneError, StorageError
+from cotune.event_log import VERSION, read_events
+from cotune.paths import RunFolder
+from cotune.results import TrialResult
+from cotune.trial import Report, TrialState
+
+
+@dataclass(slots=True)
+class Record:
+    """One trial of a run, from proposal to result.
+
+    Attributes:
+        lines: Its reports as they stand in the events file, less those a restart takes back.
+        values: Step and metric of the same reports.
+        withdrawn: Why it was told to stop: `pruned`, `interrupted` or nothing.
+    """
+
+    trial: int
+    params: dict[str, Any]
+    config: dict[str, Any]
+    seed: int
+    folder: Path
+    state: TrialState = TrialState.WAITING
+    lines: list[bytes] = field(default_factory=list)
+    values: list[tuple[int, float]] = field(default_factory=list)
+    attempts: int = 0
+    withdrawn: str = ""
+    device: str | None = None
+    lane: int | None = None
+    start: float | None = None
+    end: float | None = None
+    demand: Demand | None = None
+    error: CotuneError | None = None
+
+    def add(self, report: Report) -> None:
+        self.lines.append(report.line)
+        self.values.append((report.step, report.value))
+
+    def take_back(self, reports: int) -> None:
+        """Forgets reports made after the checkpoint from which the trial starts again."""
+        del self.lines[reports:]
+        del self.values[reports:]
+
+    @property
+    def last_value(self) -> float | None:
+        return next((value for _, value in reversed(self.values) if not math.isnan(value)), None)
+
+    @property
+    def last_step(self) -> int | None:
+        return self.values[-1][0] if self.values else None
+
+    def result(self) -> TrialResult:
+        return TrialResult(
+            self.trial,
+            self.config,
+            self.state if self.state.is_final else TrialState.INTERRUPTED,
+            self.error,
+            self.demand.persistent if self.demand else None,
+            self.demand.ephemeral if self.demand else None,
+            self.device,
+            self.lane,
+            self.start,
+            self.end,
+            self.attempts,
+            self.folder,
+            tuple(self.lines),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """What the events file of an earlier session says: the run's settings, and each trial without its config."""
+
+    settings: dict[str, Any]
+    records: list[Record]
+
+
+def read_run(folder: RunFolder) -> Saved:
+    """Reads a run back.
+
+    Raises:
+        StorageError: The events file is unreadable or of another version.
+    """
+    settings: dict[str, Any] = {}
+    records: dict[int, Record] = {}
+    for event, line in read_events(folder.events):
+        kind = event["event"]
+        if kind == "run":
+            settings = settings or event
+        elif kind == "trial":
+            number = event["trial"]
+            records[number] = Record(number, event["params"], {}, event["seed"], folder.trial(number).path)
+        elif event.get("trial") in records:
+            _replay(records[event["trial"]], event, line, settings.get("metric", ""))
+    if settings.get("version") != VERSION:
+        raise StorageError(
+            f"{folder.events} is of version {settings.get('version')}, this cotune writes version {VERSION}",
+            hint="choose another name=, or resume with the cotune that wrote it",
+        )
+    return Saved(settings, [records[number] for number in sorted(records)])
+
+
+def _replay(record: Record, event: dict[str, Any], line: bytes, metric: str) -> None:
+    kind = event["event"]
+    if kind == "start":
+        record.attempts += 1
+        record.device, record.lane = event["device"], event["lane"]
+        record.start = record.start or event["time"]
+    elif kind == "report":
+        value = event["metrics"].get(metric)
+        record.add(Report(record.trial, event["step"], math.nan if value is None else float(value), line))
+    elif kind == "retry":
+        record.take_back(event["reports"])
+    elif kind == "end":
+        record.state = TrialState(event["state"])
+        record.end = event["time"]
+        if event["persistent"] is not None:
+            record.demand = Demand(event["persistent"], event["ephemeral"])
+        if event["error"] is not None:
+            name, message, hint = event["error"]
+            record.error = getattr(errors, name, errors.TrialFailed)(message, hint=hint)
+
+
+def end_event(record: Record) -> dict[str, Any]:
+    """The fields of a trial's `end` event."""
+    error = record.error
+    return {
+        "trial": record.trial,
+        "state": str(record.state),
+        "persistent": record.demand.persistent if record.demand else None,
+        "ephemeral": record.demand.ephemeral if record.demand else None,
+        "error": None if error is None else [type(error).__name__, error.message, error.hint],
+    }
+
+
+def best_of(records: Iterable[Record], mode: str) -> Record | None:
+    """The finished record with the best last metric."""
+    sign = 1.0 if mode == "min" else -1.0
+    best: Record | None = None
+    for record in records:
+        value = record.last_value
+        if record.state is TrialState.DONE and value is not None:
+            leader = best.last_value if best is not None else None
+            if leader is None or sign * value < sign * leader:
+                best = record
+    return best
+
+
+def json_safe(params: dict[str, Any]) -> dict[str, Any]:
+    """Parameters as JSON keeps them; choices of other objects are labels already."""
+    decoded: dict[str, Any] = json.loads(json.dumps(params))
+    return decoded

@@ -1,0 +1,188 @@
+"""What a run gives back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cotune.demand import format_bytes
+from cotune.errors import CotuneError, InputError, NoResult
+from cotune.paths import TrialFolder
+from cotune.trial import TrialState
+
+if TYPE_CHECKING:
+    import pandas
+
+
+@dataclass(frozen=True)
+class TrialResult:
+    """What became of one trial.
+
+    Attributes:
+        id: Its number, from 0.
+        config: What the trainable was called with.
+        state: `done`, `stopped` (by the pruner), `failed` or `interrupted` (can be resumed).
+        error: Why it failed.
+        persistent: Measured bytes held between iterations; None if it ended before it was measured.
+        ephemeral: Measured peak bytes within an iteration, above `persistent`.
+        device: Where it ran last.
+        lane: The lane it ran in last.
+        start: When it first ran, in seconds since the epoch.
+        end: When it ended.
+        attempts: How often it was started.
+        folder: Its log, its last traceback and its checkpoint.
+    """
+
+    id: int
+    config: dict[str, Any]
+    state: TrialState
+    error: CotuneError | None = None
+    persistent: int | None = None
+    ephemeral: int | None = None
+    device: str | None = None
+    lane: int | None = None
+    start: float | None = None
+    end: float | None = None
+    attempts: int = 0
+    folder: Path = field(default=Path(), repr=False)
+    _lines: tuple[bytes, ...] = field(default=(), repr=False)
+
+    @cached_property
+    def history(self) -> list[dict[str, Any]]:
+        """Every report, in order: its metrics, with `step` and `time`."""
+        reports = (json.loads(line) for line in self._lines)
+        return [{"step": report["step"], "time": report["time"], **report["metrics"]} for report in reports]
+
+    @cached_property
+    def metrics(self) -> dict[str, Any]:
+        """The last value of everything it reported; empty if it reported nothing."""
+        merged: dict[str, Any] = {}
+        for report in self.history:
+            merged.update({name: value for name, value in report.items() if name not in ("step", "time")})
+        return merged
+
+    @property
+    def checkpoint(self) -> Path | None:
+        """The directory of its last checkpoint."""
+        return TrialFolder(self.folder).latest_checkpoint()
+
+
+@dataclass(frozen=True)
+class Results(Sequence[TrialResult]):
+    """All trials of a run.
+
+    Attributes:
+        trials: In the order they were proposed.
+        metric: What was tuned.
+        mode: `min` or `max`.
+        name: The run's name, for `resume=True`.
+        folder: Where everything was written.
+        makespan: Seconds from the first trial's start to the last one's end, in this session of the run.
+        interrupted: Whether Ctrl-C or the time budget ended the run early.
+    """
+
+    trials: tuple[TrialResult, ...]
+    metric: str
+    mode: str
+    name: str
+    folder: Path
+    makespan: float
+    interrupted: bool = False
+
+    @property
+    def best(self) -> TrialResult:
+        """The finished trial whose last reported metric is best.
+
+        Raises:
+            NoResult: No trial finished.
+        """
+        finished = [t for t in self.trials if t.state is TrialState.DONE and self.metric in t.metrics]
+        # A pruner may stop every trial of a short run: the best of those is still an answer.
+        candidates = finished or [t for t in self.trials if t.state is TrialState.STOPPED and self.metric in t.metrics]
+        if not candidates:
+            failed = self.errors
+            why = f"; trial {failed[0].id} failed: {failed[0].error}" if failed else ""
+            raise NoResult(
+                f"none of the {len(self.trials)} trials of {self.name!r} has a result{why}",
+                hint="look at results.errors, and at log.txt and error.txt in each trial's folder",
+            )
+        sign = 1.0 if self.mode == "min" else -1.0
+        return min(candidates, key=lambda trial: sign * float(trial.metrics[self.metric]))
+
+    @property
+    def errors(self) -> list[TrialResult]:
+        """The trials that failed."""
+        return [trial for trial in self.trials if trial.state is TrialState.FAILED]
+
+    def dataframe(self) -> pandas.DataFrame:
+        """One row a trial: `config/...` columns, last metrics, state, measurements.
+
+        Raises:
+            InputError: pandas is not installed.
+        """
+        try:
+            import pandas
+        except ImportError as error:
+            raise InputError("dataframe() needs pandas, which is not installed", hint="pip install pandas") from error
+        rows = [
+            {
+                "trial": t.id,
+                "state": str(t.state),
+                **t.metrics,
+                **{f"config/{name}": value for name, value in _flat(t.config)},
+                "persistent": t.persistent,
+                "ephemeral": t.ephemeral,
+                "device": t.device,
+                "lane": t.lane,
+                "start": t.start,
+                "end": t.end,
+                "attempts": t.attempts,
+                "error": None if t.error is None else str(t.error.message),
+            }
+            for t in self.trials
+        ]
+        return pandas.DataFrame(rows)
+
+    def __len__(self) -> int:
+        return len(self.trials)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.trials[index]
+
+    def __iter__(self) -> Iterator[TrialResult]:
+        return iter(self.trials)
+
+    def __repr__(self) -> str:
+        counts = [
+            f"{sum(1 for t in self.trials if t.state is state)} {state}"
+            for state in TrialState
+            if any(t.state is state for t in self.trials)
+        ]
+        lines = [
+            f"Results {self.name!r}: {len(self.trials)} trials ({', '.join(counts) or 'none'}) in {self.makespan:.1f} s"
+        ]
+        try:
+            best = self.best
+            lines.append(f"  best {self.metric}={best.metrics[self.metric]:.6g} (trial {best.id}): {best.config}")
+            if best.persistent is not None and best.ephemeral is not None:
+                lines.append(
+                    f"  it held {format_bytes(best.persistent)} and peaked {format_bytes(best.ephemeral)} above"
+                )
+        except NoResult as error:
+            lines.append(f"  {error.message}")
+        if self.interrupted:
+            lines.append(f"  interrupted; go on with name={self.name!r}, resume=True")
+        lines.append(f"  {self.folder}")
+        return "\n".join(lines)
+
+
+def _flat(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in tree.items():
+        if isinstance(value, dict) and value:
+            yield from _flat(value, f"{prefix}{name}/")
+        else:
+            yield f"{prefix}{name}", value

@@ -1,0 +1,178 @@
+"""Optuna's journal, written behind: memory at once, the file in batches."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import stat
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+from optuna.storages.journal import BaseJournalBackend
+
+from cotune.errors import StorageError
+
+_encode = json.JSONEncoder(separators=(",", ":")).encode
+
+
+class WriteBehindBackend(BaseJournalBackend):
+    """A journal backend whose records can be read at once and reach the file with `flush()`.
+
+    The stock backend takes a lock, appends and syncs for every record, which costs milliseconds on a slow
+    disk. Here one process is the only writer, so a record costs its encoding. The file has the stock format,
+    and what `JournalFileBackend` and optuna-dashboard read is always a valid journal, a few records behind
+    while the run goes on. Records are encoded when they are appended, not when they are written: what cannot
+    be stored is then refused to whoever passed it, and what the caller changes afterwards does not change the
+    record.
+
+    Args:
+        path: The journal, created if it is not there. A last line torn by the death of its writer is cut off.
+
+    Raises:
+        StorageError: The file cannot be opened, or is not a journal.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._path = os.fspath(path)
+        self._lock = threading.Lock()
+        self._recent: list[dict[str, Any]] = []  # records from number `_first` on
+        self._first = 0
+        self._lines: list[str] = []  # those of them that are not in the file
+        try:
+            self._fd: int | None = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
+        except OSError as error:
+            raise self._error("cannot be opened", error) from error
+        try:
+            self._load(self._fd)
+        except BaseException:
+            os.close(self._fd)
+            raise
+
+    @property
+    def pending(self) -> int:
+        """How many records are not in the file yet."""
+        return len(self._lines)
+
+    def read_logs(self, log_number_from: int) -> list[dict[str, Any]]:
+        """The records from a number on, written or not.
+
+        Raises:
+            StorageError: Older records were asked for, and the file cannot be read.
+        """
+        with self._lock:
+            if log_number_from >= self._first:
+                return self._recent[log_number_from - self._first :]
+            try:
+                with open(self._path, "rb") as file:
+                    written = [json.loads(line) for line, _ in zip(file, range(self._first), strict=False)]
+            except (OSError, ValueError) as error:
+                raise self._error("cannot be read", error) from error
+            return written[log_number_from:] + self._recent
+
+    def append_logs(self, logs: list[dict[str, Any]]) -> None:
+        """Takes records in, without touching the file.
+
+        Raises:
+            TypeError: A record holds something JSON cannot express, as with the stock backend.
+            StorageError: The journal is closed.
+        """
+        lines = [_encode(log) for log in logs]
+        with self._lock:
+            if self._fd is None:
+                raise StorageError(f"the journal {self._path} is closed", hint="the run it belongs to has ended")
+            self._lines += lines
+            self._recent += [json.loads(line) for line in lines]
+
+    def flush(self) -> None:
+        """Appends what is pending to the file, all or nothing.
+
+        Raises:
+            StorageError: The file cannot be written. Everything stays pending, and a later flush tries again.
+        """
+        with self._lock:
+            if self._lines and self._fd is not None:
+                self._write(self._fd, ("\n".join(self._lines) + "\n").encode())
+                self._lines.clear()
+                self._first += len(self._recent)
+                self._recent.clear()
+
+    def close(self) -> None:
+        """Flushes and closes the file; further calls do nothing.
+
+        Raises:
+            StorageError: The file cannot be written. It is closed all the same.
+        """
+        try:
+            self.flush()
+        finally:
+            with self._lock:
+                if self._fd is not None:
+                    os.close(self._fd)
+                    self._fd = None
+
+    def _write(self, fd: int, data: bytes) -> None:
+        size = os.fstat(fd).st_size
+        try:
+            left = memoryview(data)
+            while left:
+                left = left[os.write(fd, left) :]
+        except OSError as error:
+            # Half a batch would be written twice by the next try, and its last line is torn.
+            with contextlib.suppress(OSError):
+                os.ftruncate(fd, size)
+            raise self._error("cannot be written", error) from error
+
+    def _load(self, fd: int) -> None:
+        try:
+            if not stat.S_ISREG(os.fstat(fd).st_mode):
+                return
+            with open(fd, "rb", closefd=False) as file:
+                valid = sum(map(self._take, self._whole_lines(file.read())))
+            if valid < os.fstat(fd).st_size:
+                os.ftruncate(fd, valid)
+        except OSError as error:
+            raise self._error("cannot be read", error) from error
+
+    def _whole_lines(self, data: bytes) -> Iterator[bytes]:
+        lines = data.splitlines(keepends=True)
+        if lines and not _is_whole(lines[-1]):
+            # Only what a killed writer leaves behind is cut off; any other file is not ours to cut.
+            torn = lines.pop()
+            if not lines and not torn.lstrip(b"\0").startswith(b"{") and torn.strip(b"\0\n"):
+                raise self._not_a_journal(1)
+        yield from lines
+
+    def _take(self, line: bytes) -> int:
+        try:
+            record = json.loads(line)
+        except ValueError:
+            record = None
+        if not isinstance(record, dict) or "op_code" not in record:
+            raise self._not_a_journal(len(self._recent) + 1)
+        self._recent.append(record)
+        return len(line)
+
+    def _not_a_journal(self, line: int) -> StorageError:
+        return StorageError(
+            f"{self._path} is not an Optuna journal: line {line} is no record",
+            hint="it is damaged or another kind of file: move it away, or use another run name",
+        )
+
+    def _error(self, what: str, error: OSError | ValueError) -> StorageError:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        return StorageError(
+            f"the journal {self._path} {what}: {reason}",
+            hint="check that its folder exists, may be written to, and has space left",
+        )
+
+
+def _is_whole(line: bytes) -> bool:
+    if not line.endswith(b"\n"):
+        return False
+    try:
+        json.loads(line)
+    except ValueError:
+        return False
+    return True

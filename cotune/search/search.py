@@ -1,0 +1,254 @@
+"""The search: Optuna on a thread of its own, off the driver's hot path.
+
+    driver ──ask, report, tell──▶ queue ──▶ search thread ──▶ Optuna study ──▶ journal
+    driver ◀─Suggestion, Verdict, Exhausted, Failure── answers, and a wake-up
+
+Only that thread touches Optuna. It does things in the order they were asked, so that one lane in lockstep is
+reproducible.
+"""
+
+from __future__ import annotations
+
+import math
+import queue
+import threading
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import optuna
+from optuna.pruners import BasePruner
+from optuna.samplers import BaseSampler
+from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
+
+from cotune.search.journal import WriteBehindBackend
+from cotune.search.spaces import Space
+
+FLUSH_EVERY = 1.0
+MAX_VALUES = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Suggestion:
+    """A new trial to run, with its parameters by flat name."""
+
+    trial: int
+    params: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Whether a trial may go on after a report."""
+
+    trial: int
+    stop: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Exhausted:
+    """The sampler has nothing more to suggest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """The sampler, the pruner or the journal raised."""
+
+    error: BaseException
+
+
+Answer = Suggestion | Verdict | Exhausted | Failure
+
+
+@dataclass(frozen=True, slots=True)
+class PastTrial:
+    """A trial of an earlier run that is resumed.
+
+    Attributes:
+        params: By flat name.
+        values: Its reports, step and metric.
+        value: Its final metric if it is done.
+        state: `complete`, `pruned`, `fail` or `running`.
+    """
+
+    params: dict[str, Any]
+    values: Sequence[tuple[int, float]]
+    value: float | None
+    state: str
+
+
+class Search:
+    """Asks Optuna for trials and tells it what became of them; none of the methods waits for it.
+
+    Args:
+        space: What is searched.
+        sampler: Suggests.
+        pruner: Judges reports; None lets everything run to its end.
+        direction: `minimize` or `maximize`.
+        journal: Where the study is written.
+        name: The study's name.
+        past: Trials of the run that is resumed, in their order.
+        wake: Called whenever there is an answer.
+    """
+
+    def __init__(
+        self,
+        space: Space,
+        sampler: BaseSampler,
+        pruner: BasePruner | None,
+        *,
+        direction: Literal["minimize", "maximize"],
+        journal: Path,
+        name: str,
+        past: Sequence[PastTrial] = (),
+        wake: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.judges = pruner is not None
+        self._space = space
+        self._answers: deque[Answer] = deque()
+        self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._wake = wake
+        self._trials: dict[int, Trial] = {}
+        self._exhausted = False
+        self._distributions = space.distributions()
+        self._backend = WriteBehindBackend(journal)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            storage = optuna.storages.JournalStorage(self._backend)
+        verbosity = optuna.logging.get_verbosity()
+        optuna.logging.set_verbosity(max(verbosity, optuna.logging.WARNING))
+        try:
+            self.study = optuna.create_study(
+                storage=storage, sampler=sampler, pruner=pruner, study_name=name, direction=direction
+            )
+        finally:
+            optuna.logging.set_verbosity(verbosity)
+        for trial in past:
+            self._restore(trial)
+        self._backend.flush()
+        self._thread = threading.Thread(target=self._serve, name="cotune-search", daemon=True)
+        self._thread.start()
+
+    # ---- for the driver
+
+    def ask(self, count: int = 1) -> None:
+        """Asks for trials; each comes as a `Suggestion`."""
+        for _ in range(count):
+            self._commands.put(self._ask)
+
+    def report(self, trial: int, step: int, value: float) -> None:
+        """Passes a report on; a `Verdict` comes if there is a pruner."""
+        self._commands.put(lambda: self._report(trial, step, value))
+
+    def complete(self, trial: int, value: float, values: Iterable[tuple[int, float]] = ()) -> None:
+        """Tells that a trial is done, with its reports unless they were passed on one by one."""
+        values = list(values)
+        self._commands.put(lambda: self._tell(trial, TrialState.COMPLETE, value, values))
+
+    def prune(self, trial: int, values: Iterable[tuple[int, float]] = ()) -> None:
+        """Tells that a trial was stopped early."""
+        values = list(values)
+        self._commands.put(lambda: self._tell(trial, TrialState.PRUNED, None, values))
+
+    def fail(self, trial: int) -> None:
+        """Tells that a trial failed."""
+        self._commands.put(lambda: self._tell(trial, TrialState.FAIL, None, []))
+
+    def answers(self) -> list[Answer]:
+        """What has been answered since the last call."""
+        found: list[Answer] = []
+        while self._answers:
+            found.append(self._answers.popleft())
+        return found
+
+    def close(self) -> None:
+        """Does what was asked so far, writes the journal and ends the thread."""
+        self._commands.put(None)
+        self._thread.join()
+
+    # ---- on the search thread
+
+    def _serve(self) -> None:
+        # Samplers end a study by study.stop(), which insists on being called within study.optimize().
+        self.study._thread_local.in_optimize_loop = True
+        going = True
+        while going:
+            try:
+                command = self._commands.get(timeout=FLUSH_EVERY if self._backend.pending else None)
+            except queue.Empty:
+                self._guarded(self._backend.flush)
+                continue
+            if command is None:
+                going = False
+                self._guarded(self._backend.flush)
+                self._guarded(self._backend.close)
+            else:
+                self._guarded(command)
+
+    def _guarded(self, command: Callable[[], None]) -> None:
+        try:
+            command()
+        except BaseException as error:
+            self._answer(Failure(error))
+
+    def _answer(self, answer: Answer) -> None:
+        self._answers.append(answer)
+        self._wake()
+
+    def _ask(self) -> None:
+        if self._exhausted or getattr(self.study, "_stop_flag", False):
+            if not self._exhausted:
+                self._exhausted = True
+                self._answer(Exhausted())
+            return
+        trial = self.study.ask(self._distributions)
+        self._trials[trial.number] = trial
+        self._answer(Suggestion(trial.number, dict(trial.params)))
+
+    def _report(self, number: int, step: int, value: float) -> None:
+        trial = self._trials[number]
+        if not math.isnan(value):
+            self._store(trial, step, value)
+        if self.judges:
+            self._answer(Verdict(number, not math.isnan(value) and trial.should_prune()))
+
+    def _store(self, trial: Trial, step: int, value: float) -> None:
+        # Trial.report ignores a second report of one step, as a trial resumed from a checkpoint makes them.
+        self.study._storage.set_trial_intermediate_value(trial._trial_id, step, value)
+
+    def _tell(self, number: int, state: TrialState, value: float | None, values: list[tuple[int, float]]) -> None:
+        trial = self._trials.pop(number)
+        for step, reported in _thinned(values):
+            self._store(trial, step, reported)
+        self.study.tell(trial, value, state=state)
+        self._backend.flush()
+
+    def _restore(self, past: PastTrial) -> None:
+        state = {
+            "complete": TrialState.COMPLETE,
+            "pruned": TrialState.PRUNED,
+            "fail": TrialState.FAIL,
+            "running": TrialState.RUNNING,
+        }[past.state]
+        frozen: FrozenTrial = create_trial(
+            state=state,
+            params=past.params,
+            distributions={name: self._distributions[name] for name in past.params},
+            value=past.value if state is TrialState.COMPLETE else None,
+            intermediate_values=dict(_thinned(list(past.values))),
+        )
+        identity = self.study._storage.create_new_trial(self.study._study_id, template_trial=frozen)
+        if state is TrialState.RUNNING:
+            trial = Trial(self.study, identity)
+            self._trials[trial.number] = trial
+
+
+def _thinned(values: list[tuple[int, float]]) -> list[tuple[int, float]]:
+    """At most about `MAX_VALUES` of a trial's reports: Optuna copies all of them at every new one."""
+    values = [(step, value) for step, value in values if not math.isnan(value) and step >= 0]
+    if len(values) <= MAX_VALUES:
+        return values
+    stride = math.ceil(len(values) / MAX_VALUES)
+    return [*values[:-1:stride], values[-1]]

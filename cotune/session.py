@@ -1,0 +1,145 @@
+"""What a trainable calls while it runs: report, checkpoint, restore, and where it is.
+
+Without a run around it the same functions work for a plain call of the trainable: `report` prints, `restore`
+returns None.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+T = TypeVar("T")
+
+
+class Session(Protocol):
+    """The run's side of a trial."""
+
+    trial: int
+
+    def report(self, metrics: Mapping[str, Any], step: int | None) -> None: ...
+
+    def checkpoint(self) -> AbstractContextManager[Path]: ...
+
+    def restore(self) -> Path | None: ...
+
+    def device(self) -> str: ...
+
+    def shared(self, key: str, factory: Callable[[], T]) -> T: ...
+
+
+class TrialStopped(BaseException):
+    """Raised inside a trial at an iteration boundary when it should stop.
+
+    Not an `Exception`, so that a trainable that catches those does not catch this one by accident.
+    """
+
+
+_local = threading.local()
+_holder: Session | None = None
+_shared: dict[str, Any] = {}
+
+
+def current() -> Session | None:
+    """The session of the calling thread; in a thread a trial started itself, that of the trial whose turn it is."""
+    session: Session | None = getattr(_local, "session", None)
+    return session if session is not None else _holder
+
+
+def bind(session: Session | None) -> None:
+    """Makes `session` the calling thread's own."""
+    _local.session = session
+
+
+def set_holder(session: Session | None) -> None:
+    """Says whose turn it is in this process."""
+    global _holder
+    _holder = session
+
+
+def report(metrics: Mapping[str, Any], *, step: int | None = None) -> None:
+    """Reports metrics of the running trial; also an iteration boundary.
+
+    It does not wait for the verdict on itself: it returns once the verdict on the previous report is in.
+
+    Args:
+        metrics: Names to numbers (Python, numpy or one-element tensors); strings, booleans and None may go along.
+        step: Where the trial is, such as the epoch; the number of reports so far, from 1, if left out.
+
+    Raises:
+        MetricError: The run's metric is missing from the first report, NaN or not a number, or a value of
+            another metric cannot be stored.
+    """
+    session = current()
+    if session is not None:
+        session.report(metrics, step)
+        return
+    where = "" if step is None else f"step {step}: "
+    print(
+        where
+        + ", ".join(
+            f"{name}={value:.6g}" if isinstance(value, float) else f"{name}={value}" for name, value in metrics.items()
+        ),
+        file=sys.stdout,
+    )
+
+
+def checkpoint() -> AbstractContextManager[Path]:
+    """A directory to save the trial's state into, published when the block ends without an error.
+
+    Until then the previous checkpoint stays valid, also when the disk is full or the process is killed. Only the
+    newest is kept. Outside of a run the directory is a temporary one.
+    """
+    session = current()
+    return session.checkpoint() if session is not None else _temporary()
+
+
+@contextlib.contextmanager
+def _temporary() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="cotune-") as path:
+        yield Path(path)
+
+
+def restore() -> Path | None:
+    """The directory of this trial's last checkpoint, or None if it starts from nothing."""
+    session = current()
+    return session.restore() if session is not None else None
+
+
+def device() -> str:
+    """The torch name of the device the trial runs on: `cuda:0` (in its process, that is its own GPU) or `cpu`."""
+    session = current()
+    if session is not None:
+        return session.device()
+    torch = sys.modules.get("torch")
+    return "cuda:0" if torch is not None and torch.cuda.is_available() else "cpu"
+
+
+def trial_id() -> int | None:
+    """The number of the running trial; None outside of a run."""
+    session = current()
+    return session.trial if session is not None else None
+
+
+def shared(key: str, factory: Callable[[], T]) -> T:
+    """An object built once in a lane process and used by all trials that run there, such as a data set.
+
+    Treat it as read-only. Its memory is the lane's, not the trial's.
+
+    Args:
+        key: Its name.
+        factory: Called without arguments by the first trial that asks.
+    """
+    session = current()
+    if session is not None:
+        return session.shared(key, factory)
+    if key not in _shared:
+        _shared[key] = factory()
+    value: T = _shared[key]
+    return value

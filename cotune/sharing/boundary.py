@@ -1,0 +1,61 @@
+"""Iteration boundaries without touching the user's code: a hook behind every torch optimizer's `step()`."""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import sys
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any
+
+_OPTIMIZER = "torch.optim.optimizer"
+
+
+def on_optimizer_step(hook: Callable[[], None], loaded: Callable[[], None]) -> None:
+    """Has `hook` called after every optimizer step in this process, now or once torch is imported.
+
+    Args:
+        hook: Called in the thread that made the step.
+        loaded: Called once torch's optimizers are there.
+    """
+
+    def install(module: ModuleType) -> None:
+        def after_step(_optimizer: Any, _args: Any, _kwargs: Any) -> None:
+            hook()
+
+        module.register_optimizer_step_post_hook(after_step)
+        loaded()
+
+    module = sys.modules.get(_OPTIMIZER)
+    if module is not None:
+        install(module)
+    else:
+        sys.meta_path.insert(0, _AfterImport(_OPTIMIZER, install))
+
+
+class _AfterImport(importlib.abc.MetaPathFinder):
+    """Calls back when one module has been imported, by whoever."""
+
+    def __init__(self, name: str, then: Callable[[ModuleType], None]) -> None:
+        self._name = name
+        self._then = then
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname != self._name:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(fullname)
+        if spec is None or spec.loader is None:
+            return spec
+        run, then = spec.loader.exec_module, self._then
+
+        def exec_module(module: ModuleType) -> None:
+            run(module)
+            then(module)
+
+        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec

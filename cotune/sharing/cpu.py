@@ -1,0 +1,105 @@
+"""The CPU as a device: resident high-water mark as meter, `RLIMIT_DATA` as quota, real out-of-memory."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import time
+
+from cotune.demand import GIB, MIB
+from cotune.sharing.memory import LaneMemory
+
+HEADROOM = 96 * MIB
+_M_ARENA_MAX = -8
+
+
+class CpuMemory(LaneMemory):
+    """Anonymous resident bytes of the process.
+
+    `RLIMIT_DATA` counts reserved bytes, which run ahead of resident ones (thread stacks of 8 MiB, allocator
+    reserves); `HEADROOM` makes up for that, so the cap may be exceeded by as much. Files mapped in and pages shared
+    with the zygote are not counted. Child processes are each capped, but not measured.
+
+    Args:
+        cores: Cores the device stands for, for `busy_seconds`.
+    """
+
+    torch_device = "cpu"
+
+    def __init__(self, cores: int) -> None:
+        self._cores = max(cores, 1)
+        self._libc = ctypes.CDLL(None)
+        # With one arena, what one resident frees the next one can use.
+        self._libc.mallopt(_M_ARENA_MAX, 1)
+        self._status = os.open("/proc/self/status", os.O_RDONLY | os.O_CLOEXEC)
+        self._refs = os.open("/proc/self/clear_refs", os.O_WRONLY | os.O_CLOEXEC)
+        self._context = self._data = 0
+        self._limit = resource.RLIM_INFINITY
+
+    def start(self) -> int:
+        fields = self._fields()
+        self._data = fields["VmData"]
+        with open("/proc/self/smaps_rollup", "rb") as rollup:
+            private = [line for line in rollup if line.startswith(b"Private_Dirty:")]
+        self._context = int(private[0].split()[1]) * 1024 if private else 0
+        self.reset_peak()
+        return self._context
+
+    def read(self) -> tuple[int, int]:
+        fields = self._fields()
+        current = fields["RssAnon"]
+        return current, current + max(0, fields["VmHWM"] - fields["VmRSS"])
+
+    def reset_peak(self) -> None:
+        os.pwrite(self._refs, b"5", 0)
+
+    def set_quota(self, quota: int) -> int:
+        self._limit = self._data + max(0, quota - self._context) + HEADROOM
+        self._apply(self._limit)
+        return quota
+
+    def relax(self) -> None:
+        self._apply(resource.RLIM_INFINITY)
+
+    def trim(self) -> None:
+        self._libc.malloc_trim(0)
+        self._apply(self._limit)
+
+    def busy_seconds(self) -> float | None:
+        return time.process_time() / self._cores
+
+    def _apply(self, soft: int) -> None:
+        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        if hard != resource.RLIM_INFINITY and (soft == resource.RLIM_INFINITY or soft > hard):
+            soft = hard
+        resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+
+    def _fields(self) -> dict[str, int]:
+        """The `Vm*` and `Rss*` lines of the process status, in bytes."""
+        text = os.pread(self._status, 4096, 0)
+        start = text.index(b"VmPeak")
+        fields: dict[str, int] = {}
+        for line in text[start : text.index(b"Threads", start)].split(b"\n"):
+            name, _, value = line.partition(b":")
+            if value.endswith(b" kB"):
+                fields[name.decode()] = int(value[:-3]) * 1024
+        return fields
+
+
+def available_memory() -> int:
+    """Bytes this machine, or the control group we are in, still has for us."""
+    with open("/proc/meminfo", encoding="ascii") as meminfo:
+        table = dict(line.split(":", 1) for line in meminfo)
+    available = int(table["MemAvailable"].split()[0]) * 1024
+    try:
+        with (
+            open("/sys/fs/cgroup/memory.max", encoding="ascii") as limit,
+            open("/sys/fs/cgroup/memory.current", encoding="ascii") as used,
+        ):
+            text = limit.read().strip()
+            if text != "max":
+                available = min(available, int(text) - int(used.read()))
+    except (OSError, ValueError):
+        pass
+    return max(available, GIB // 4)

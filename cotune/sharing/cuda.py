@@ -1,0 +1,183 @@
+"""Everything that speaks to CUDA: discovery through NVML in the driver, the torch allocator in a lane.
+
+The driver and the zygote never touch CUDA itself: a process that has can no longer fork lanes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from cotune.demand import MIB
+from cotune.sharing.memory import LaneMemory
+
+CONTEXT_GUESS = 600 * MIB
+RESERVE = 256 * MIB
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """A GPU as NVML shows it.
+
+    Attributes:
+        index: NVML's index, which is that of `nvidia-smi`.
+        uuid: Its identity, `GPU-...`.
+        name: The product.
+        total: Bytes on it.
+        used: Bytes in use by anyone.
+    """
+
+    index: int
+    uuid: str
+    name: str
+    total: int
+    used: int
+
+
+@contextlib.contextmanager
+def _nvml() -> Iterator[Any]:
+    import pynvml
+
+    pynvml.nvmlInit()
+    try:
+        yield pynvml
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def gpus() -> list[Gpu]:
+    """All GPUs of this machine, none if there is no driver."""
+    found: list[Gpu] = []
+    try:
+        with _nvml() as nvml:
+            for index in range(nvml.nvmlDeviceGetCount()):
+                handle = nvml.nvmlDeviceGetHandleByIndex(index)
+                memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+                name, uuid = nvml.nvmlDeviceGetName(handle), nvml.nvmlDeviceGetUUID(handle)
+                found.append(Gpu(index, _text(uuid), _text(name), int(memory.total), int(memory.used)))
+    except Exception as error:
+        if type(error).__module__.split(".")[0] not in ("pynvml", "builtins") or isinstance(error, AssertionError):
+            raise
+    return found
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def visible_gpus(environ: dict[str, str] | None = None) -> list[Gpu]:
+    """The GPUs that `CUDA_VISIBLE_DEVICES` lets us use, in its order, by index or by UUID (or its beginning).
+
+    As in CUDA, the list ends at the first entry that names no GPU.
+    """
+    found = gpus()
+    chosen = (environ if environ is not None else dict(os.environ)).get("CUDA_VISIBLE_DEVICES")
+    if chosen is None:
+        return found
+    visible: list[Gpu] = []
+    for entry in (part.strip() for part in chosen.split(",")):
+        if entry.isdigit():
+            match = [gpu for gpu in found if gpu.index == int(entry)]
+        else:
+            match = [gpu for gpu in found if entry and gpu.uuid.startswith(entry)]
+        if len(match) != 1 or match[0] in visible:
+            break
+        visible.append(match[0])
+    return visible
+
+
+class GpuWatch:
+    """What NVML says about one GPU while a run goes on."""
+
+    def __init__(self, uuid: str) -> None:
+        import pynvml
+
+        self._nvml = pynvml
+        pynvml.nvmlInit()
+        self._handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
+
+    def used(self) -> int:
+        """Bytes in use by anyone."""
+        return int(self._nvml.nvmlDeviceGetMemoryInfo(self._handle).used)
+
+    def utilization(self) -> float:
+        """Share of the last sampling period (about 1/6 s to 1 s) in which a kernel ran, 0 to 1."""
+        return float(self._nvml.nvmlDeviceGetUtilizationRates(self._handle).gpu) / 100.0
+
+    def close(self) -> None:
+        self._nvml.nvmlShutdown()
+
+
+def lane_environment(uuid: str) -> dict[str, str]:
+    """What the environment of a lane on this GPU must say before CUDA is touched."""
+    return {"CUDA_VISIBLE_DEVICES": uuid, "CUDA_MODULE_LOADING": "LAZY"}
+
+
+class CudaMemory(LaneMemory):
+    """The torch caching allocator of the process, on its only visible GPU.
+
+    Trials are measured by allocated bytes, the lane is capped by reserved bytes: the memory fraction is checked
+    before every `cudaMalloc`, and the cache is freed and the call retried before it is refused. The fraction does
+    not cover the CUDA context, which is therefore part of the quota here.
+    """
+
+    torch_device = "cuda:0"
+
+    def __init__(self) -> None:
+        import torch
+
+        self._torch: Any = torch
+        self._total = 0
+        self._context = CONTEXT_GUESS
+        self._quota = 0
+
+    def start(self) -> int:
+        torch = self._torch
+        torch.cuda.init()
+        torch.zeros(1, device="cuda:0")
+        torch.cuda.synchronize()
+        self._total = int(torch.cuda.get_device_properties(0).total_memory)
+        self._context = self._measure_context()
+        self.reset_peak()
+        return self._context
+
+    def _measure_context(self) -> int:
+        """What NVML books on this process, less what the allocator holds; a guess where it cannot see us."""
+        reserved = int(self._torch.cuda.memory_reserved(0))
+        uuid = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+        with contextlib.suppress(Exception), _nvml() as nvml:
+            handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
+            for process in nvml.nvmlDeviceGetComputeRunningProcesses(handle):
+                if process.pid == os.getpid() and process.usedGpuMemory:
+                    return max(0, int(process.usedGpuMemory) - reserved)
+        return CONTEXT_GUESS
+
+    def read(self) -> tuple[int, int]:
+        allocated = self._torch._C._cuda_memoryStats(0)["allocated_bytes"]["all"]
+        return int(allocated["current"]), int(allocated["peak"])
+
+    def reset_peak(self) -> None:
+        self._torch._C._cuda_resetPeakMemoryStats(0)
+
+    def set_quota(self, quota: int) -> int:
+        torch = self._torch
+        self._quota = quota
+        room = max(quota - self._context, MIB)
+        torch.cuda.set_per_process_memory_fraction(min(1.0, room / self._total), 0)
+        reserved = int(torch.cuda.memory_reserved(0))
+        if reserved > room:
+            torch.cuda.empty_cache()
+            reserved = int(torch.cuda.memory_reserved(0))
+        return max(quota, self._context + reserved)
+
+    def relax(self) -> None:
+        """Unwinding frees device memory without asking for more: the cap may stay."""
+
+    def trim(self) -> None:
+        self._torch._C._cuda_clearCublasWorkspaces()
+
+    def busy_seconds(self) -> float | None:
+        return None

@@ -1,0 +1,164 @@
+"""Which devices a run uses."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from cotune.demand import MIB, format_bytes, parse_bytes
+from cotune.errors import DeviceError
+from cotune.sharing import cuda
+from cotune.sharing.cpu import available_memory
+
+CPU_SHARE = 0.8
+CPU_CONTEXT_GUESS = 16 * MIB
+GPU_MAX_WIDTH = 32
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceInfo:
+    """A device as a run sees it.
+
+    Attributes:
+        name: `cpu:0`, `cuda:1`.
+        capacity: Bytes all lanes on it may hold together.
+        context: First guess of what a bare lane costs.
+        max_width: More lanes at once never pay.
+        cores: CPU cores for its lanes.
+        uuid: The GPU's identity; empty for a CPU device.
+        total: All bytes of the GPU; the capacity for a CPU device.
+    """
+
+    name: str
+    capacity: int
+    context: int
+    max_width: int
+    cores: int
+    uuid: str = ""
+    total: int = 0
+
+    @property
+    def is_cuda(self) -> bool:
+        return bool(self.uuid)
+
+
+_CPU = re.compile(r"cpu(?::(\d+))?(?:@(.+))?")
+_CUDA = re.compile(r"(?:cuda|gpu):(\d+)|(GPU-[0-9a-fA-F-]+)")
+
+
+def find_devices(
+    gpus: int | Sequence[int | str] | None = None,
+    devices: Sequence[str] | None = None,
+    threads: int | None = None,
+) -> list[DeviceInfo]:
+    """The devices for a run.
+
+    Args:
+        gpus: How many of the visible GPUs, or which, by position among the visible ones or by UUID.
+        devices: Explicit ones: `cpu:0@4GiB`, `cuda:0`.
+        threads: Threads per lane, which bounds the useful width of a CPU device.
+
+    Returns:
+        Every visible GPU if neither is given, else the CPU if there is none.
+
+    Raises:
+        DeviceError: One that was asked for is not there, or the request makes no sense.
+    """
+    if gpus is not None and devices is not None:
+        raise DeviceError(
+            f"both gpus={gpus!r} and devices={list(devices)!r} were given",
+            hint="give one of them; devices= may name GPUs, such as 'cuda:0'",
+        )
+    if devices is not None:
+        return _explicit(devices, threads)
+    visible = cuda.visible_gpus()
+    if gpus is None:
+        return [_gpu(n, gpu, len(visible)) for n, gpu in enumerate(visible)] or _explicit(["cpu:0"], threads)
+    return _chosen(gpus, visible, threads)
+
+
+def _chosen(gpus: int | Sequence[int | str], visible: list[cuda.Gpu], threads: int | None) -> list[DeviceInfo]:
+    if isinstance(gpus, bool) or not isinstance(gpus, (int, list, tuple, range)):
+        raise DeviceError(f"gpus={gpus!r} is neither a count nor a list", hint="write gpus=2 or gpus=[0, 3]")
+    if gpus == 0:
+        return _explicit(["cpu:0"], threads)
+    wanted: list[int | str] = list(range(gpus)) if isinstance(gpus, int) else list(gpus)
+    if not wanted:
+        raise DeviceError(f"gpus={gpus!r} names no GPU", hint="write gpus=2, or devices=['cpu:0'] to use the CPU")
+    picked: list[DeviceInfo] = []
+    for entry in wanted:
+        position = _position(entry, visible)
+        if position is None:
+            raise DeviceError(
+                f"gpus={gpus!r} asks for GPU {entry!r}, but {_count(len(visible))} visible here",
+                hint=(
+                    "leave gpus out to use the CPU, or write devices=['cpu:0@4GiB', 'cpu:1@4GiB']"
+                    if not visible
+                    else f"write gpus={len(visible)} or fewer; CUDA_VISIBLE_DEVICES is "
+                    f"{os.environ.get('CUDA_VISIBLE_DEVICES', 'not set')!r}"
+                ),
+            )
+        picked.append(_gpu(position, visible[position], len(wanted)))
+    if len({info.name for info in picked}) < len(picked):
+        raise DeviceError(f"gpus={gpus!r} names a GPU twice", hint="name each GPU once; lanes= sets how many share it")
+    return picked
+
+
+def _count(number: int) -> str:
+    return "no GPU is" if number == 0 else "one GPU is" if number == 1 else f"{number} GPUs are"
+
+
+def _position(entry: int | str, visible: list[cuda.Gpu]) -> int | None:
+    if isinstance(entry, str) and not entry.isdigit():
+        matches = [n for n, gpu in enumerate(visible) if entry and gpu.uuid.startswith(entry)]
+        return matches[0] if len(matches) == 1 else None
+    try:
+        position = int(entry)
+    except (TypeError, ValueError):
+        return None
+    return position if 0 <= position < len(visible) else None
+
+
+def _gpu(position: int, gpu: cuda.Gpu, count: int) -> DeviceInfo:
+    capacity = gpu.total - gpu.used - cuda.RESERVE
+    cores = max(1, _cores() // max(count, 1))
+    return DeviceInfo(
+        f"cuda:{position}", max(capacity, 0), cuda.CONTEXT_GUESS, GPU_MAX_WIDTH, cores, gpu.uuid, gpu.total
+    )
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0))
+
+
+def _explicit(devices: Sequence[str], threads: int | None) -> list[DeviceInfo]:
+    if isinstance(devices, str) or not devices:
+        raise DeviceError(f"devices={devices!r} is not a list of devices", hint="write devices=['cpu:0@4GiB']")
+    cpus = sum(1 for name in devices if isinstance(name, str) and name.startswith("cpu"))
+    cores = max(1, _cores() // max(cpus, 1))
+    free = int(available_memory() * CPU_SHARE)
+    visible: list[cuda.Gpu] | None = None
+    found: list[DeviceInfo] = []
+    for name in devices:
+        cpu = _CPU.fullmatch(name) if isinstance(name, str) else None
+        gpu = _CUDA.fullmatch(name) if isinstance(name, str) else None
+        if cpu:
+            capacity = parse_bytes(cpu[2]) if cpu[2] else free // cpus
+            if capacity > free / CPU_SHARE:
+                raise DeviceError(
+                    f"{name!r} asks for {format_bytes(capacity)}, but {format_bytes(free / CPU_SHARE)} are available",
+                    hint=f"ask for {format_bytes(free // cpus)} or less",
+                )
+            width = max(1, cores // max(threads or 1, 1))
+            info = DeviceInfo(f"cpu:{cpu[1] or 0}", capacity, CPU_CONTEXT_GUESS, width, cores, "", capacity)
+        elif gpu:
+            visible = cuda.visible_gpus() if visible is None else visible
+            info = _chosen([gpu[1] or gpu[2]], visible, threads)[0]
+        else:
+            raise DeviceError(f"{name!r} is not a device", hint="write 'cpu:0', 'cpu:0@4GiB', 'cuda:0' or a GPU's UUID")
+        if any(info.name == other.name for other in found):
+            raise DeviceError(f"devices={list(devices)!r} names {info.name} twice", hint="name each device once")
+        found.append(info)
+    return found

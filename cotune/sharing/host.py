@@ -1,0 +1,238 @@
+"""Inside a lane process: the main thread on the socket, a thread per resident trial.
+
+driver ──OPEN, START, STOP, VERDICT, RESIZE, EXIT──▶ main thread ──flags, locks──▶ trial threads
+driver ◀─READY, RESIZED──────────────────────────── main thread
+driver ◀─REPORT, PROGRESS, HOLDS, ENDED──────────── trial thread that has the turn
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import io
+import os
+import pickle
+import socket
+import sys
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from cotune import session
+from cotune.demand import MIB
+from cotune.errors import NotPicklable
+from cotune.sharing import wire
+from cotune.sharing.boundary import on_optimizer_step
+from cotune.sharing.context import Home
+from cotune.sharing.cpu import CpuMemory
+from cotune.sharing.memory import LaneMemory
+from cotune.sharing.trial_session import TrialSession
+from cotune.sharing.turns import Turns
+from cotune.sharing.wire import Kind
+
+
+@dataclass(frozen=True, slots=True)
+class LaneOptions:
+    """What a lane is told when it opens.
+
+    Attributes:
+        lane: Its number.
+        uuid: The GPU it belongs to; empty for the CPU.
+        cores: Cores its device stands for.
+        quota: Bytes it may hold, context included.
+        threads: Threads for one operation.
+        quantum: Seconds of a turn.
+        lockstep: Whether a report waits for the verdict on itself.
+        metric: The run's metric.
+        log: Where output goes that belongs to no trial.
+    """
+
+    lane: int
+    uuid: str
+    cores: int
+    quota: int
+    threads: int
+    quantum: float
+    lockstep: bool
+    metric: str
+    log: Path
+
+
+def serve(sock: socket.socket, page: memoryview[float], trainable: bytes | memoryview) -> NoReturn:
+    """Runs a lane until the driver says or is gone."""
+    frames = wire.Frames(sock)
+    backlog: list[tuple[int, bytes]] = []
+    while not backlog:
+        received = frames.receive()
+        if received is None:
+            os._exit(0)
+        backlog.extend(received)
+    host = Host(sock, page, trainable, pickle.loads(backlog.pop(0)[1]))
+    host.start()
+    for kind, payload in backlog:
+        host.handle(kind, payload)
+    while (received := frames.receive()) is not None:
+        for kind, payload in received:
+            host.handle(kind, payload)
+    os._exit(0)
+
+
+class Host:
+    """What the trials of a lane share.
+
+    Attributes:
+        page: Seen by the driver also after our death: who has the turn (-1 nobody), and when the last boundary was.
+        shared: Objects built once for all trials.
+    """
+
+    def __init__(
+        self, sock: socket.socket, page: memoryview[float], trainable: bytes | memoryview, options: LaneOptions
+    ) -> None:
+        self.options = options
+        self.page = page
+        self.turns = Turns()
+        self.shared: dict[str, Any] = {}
+        self._sock = sock
+        self._send_lock = threading.Lock()
+        self._trainable = trainable
+        self._sessions: dict[int, TrialSession] = {}
+        self._context_level = 0
+        self._shared_bytes = 0
+        self._held = (0, 0, False)
+        self._warm = False
+        self._redirect_to_lane_log()
+        if options.uuid:
+            from cotune.sharing import cuda
+
+            os.environ.update(cuda.lane_environment(options.uuid))
+            self.memory: LaneMemory = cuda.CudaMemory()
+        else:
+            self.memory = CpuMemory(options.cores)
+        self.home = Home()
+
+    def start(self) -> None:
+        on_optimizer_step(self._after_step, self._torch_loaded)
+        self.page[0] = -1.0
+        context = self.memory.start()
+        self._context_level = self.memory.read()[0]
+        self.memory.set_quota(self.options.quota)
+        self.send(wire.encode_int(Kind.READY, context))
+
+    def handle(self, kind: int, payload: bytes) -> None:
+        """Does what the driver asks."""
+        if kind == Kind.VERDICT:
+            trial = self._sessions.get(wire.decode_int(payload))
+            if trial is not None and trial.verdict.locked():
+                trial.verdict.release()
+        elif kind == Kind.START:
+            trial = TrialSession(self, pickle.loads(payload))
+            self._sessions[trial.trial] = trial
+            threading.Thread(target=trial.run, name=f"trial-{trial.trial}", daemon=True).start()
+        elif kind == Kind.STOP:
+            trial = self._sessions.get(wire.decode_int(payload))
+            if trial is not None:
+                trial.stop()
+        elif kind == Kind.RESIZE:
+            self.send(wire.encode_int(Kind.RESIZED, self.memory.set_quota(wire.decode_int(payload))))
+        elif kind == Kind.EXIT:
+            os._exit(0)
+
+    def send(self, frame: bytes) -> None:
+        with self._send_lock:
+            try:
+                self._sock.sendall(frame)
+            except OSError:
+                # Nobody listens any more: end of file will end this process.
+                threading.Event().wait()
+
+    # ---- for the trial that has the turn
+
+    def load_trainable(self) -> Any:
+        """The trainable, anew for every trial: its module globals are then not its predecessor's."""
+        try:
+            return pickle.loads(self._trainable)
+        except Exception as error:
+            raise NotPicklable(
+                f"the trainable cannot be loaded in a lane process: {type(error).__name__}: {error}",
+                hint="it must not need what only the driver has; import what it uses inside the function",
+            ) from error
+
+    def prepare_thread(self) -> None:
+        torch = sys.modules.get("torch")
+        if torch is not None and hasattr(torch, "set_num_threads"):
+            torch.set_num_threads(self.options.threads)
+
+    def hold_shared(self, grown: int) -> None:
+        self._shared_bytes += max(0, grown)
+        self._send_holds(self._held[1], self._held[2])
+
+    def trial_over(self, trial: TrialSession) -> None:
+        """Returns what an ended trial used, and tells what it left behind."""
+        self._sessions.pop(trial.trial, None)
+        gc.collect()
+        if not self._warm:
+            # What the first trial imported stays for good; a full collection would look at it every time.
+            self._warm = True
+            gc.freeze()
+        self.memory.trim()
+        others = sum(max(0, other.persistent) for other in self._sessions.values())
+        residue = self.memory.read()[0] - self._context_level - self._shared_bytes - others
+        tainted = not self._sessions and bool(_children())
+        if abs(residue - self._held[1]) > MIB or tainted != self._held[2]:
+            self._send_holds(max(0, residue), tainted)
+
+    def _send_holds(self, residue: int, tainted: bool) -> None:
+        self._held = (self._shared_bytes, residue, tainted)
+        self.send(wire.encode_object(Kind.HOLDS, self._held))
+
+    def redirect(self, log: int) -> None:
+        """Sends what is printed, also by subprocesses and C code, to a trial's log; -1 for the lane's own."""
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
+        target = log if log >= 0 else self._lane_log
+        os.dup2(target, 1)
+        os.dup2(target, 2)
+
+    # ---- set-up
+
+    def _redirect_to_lane_log(self) -> None:
+        self._lane_log = os.open(self.options.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        os.dup2(self._lane_log, 1)
+        os.dup2(self._lane_log, 2)
+        sys.stdout, sys.stderr = (
+            io.TextIOWrapper(open(fd, "wb", buffering=0, closefd=False), line_buffering=True, write_through=True)  # noqa: SIM115
+            for fd in (1, 2)
+        )
+
+    def _after_step(self) -> None:
+        trial = getattr(session._local, "session", None)
+        if trial is not None:
+            trial.after_step()
+
+    def _torch_loaded(self) -> None:
+        """Torch was imported by a trial: what was done for it before, torch has missed."""
+        holder = self.turns.holder
+        if isinstance(holder, TrialSession):
+            holder.torch_loaded()
+            self.prepare_thread()
+
+
+def _children() -> list[int]:
+    """Living child processes, without Python's own helpers."""
+    found: list[int] = []
+    for task in os.listdir("/proc/self/task"):
+        with contextlib.suppress(OSError):
+            text = Path(f"/proc/self/task/{task}/children").read_text(encoding="ascii")
+            found.extend(pid for pid in map(int, text.split()) if _counts(pid))
+    return found
+
+
+def _counts(pid: int) -> bool:
+    try:
+        command = Path(f"/proc/{pid}/cmdline").read_bytes()
+        state = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z" and b"resource_tracker" not in command and b"forkserver" not in command

@@ -1,0 +1,98 @@
+"""The driver's handle on a lane."""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import socket
+import time
+from collections.abc import Iterator
+
+from cotune.sharing import wire
+from cotune.sharing.host import LaneOptions
+from cotune.sharing.wire import Kind
+from cotune.sharing.zygote import Zygote
+from cotune.trial import TrialSpec
+
+
+class LaneHandle:
+    """One lane process, seen from the driver.
+
+    Messages sent before the process is up wait in its socket.
+
+    Args:
+        zygote: Forks it.
+        options: What it is told first.
+    """
+
+    def __init__(self, zygote: Zygote, options: LaneOptions) -> None:
+        self.lane = options.lane
+        self.options = options
+        self._zygote = zygote
+        page = os.memfd_create(f"cotune-lane-{options.lane}", os.MFD_CLOEXEC)
+        os.ftruncate(page, mmap.PAGESIZE)
+        self._page = memoryview(mmap.mmap(page, mmap.PAGESIZE)).cast("d")
+        self._page[0] = -1.0
+        self._sock, theirs = socket.socketpair()
+        for side in (self._sock, theirs):
+            side.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 21)
+        self._frames = wire.Frames(self._sock)
+        self._send(wire.encode_object(Kind.OPEN, options))
+        zygote.fork(self.lane, theirs, page)
+        theirs.close()
+        os.close(page)
+
+    def fileno(self) -> int:
+        return self._sock.fileno()
+
+    @property
+    def holder(self) -> int | None:
+        """The trial that has, or at death had, the turn."""
+        trial = int(self._page[0])
+        return trial if trial >= 0 else None
+
+    def quiet_seconds(self) -> float:
+        """Seconds since the last iteration boundary of the trial that has the turn; 0 if none has it."""
+        return max(0.0, time.monotonic() - self._page[1]) if self._page[0] >= 0 else 0.0
+
+    def receive(self) -> Iterator[tuple[int, bytes]] | None:
+        """What has arrived; None at the end of the stream."""
+        try:
+            return self._frames.receive()
+        except ConnectionError:
+            return None
+
+    def drain(self) -> Iterator[tuple[int, bytes]]:
+        """What a dead lane had still said."""
+        self._sock.setblocking(False)
+        with contextlib.suppress(BlockingIOError):
+            while (frames := self.receive()) is not None:
+                yield from frames
+
+    def start(self, spec: TrialSpec) -> None:
+        self._send(wire.encode_spec(spec))
+
+    def stop(self, trial: int) -> None:
+        self._send(wire.encode_int(Kind.STOP, trial))
+
+    def verdict(self, trial: int) -> None:
+        self._send(wire.encode_int(Kind.VERDICT, trial))
+
+    def resize(self, quota: int) -> None:
+        self._send(wire.encode_int(Kind.RESIZE, quota))
+
+    def exit(self) -> None:
+        self._send(wire.encode(Kind.EXIT))
+
+    def kill(self) -> None:
+        self._zygote.kill(self.lane)
+
+    def close(self) -> None:
+        self._sock.close()
+        self._page.release()
+
+    def _send(self, frame: bytes) -> None:
+        # A lane that is gone is reported by the zygote.
+        with contextlib.suppress(BrokenPipeError, ConnectionError):
+            self._sock.sendall(frame)

@@ -1,0 +1,95 @@
+"""What a lane's memory is: measured, capped, given back. One interface, a CPU and a CUDA form."""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+
+from cotune.demand import parse_bytes
+from cotune.errors import InputError
+
+
+class LaneMemory(ABC):
+    """The memory of one lane process on its device.
+
+    Exact for a trial as long as only one trial of the lane runs between two readings, which turns guarantee.
+    """
+
+    torch_device: str
+
+    @abstractmethod
+    def start(self) -> int:
+        """Takes the process as it stands for the bare lane; gives the bytes that costs."""
+
+    @abstractmethod
+    def read(self) -> tuple[int, int]:
+        """Bytes in use now, and their peak since the last `reset_peak()`."""
+
+    @abstractmethod
+    def reset_peak(self) -> None:
+        """Starts a new peak from what is in use now."""
+
+    @abstractmethod
+    def set_quota(self, quota: int) -> int:
+        """Caps the lane at `quota` bytes, context included; gives the cap that holds, higher if more is in use."""
+
+    @abstractmethod
+    def relax(self) -> None:
+        """Lifts the cap, so that a trial that ran out of memory can unwind."""
+
+    @abstractmethod
+    def trim(self) -> None:
+        """Returns what an ended trial no longer uses."""
+
+    @abstractmethod
+    def busy_seconds(self) -> float | None:
+        """Device time used by this process so far, in seconds of a whole device; None if it cannot be told."""
+
+
+_REFUSALS = (
+    "out of memory",
+    "can't allocate memory",
+    "cannot allocate memory",
+    "std::bad_alloc",
+    "bad allocation",
+    "can't start new thread",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+    "cudaErrorMemoryAllocation",
+    "unable to mmap",
+)
+_TRIED = re.compile(r"tried to allocate\s+([0-9.]+\s*[A-Za-z]*)", re.IGNORECASE)
+_BYTES = re.compile(r"([0-9]+) bytes")
+
+
+def out_of_memory(error: BaseException) -> tuple[bool, int | None]:
+    """Whether an exception, or one it came from, says that memory ran out; and the bytes that were refused."""
+    seen: set[int] = set()
+    cause: BaseException | None = error
+    while cause is not None and id(cause) not in seen:
+        seen.add(id(cause))
+        text = str(cause)
+        is_memory = isinstance(cause, MemoryError) or type(cause).__name__ in ("OutOfMemoryError", "_ArrayMemoryError")
+        if is_memory or (
+            isinstance(cause, (RuntimeError, OSError)) and any(r.lower() in text.lower() for r in _REFUSALS)
+        ):
+            return True, _refused(cause, text)
+        cause = cause.__cause__ or cause.__context__
+    return False, None
+
+
+def _refused(error: BaseException, text: str) -> int | None:
+    shape, dtype = getattr(error, "shape", None), getattr(error, "dtype", None)
+    if shape is not None and dtype is not None:
+        size = int(dtype.itemsize)
+        for extent in shape:
+            size *= int(extent)
+        return size
+    match = _TRIED.search(text)
+    try:
+        if match:
+            return parse_bytes(match[1])
+    except InputError:
+        return None
+    exact = _BYTES.search(text)
+    return int(exact[1]) if exact else None

@@ -1,0 +1,349 @@
+"""A trial inside a lane: its thread, its turn, its boundaries, its measurements."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import shutil
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from cotune import session, trainable
+from cotune.errors import CotuneError, InputError, NoReport, StorageError
+from cotune.paths import TrialFolder
+from cotune.session import TrialStopped
+from cotune.sharing import wire
+from cotune.sharing.context import Context
+from cotune.sharing.memory import out_of_memory
+from cotune.sharing.metrics import read_report
+from cotune.trial import TrialSpec
+
+if TYPE_CHECKING:
+    from cotune.sharing.host import Host
+
+T = TypeVar("T")
+
+FIRST_MEASURED = 3
+MEASURE_EVERY = 0.5
+
+
+class TrialSession:
+    """One attempt at a trial, run by one thread.
+
+    At every boundary, and in under 2 us when nothing is due: stop? measure? pass the turn on? The main thread of
+    the lane asks for attention by setting `due` to 0 after the flag it sets.
+    """
+
+    def __init__(self, host: Host, spec: TrialSpec) -> None:
+        self.trial = spec.trial
+        self.gate = threading.Lock()
+        self.gate.acquire()
+        self.verdict = threading.Lock()
+        self._host = host
+        self._spec = spec
+        self._folder = TrialFolder(spec.folder)
+        self._log = -1
+        self._context: Context | None = Context(spec.seed, host.home)
+        self._over = False
+        self._stop = False
+        self._due = 0.0
+        self._turn_due = math.inf
+        self._turn_end = 0.0
+        self._measure_due = 0.0
+        self._reports = spec.reports
+        self._steps = 0
+        self._iterations = 0
+        self._sent_iterations = 0
+        # Of memory: the level at the last reading, what of it is this trial's, and the peak above it.
+        self._level = 0
+        self._persistent = 0
+        self._ephemeral = 0
+        self._since = 0.0
+        self._seconds = 0.0
+        self._busy_since: float | None = None
+        self._busy = 0.0
+
+    @property
+    def persistent(self) -> int:
+        return self._persistent
+
+    # ---- asked for by the lane's main thread
+
+    def stop(self) -> None:
+        self._stop = True
+        self._due = 0.0
+
+    def turn_wanted(self) -> None:
+        self._turn_due = 0.0
+        self._due = 0.0
+
+    def torch_loaded(self) -> None:
+        """This trial has just imported torch."""
+        if self._context is not None:
+            self._context.seed_torch()
+
+    # ---- the turn
+
+    def turn_begins(self) -> None:
+        host = self._host
+        session.set_holder(self)
+        host.redirect(self._log)
+        if self._context is not None:
+            self._context.enter()
+        self._level = host.memory.read()[0]
+        host.memory.reset_peak()
+        now = time.monotonic()
+        self._since, self._busy_since = now, host.memory.busy_seconds()
+        self._turn_end = now + host.options.quantum
+        self._turn_due = self._turn_end if host.turns.others_wait else math.inf
+        host.page[1] = now
+        host.page[0] = self.trial
+        self._due = 0.0
+
+    def turn_ends(self) -> None:
+        host = self._host
+        host.page[0] = -1.0
+        session.set_holder(None)
+        if not self._over:
+            self._sample(time.monotonic())
+            if self._context is not None:
+                self._context.leave()
+        host.redirect(-1)
+
+    # ---- boundaries
+
+    def after_step(self) -> None:
+        """A torch optimizer has made a step."""
+        self._steps += 1
+        self._iterations = self._steps
+        self._boundary()
+
+    def _boundary(self) -> None:
+        now = time.monotonic()
+        self._host.page[1] = now
+        if now >= self._due:
+            self._attend(now)
+
+    def _attend(self, now: float) -> None:
+        is_early = self._sent_iterations < self._iterations <= FIRST_MEASURED
+        if now >= self._measure_due or is_early or self._stop:
+            self._sample(now)
+            self._send_progress()
+            self._measure_due = now + MEASURE_EVERY
+        self._raise_if_stopped()
+        if now >= self._turn_due:
+            self._turn_due = self._turn_end
+            if now >= self._turn_end:
+                self._host.turns.pass_on(self)
+                self._raise_if_stopped()
+        self._due = 0.0 if self._iterations < FIRST_MEASURED else min(self._measure_due, self._turn_due)
+        if self._stop or self._turn_due == 0.0:
+            self._due = 0.0
+
+    def _raise_if_stopped(self) -> None:
+        if self._stop:
+            raise TrialStopped
+
+    # ---- measuring
+
+    def _sample(self, now: float, *, final: bool = False) -> None:
+        """Reads the meters, which are this trial's alone since its turn began or the last reading.
+
+        At the end of a trial its locals are gone: what it held at its last boundary still stands, and only the
+        peak above that is news.
+        """
+        host = self._host
+        level, peak = host.memory.read()
+        if final:
+            self._ephemeral = max(self._ephemeral, peak - self._level)
+        else:
+            self._persistent += level - self._level
+            self._ephemeral = max(self._ephemeral, peak - level)
+        self._level = level
+        host.memory.reset_peak()
+        self._seconds += now - self._since
+        self._since = now
+        busy = host.memory.busy_seconds()
+        if busy is not None and self._busy_since is not None:
+            self._busy += busy - self._busy_since
+        self._busy_since = busy
+
+    def _send_progress(self) -> None:
+        count = self._iterations - self._sent_iterations
+        busy = self._busy / self._seconds if self._busy_since is not None and self._seconds > 0 else math.nan
+        self._host.send(
+            wire.encode_progress(
+                self.trial, count, self._seconds, max(0, self._persistent), max(0, self._ephemeral), busy
+            )
+        )
+        self._sent_iterations = self._iterations
+        self._ephemeral = 0
+        self._seconds = self._busy = 0.0
+
+    # ---- what the trainable calls
+
+    def report(self, metrics: Mapping[str, Any], step: int | None) -> None:
+        number = self._reports + 1
+        where = number if step is None else int(step)
+        value, line = read_report(metrics, self._host.options.metric, number == 1, self.trial, where, time.time())
+        self._await_verdict()
+        self._reports = number
+        self._host.send(wire.encode_report(self.trial, where, value, line))
+        if self._host.options.lockstep:
+            self._await_verdict()
+            self.verdict.release()
+        if self._steps == 0:
+            self._iterations += 1
+        self._boundary()
+
+    def _await_verdict(self) -> None:
+        """Waits for the verdict on the report before; meanwhile the others may run."""
+        if not self.verdict.acquire(blocking=False):
+            if self._host.turns.others_wait:
+                self._host.turns.give_up(self)
+                self.verdict.acquire()
+                self._host.turns.take(self)
+            else:
+                self.verdict.acquire()
+        if self._stop:
+            self._sample(time.monotonic())
+            raise TrialStopped
+
+    @contextlib.contextmanager
+    def checkpoint(self) -> Iterator[Path]:
+        try:
+            path = self._folder.begin_checkpoint()
+        except OSError as error:
+            raise self._cannot_save(error) from error
+        try:
+            yield path
+        except BaseException as error:
+            shutil.rmtree(path, ignore_errors=True)
+            if isinstance(error, OSError) and error.errno is not None and _is_below(error.filename, path):
+                raise self._cannot_save(error) from error
+            raise
+        try:
+            self._folder.publish_checkpoint(path, self._reports)
+        except OSError as error:
+            raise self._cannot_save(error) from error
+
+    def _cannot_save(self, error: OSError) -> StorageError:
+        return StorageError(
+            f"checkpoint of trial {self.trial} not saved under {self._folder.checkpoints}: {error.strerror or error}",
+            hint="the previous checkpoint is still valid; make room, or pass storage= with a folder that has some",
+        )
+
+    def restore(self) -> Path | None:
+        return self._folder.latest_checkpoint()
+
+    def device(self) -> str:
+        return self._host.memory.torch_device
+
+    def shared(self, key: str, factory: Callable[[], T]) -> T:
+        host = self._host
+        if key not in host.shared:
+            before = host.memory.read()[0]
+            host.shared[key] = factory()
+            grown = host.memory.read()[0] - before
+            self._level += grown
+            host.hold_shared(grown)
+        value: T = host.shared[key]
+        return value
+
+    # ---- the whole attempt
+
+    def run(self) -> None:
+        """The body of the trial's thread."""
+        host = self._host
+        session.bind(self)
+        host.turns.take(self)
+        try:
+            self._open_folder()
+            host.redirect(self._log)
+            ended = self._attempt()
+        except BaseException as error:
+            ended = self._explain(error)
+        self._sample(time.monotonic(), final=True)
+        self._send_progress()
+        self._over = True
+        self._context = None
+        session.bind(None)
+        host.trial_over(self)
+        host.turns.give_up(self)
+        if self._log >= 0:
+            os.close(self._log)
+        host.send(wire.encode_object(wire.Kind.ENDED, (self.trial, *ended)))
+
+    def _open_folder(self) -> None:
+        self._folder.path.mkdir(parents=True, exist_ok=True)
+        self._log = os.open(self._folder.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+
+    def _attempt(self) -> tuple[str, int | None, str, str, bool]:
+        """Runs the trainable.
+
+        Returns:
+            Outcome, bytes needed, name of the error's class, the error in a line, whether to try again is useless.
+        """
+        host = self._host
+        try:
+            host.prepare_thread()
+            function = host.load_trainable()
+            returned = trainable.call(function, self._spec.config)
+            del function
+            if isinstance(returned, Mapping):
+                self.report(returned, None)
+            elif isinstance(returned, (int, float)) and not isinstance(returned, bool):
+                self.report({host.options.metric: returned}, None)
+            if self._reports == 0:
+                raise NoReport(
+                    "the trainable ended without a report",
+                    hint=f"call cotune.report({{{host.options.metric!r}: ...}}), or return that number",
+                )
+            self._await_verdict()
+        except TrialStopped as stopped:
+            traceback.clear_frames(stopped.__traceback__)
+            return "stopped", None, "", "", False
+        except BaseException as error:
+            return self._explain(error)
+        return "done", None, "", "", False
+
+    def _explain(self, error: BaseException) -> tuple[str, int | None, str, str, bool]:
+        host = self._host
+        if isinstance(error, SystemExit) and error.code in (None, 0) and self._reports:
+            return "done", None, "", "", False
+        is_memory, refused = out_of_memory(error)
+        needed = None
+        if is_memory:
+            held = self._persistent + host.memory.read()[0] - self._level
+            needed = held + refused if refused is not None else None
+            host.memory.relax()
+        text = f"sys.exit({error.code!r}) was called" if isinstance(error, SystemExit) else str(error)
+        name = type(error).__name__
+        with contextlib.suppress(OSError):
+            self._folder.error.write_text("".join(traceback.format_exception(error)), encoding="utf-8")
+        _forget(error)
+        if is_memory:
+            return "out_of_memory", needed, name, text[:500], False
+        final = isinstance(error, (InputError, NoReport))
+        return "failed", None, name, text if isinstance(error, CotuneError) else f"{name}: {text[:2000]}", final
+
+
+def _forget(error: BaseException) -> None:
+    """Lets go of the frames, and so the tensors, that an exception and its causes keep alive."""
+    seen: set[int] = set()
+    cause: BaseException | None = error
+    while cause is not None and id(cause) not in seen:
+        seen.add(id(cause))
+        traceback.clear_frames(cause.__traceback__)
+        cause.__traceback__, cause = None, cause.__cause__ or cause.__context__
+    sys.last_value = None
+
+
+def _is_below(name: object, path: Path) -> bool:
+    return name is None or (isinstance(name, (str, bytes, os.PathLike)) and os.fsdecode(name).startswith(str(path)))

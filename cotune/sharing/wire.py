@@ -1,0 +1,110 @@
+"""The messages between the driver and a lane, over an inherited socket pair.
+
+A frame is a length, a kind and a payload. What is sent at every report has a fixed layout; the rest is pickled,
+which is safe here: both ends are processes of one run, and nobody else can reach the socket.
+"""
+
+from __future__ import annotations
+
+import pickle
+import socket
+import struct
+from collections.abc import Iterator
+from enum import IntEnum
+from typing import Any
+
+from cotune.sharing.pickling import dumps
+from cotune.trial import Report, TrialSpec
+
+_HEADER = struct.Struct("<IB")
+_REPORT = struct.Struct("<Iqd")
+_PROGRESS = struct.Struct("<IQdqqd")
+_INT = struct.Struct("<q")
+
+
+class Kind(IntEnum):
+    # lane to driver
+    READY = 1
+    REPORT = 2
+    PROGRESS = 3
+    HOLDS = 4
+    ENDED = 5
+    RESIZED = 6
+    # driver to lane
+    OPEN = 16
+    START = 17
+    STOP = 18
+    VERDICT = 19
+    RESIZE = 20
+    EXIT = 21
+
+
+def encode(kind: Kind, payload: bytes = b"") -> bytes:
+    return _HEADER.pack(len(payload), kind) + payload
+
+
+def encode_object(kind: Kind, value: Any) -> bytes:
+    return encode(kind, pickle.dumps(value, pickle.HIGHEST_PROTOCOL))
+
+
+def encode_spec(spec: TrialSpec) -> bytes:
+    """A trial to start; its config may hold anything, also what only cloudpickle can send."""
+    return encode(Kind.START, dumps(spec, f"the config of trial {spec.trial}"))
+
+
+def encode_int(kind: Kind, value: int) -> bytes:
+    return _HEADER.pack(_INT.size, kind) + _INT.pack(value)
+
+
+def decode_int(payload: bytes) -> int:
+    value: int = _INT.unpack(payload)[0]
+    return value
+
+
+def encode_report(trial: int, step: int, value: float, line: bytes) -> bytes:
+    return _HEADER.pack(_REPORT.size + len(line), Kind.REPORT) + _REPORT.pack(trial, step, value) + line
+
+
+def decode_report(payload: bytes) -> Report:
+    trial, step, value = _REPORT.unpack_from(payload)
+    return Report(trial, step, value, payload[_REPORT.size :])
+
+
+def encode_progress(trial: int, count: int, seconds: float, persistent: int, ephemeral: int, busy: float) -> bytes:
+    return _HEADER.pack(_PROGRESS.size, Kind.PROGRESS) + _PROGRESS.pack(
+        trial, count, seconds, persistent, ephemeral, busy
+    )
+
+
+def decode_progress(payload: bytes) -> tuple[int, int, float, int, int, float]:
+    fields: tuple[int, int, float, int, int, float] = _PROGRESS.unpack(payload)
+    return fields
+
+
+class Frames:
+    """Cuts what arrives on a stream socket into frames."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._buffer = bytearray()
+
+    def receive(self) -> Iterator[tuple[int, bytes]] | None:
+        """Reads what is there and gives the complete frames; None at the end of the stream."""
+        data = self._sock.recv(1 << 18)
+        if not data:
+            return None
+        self._buffer += data
+        return self._cut()
+
+    def _cut(self) -> Iterator[tuple[int, bytes]]:
+        buffer, start, size = self._buffer, 0, len(self._buffer)
+        frames = []
+        while size - start >= _HEADER.size:
+            length, kind = _HEADER.unpack_from(buffer, start)
+            end = start + _HEADER.size + length
+            if end > size:
+                break
+            frames.append((kind, bytes(buffer[start + _HEADER.size : end])))
+            start = end
+        del buffer[:start]
+        return iter(frames)

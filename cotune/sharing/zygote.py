@@ -1,0 +1,114 @@
+"""The driver's handle on the zygote."""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import json
+import os
+import pickle
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+_START = (
+    "import sys, json; sys.path[:] = json.loads(sys.argv[3]); "
+    "from cotune.sharing.zygote_main import main; main(int(sys.argv[1]), int(sys.argv[2]))"
+)
+
+
+class Zygote:
+    """A process that forks lanes in about 10 ms each, with everything imported.
+
+    It starts at once and in parallel; the first fork request waits for it.
+
+    Args:
+        modules: What it imports before it forks.
+        trainable: The pickled trainable, which all lanes read from the same memory.
+        threads: Threads per operation in its lanes.
+        log: Where its own output goes.
+    """
+
+    def __init__(self, modules: Sequence[str], trainable: bytes, threads: int, log: Path) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        payload = _memory_file(modules, trainable)
+        environment = dict(os.environ)
+        # torch.cuda.is_available() in the zygote must not start CUDA, or no lane could be forked any more.
+        environment["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
+        for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+            environment[name] = str(threads)
+        path = [entry or os.getcwd() for entry in sys.path]
+        flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+        try:
+            with open(log, "ab") as output:
+                self._process = subprocess.Popen(
+                    [sys.executable, *flags, "-c", _START, str(theirs.fileno()), str(payload), json.dumps(path)],
+                    pass_fds=[theirs.fileno(), payload],
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    env=environment,
+                    start_new_session=True,
+                )
+        finally:
+            os.close(payload)
+            theirs.close()
+        self._sock = ours
+        self._log = log
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def fileno(self) -> int:
+        return self._sock.fileno()
+
+    def fork(self, lane: int, sock: socket.socket, page: int) -> None:
+        """Asks for a lane process that gets this end of a socket pair and this memory file."""
+        message = pickle.dumps(("fork", lane))
+        fds = array.array("i", [sock.fileno(), page])
+        with contextlib.suppress(BrokenPipeError, ConnectionError):
+            self._sock.sendmsg([message], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, fds)])
+
+    def kill(self, lane: int) -> None:
+        """Asks for a lane's whole process group to be killed."""
+        with contextlib.suppress(BrokenPipeError, ConnectionError):
+            self._sock.send(pickle.dumps(("kill", lane)))
+
+    def receive(self) -> tuple[str, int, int] | None:
+        """One message: `("forked", lane, pid)`, `("gone", lane, wait status)`, `("up", pid, 0)`; None if it died."""
+        try:
+            data = self._sock.recv(4096)
+        except ConnectionError:
+            return None
+        if not data:
+            return None
+        what, *rest = pickle.loads(data)
+        return what, rest[0], rest[1] if len(rest) > 1 else 0
+
+    def last_words(self) -> str:
+        """The end of its log, for an error message."""
+        with contextlib.suppress(OSError):
+            lines = self._log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+            return " | ".join(lines[-3:])
+        return ""
+
+    def close(self) -> None:
+        """Ends it, and with it every lane and every process of theirs."""
+        self._sock.close()
+        try:
+            self._process.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+def _memory_file(modules: Sequence[str], trainable: bytes) -> int:
+    head = pickle.dumps(list(modules))
+    fd = os.memfd_create("cotune-payload", os.MFD_CLOEXEC)
+    with open(fd, "wb", closefd=False) as file:
+        file.write(len(head).to_bytes(8, "little") + head)
+        file.write(trainable)
+    return fd

@@ -1,0 +1,193 @@
+"""The zygote process: imports once, forks lanes, reaps them, and takes everything with it when the driver is gone.
+
+It stays single-threaded, never computes and never touches CUDA: only then is every fork a sound process.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import ctypes
+import gc
+import importlib
+import mmap
+import os
+import pickle
+import select
+import signal
+import socket
+import sys
+import warnings
+from pathlib import Path
+from typing import Any, NoReturn
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+def main(control: int, payload: int) -> NoReturn:
+    """Serves fork requests until the control socket ends.
+
+    Args:
+        control: A sequenced-packet socket to the driver.
+        payload: A memory file: the pickled list of modules to import, then the pickled trainable.
+    """
+    libc = ctypes.CDLL(None)
+    libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+    for number in (signal.SIGCHLD, signal.SIGTERM):
+        signal.signal(number, _note)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    sock = socket.socket(fileno=control)
+    modules, trainable = _read_payload(payload)
+    _preload(modules)
+    gc.collect()
+    gc.freeze()
+    sock.send(pickle.dumps(("up", os.getpid())))
+    Zygote(sock, wake_read, trainable, libc).serve()
+
+
+_terminated = False
+
+
+def _note(number: int, _frame: Any) -> None:
+    global _terminated
+    if number == signal.SIGTERM:
+        _terminated = True
+
+
+def _read_payload(payload: int) -> tuple[list[str], memoryview]:
+    view = memoryview(mmap.mmap(payload, 0, prot=mmap.PROT_READ))
+    size = int.from_bytes(view[:8], "little")
+    modules: list[str] = pickle.loads(view[8 : 8 + size])
+    return modules, view[8 + size :]
+
+
+def _preload(modules: list[str]) -> None:
+    """Imports what the trials will; an import that fails will fail again where the user sees it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for name in modules:
+            with contextlib.suppress(Exception):
+                importlib.import_module(name)
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.set_num_threads(1)
+
+
+class Zygote:
+    """Forks lanes on request and says when they are gone."""
+
+    def __init__(self, sock: socket.socket, wake: int, trainable: memoryview, libc: Any) -> None:
+        self._sock = sock
+        self._wake = wake
+        self._trainable = trainable
+        self._libc = libc
+        self._lanes: dict[int, int] = {}
+
+    def serve(self) -> NoReturn:
+        while not _terminated:
+            readers: list[Any] = [self._sock, self._wake]
+            ready = select.select(readers, [], [])[0]
+            if self._wake in ready:
+                with contextlib.suppress(BlockingIOError):
+                    os.read(self._wake, 4096)
+                self._reap()
+            if self._sock in ready and not self._request():
+                break
+        self._end_all()
+
+    def _request(self) -> bool:
+        try:
+            message, ancillary, _, _ = self._sock.recvmsg(4096, socket.CMSG_SPACE(8))
+        except ConnectionError:
+            return False
+        if not message:
+            return False
+        what, lane = pickle.loads(message)
+        if what == "fork":
+            fds = array.array("i")
+            fds.frombytes(ancillary[0][2][:8])
+            self._fork(lane, *fds)
+        elif what == "kill":
+            for pid in [pid for pid, other in self._lanes.items() if other == lane]:
+                _kill_group(pid)
+        return True
+
+    def _fork(self, lane: int, sock: int, page: int) -> None:
+        pid = os.fork()
+        if pid == 0:
+            self._become_lane(sock, page)
+        # In both processes, so that the group exists for whoever looks first.
+        with contextlib.suppress(OSError):
+            os.setpgid(pid, pid)
+        os.close(sock)
+        os.close(page)
+        self._lanes[pid] = lane
+        self._tell("forked", lane, pid)
+
+    def _become_lane(self, sock: int, page: int) -> NoReturn:
+        code = 1
+        try:
+            os.setpgid(0, 0)
+            self._libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            self._libc.prctl(_PR_SET_CHILD_SUBREAPER, 0)
+            signal.set_wakeup_fd(-1)
+            for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT):
+                signal.signal(number, signal.SIG_DFL)
+            self._sock.close()
+            os.close(self._wake)
+            from cotune.sharing.host import serve
+
+            view = memoryview(mmap.mmap(page, mmap.PAGESIZE)).cast("d")
+            serve(socket.socket(fileno=sock), view, self._trainable)
+        except SystemExit as leaving:
+            code = leaving.code if isinstance(leaving.code, int) else 1
+        except BaseException:
+            sys.excepthook(*sys.exc_info())
+        finally:
+            os._exit(code)
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            lane = self._lanes.pop(pid, None)
+            if lane is not None:
+                _kill_group(pid)
+                self._tell("gone", lane, status)
+
+    def _tell(self, what: str, lane: int, value: int) -> None:
+        with contextlib.suppress(OSError):
+            self._sock.send(pickle.dumps((what, lane, value)))
+
+    def _end_all(self) -> NoReturn:
+        """Kills the lanes and then whatever of theirs falls to us, which is what had left their groups."""
+        for pid in self._lanes:
+            _kill_group(pid)
+        while True:
+            for pid in _children():
+                with contextlib.suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)
+            try:
+                os.waitpid(-1, 0)
+            except ChildProcessError:
+                os._exit(0)
+
+
+def _kill_group(pid: int) -> None:
+    with contextlib.suppress(OSError):
+        os.killpg(pid, signal.SIGKILL)
+
+
+def _children() -> list[int]:
+    try:
+        return [int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]
+    except OSError:
+        return []

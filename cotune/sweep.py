@@ -1,0 +1,389 @@
+"""The driver's loop: the brain, a body and the search, brought together.
+
+    search ──Suggestion──▶ TrialAdded ──▶ Packer ──instructions──▶ Engine
+    search ◀──complete, prune, fail── ConcludeTrial ◀─┘   ▲           │
+    search ◀──report── Report ◀────────────── events file │ ◀─events──┘
+
+A report is in the events file, handed to the operating system, before the trial gets its verdict.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from cotune import errors
+from cotune.dashboard.snapshot import RunningView, Snapshot
+from cotune.dashboard.views import View
+from cotune.engines.base import Engine
+from cotune.event_log import EventLog
+from cotune.packer import (
+    ConcludeTrial,
+    Event,
+    Outcome,
+    Packer,
+    RetryTrial,
+    StartTrial,
+    TrialAdded,
+    TrialWithdrawn,
+)
+from cotune.paths import RunFolder
+from cotune.record import Record, best_of, end_event, json_safe
+from cotune.results import TrialResult
+from cotune.search.search import Exhausted, Failure, Search, Suggestion, Verdict
+from cotune.search.spaces import Space
+from cotune.trial import Report, TrialSpec, TrialState
+
+SHOW_EVERY = 0.25
+ASK_AHEAD = 64
+
+_HINTS = {
+    "TrialTooLarge": "shrink the model or the batch in the search space, or use a device with more memory",
+    "TrialOverdue": "raise iteration_timeout=, or report more often",
+    "LaneDied": "see error.txt and log.txt in its folder; a native library of the trainable may crash",
+    "TrialFailed": "the traceback is in error.txt in the trial's folder",
+}
+# Errors that every other trial would repeat: the run ends with them if nothing was ever reported.
+_FATAL = ("UnknownMetric", "NotPicklable")
+
+
+@dataclass(frozen=True, slots=True)
+class SweepOptions:
+    """What a sweep runs until, and how.
+
+    Attributes:
+        kind: Name of the trainable.
+        metric: What is tuned.
+        mode: `min` or `max`.
+        trials: How many; None for no limit.
+        time_budget: Seconds after which running trials are interrupted; None for no limit.
+        lockstep: Ask for a trial only when it can start.
+        seed: From which every trial's seed is derived.
+        unlimited_ahead: Whether the sampler's suggestions do not depend on results.
+        callbacks: Called with the result of each trial that is over.
+    """
+
+    kind: str
+    metric: str
+    mode: str
+    trials: int | None
+    time_budget: float | None
+    lockstep: bool
+    seed: int
+    unlimited_ahead: bool = False
+    callbacks: Sequence[Callable[[TrialResult], Any]] = ()
+
+
+class Sweep:
+    """Runs trials until there are no more.
+
+    Args:
+        space: For the configs.
+        search: Proposes and judges.
+        packer: Decides.
+        engine: Runs.
+        folder: Where the trials' folders are.
+        log: Where events go.
+        view: Shows it.
+        options: See there.
+        records: Trials of the run that is resumed.
+    """
+
+    def __init__(
+        self,
+        space: Space,
+        search: Search,
+        packer: Packer,
+        engine: Engine,
+        folder: RunFolder,
+        log: EventLog,
+        view: View,
+        options: SweepOptions,
+        records: Sequence[Record] = (),
+    ) -> None:
+        self.records: dict[int, Record] = {record.trial: record for record in records}
+        self.interrupted = False
+        self._space = space
+        self._search = search
+        self._packer = packer
+        self._engine = engine
+        self._folder = folder
+        self._log = log
+        self._view = view
+        self._options = options
+        self._asked = 0
+        self._proposed = len(self.records)
+        self._exhausted = False
+        self._reported = any(record.lines for record in records)
+        self._signals = 0
+        self._unacknowledged: list[int] = []
+        self._started: dict[int, float] = {}
+        self._counts = dict.fromkeys(map(str, TrialState), 0)
+        for record in records:
+            self._counts[record.state] += 1
+        self._best = best_of(records, options.mode)
+        self._began = time.monotonic()
+        self._show_due = 0.0
+        self._note = ""
+
+    # ---- from outside of the loop
+
+    def interrupt(self) -> None:
+        """Ctrl-C: the first time running trials stop at their next boundary, the second time all ends at once."""
+        self._signals += 1
+        self._engine.wake()
+
+    # ---- the loop
+
+    def run(self) -> None:
+        """Runs to the end, or until interrupted.
+
+        Raises:
+            CotuneError: The run as a whole cannot go on.
+            KeyboardInterrupt: It was interrupted twice.
+        """
+        for found in self._engine.start():
+            self._feed(found)
+        for record in self.records.values():
+            if not record.state.is_final:
+                self._add(record)
+        self._ask_more()
+        while self._packer.unfinished or self._asked:
+            for happened in self._engine.poll(SHOW_EVERY):
+                if type(happened) is Report:
+                    self._on_report(happened)
+                else:
+                    self._feed(happened)  # type: ignore[arg-type]
+            for answer in self._search.answers():
+                self._on_answer(answer)
+            self._acknowledge()
+            self._check_end()
+            self._ask_more()
+            self._show()
+
+    def _feed(self, event: Event) -> None:
+        for instruction in self._packer.handle(event):
+            if isinstance(instruction, StartTrial):
+                self._engine.execute(instruction, self._spec(instruction))
+            elif isinstance(instruction, ConcludeTrial):
+                self._conclude(instruction)
+            elif isinstance(instruction, RetryTrial):
+                self._retry(instruction)
+            else:
+                self._engine.execute(instruction)
+
+    def _acknowledge(self) -> None:
+        self._log.flush()
+        for trial in self._unacknowledged:
+            self._engine.verdict(trial)
+        self._unacknowledged.clear()
+
+    # ---- trials come
+
+    def _ask_more(self) -> None:
+        """Keeps a suggestion ready for every lane, so that a freed one never waits for the sampler."""
+        if self._exhausted or self.interrupted:
+            return
+        packer = self._packer
+        ahead = 0 if self._options.lockstep else ASK_AHEAD if self._options.unlimited_ahead else packer.breadth
+        wanted = packer.seats + ahead - packer.waiting - self._asked
+        if self._options.trials is not None:
+            wanted = min(wanted, self._options.trials - self._proposed - self._asked)
+        if wanted > 0:
+            self._asked += wanted
+            self._search.ask(wanted)
+
+    def _on_answer(self, answer: object) -> None:
+        if isinstance(answer, Suggestion):
+            self._asked -= 1
+            self._proposed += 1
+            self._propose(answer)
+        elif isinstance(answer, Verdict):
+            record = self.records[answer.trial]
+            if answer.stop and not record.state.is_final:
+                self._withdraw(record, "pruned")
+            self._unacknowledged.append(answer.trial)
+        elif isinstance(answer, Exhausted):
+            self._exhausted, self._asked = True, 0
+        elif isinstance(answer, Failure):
+            raise answer.error
+
+    def _propose(self, suggestion: Suggestion) -> None:
+        number = suggestion.trial
+        record = Record(
+            number,
+            json_safe(suggestion.params),
+            self._space.config(suggestion.params),
+            seed_of(self._options.seed, number),
+            self._folder.trial(number).path,
+        )
+        self.records[number] = record
+        self._counts[TrialState.WAITING] += 1
+        self._log.write("trial", time.time(), trial=number, params=record.params, seed=record.seed)
+        if self.interrupted:
+            self._move(record, TrialState.INTERRUPTED)
+        else:
+            self._add(record)
+
+    def _add(self, record: Record) -> None:
+        features = self._space.features(record.params)
+        self._feed(TrialAdded(self._engine.now(), record.trial, self._options.kind, features))
+
+    def _spec(self, start: StartTrial) -> TrialSpec:
+        record = self.records[start.trial]
+        folder = self._folder.trial(record.trial)
+        reports = folder.reports_at_checkpoint() if record.attempts else 0
+        record.take_back(reports)
+        where = self._packer.lane_of(record.trial)
+        record.lane, record.device = where or (start.lane, None)
+        now = time.time()
+        record.start = record.start or now
+        self._started[record.trial] = time.monotonic()
+        self._log.write("start", now, trial=record.trial, lane=record.lane, device=record.device)
+        spec = TrialSpec(record.trial, record.attempts, record.config, record.seed, folder.path, reports)
+        record.attempts += 1
+        self._move(record, TrialState.RUNNING)
+        return spec
+
+    # ---- trials report and end
+
+    def _on_report(self, report: Report) -> None:
+        record = self.records[report.trial]
+        record.add(report)
+        self._reported = True
+        self._log.write_line(report.line)
+        if self._search.judges and not record.withdrawn:
+            self._search.report(report.trial, report.step, report.value)
+        else:
+            self._unacknowledged.append(report.trial)
+
+    def _withdraw(self, record: Record, why: str) -> None:
+        record.withdrawn = record.withdrawn or why
+        self._feed(TrialWithdrawn(self._engine.now(), record.trial))
+
+    def _retry(self, retry: RetryTrial) -> None:
+        record = self.records[retry.trial]
+        reports = self._folder.trial(record.trial).reports_at_checkpoint()
+        record.take_back(reports)
+        self._log.write("retry", time.time(), trial=retry.trial, reason=retry.reason, reports=reports)
+        self._note = f"trial {retry.trial} starts again: {retry.reason.splitlines()[0][:100]}"
+        self._move(record, TrialState.WAITING)
+
+    def _conclude(self, conclusion: ConcludeTrial) -> None:
+        record = self.records[conclusion.trial]
+        record.demand = conclusion.demand
+        passed = [] if self._search.judges else record.values
+        value = record.last_value
+        if conclusion.outcome is Outcome.DONE and value is not None:
+            self._move(record, TrialState.DONE)
+            self._search.complete(record.trial, value, passed)
+            self._best = best_of([record, *([self._best] if self._best else [])], self._options.mode)
+        elif conclusion.outcome is Outcome.STOPPED and record.withdrawn == "interrupted":
+            self._move(record, TrialState.INTERRUPTED)
+        elif conclusion.outcome is Outcome.STOPPED:
+            self._move(record, TrialState.STOPPED)
+            self._search.prune(record.trial, passed)
+        else:
+            self._fail(record, conclusion)
+        self._started.pop(record.trial, None)
+        if record.state is not TrialState.INTERRUPTED:
+            self._log.write("end", time.time(), **end_event(record))
+            self._call_back(record)
+
+    def _fail(self, record: Record, conclusion: ConcludeTrial) -> None:
+        kind = getattr(errors, conclusion.error, errors.TrialFailed)
+        message, _, hint = conclusion.reason.partition("\n  hint: ")
+        record.error = kind(f"trial {record.trial}: {message}", hint=hint or _HINTS.get(conclusion.error, ""))
+        if conclusion.error in _FATAL and not self._reported:
+            raise record.error
+        self._note = f"trial {record.trial} failed: {message.splitlines()[0][:100] if message else conclusion.error}"
+        self._move(record, TrialState.FAILED)
+        self._search.fail(record.trial)
+
+    def _move(self, record: Record, state: TrialState) -> None:
+        self._counts[record.state] -= 1
+        self._counts[state] += 1
+        record.state = state
+        if state.is_final:
+            record.end = time.time()
+
+    def _call_back(self, record: Record) -> None:
+        for callback in self._options.callbacks:
+            try:
+                callback(record.result())
+            except Exception as error:
+                warnings.warn(
+                    f"callback {callback!r} raised {type(error).__name__}: {error} for trial {record.trial}; "
+                    "the run goes on",
+                    stacklevel=2,
+                )
+
+    # ---- the end
+
+    def _check_end(self) -> None:
+        budget = self._options.time_budget
+        if self._signals > 1:
+            raise KeyboardInterrupt
+        if self.interrupted:
+            return
+        if self._signals:
+            self._drain("Ctrl-C: running trials stop at their next iteration, press again to end at once")
+        elif budget is not None and time.monotonic() - self._began >= budget:
+            self._drain("the time budget is used up")
+
+    def _drain(self, note: str) -> None:
+        self.interrupted, self._note = True, note
+        for record in list(self.records.values()):
+            if not record.state.is_final:
+                self._withdraw(record, "interrupted")
+
+    # ---- showing it
+
+    def _show(self) -> None:
+        now = time.monotonic()
+        if now >= self._show_due:
+            self._show_due = now + SHOW_EVERY
+            self._view.update(self.snapshot())
+
+    def snapshot(self) -> Snapshot:
+        """The run as it stands."""
+        now = time.monotonic()
+        packer = self._packer
+        running = []
+        for trial, since in self._started.items():
+            record, demand = self.records[trial], packer.demand_of(trial)
+            if record.state is not TrialState.RUNNING or record.lane is None:
+                continue
+            running.append(
+                RunningView(
+                    trial,
+                    record.lane,
+                    record.device or "",
+                    now - since,
+                    record.last_step,
+                    record.last_value,
+                    demand.peak if demand else None,
+                )
+            )
+        best = self._best
+        return Snapshot(
+            self._folder.path.name,
+            self._options.metric,
+            now - self._began,
+            self._options.trials,
+            dict(self._counts),
+            (best.trial, best.last_value or 0.0) if best else None,
+            tuple(running),
+            packer.snapshot(),
+            self._note,
+        )
+
+
+def seed_of(seed: int, trial: int) -> int:
+    """The seed of one trial, from the run's: independent streams, the same on every machine (numpy's SeedSequence)."""
+    return int(np.random.SeedSequence([seed, trial]).generate_state(1)[0])

@@ -1,0 +1,78 @@
+"""What can be tuned: a function of the config, or a class with `setup` and `step`."""
+
+from __future__ import annotations
+
+import inspect
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from cotune import session
+from cotune.errors import InputError
+
+CHECKPOINT_EVERY = 5.0
+
+
+def check_trainable(trainable: Any) -> str:
+    """Checks that something can be tuned, and gives its name.
+
+    Raises:
+        InputError: It is neither callable with one argument nor a step class.
+    """
+    if isinstance(trainable, type):
+        if callable(getattr(trainable, "setup", None)) and callable(getattr(trainable, "step", None)):
+            return trainable.__name__
+        raise InputError(
+            f"class {trainable.__name__} has no setup() and step()",
+            hint="a step class has setup(self, config) and step(self) -> metrics, and may have save(self, path) and "
+            "load(self, path)",
+        )
+    if not callable(trainable):
+        raise InputError(f"trainable={trainable!r} cannot be called", hint="pass a function of the config")
+    try:
+        inspect.signature(trainable).bind({})
+    except TypeError:
+        raise InputError(
+            f"{_name(trainable)}{inspect.signature(trainable)} cannot be called with one argument",
+            hint="it is called with the config, a dict: def train(config): ...",
+        ) from None
+    except ValueError:
+        pass
+    return _name(trainable)
+
+
+def _name(trainable: Any) -> str:
+    inner = getattr(trainable, "func", trainable)
+    name = getattr(inner, "__name__", type(inner).__name__)
+    return "lambda" if name == "<lambda>" else str(name)
+
+
+def call(trainable: Callable[[Mapping[str, Any]], Any] | type, config: Mapping[str, Any]) -> Any:
+    """Runs a trainable on a config, in a session or alone; gives what it returned."""
+    return _run_steps(trainable, config) if isinstance(trainable, type) else trainable(config)
+
+
+def _run_steps(cls: type, config: Mapping[str, Any]) -> Any:
+    """Drives a step class: one report a step, until `step()` returns None or `{"done": True, ...}`.
+
+    A checkpoint is taken every 5 s where the class has `save`.
+    """
+    trial: Any = cls()
+    trial.setup(config)
+    saved = session.restore()
+    if saved is not None and hasattr(trial, "load"):
+        trial.load(saved)
+    last = time.monotonic()
+    try:
+        while (metrics := trial.step()) is not None:
+            if hasattr(trial, "save") and time.monotonic() - last >= CHECKPOINT_EVERY:
+                with session.checkpoint() as path:
+                    trial.save(path)
+                last = time.monotonic()
+            session.report(metrics)
+            if metrics.get("done"):
+                break
+    finally:
+        if hasattr(trial, "cleanup"):
+            trial.cleanup()
+    return None

@@ -1,0 +1,62 @@
+"""A trial: one configuration being trained."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+
+class TrialState(StrEnum):
+    """Where a trial stands. The last four are final for a run; an interrupted trial can be resumed."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    DONE = "done"
+    STOPPED = "stopped"
+    FAILED = "failed"
+    INTERRUPTED = "interrupted"
+
+    @property
+    def is_final(self) -> bool:
+        return self not in (TrialState.WAITING, TrialState.RUNNING)
+
+
+@dataclass(frozen=True, slots=True)
+class TrialSpec:
+    """All a body needs to run one attempt of a trial.
+
+    Attributes:
+        trial: Its number in the run, from 0.
+        attempt: 0 the first time, one more after every restart.
+        config: What the trainable is called with.
+        seed: Seeds torch, numpy and random before the trainable starts.
+        folder: The trial's own folder, for its log and its checkpoints.
+        reports: Reports that stand from earlier attempts, up to the checkpoint it starts from.
+    """
+
+    trial: int
+    attempt: int
+    config: Mapping[str, Any]
+    seed: int
+    folder: Path
+    reports: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """One report of a trial.
+
+    Attributes:
+        trial: The trial's number.
+        step: Where it is.
+        value: The run's metric; NaN if this report does not carry it.
+        line: The report as a line of the events file, newline included.
+    """
+
+    trial: int
+    step: int
+    value: float
+    line: bytes

@@ -1,0 +1,192 @@
+"""Whatever happens in whatever order: memory is never overdrawn, no trial is lost, nothing waits for ever."""
+
+from __future__ import annotations
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from world import MIB, World
+
+from cotune.packer import events as ev
+from cotune.packer.events import Outcome
+from cotune.packer.packer import PackerOptions
+from cotune.packer.policies import make_policy
+
+CONTEXT = 20 * MIB
+pick = st.integers(0, 1 << 16)
+
+
+class Chaos(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    @initialize(
+        capacities=st.lists(st.sampled_from([300, 600, 1000]), min_size=1, max_size=3),
+        width=st.sampled_from([None, 1, 2, 4]),
+        residents=st.integers(1, 3),
+        policy=st.sampled_from(["makespan", "fifo"]),
+        max_failures=st.integers(0, 2),
+        surprise=st.sampled_from([0, 0, 15]),
+        patience=st.sampled_from([2, 8]),
+    )
+    def begin(
+        self,
+        capacities: list[int],
+        width: int | None,
+        residents: int,
+        policy: str,
+        max_failures: int,
+        surprise: int,
+        patience: int,
+    ) -> None:
+        options = PackerOptions(
+            width=width,
+            residents=residents,
+            policy=make_policy(policy),
+            max_failures=max_failures,
+            patience=patience,
+            iteration_timeout=100.0,
+        )
+        self.world = World(options)
+        for index, capacity in enumerate(capacities):
+            self.world.device(f"gpu {index}", capacity * MIB, CONTEXT, CONTEXT + surprise * MIB, width=4)
+
+    # ---- what people do
+
+    @rule(
+        persistent=st.integers(1, 300),
+        ephemeral=st.integers(0, 300),
+        late=st.sampled_from([0, 0, 0, 40, 150]),
+        steps=st.integers(1, 5),
+        kind=st.sampled_from(["a", "a", "b"]),
+        priority=st.sampled_from([0.0, 0.0, 1.0]),
+        explained=st.booleans(),
+        seconds=st.sampled_from([0.5, 1.0, 3.0]),
+        busy=st.sampled_from([None, 0.2, 0.6, 1.0]),
+    )
+    def add(
+        self,
+        persistent: int,
+        ephemeral: int,
+        late: int,
+        steps: int,
+        kind: str,
+        priority: float,
+        explained: bool,
+        seconds: float,
+        busy: float | None,
+    ) -> None:
+        features = {"size": float(persistent)} if explained else {}
+        self.world.add(
+            self.count,
+            persistent * MIB,
+            ephemeral * MIB,
+            late=late * MIB,
+            steps=steps,
+            seconds=seconds,
+            busy=busy,
+            kind=kind,
+            features=features,
+            priority=priority,
+        )
+        self.count += 1
+
+    @rule(persistent=st.integers(500, 1100))
+    def add_huge(self, persistent: int) -> None:
+        self.world.add(self.count, persistent * MIB, 30 * MIB, kind="a", features={"size": float(persistent)})
+        self.count += 1
+
+    @precondition(lambda self: self.count)
+    @rule(which=pick)
+    def withdraw(self, which: int) -> None:
+        self.world.withdraw(which % self.count)
+
+    # ---- what lanes do
+
+    def _alive(self) -> list[int]:
+        return [trial for trial in self.world.running() if trial in self.world.lane_of(trial).residents]
+
+    @rule(which=pick, times=st.integers(1, 4))
+    def step(self, which: int, times: int) -> None:
+        for _ in range(times):
+            if alive := self._alive():
+                self.world.step(alive[which % len(alive)])
+
+    @rule(which=pick, times=st.integers(1, 6))
+    def deliver(self, which: int, times: int) -> None:
+        for _ in range(times):
+            if senders := [lane.lane for lane in self.world.lanes.values() if lane.mail]:
+                lane = self.world.lanes[senders[which % len(senders)]]
+                told = lane.mail[0]
+                self.world.deliver(lane.lane)
+                if isinstance(told, ev.IterationsDone):
+                    self.world.check_condition_of(lane.lane)
+
+    @rule()
+    def settle(self) -> None:
+        self.world.settle()
+
+    @rule(which=pick, final=st.booleans())
+    def fail(self, which: int, final: bool) -> None:
+        if alive := self._alive():
+            self.world.fail(alive[which % len(alive)], final=final)
+
+    @rule(which=pick)
+    def crash(self, which: int) -> None:
+        if self.world.lanes:
+            self.world.crash(list(self.world.lanes)[which % len(self.world.lanes)])
+
+    @rule(which=pick, seconds=st.sampled_from([50.0, 200.0]))
+    def quiet(self, which: int, seconds: float) -> None:
+        if alive := self._alive():
+            trial = alive[which % len(alive)]
+            self.world.send(ev.LaneQuiet(self.world.time, self.world.lane_of(trial).lane, trial, seconds))
+
+    @rule(which=pick, residue=st.integers(0, 120), tainted=st.sampled_from([False, False, False, True]))
+    def holds(self, which: int, residue: int, tainted: bool) -> None:
+        if lanes := [lane for lane in self.world.lanes.values() if lane.alive]:
+            self.world.leave_behind(lanes[which % len(lanes)].lane, residue * MIB, tainted)
+
+    @rule(seconds=st.sampled_from([1.0, 6.0, 40.0]))
+    def wait(self, seconds: float) -> None:
+        self.world.wait(seconds)
+
+    # ---- what devices do
+
+    @rule(which=pick, percent=st.sampled_from([0, 3, 30, 60, 95, 100, 120]))
+    def change(self, which: int, percent: int) -> None:
+        if names := list(self.world.devices):
+            name = names[which % len(names)]
+            self.world.change(name, self.world.devices[name].full * percent // 100)
+
+    @precondition(lambda self: len(self.world.devices) > 1)
+    @rule(which=pick)
+    def lose(self, which: int) -> None:
+        self.world.lose(list(self.world.devices)[which % len(self.world.devices)])
+
+    @rule()
+    def haunt(self) -> None:
+        if self.world.ghosts:
+            self.world.send(self.world.ghosts.pop(0))
+
+    def teardown(self) -> None:
+        if not hasattr(self, "world"):
+            return
+        world = self.world
+        for name, device in world.devices.items():
+            world.change(name, device.full)
+        world.run(rounds=60 + 40 * self.count)
+        for trial, conclusion in world.concluded.items():
+            if conclusion.error == "TrialTooLarge":
+                assert conclusion.outcome is Outcome.FAILED
+                assert world.could_not_fit(trial)
+
+
+TestChaos = Chaos.TestCase
+TestChaos.settings = settings(
+    max_examples=1500,
+    stateful_step_count=40,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+)

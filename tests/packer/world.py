@@ -1,0 +1,416 @@
+"""A body without processes: carries out the brain's instructions and answers when a test says so.
+
+What a lane really may hold is tracked apart from the brain's books: a growth counts from the moment it is asked
+for, a shrink only once its `LaneResized` was delivered, a lane until its `LaneLost` was.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from cotune.demand import MIB
+from cotune.packer import events as ev
+from cotune.packer import instructions as do
+from cotune.packer.events import Outcome
+from cotune.packer.packer import Packer, PackerOptions
+from cotune.packer.state import padded
+
+__all__ = ["MIB", "Job", "World", "WorldDevice", "WorldLane"]
+
+
+@dataclass
+class Job:
+    """What a trial really is: bytes and iterations; `late` more ephemeral bytes from the third iteration on."""
+
+    trial: int
+    persistent: int
+    ephemeral: int
+    steps: int = 4
+    late: int = 0
+    seconds: float = 1.0
+    busy: float | None = None
+    done: int = 0
+    stopping: bool = False
+
+    @property
+    def most(self) -> int:
+        return self.persistent + self.ephemeral + self.late
+
+    @property
+    def now(self) -> int:
+        return self.ephemeral + (self.late if self.done >= 2 else 0)
+
+
+@dataclass
+class WorldLane:
+    lane: int
+    device: str
+    quota: int
+    context: int
+    residue: int = 0
+    unanswered: list[int] = field(default_factory=list)
+    residents: dict[int, Job] = field(default_factory=dict)
+    mail: deque[ev.Event] = field(default_factory=deque)
+    alive: bool = True
+    served: bool = False
+
+    @property
+    def bound(self) -> int:
+        """The most it may hold until something is confirmed."""
+        return max([self.quota, *self.unanswered])
+
+    @property
+    def held(self) -> int:
+        return self.context + self.residue + sum(job.persistent for job in self.residents.values())
+
+
+@dataclass
+class WorldDevice:
+    capacity: int
+    full: int
+    context: int
+    real_context: int
+
+
+class World:
+    """Plays the body of one `Packer`.
+
+    Args:
+        options: For the packer.
+        checked: Whether every answer of the packer is held against the world's own books.
+    """
+
+    def __init__(self, options: PackerOptions | None = None, checked: bool = True) -> None:
+        self.options = options or PackerOptions()
+        self.packer = Packer(self.options)
+        self.checked = checked
+        self.time = 0.0
+        self.devices: dict[str, WorldDevice] = {}
+        self.lanes: dict[int, WorldLane] = {}
+        self.ghosts: list[ev.Event] = []
+        self.jobs: dict[int, Job] = {}
+        self.where: dict[int, int | None] = {}
+        self.concluded: dict[int, do.ConcludeTrial] = {}
+        self.started: list[tuple[int, int]] = []
+        self.retries: list[do.RetryTrial] = []
+        self.log: list[do.Instruction] = []
+        self._held: dict[str, int] = {}
+
+    # ---- what a test does
+
+    def device(
+        self, name: str, capacity: int, context: int = 0, real_context: int | None = None, width: int = 16
+    ) -> None:
+        self.devices[name] = WorldDevice(capacity, capacity, context, context if real_context is None else real_context)
+        self.send(ev.DeviceFound(self.time, name, capacity, context, width))
+
+    def change(self, name: str, capacity: int) -> list[do.Instruction]:
+        device = self.devices[name]
+        device.capacity, device.full = capacity, max(device.full, capacity)
+        return self.send(ev.DeviceChanged(self.time, name, capacity))
+
+    def lose(self, name: str) -> list[do.Instruction]:
+        """The device goes; its lanes can only say late that they are gone."""
+        del self.devices[name]
+        for lane in [lane for lane in self.lanes.values() if lane.device == name]:
+            late = [mail for mail in lane.mail if not isinstance(mail, ev.TrialEnded | ev.IterationsDone)]
+            self.ghosts += [*late, ev.LaneLost(self.time, lane.lane, None, "gone")]
+            del self.lanes[lane.lane]
+        return self.send(ev.DeviceLost(self.time, name))
+
+    def add(
+        self,
+        trial: int,
+        persistent: int = 0,
+        ephemeral: int = 0,
+        *,
+        steps: int = 4,
+        late: int = 0,
+        seconds: float = 1.0,
+        busy: float | None = None,
+        kind: str = "",
+        features: dict[str, float] | None = None,
+        priority: float = 0.0,
+    ) -> list[do.Instruction]:
+        self.jobs[trial] = Job(trial, persistent, ephemeral, steps, late, seconds, busy)
+        self.where[trial] = None
+        return self.send(ev.TrialAdded(self.time, trial, kind, features or {}, priority))
+
+    def withdraw(self, trial: int) -> list[do.Instruction]:
+        return self.send(ev.TrialWithdrawn(self.time, trial))
+
+    def step(self, trial: int) -> None:
+        """One iteration of a running trial; what comes of it waits in its lane's mail."""
+        lane = self.lane_of(trial)
+        job = lane.residents[trial]
+        if job.stopping:
+            return self._end(lane, job, Outcome.STOPPED)
+        if lane.held + job.now > lane.quota:
+            return self._end(lane, job, Outcome.OUT_OF_MEMORY, needed=job.persistent + job.now)
+        self._mail(
+            lane,
+            ev.IterationsDone(self.time, trial, 1, job.seconds, job.persistent, job.now, job.busy),
+        )
+        job.done += 1
+        if job.done >= job.steps:
+            self._end(lane, job, Outcome.DONE)
+
+    def fail(self, trial: int, *, final: bool = False) -> None:
+        lane = self.lane_of(trial)
+        self._end(lane, lane.residents[trial], Outcome.FAILED, detail="ValueError: no", final=final)
+
+    def crash(self, lane: int, holder: int | None = None) -> None:
+        """The lane's process dies of itself."""
+        dying = self.lanes[lane]
+        if dying.alive:
+            dying.alive = False
+            dying.residents.clear()
+            self._mail(dying, ev.LaneLost(self.time, lane, holder, "killed by signal 11"))
+
+    def leave_behind(self, lane: int, residue: int, tainted: bool = False) -> list[do.Instruction]:
+        """The lane says at once what ended trials left in it; nothing, before one has ended."""
+        residue = residue if self.lanes[lane].served else 0
+        self.lanes[lane].residue = residue
+        return self.send(ev.LaneHolds(self.time, lane, 0, residue, tainted))
+
+    def deliver(self, lane: int) -> list[do.Instruction]:
+        """The oldest message of one lane."""
+        sender = self.lanes[lane]
+        event = sender.mail.popleft()
+        if isinstance(event, ev.LaneResized):
+            asked = sender.unanswered.pop(0)
+            if asked < sender.quota:
+                event = ev.LaneResized(event.time, lane, min(sender.quota, max(asked, sender.held)))
+            else:
+                event = ev.LaneResized(event.time, lane, asked)
+            sender.quota = event.quota
+        elif isinstance(event, ev.LaneLost):
+            del self.lanes[lane]
+        return self.send(event)
+
+    def settle(self) -> None:
+        """Delivers everything, answers to answers too."""
+        while waiting := [lane.lane for lane in self.lanes.values() if lane.mail]:
+            self.deliver(waiting[0])
+
+    def go(self, trial: int, iterations: int = 1) -> None:
+        """Some iterations, everything being delivered at once."""
+        for _ in range(iterations):
+            self.step(trial)
+            self.settle()
+
+    def finish(self, trial: int) -> None:
+        """Runs the trial to its end, or to where it leaves its lane."""
+        lane = self.lane_of(trial)
+        while trial in lane.residents:
+            self.go(trial)
+
+    def run(self, rounds: int = 1000) -> int:
+        """Everything answers promptly until all trials are concluded; the rounds that took."""
+        for count in range(rounds):
+            self.settle()
+            if len(self.concluded) == len(self.jobs):
+                return count
+            for trial in self.running():
+                if self.where[trial] is not None and trial in self.lane_of(trial).residents:
+                    self.step(trial)
+            self.wait(1.0)
+        left = [trial for trial in self.jobs if trial not in self.concluded]
+        raise AssertionError(f"not over after {rounds} rounds: {[(t, self.why(t)) for t in left]}")
+
+    def wait(self, seconds: float) -> list[do.Instruction]:
+        self.time += seconds
+        return self.send(ev.Tick(self.time))
+
+    # ---- what a test asks
+
+    def lane_of(self, trial: int) -> WorldLane:
+        lane = self.where[trial]
+        assert lane is not None, f"trial {trial} does not run: {self.why(trial)}"
+        return self.lanes[lane]
+
+    def running(self) -> list[int]:
+        return [trial for trial, lane in self.where.items() if lane is not None]
+
+    def waiting(self) -> list[int]:
+        return [t for t, lane in self.where.items() if lane is None and t not in self.concluded]
+
+    def why(self, trial: int) -> str | None:
+        return self.packer.why_waiting(trial)
+
+    def outcome(self, trial: int) -> Outcome | None:
+        return self.concluded[trial].outcome if trial in self.concluded else None
+
+    def error(self, trial: int) -> str:
+        return self.concluded[trial].error
+
+    def held(self, device: str) -> int:
+        return sum(lane.bound for lane in self.lanes.values() if lane.device == device)
+
+    def could_not_fit(self, trial: int) -> bool:
+        """Whether it needs more than nine tenths of the largest device there is."""
+        needs = [device.real_context + self.jobs[trial].most for device in self.devices.values()]
+        return min(needs, default=0) > 0.9 * max((d.full for d in self.devices.values()), default=0)
+
+    # ---- carrying out
+
+    def send(self, event: ev.Event) -> list[do.Instruction]:
+        instructions = self.packer.handle(event)
+        for instruction in instructions:
+            self._carry_out(instruction)
+        self.log += instructions
+        if self.checked:
+            self.check()
+        return instructions
+
+    def _carry_out(self, instruction: do.Instruction) -> None:
+        match instruction:
+            case do.OpenLane(lane, device, quota):
+                assert lane not in self.lanes
+                opened = WorldLane(lane, device, quota, self.devices[device].real_context)
+                self.lanes[lane] = opened
+                self._mail(opened, ev.LaneReady(self.time, lane, opened.context))
+            case do.ResizeLane(lane, quota):
+                assert quota > 0
+                resized = self.lanes[lane]
+                if quota > resized.quota and not resized.unanswered:
+                    resized.quota = quota
+                resized.unanswered.append(quota)
+                self._mail(resized, ev.LaneResized(self.time, lane, quota))
+            case do.CloseLane(lane, kill):
+                closed = self.lanes[lane]
+                assert kill or not closed.residents, "closed a lane with trials in it"
+                if closed.alive:
+                    closed.alive = False
+                    closed.residents.clear()
+                    self._mail(closed, ev.LaneLost(self.time, lane, None, "closed"))
+            case do.StartTrial(trial, lane):
+                assert trial not in self.concluded
+                assert self.where[trial] is None, "started while it runs"
+                self.where[trial] = lane
+                job = self.jobs[trial]
+                job.done, job.stopping = 0, False
+                self.started.append((trial, lane))
+                if self.lanes[lane].alive:
+                    self.lanes[lane].residents[trial] = job
+            case do.StopTrial(trial):
+                self.jobs[trial].stopping = True
+            case do.RetryTrial(trial):
+                assert self.where[trial] is not None, "retried though it did not run"
+                self.where[trial] = None
+                self.retries.append(instruction)
+            case do.ConcludeTrial(trial):
+                assert trial not in self.concluded, "concluded twice"
+                self.where[trial] = None
+                self.concluded[trial] = instruction
+            case _:
+                raise AssertionError(f"unknown instruction {instruction}")
+
+    def _mail(self, lane: WorldLane, event: ev.Event) -> None:
+        lane.mail.append(event)
+
+    def _end(
+        self,
+        lane: WorldLane,
+        job: Job,
+        outcome: Outcome,
+        needed: int | None = None,
+        detail: str = "",
+        final: bool = False,
+    ) -> None:
+        del lane.residents[job.trial]
+        lane.served = True
+        self._mail(lane, ev.TrialEnded(self.time, job.trial, outcome, needed, detail, final=final))
+
+    # ---- what must always hold
+
+    def check(self) -> None:
+        self._check_memory()
+        self._check_trials()
+        self._check_books()
+        self._check_no_idle_room()
+
+    def _check_memory(self) -> None:
+        for name, device in self.devices.items():
+            held, before = self.held(name), self._held.get(name, 0)
+            assert held <= device.capacity or held <= before, f"{name}: {held} of {device.capacity} granted"
+            self._held[name] = held
+
+    def _check_trials(self) -> None:
+        for trial in self.jobs:
+            placed = self.packer.lane_of(trial)
+            lane = self.where[trial]
+            assert (placed[0] if placed else None) == lane
+            assert (self.why(trial) is None) == (lane is not None or trial in self.concluded)
+        assert self.packer.unfinished == len(self.jobs) - len(self.concluded)
+        assert self.packer.waiting == len(self.waiting())
+
+    def _check_books(self) -> None:
+        seen: set[int] = set()
+        for device in self.packer.snapshot().devices:
+            assert device.device in self.devices
+            assert device.capacity == self.devices[device.device].capacity
+            assert device.held == sum(lane.quota for lane in device.lanes)
+            for view in device.lanes:
+                real = self.lanes[view.lane]
+                seen.add(view.lane)
+                assert real.device == device.device
+                assert view.quota >= real.bound
+                assert view.quota == real.bound or real.unanswered
+                assert list(view.residents) == [t for t, lane in self.started_in(view.lane) if lane == view.lane]
+                assert len(view.residents) <= self.options.residents
+        assert seen == set(self.lanes)
+
+    def started_in(self, lane: int) -> list[tuple[int, int]]:
+        """Trials in a lane, in the order in which they were started there."""
+        order: dict[int, int] = {}
+        for trial, where in self.started:
+            order.pop(trial, None)
+            order[trial] = where
+        return [(trial, where) for trial, where in order.items() if where == lane and self.where[trial] == lane]
+
+    def _check_no_idle_room(self) -> None:
+        """No waiting trial with a known demand could be placed; written apart from `Fitting`."""
+        brain = self.packer
+        for trial_id in self.waiting():
+            trial = brain._trials[trial_id]
+            demand = brain._expected(trial)
+            if demand is None or trial.alone or brain._exceeds_all(demand):
+                continue
+            for device in brain._devices.values():
+                lanes = list(device.lanes.values())
+                if any(lane.closing or self.lanes[lane.id].unanswered for lane in lanes):
+                    continue
+                if device.reserved_for not in (None, trial):
+                    continue
+                free = device.capacity - sum(lane.quota for lane in lanes)
+                running = [lane for lane in lanes if lane.residents]
+                if len(running) < device.width.width:
+                    assert device.context + device.shared + demand.peak > free, f"{trial_id} fits a new lane"
+                    for lane in lanes:
+                        if not lane.residents and not lane.retiring:
+                            room = lane.quota - lane.context - lane.shared - lane.residue + free
+                            assert free < 0 or demand.peak > room, f"{trial_id} fits idle lane {lane.id}"
+                    continue
+                for lane in running:
+                    others = list(lane.residents.values())
+                    measured = [t.demand for t in others if t.demand and not t.alone and not t.solo]
+                    if trial.solo or lane.retiring or len(measured) < len(others):
+                        continue
+                    if len(others) >= self.options.residents or any(t.floor for t in others):
+                        continue
+                    base = lane.context + lane.shared + lane.residue
+                    held = sum(padded(d.persistent) for d in measured) + demand.persistent
+                    peak = max(demand.ephemeral, *(padded(d.ephemeral) for d in measured))
+                    assert free < 0 or base + held + peak > lane.quota + free, f"{trial_id} fits lane {lane.id}"
+
+    def check_condition_of(self, number: int) -> None:
+        """Salus's condition: what measured trials need together fits their lane, or no room is left to grow."""
+        lane = self.packer._lanes.get(number)
+        demands = [trial.demand for trial in lane.residents.values() if trial.demand] if lane else []
+        if lane is None or lane.closing or not demands or len(demands) < len(lane.residents):
+            return
+        need = lane.context + lane.shared + lane.residue
+        need += sum(padded(d.persistent) for d in demands) + max(padded(d.ephemeral) for d in demands)
+        assert need <= lane.asked or need - lane.quota > lane.device.capacity - lane.device.held

@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+from typing import Any
+
+import optuna
+import pytest
+from optuna.pruners import HyperbandPruner, MedianPruner, NopPruner, SuccessiveHalvingPruner
+from optuna.samplers import GridSampler, RandomSampler, TPESampler
+
+from cotune.errors import InputError, SpaceError
+from cotune.search.samplers import asks_ahead, make_pruner, make_sampler
+from cotune.search.spaces import Space, choice, randint, uniform
+
+optuna.logging.set_verbosity(optuna.logging.WARNING)
+
+SPACE = Space({"a": randint(0, 3), "b": choice(["x", "y"])})
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [(None, TPESampler), ("tpe", TPESampler), ("Random", RandomSampler), ("grid", GridSampler)],
+)
+def test_samplers_by_name(name: str | None, kind: type) -> None:
+    assert isinstance(make_sampler(name, SPACE, seed=1), kind)
+
+
+def test_a_sampler_or_pruner_passed_in_is_used_as_it_is() -> None:
+    sampler, pruner = RandomSampler(), NopPruner()
+    assert make_sampler(sampler, SPACE, seed=1) is sampler
+    assert make_pruner(pruner) is pruner
+
+
+@pytest.mark.parametrize("name", ["tpe", "random", "grid"])
+def test_a_seed_repeats_the_suggestions(name: str) -> None:
+    def suggestions() -> list[dict[str, Any]]:
+        study = optuna.create_study(sampler=make_sampler(name, SPACE, seed=3))
+        asked = []
+        for value in range(6):
+            trial = study.ask(SPACE.distributions())
+            asked.append(trial.params)
+            study.tell(trial, value)
+        return asked
+
+    assert suggestions() == suggestions()
+
+
+def test_the_grid_is_visited_once_by_ask_and_tell() -> None:
+    study = optuna.create_study(sampler=make_sampler("grid", SPACE, seed=None))
+    trials = [study.ask(SPACE.distributions()) for _ in range(SPACE.grid_size() or 0)]
+    for trial in trials:
+        study.tell(trial, 1.0)
+    assert {(trial.params["a"], trial.params["b"]) for trial in trials} == {
+        (a, b) for a in range(3) for b in ("x", "y")
+    }
+
+
+def test_a_grid_over_a_continuous_space_is_refused() -> None:
+    with pytest.raises(SpaceError, match="lr"):
+        make_sampler("grid", Space({"lr": uniform(0, 1)}), seed=None)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("asha", SuccessiveHalvingPruner), ("hyperband", HyperbandPruner), ("MEDIAN", MedianPruner)],
+)
+def test_pruners_by_name(name: str, kind: type) -> None:
+    assert isinstance(make_pruner(name), kind)
+
+
+def test_no_pruner() -> None:
+    assert make_pruner(None) is None
+    assert make_pruner("none") is None
+
+
+@pytest.mark.parametrize("wrong", ["bayes", "", 3])
+def test_unknown_names_list_the_known_ones(wrong: Any) -> None:
+    with pytest.raises(InputError, match=repr(wrong)) as caught:
+        make_sampler(wrong, SPACE, seed=None)
+    assert "'tpe', 'random', 'grid'" in caught.value.hint
+    with pytest.raises(InputError, match=repr(wrong)) as caught:
+        make_pruner(wrong)
+    assert "'asha', 'hyperband', 'median', 'none'" in caught.value.hint
+
+
+def test_samplers_that_learn_are_asked_one_ahead() -> None:
+    assert asks_ahead(make_sampler("tpe", SPACE, seed=None)) == 1
+    assert asks_ahead(make_sampler("random", SPACE, seed=None)) is None
+    assert asks_ahead(make_sampler("grid", SPACE, seed=None)) is None

@@ -1,0 +1,433 @@
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from typing import Any
+
+import hypothesis.strategies as st
+import numpy as np
+import optuna
+import pytest
+from hypothesis import given, settings
+from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+
+from cotune.errors import InputError, SpaceError
+from cotune.search.spaces import (
+    Choice,
+    Float,
+    Integer,
+    Space,
+    choice,
+    lograndint,
+    loguniform,
+    qloguniform,
+    qrandint,
+    quniform,
+    randint,
+    uniform,
+)
+
+optuna.logging.set_verbosity(optuna.logging.WARNING)
+
+
+def relu(x: float) -> float:
+    return max(x, 0.0)
+
+
+class Widget:
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+
+def ask(space: Space, seed: int = 0) -> dict[str, Any]:
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=seed))
+    return study.ask(space.distributions()).params
+
+
+@pytest.mark.parametrize(
+    ("domain", "expected"),
+    [
+        (uniform(0, 1), Float(0.0, 1.0)),
+        (loguniform(1e-5, 1e-1), Float(1e-5, 1e-1, log=True)),
+        (quniform(0, 1, 0.25), Float(0.0, 1.0, step=0.25)),
+        (quniform(0.05, 0.97, 0.1), Float(0.1, 0.9, step=0.1)),
+        (qloguniform(0.1, 10, 0.1), Float(0.1, 10.0, log=True, step=0.1)),
+        (randint(0, 10), Integer(0, 9)),
+        (lograndint(1, 1000), Integer(1, 999, log=True)),
+        (qrandint(8, 64, 8), Integer(8, 64, step=8)),
+        (qrandint(5, 70, 8), Integer(8, 64, step=8)),
+        (choice([1, 2]), Choice((1, 2))),
+        (choice(range(3)), Choice((0, 1, 2))),
+        (uniform(np.float64(0), np.int64(2)), Float(0.0, 2.0)),
+        (randint(0, 1e3), Integer(0, 999)),
+    ],
+)
+def test_helpers(domain: Any, expected: Any) -> None:
+    assert domain == expected
+    assert type(domain) is type(expected)
+
+
+def test_bounds_end_on_the_last_step() -> None:
+    assert Float(0, 1, step=0.3).high == 0.9
+    assert Integer(0, 10, step=4).high == 8
+    assert Float(0, 0.3, step=0.1).values() == [0.0, 0.1, 0.2, 0.3]
+
+
+@pytest.mark.parametrize(
+    ("make", "value"),
+    [
+        (lambda: uniform(1, 1), "low=1"),
+        (lambda: uniform(2, 1), "high=1"),
+        (lambda: Float(2, 1), "low=2.0"),
+        (lambda: Integer(2, 1), "low=2"),
+        (lambda: loguniform(0, 1), "low=0.0"),
+        (lambda: loguniform(-1, 1), "low=-1.0"),
+        (lambda: lograndint(0, 5), "low=0"),
+        (lambda: uniform(math.nan, 1), "nan"),
+        (lambda: uniform(0, math.inf), "inf"),
+        (lambda: uniform("a", 1), "'a' (str)"),  # type: ignore[arg-type]
+        (lambda: uniform(True, 2), "True"),
+        (lambda: uniform(-1.7e308, 1.7e308), "1.7e+308"),
+        (lambda: quniform(0, 1, 0), "q=0.0"),
+        (lambda: quniform(0, 1, -0.1), "q=-0.1"),
+        (lambda: quniform(0.1, 0.2, 5), "q=5.0"),
+        (lambda: qrandint(0, 8, 0), "q=0"),
+        (lambda: qrandint(1, 3, 8), "q=8"),
+        (lambda: Float(0, 1, step=0), "step=0.0"),
+        (lambda: Integer(0, 4, step=-1), "step=-1"),
+        (lambda: randint(0, 2.5), "2.5"),  # type: ignore[arg-type]
+        (lambda: randint(0, 2**60), str(2**60)),
+        (lambda: choice([]), "[]"),
+        (lambda: choice("adam"), "adam"),
+        (lambda: choice({1, 2}), "set"),
+        (lambda: choice(3), "3 (int)"),  # type: ignore[arg-type]
+    ],
+)
+def test_wrong_domains_name_the_value_and_hint(make: Any, value: str) -> None:
+    with pytest.raises(SpaceError) as caught:
+        make()
+    assert value in caught.value.message
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("tree", "value"),
+    [
+        ({}, "{}"),
+        ([1], "list"),
+        (None, "NoneType"),
+        ({"": 1}, "''"),
+        ({"a": {"b/c": 1}}, "'b/c' in 'a'"),
+        ({1: 2}, "1"),
+        ({"lr": {"grid_search": []}}, "lr: "),
+        ({"lr": {"grid_search": "ab"}}, "ab"),
+        ({"sizes": [8, randint(1, 4)]}, "sizes: Integer"),
+    ],
+)
+def test_wrong_spaces_name_the_value_and_hint(tree: Any, value: str) -> None:
+    with pytest.raises(SpaceError) as caught:
+        Space(tree)
+    assert value in caught.value.message
+    assert caught.value.hint
+
+
+def test_nested_dicts_are_flattened_and_rebuilt_in_order() -> None:
+    space = Space(
+        {
+            "optimizer": {"name": choice(["adam", "sgd"]), "lr": loguniform(1e-4, 1), "eps": 1e-8},
+            "width": qrandint(8, 32, 8),
+            "grid": {"grid_search": [1, 2]},
+            "empty": {},
+        }
+    )
+    assert list(space.domains) == ["optimizer/name", "optimizer/lr", "width", "grid"]
+    assert space.constants == {"optimizer/eps": 1e-8, "empty": {}}
+    assert space.domains["grid"] == Choice((1, 2))
+    params = {"optimizer/name": "sgd", "optimizer/lr": 0.1, "width": 16, "grid": 2, "other": 1}
+    config = space.config(params)
+    assert config == {
+        "optimizer": {"name": "sgd", "lr": 0.1, "eps": 1e-8},
+        "width": 16,
+        "grid": 2,
+        "empty": {},
+    }
+    assert list(config) == ["optimizer", "width", "grid", "empty"]
+    assert list(config["optimizer"]) == ["name", "lr", "eps"]
+
+
+def test_constants_only() -> None:
+    space = Space({"lr": 0.1, "sizes": [1, 2]})
+    assert space.distributions() == {}
+    assert space.grid() == {}
+    assert space.grid_size() == 1
+    assert space.features({}) == {}
+    assert space.config({}) == {"lr": 0.1, "sizes": [1, 2]}
+
+
+def test_configs_share_objects_but_no_containers() -> None:
+    widget, sizes = Widget(1), [1, [2]]
+    space = Space({"widget": widget, "sizes": sizes, "layers": choice([[1], [2]])})
+    config = space.config({"layers": "0: [1]"})
+    config["sizes"][1].append(3)
+    config["layers"].append(3)
+    assert space.config({"layers": "0: [1]"}) == {"widget": widget, "sizes": [1, [2]], "layers": [1]}
+    assert config["widget"] is widget
+
+
+def test_a_missing_or_unknown_parameter_is_named() -> None:
+    space = Space({"a": choice(["x", "y"]), "b": choice([relu])})
+    with pytest.raises(InputError, match="'b'"):
+        space.config({"a": "x"})
+    with pytest.raises(InputError, match="a: 'z'"):
+        space.config({"a": "z", "b": "0: relu"})
+    with pytest.raises(InputError, match="b: "):
+        space.features({"a": "x", "b": relu})
+
+
+def test_plain_options_stand_for_themselves() -> None:
+    options = (None, True, 2, 3.5, "adam")
+    space = Space({"a": choice(options)})
+    assert space.distributions() == {"a": CategoricalDistribution(options)}
+    assert [space.config({"a": option})["a"] for option in options] == list(options)
+
+
+@pytest.mark.parametrize("options", [(1, 1.0), (1, True), (0, False), (0.0, -0.0), (math.nan, 1.0), (1, 2, relu)])
+def test_options_that_optuna_would_confuse_get_labels(options: tuple[Any, ...]) -> None:
+    space = Space({"a": choice(options)})
+    distribution = space.distributions()["a"]
+    assert isinstance(distribution, CategoricalDistribution)
+    labels = [str(label) for label in distribution.choices]
+    assert [label.split(":")[0] for label in labels] == [str(index) for index in range(len(options))]
+    for label, option in zip(labels, options, strict=True):
+        decoded = space.config({"a": label})["a"]
+        assert type(decoded) is type(option)
+        assert repr(decoded) == repr(option)
+
+
+def test_labels() -> None:
+    objects = [relu, Widget, Widget(1), [relu, {"b", "a"}], {"k": (1, None)}, lambda x: x, int, "y" * 99]
+    distribution = Space({"a": choice(objects)}).distributions()["a"]
+    assert isinstance(distribution, CategoricalDistribution)
+    names = [str(label) for label in distribution.choices]
+    assert names[:2] == ["0: relu", "1: Widget"]
+    assert names[2].startswith("2: <")
+    assert names[3:7] == ["3: [relu, {'a', 'b'}]", "4: {'k': (1, None)}", "5: <lambda>", "6: int"]
+    assert not any("0x" in name for name in names)
+    assert max(map(len, names)) < 70
+
+
+def test_numpy_scalars_become_python_numbers() -> None:
+    space = Space({"a": choice(np.arange(3))})
+    assert space.distributions() == {"a": CategoricalDistribution((0, 1, 2))}
+    assert type(space.config({"a": 2})["a"]) is int
+
+
+def test_labels_are_the_same_in_another_process() -> None:
+    code = """
+import functools, json
+from cotune.search.spaces import Space, choice
+class A: ...
+def f(): ...
+options = [{"b", "a", "c"}, A(), f, functools.partial(f, 1), frozenset({"x", "y", "z"}), [{"p", "q"}]]
+print(json.dumps(Space({"a": choice(options)}).distributions()["a"].choices))
+"""
+    seen = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={"PYTHONHASHSEED": str(seed), "PYTHONPATH": ":".join(sys.path)},
+            capture_output=True,
+            check=True,
+            text=True,
+        ).stdout
+        for seed in (1, 2)
+    }
+    assert len(seen) == 1
+    assert len(json.loads(seen.pop())) == 6
+
+
+def test_importing_it_loads_neither_optuna_nor_ray_nor_numpy() -> None:
+    code = "import sys, cotune.search.spaces; print({'optuna', 'ray', 'numpy', 'torch'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
+    assert done.stdout.strip() == "set()"
+
+
+def test_features() -> None:
+    space = Space(
+        {
+            "lr": loguniform(1e-4, 1),
+            "layers": randint(1, 5),
+            "batch": choice([32, 64, 64.5]),
+            "mixed": choice([1, 1.0]),
+            "optimizer": choice(["adam", "sgd"]),
+            "amp": choice([True, False]),
+            "bad": choice([math.nan, 2.0]),
+            "act": choice([relu, abs]),
+            "q": qloguniform(0.5, 8, 0.5),
+            "constant": 3,
+        }
+    )
+    params = {
+        "lr": 0.01,
+        "layers": 3,
+        "batch": 64,
+        "mixed": "1: 1.0",
+        "optimizer": "sgd",
+        "amp": True,
+        "bad": "0: nan",
+        "act": "1: abs",
+        "q": 1.1,
+    }
+    assert space.features(params) == {
+        "lr": 0.01,
+        "layers": 3.0,
+        "batch": 64.0,
+        "mixed": 1.0,
+        "optimizer=sgd": 1.0,
+        "amp=True": 1.0,
+        "bad=0: nan": 1.0,
+        "act=1: abs": 1.0,
+        "q": 1.0,
+    }
+    assert space.config(params)["q"] == 1.0
+
+
+def test_grid() -> None:
+    space = Space(
+        {
+            "a": quniform(0, 0.3, 0.1),
+            "b": Integer(2, 7, step=2),
+            "c": choice([relu, abs]),
+            "d": choice(["x", "x", "y"]),
+            "e": 1,
+        }
+    )
+    assert space.grid() == {
+        "a": [0.0, 0.1, 0.2, 0.3],
+        "b": [2, 4, 6],
+        "c": ["0: relu", "1: abs"],
+        "d": ["x", "y"],
+    }
+    assert space.grid_size() == 4 * 3 * 2 * 2
+
+
+def test_a_continuous_or_huge_grid_is_refused() -> None:
+    space = Space({"a": choice([1]), "lr": uniform(0, 1)})
+    assert space.grid_size() is None
+    with pytest.raises(SpaceError, match="lr: ") as caught:
+        space.grid()
+    assert "quniform" in caught.value.hint
+    with pytest.raises(SpaceError, match="1,000,000,000 points"):
+        Space({"a": randint(0, 10**9)}).grid()
+
+
+def test_optuna_distributions() -> None:
+    tree = {
+        "a": FloatDistribution(0, 1),
+        "b": FloatDistribution(1e-3, 1, log=True),
+        "c": FloatDistribution(0.05, 0.65, step=0.2),
+        "d": IntDistribution(1, 9, step=2),
+        "e": IntDistribution(1, 9, log=True),
+        "f": CategoricalDistribution(("x", None)),
+        "g": IntDistribution(3, 3),
+    }
+    assert Space(tree).distributions() == tree
+    sampler = optuna.samplers.RandomSampler()
+    assert Space({"a": tree["a"], "sampler": sampler}).constants == {"sampler": sampler}
+
+
+@pytest.mark.ray
+def test_ray_domains() -> None:
+    from ray import tune
+
+    space = Space(
+        {
+            "a": tune.uniform(0, 1),
+            "b": tune.loguniform(1e-3, 1),
+            "c": tune.quniform(0, 1, 0.25),
+            "d": tune.qloguniform(0.1, 1, 0.1),
+            "e": tune.randint(0, 10),
+            "f": tune.lograndint(1, 10),
+            "g": tune.qrandint(0, 10, 2),
+            "h": tune.qlograndint(1, 10, 3),
+            "i": tune.choice(["x", "y"]),
+            "j": tune.grid_search([1, 2]),
+            "k": tune.qrandint(0, 10, 1),
+        }
+    )
+    assert space.domains == {
+        "a": Float(0, 1),
+        "b": Float(1e-3, 1, log=True),
+        "c": Float(0, 1, step=0.25),
+        "d": Float(0.1, 1, log=True, step=0.1),
+        "e": Integer(0, 9),
+        "f": Integer(1, 9, log=True),
+        "g": Integer(0, 10, step=2),
+        "h": Integer(3, 9, log=True, step=3),
+        "i": Choice(("x", "y")),
+        "j": Choice((1, 2)),
+        "k": Integer(0, 9),
+    }
+    for wrong in (tune.randn(0, 1), tune.qrandn(0, 1, 0.5), tune.sample_from(lambda: 1)):
+        with pytest.raises(SpaceError, match=r"^x/y: ") as caught:
+            Space({"x": {"y": wrong}})
+        assert caught.value.hint
+
+
+bounds = st.tuples(st.integers(-1000, 1000), st.integers(1, 1000)).map(lambda b: (b[0], b[0] + b[1]))
+positive = st.tuples(st.integers(1, 1000), st.integers(1, 1000)).map(lambda b: (b[0], b[0] + b[1]))
+floats = st.one_of(
+    bounds.map(lambda b: uniform(b[0] / 8, b[1] / 8)),
+    positive.map(lambda b: loguniform(b[0] / 8, b[1] / 8)),
+    st.builds(lambda b, q: Float(b[0], b[1], step=q / 10), bounds, st.integers(1, 50)),
+    st.builds(lambda b, q: Float(b[0], b[1], log=True, step=q / 10), positive, st.integers(1, 50)),
+)
+integers = st.one_of(
+    bounds.map(lambda b: randint(*b)),
+    positive.map(lambda b: lograndint(*b)),
+    st.builds(lambda b, q: Integer(b[0], b[1], step=q), bounds, st.integers(1, 50)),
+    st.builds(lambda b, q: Integer(b[0], b[1], log=True, step=q), positive, st.integers(1, 50)),
+)
+options = st.one_of(
+    st.none(), st.booleans(), st.integers(), st.floats(), st.text(), st.lists(st.integers()), st.just(relu)
+)
+choices = st.lists(options, min_size=1, max_size=5).map(choice)
+names = st.text(st.characters(blacklist_characters="/", blacklist_categories=["Cs"]), min_size=1, max_size=8)
+trees = st.dictionaries(
+    names,
+    st.recursive(
+        st.one_of(floats, integers, choices, st.integers()),
+        lambda leaves: st.dictionaries(names, leaves, max_size=3).filter(lambda d: set(d) != {"grid_search"}),
+        max_leaves=5,
+    ),
+    min_size=1,
+    max_size=4,
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(tree=trees, seed=st.integers(0, 2**32 - 1))
+def test_configs_respect_bounds_types_and_shape(tree: dict[str, Any], seed: int) -> None:
+    space = Space(tree)
+    params = ask(space, seed)
+    check(tree, space.config(params))
+    assert all(math.isfinite(value) for value in space.features(params).values())
+
+
+def check(tree: Any, value: Any) -> None:
+    match tree:
+        case Float() | Integer():
+            assert type(value) is (float if isinstance(tree, Float) else int)
+            assert tree.low <= value <= tree.high
+            if tree.step is not None:
+                steps = (value - tree.low) / tree.step
+                assert math.isclose(steps, round(steps), abs_tol=1e-6)
+        case Choice():
+            assert any(repr(value) == repr(option) for option in tree.options)
+        case dict():
+            assert list(value) == list(tree)
+            for key in tree:
+                check(tree[key], value[key])
+        case _:
+            assert value == tree
