@@ -127,7 +127,6 @@ def run(
                 sampler=sampler, pruner=pruner, seed=_seed(seed), budget=budget, lockstep=lockstep,
                 callbacks=callbacks, dashboard=dashboard,
             )  # fmt: skip
-            began = time.monotonic()
             try:
                 with _interrupts(sweep):
                     sweep.run()
@@ -137,8 +136,9 @@ def run(
         finally:
             engine.close()
         results = [sweep.records[number].result() for number in sorted(sweep.records)]
-        makespan = time.monotonic() - began
-        return Results(tuple(results), metric, mode, folder.path.name, folder.path, makespan, sweep.interrupted)
+        return Results(
+            tuple(results), metric, mode, folder.path.name, folder.path, sweep.makespan, sweep.interrupted
+        )
 
 
 def _assemble(

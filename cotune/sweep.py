@@ -128,8 +128,14 @@ class Sweep:
             self._counts[record.state] += 1
         self._best = best_of(records, options.mode)
         self._began = time.monotonic()
+        self._first_start = self._last_end = 0.0
         self._show_due = 0.0
         self._note = ""
+
+    @property
+    def makespan(self) -> float:
+        """Seconds from the first start of a trial in this session to the last end."""
+        return max(0.0, self._last_end - self._first_start) if self._first_start else 0.0
 
     # ---- from outside of the loop
 
@@ -244,6 +250,7 @@ class Sweep:
         now = time.time()
         record.start = record.start or now
         self._started[record.trial] = time.monotonic()
+        self._first_start = self._first_start or self._started[record.trial]
         self._log.write("start", now, trial=record.trial, lane=record.lane, device=record.device)
         spec = TrialSpec(record.trial, record.attempts, record.config, record.seed, folder.path, reports)
         record.attempts += 1
@@ -291,6 +298,7 @@ class Sweep:
         else:
             self._fail(record, conclusion)
         self._started.pop(record.trial, None)
+        self._last_end = time.monotonic()
         if record.state is not TrialState.INTERRUPTED:
             self._log.write("end", time.time(), **end_event(record))
             self._call_back(record)

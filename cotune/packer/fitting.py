@@ -25,6 +25,10 @@ class Place:
     quota: int
     missing: int = 0
 
+    @property
+    def shares(self) -> bool:
+        return self.lane is not None and bool(self.lane.residents)
+
 
 @dataclass(frozen=True, slots=True)
 class Shortage:
@@ -84,15 +88,14 @@ class Fitting:
         """
         if demand is None or trial.wants_all:
             return self._find_whole(trial, demand, devices)
-        best: tuple[tuple[int, int, int], Place] | None = None
+        best: tuple[tuple[bool, int, int], Place] | None = None
         short: list[Place] = []
         for device in devices:
-            places = sorted(self._places(trial, demand, device), key=lambda place: place.missing)
-            if places and places[0].missing <= 0:
-                place = places[0]
-                shares = int(place.lane is not None and bool(place.lane.residents))
+            places = list(self._places(trial, demand, device))
+            place = min(places, key=lambda place: (place.missing > 0, place.shares, place.missing), default=None)
+            if place is not None and place.missing <= 0:
                 extra = place.quota - (place.lane.quota if place.lane else 0)
-                rank = (shares, device.active, extra)
+                rank = (place.shares, device.active, extra)
                 if best is None or rank < best[0]:
                     best = rank, place
             elif best is None:
@@ -114,7 +117,7 @@ class Fitting:
                 yield self._place(device, lane, lane.need([demand]))
             fresh = device.context + device.shared + demand.peak
             yield Place(device, None, fresh, fresh - device.free)
-        elif not trial.solo:
+        if not trial.solo:
             for lane in device.lanes.values():
                 if self._takes_resident(lane):
                     yield self._place(device, lane, lane.need([*resident_demands(lane), demand]))

@@ -239,7 +239,7 @@ class Packer:
             max(before.ephemeral, event.ephemeral),
             before.busy if event.busy is None else event.busy,
         )
-        if trial.iterations >= PROBE_ITERATIONS:
+        if trial.iterations >= PROBE_ITERATIONS or trial.demand is not None:
             self._believe(trial, lane)
         device.width.measured(trial.id, event.count, event.seconds, device.active)
         device.width.review(device.active, bool(self._queue))
@@ -254,8 +254,7 @@ class Packer:
             self._model(trial).observe_demand(trial.id, trial.features, trial.demand)
         if lane.device.active == 1 and len(lane.residents) == 1:
             lane.device.width.guess(trial.demand.busy)
-        if not lane.is_probing and not lane.closing:
-            self._ensure(lane, lane.need(resident_demands(lane)))
+        self._ensure_need(lane)
 
     def _trial_ended(self, event: ev.TrialEnded) -> None:
         trial = self._trials.get(event.trial)
@@ -362,6 +361,7 @@ class Packer:
         grown = 0 if lane.first_residue is None else event.residue - lane.first_residue
         leaked = grown > LEAK_GROWTH or event.residue > lane.device.full // 4
         lane.retiring = lane.retiring or event.tainted or leaked
+        self._ensure_need(lane)
         self._recycle(lane)
         self._touch(lane.device)
 
@@ -449,9 +449,14 @@ class Packer:
             lane.quota = quota
         self._out.append(do.ResizeLane(lane.id, quota))
 
+    def _ensure_need(self, lane: Lane) -> None:
+        """Gives the lane what its trials were measured to need, once all of them were."""
+        if lane.residents and not lane.is_probing and not lane.closing:
+            self._ensure(lane, lane.need(resident_demands(lane)))
+
     def _ensure(self, lane: Lane, quota: int) -> None:
         """Gives the lane at least this quota, where there is room for it."""
-        if lane.asked < quota <= lane.quota + max(lane.device.free, 0):
+        if lane.asked < quota <= lane.quota + lane.device.free:
             self._resize(lane, quota)
 
     def _reclaim(self, device: Device, wanted: int, keep: Lane | None = None, partly: bool = False) -> bool:

@@ -215,8 +215,9 @@ class Search:
             self._answer(Verdict(number, not math.isnan(value) and trial.should_prune()))
 
     def _store(self, trial: Trial, step: int, value: float) -> None:
-        # Trial.report ignores a second report of one step, as a trial resumed from a checkpoint makes them.
-        self.study._storage.set_trial_intermediate_value(trial._trial_id, step, value)
+        # A trial resumed from a checkpoint reports a step again, which Optuna would ignore with a warning.
+        trial._cached_frozen_trial.intermediate_values.pop(step, None)
+        trial.report(value, step)
 
     def _tell(self, number: int, state: TrialState, value: float | None, values: list[tuple[int, float]]) -> None:
         trial = self._trials.pop(number)

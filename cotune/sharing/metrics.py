@@ -69,6 +69,8 @@ def read_report(
     """
     if not isinstance(metrics, Mapping):
         raise MetricError(f"report() got {metrics!r}", hint="report a dict, such as report({'loss': 0.1})")
+    if step < 0:
+        raise MetricError(f"report() got step={step}", hint="count steps from 0 or 1 upwards")
     values = {str(name): plain(str(name), value) for name, value in metrics.items()}
     if metric in values:
         value = number(metric, values[metric])

@@ -1,0 +1,5 @@
+"""Conformance suites that others can run against their own bodies."""
+
+from cotune.testing.engines import EngineConformance, EngineUnderTest
+
+__all__ = ["EngineConformance", "EngineUnderTest"]

@@ -44,9 +44,12 @@ class Job:
 
 @dataclass
 class WorldLane:
+    """A lane as it is: it does at once what it is told, but word of that takes its time."""
+
     lane: int
     device: str
     quota: int
+    confirmed: int
     context: int
     residue: int = 0
     unanswered: list[int] = field(default_factory=list)
@@ -58,7 +61,7 @@ class WorldLane:
     @property
     def bound(self) -> int:
         """The most it may hold until something is confirmed."""
-        return max([self.quota, *self.unanswered])
+        return max([self.confirmed, *self.unanswered])
 
     @property
     def held(self) -> int:
@@ -179,12 +182,8 @@ class World:
         sender = self.lanes[lane]
         event = sender.mail.popleft()
         if isinstance(event, ev.LaneResized):
-            asked = sender.unanswered.pop(0)
-            if asked < sender.quota:
-                event = ev.LaneResized(event.time, lane, min(sender.quota, max(asked, sender.held)))
-            else:
-                event = ev.LaneResized(event.time, lane, asked)
-            sender.quota = event.quota
+            sender.unanswered.pop(0)
+            sender.confirmed = event.quota
         elif isinstance(event, ev.LaneLost):
             del self.lanes[lane]
         return self.send(event)
@@ -268,16 +267,15 @@ class World:
         match instruction:
             case do.OpenLane(lane, device, quota):
                 assert lane not in self.lanes
-                opened = WorldLane(lane, device, quota, self.devices[device].real_context)
+                opened = WorldLane(lane, device, quota, quota, self.devices[device].real_context)
                 self.lanes[lane] = opened
                 self._mail(opened, ev.LaneReady(self.time, lane, opened.context))
             case do.ResizeLane(lane, quota):
                 assert quota > 0
                 resized = self.lanes[lane]
-                if quota > resized.quota and not resized.unanswered:
-                    resized.quota = quota
-                resized.unanswered.append(quota)
-                self._mail(resized, ev.LaneResized(self.time, lane, quota))
+                resized.quota = min(max(quota, resized.held), max(quota, resized.quota))
+                resized.unanswered.append(resized.quota)
+                self._mail(resized, ev.LaneResized(self.time, lane, resized.quota))
             case do.CloseLane(lane, kill):
                 closed = self.lanes[lane]
                 assert kill or not closed.residents, "closed a lane with trials in it"

@@ -1,0 +1,262 @@
+"""What every body must do, as a pytest class.
+
+A body's tests subclass `EngineConformance` and give it an `engine` fixture:
+
+    class TestMyEngine(EngineConformance):
+        @pytest.fixture
+        def engine(self, tmp_path):
+            with EngineUnderTest(MyEngine(behave, ...), tmp_path) as under_test:
+                yield under_test
+
+where `behave` is the trainable below: what it does is in its config.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar
+
+from cotune.engines.base import Engine
+from cotune.packer import (
+    CloseLane,
+    Event,
+    IterationsDone,
+    LaneHolds,
+    LaneLost,
+    LaneQuiet,
+    LaneReady,
+    LaneResized,
+    OpenLane,
+    Outcome,
+    ResizeLane,
+    StartTrial,
+    StopTrial,
+    TrialEnded,
+)
+from cotune.trial import Report, TrialSpec
+
+MIB = 1 << 20
+PATIENCE = 60.0
+
+E = TypeVar("E")
+
+
+def behave(config: dict[str, Any]) -> None:
+    """A trainable that does what its config says; bodies that imagine trials imitate it.
+
+    `reports`: how many; `hold`: bytes kept all the time; `peak`: bytes taken and dropped between two reports;
+    `raises`: a message to raise with at the end; `dies`: kill the own process at the end; `hangs`: never come to
+    another boundary; `checkpoints`: save one before every report.
+    """
+    import cotune
+
+    held = bytearray(config.get("hold", 0))
+    held[:: os.sysconf("SC_PAGESIZE")] = b"x" * len(held[:: os.sysconf("SC_PAGESIZE")])
+    start = 0
+    saved = cotune.restore()
+    if saved is not None:
+        start = int((saved / "done").read_text())
+    for number in range(start, config.get("reports", 1)):
+        if config.get("checkpoints"):
+            with cotune.checkpoint() as path:
+                (path / "done").write_text(str(number))
+        scratch = b"x" * config.get("peak", 0)
+        del scratch
+        cotune.report({"loss": float(number)}, step=number)
+    if "raises" in config:
+        raise RuntimeError(config["raises"])
+    if config.get("dies"):
+        os.kill(os.getpid(), signal.SIGKILL)
+    while config.get("hangs"):
+        time.sleep(3600)
+
+
+class EngineUnderTest:
+    """An engine, and a way to wait for what it says.
+
+    Args:
+        engine: Made with the trainable `behave` and the metric `loss`.
+        folder: For the trials.
+    """
+
+    def __init__(self, engine: Engine, folder: Path) -> None:
+        self.engine = engine
+        self.heard: list[Event | Report] = []
+        self._folder = folder
+        self._attempts: dict[int, int] = {}
+
+    def __enter__(self) -> EngineUnderTest:
+        self.devices = self.engine.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.engine.close()
+
+    def open(self, lane: int = 1, quota: int = 1024 * MIB) -> LaneReady:
+        self.engine.execute(OpenLane(lane, self.devices[0].device, quota))
+        return self.wait(LaneReady, lambda event: event.lane == lane)
+
+    def begin(self, trial: int, lane: int = 1, **config: Any) -> None:
+        attempt = self._attempts.get(trial, 0)
+        self._attempts[trial] = attempt + 1
+        spec = TrialSpec(trial, attempt, config, seed=trial, folder=self._folder / str(trial))
+        self.engine.execute(StartTrial(trial, lane), spec)
+
+    def wait(self, kind: type[E], that: Callable[[E], bool] = lambda _: True) -> E:
+        """The next thing of a kind, verdicts being given to all reports that come before it."""
+        deadline = time.monotonic() + PATIENCE
+        while time.monotonic() < deadline:
+            for position, item in enumerate(self.heard):
+                if isinstance(item, kind) and that(item):
+                    del self.heard[: position + 1]
+                    return item
+            arrived = self.engine.poll(0.5)
+            for item in arrived:
+                if isinstance(item, Report):
+                    self.engine.verdict(item.trial)
+            self.heard += arrived
+        raise AssertionError(f"no {kind.__name__} within {PATIENCE} s; heard {self.heard}")
+
+    def collect(self, trial: int) -> tuple[list[Report], TrialEnded]:
+        """Everything a trial reports up to its end, and the end."""
+        reports: list[Report] = []
+        while True:
+            item: Report | TrialEnded = self.wait((Report, TrialEnded), lambda item: item.trial == trial)  # type: ignore[arg-type]
+            if isinstance(item, TrialEnded):
+                return reports, item
+            reports.append(item)
+
+
+class EngineConformance:
+    """The contract of `Engine`."""
+
+    def test_a_lane_says_when_it_is_ready_and_what_it_costs(self, engine: EngineUnderTest) -> None:
+        assert engine.devices[0].capacity > 0
+        assert engine.open().context >= 0
+
+    def test_reports_arrive_in_order_and_then_the_end(self, engine: EngineUnderTest) -> None:
+        engine.open()
+        engine.begin(0, reports=5)
+        reports, ended = engine.collect(0)
+        assert [report.step for report in reports] == list(range(5))
+        assert [report.value for report in reports] == [0.0, 1.0, 2.0, 3.0, 4.0]
+        assert ended.outcome is Outcome.DONE
+
+    def test_a_lane_takes_one_trial_after_another(self, engine: EngineUnderTest) -> None:
+        engine.open()
+        for trial in range(3):
+            engine.begin(trial, reports=2)
+            assert engine.collect(trial)[1].outcome is Outcome.DONE
+
+    def test_two_residents_of_a_lane_both_finish(self, engine: EngineUnderTest) -> None:
+        engine.open()
+        engine.begin(0, reports=50)
+        engine.begin(1, reports=50)
+        ends = {engine.wait(TrialEnded).trial for _ in range(2)}
+        assert ends == {0, 1}
+
+    def test_a_trial_does_not_report_again_before_the_verdict_on_the_one_before(self, engine: EngineUnderTest) -> None:
+        engine.open()
+        engine.begin(0, reports=100)
+        seen: list[Report] = []
+        while len(seen) < 1:
+            seen += [item for item in engine.engine.poll(1.0) if isinstance(item, Report)]
+        assert len(seen) == 1
+        engine.engine.verdict(0)
+        while len(seen) < 2:
+            seen += [item for item in engine.engine.poll(1.0) if isinstance(item, Report)]
+        assert len(seen) == 2
+
+    def test_a_stopped_trial_ends_at_its_next_boundary(self, engine: EngineUnderTest) -> None:
+        engine.open()
+        engine.begin(0, reports=10**6)
+        engine.wait(Report)
+        engine.engine.execute(StopTrial(0))
+        assert engine.wait(TrialEnded).outcome is Outcome.STOPPED
+
+    def test_a_trial_that_raises_fails_with_what_it_raised(self, engine: EngineUnderTest) -> None:
+        engine.open()
+        engine.begin(0, raises="no such luck")
+        ended = engine.collect(0)[1]
+        assert ended.outcome is Outcome.FAILED
+        assert "no such luck" in ended.detail
+
+    def test_measured_peaks_match_what_a_trial_takes(self, engine: EngineUnderTest) -> None:
+        engine.open()
+        engine.begin(0, reports=3, hold=100 * MIB, peak=50 * MIB)
+        progress = engine.wait(IterationsDone, lambda event: event.trial == 0 and event.persistent > 50 * MIB)
+        assert abs(progress.persistent - 100 * MIB) < 10 * MIB
+        peak = progress.persistent + engine.wait(IterationsDone, lambda event: event.count > 0).ephemeral
+        assert abs(peak - 150 * MIB) < 15 * MIB
+
+    def test_a_trial_beyond_its_quota_runs_out_of_memory_and_the_lane_goes_on(self, engine: EngineUnderTest) -> None:
+        context = engine.open(quota=256 * MIB).context
+        engine.begin(0, hold=1024 * MIB)
+        ended = engine.collect(0)[1]
+        assert ended.outcome is Outcome.OUT_OF_MEMORY
+        assert ended.needed is None or ended.needed >= 1000 * MIB - context
+        engine.begin(1, reports=2, hold=8 * MIB)
+        assert engine.collect(1)[1].outcome is Outcome.DONE
+
+    def test_a_larger_quota_lets_the_same_trial_through(self, engine: EngineUnderTest) -> None:
+        engine.open(quota=256 * MIB)
+        engine.engine.execute(ResizeLane(1, 2048 * MIB))
+        assert engine.wait(LaneResized).quota == 2048 * MIB
+        engine.begin(0, reports=2, hold=512 * MIB)
+        assert engine.collect(0)[1].outcome is Outcome.DONE
+
+    def test_a_closed_lane_is_lost_and_others_go_on(self, engine: EngineUnderTest) -> None:
+        engine.open(1)
+        engine.open(2)
+        engine.engine.execute(CloseLane(1))
+        assert engine.wait(LaneLost).lane == 1
+        engine.begin(0, lane=2)
+        assert engine.collect(0)[1].outcome is Outcome.DONE
+
+    def test_a_killed_lane_names_who_had_the_turn(self, engine: EngineUnderTest) -> None:
+        engine.open()
+        engine.begin(7, hangs=True)
+        engine.wait(LaneQuiet, lambda event: event.holder == 7)
+        engine.engine.execute(CloseLane(1, kill=True))
+        lost = engine.wait(LaneLost)
+        assert (lost.lane, lost.holder) == (1, 7)
+
+    def test_a_lane_that_dies_is_lost_after_all_it_had_said(self, engine: EngineUnderTest) -> None:
+        engine.open()
+        engine.begin(0, reports=2, dies=True)
+        lost = engine.wait(LaneLost, lambda event: event.lane == 1)
+        assert lost.holder == 0
+        assert lost.detail
+
+    def test_a_trial_starts_again_from_its_checkpoint(self, engine: EngineUnderTest) -> None:
+        engine.open()
+        engine.begin(0, reports=3, checkpoints=True, dies=True)
+        engine.wait(LaneLost)
+        engine.open(2)
+        engine.begin(0, lane=2, reports=3, checkpoints=True)
+        reports, ended = engine.collect(0)
+        assert [report.step for report in reports] == [2]
+        assert ended.outcome is Outcome.DONE
+
+    def test_what_an_ended_trial_held_is_free_for_the_next(self, engine: EngineUnderTest) -> None:
+        engine.open(quota=700 * MIB)
+        for trial in range(3):
+            engine.begin(trial, reports=2, hold=400 * MIB)
+            assert engine.collect(trial)[1].outcome is Outcome.DONE
+        residues = [event.residue for event in engine.heard if isinstance(event, LaneHolds)]
+        assert all(residue < 64 * MIB for residue in residues)
+
+    def test_wake_ends_a_poll_that_waits(self, engine: EngineUnderTest) -> None:
+        engine.open()
+        engine.engine.poll(0.0)
+        engine.engine.wake()
+        began = time.monotonic()
+        engine.engine.poll(PATIENCE)
+        assert time.monotonic() - began < PATIENCE / 2

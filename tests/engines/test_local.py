@@ -1,0 +1,14 @@
+import pytest
+
+from cotune.engines.local import LocalEngine, LocalOptions
+from cotune.sharing.devices import find_devices
+from cotune.testing import EngineConformance, EngineUnderTest
+from cotune.testing.engines import behave
+
+
+class TestLocalEngine(EngineConformance):
+    @pytest.fixture
+    def engine(self, tmp_path):
+        devices = find_devices(devices=["cpu:0@4GiB"])
+        with EngineUnderTest(LocalEngine(behave, devices, tmp_path, LocalOptions("loss")), tmp_path) as under_test:
+            yield under_test
