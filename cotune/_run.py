@@ -110,7 +110,8 @@ def run(
     )
     _check_names(metric, mode, name)
     budget = _seconds("time_budget", time_budget)
-    grid = tree.grid_size() if sampler == "grid" else None
+    is_grid = isinstance(sampler, str) and sampler.lower() == "grid"
+    grid = tree.grid_size() if is_grid else None
     wanted = _count("trials", trials)
     if wanted is None and budget is None and grid is None:
         raise InputError("neither trials= nor time_budget= says when to end", hint="pass trials=50, for example")
@@ -163,7 +164,7 @@ def _assemble(
     """Builds the sweep; the second value ends what it writes to."""
     from cotune.dashboard.views import make_view
     from cotune.event_log import EventLog
-    from cotune.search.samplers import asks_ahead, make_pruner, make_sampler
+    from cotune.search.samplers import learns, make_pruner, make_sampler
     from cotune.search.search import Search
     from cotune.sweep import Sweep, SweepOptions
 
@@ -178,9 +179,9 @@ def _assemble(
     for record in records:
         record.config.update(space.config(record.params))
     base = int(settings["seed"]) if settings else secrets.randbits(32) if seed is None else seed
-    # The first suggestions of a sampler that starts again from its seed would be those it made before.
-    sampling_seed = None if seed is None else (seed + len(records)) % 2**32
-    chosen = make_sampler(sampler, space, sampling_seed)
+    # A sampler that starts again from its seed would make its first suggestions again; a grid must stay the same.
+    is_grid = isinstance(sampler, str) and sampler.lower() == "grid"
+    chosen = make_sampler(sampler, space, base if is_grid else (base + len(records)) % 2**32)
     judge = make_pruner(pruner)
     log = EventLog(folder.events)
     if not saved:
@@ -202,7 +203,7 @@ def _assemble(
     )
     view = make_view(dashboard)
     options = SweepOptions(
-        kind, metric, mode, trials, budget, lockstep, base, asks_ahead(chosen) is None, tuple(callbacks)
+        kind, metric, mode, trials, budget, lockstep, base, not learns(chosen), tuple(callbacks)
     )
     sweep = Sweep(space, search, packer, engine, folder, log, view, options, records)
 

@@ -35,6 +35,7 @@ WATCH_EVERY = 1.0
 QUIET_AFTER = 1.0
 CAPACITY_STEP = 256 << 20
 QUANTUM = 0.05
+MAX_STILLBORN = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +82,8 @@ class LocalEngine(Engine):
         self._pending: list[ev.Event | Report] = []
         self._watch_due = 0.0
         self._watches: dict[str, _GpuBooks] = {}
+        self._unready: set[int] = set()
+        self._stillborn = 0
         self._zygote_up = False
         self._selector = selectors.DefaultSelector()
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -165,6 +168,7 @@ class LocalEngine(Engine):
         )
         lane = LaneHandle(self._spawn_zygote(), options)
         self._lanes[lane.lane] = lane
+        self._unready.add(lane.lane)
         self._selector.register(lane, selectors.EVENT_READ, lane)
 
     def _spawn_zygote(self) -> Zygote:
@@ -205,6 +209,8 @@ class LocalEngine(Engine):
 
     def _ready(self, lane: LaneHandle, payload: bytes) -> ev.Event:
         context = wire.decode_int(payload)
+        self._unready.discard(lane.lane)
+        self._stillborn = 0
         if lane.options.uuid:
             self._books(lane).context(lane.lane, context)
         return ev.LaneReady(self.now(), lane.lane, context)
@@ -264,6 +270,14 @@ class LocalEngine(Engine):
         for books in self._watches.values():
             books.forget(lane.lane)
         self._pending.append(ev.LaneLost(self.now(), lane.lane, holder, detail))
+        if lane.lane in self._unready:
+            self._unready.discard(lane.lane)
+            self._stillborn += 1
+            if self._stillborn >= MAX_STILLBORN:
+                raise errors.RunError(
+                    f"{MAX_STILLBORN} lanes in a row died before they were up: {detail}",
+                    hint=f"see the logs in {self._folder}",
+                )
 
     def _watch(self) -> None:
         """Once a second: lanes that make no progress, and what others do to our devices."""

@@ -234,11 +234,9 @@ class Packer:
         if event.count:
             trial.longest = max(trial.longest, event.seconds / event.count)
         before = trial.seen or Demand(0, 0)
-        trial.seen = Demand(
-            max(before.persistent, event.persistent),
-            max(before.ephemeral, event.ephemeral),
-            before.busy if event.busy is None else event.busy,
-        )
+        persistent = max(before.persistent, event.persistent)
+        peak = max(before.peak, event.persistent + event.ephemeral)
+        trial.seen = Demand(persistent, peak - persistent, before.busy if event.busy is None else event.busy)
         if trial.iterations >= PROBE_ITERATIONS or trial.demand is not None:
             self._believe(trial, lane)
         device.width.measured(trial.id, event.count, event.seconds, device.active)
@@ -402,7 +400,7 @@ class Packer:
             if trial.id == lane.overdue and trial.withdrawn_at is None:
                 reason = f"no iteration boundary in time (longest before: {trial.longest:.1f} s)"
                 self._failed(trial, "TrialOverdue", reason)
-            elif lane.closing or trial.withdrawn_at is not None:
+            elif lane.closing or not lane.ready or trial.withdrawn_at is not None:
                 self._retry_or_stop(trial, "its lane was closed")
             else:
                 self._survived_crash(trial, event.detail or "its lane process died")

@@ -9,7 +9,6 @@ from optuna.exceptions import ExperimentalWarning
 from optuna.pruners import BasePruner, HyperbandPruner, MedianPruner, SuccessiveHalvingPruner
 from optuna.samplers import (
     BaseSampler,
-    BruteForceSampler,
     GridSampler,
     QMCSampler,
     RandomSampler,
@@ -87,13 +86,9 @@ def make_pruner(pruner: str | BasePruner | None) -> BasePruner | None:
     raise InputError(f"no pruner {pruner!r}", hint=_known("pruners", PRUNERS, "optuna.pruners"))
 
 
-def asks_ahead(sampler: BaseSampler) -> int | None:
-    """How many suggestions a lane may have drawn ahead without making them worse.
-
-    Returns:
-        None for any number, for samplers that do not learn from results; 1 for all others.
-    """
-    return None if isinstance(sampler, RandomSampler | GridSampler | QMCSampler | BruteForceSampler) else 1
+def learns(sampler: BaseSampler) -> bool:
+    """Whether suggestions get worse when they are asked for before earlier trials have ended."""
+    return not isinstance(sampler, RandomSampler | AskTellGridSampler | QMCSampler)
 
 
 def _known(what: str, names: Sequence[str], module: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
@@ -10,7 +11,7 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
-_OPTIMIZER = "torch.optim.optimizer"
+_TORCH = "torch"
 
 
 def on_optimizer_step(hook: Callable[[], None], loaded: Callable[[], None]) -> None:
@@ -18,21 +19,23 @@ def on_optimizer_step(hook: Callable[[], None], loaded: Callable[[], None]) -> N
 
     Args:
         hook: Called in the thread that made the step.
-        loaded: Called once torch's optimizers are there.
+        loaded: Called once torch is there.
     """
 
-    def install(module: ModuleType) -> None:
+    def install(_torch: ModuleType) -> None:
         def after_step(_optimizer: Any, _args: Any, _kwargs: Any) -> None:
             hook()
 
-        module.register_optimizer_step_post_hook(after_step)
+        optimizers = importlib.import_module("torch.optim.optimizer")
+        optimizers.register_optimizer_step_post_hook(after_step)
         loaded()
 
-    module = sys.modules.get(_OPTIMIZER)
-    if module is not None:
-        install(module)
+    torch = sys.modules.get(_TORCH)
+    if torch is not None:
+        install(torch)
     else:
-        sys.meta_path.insert(0, _AfterImport(_OPTIMIZER, install))
+        # Not before all of torch is there: its parts are not usable while it is being imported.
+        sys.meta_path.insert(0, _AfterImport(_TORCH, install))
 
 
 class _AfterImport(importlib.abc.MetaPathFinder):

@@ -6,7 +6,7 @@ import importlib.util
 import pickletools
 import sys
 from collections.abc import Iterator
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 
 import cloudpickle
@@ -66,10 +66,13 @@ def modules_to_preload(blob: bytes, trainable: Any) -> list[str]:
     the trial itself. Only what this process has loaded counts, and torch wherever it is named.
     """
     names = set(_strings(blob))
-    module = sys.modules.get(getattr(getattr(trainable, "func", trainable), "__module__", "") or "")
+    inner = getattr(trainable, "func", trainable)
+    module = sys.modules.get(getattr(inner, "__module__", "") or "")
     if module is not None and module.__name__ != "__main__":
         for value in list(vars(module).values()):
             names.add(value.__name__ if isinstance(value, ModuleType) else str(getattr(value, "__module__", "")))
+    for value in [inner, *(vars(inner).values() if isinstance(inner, type) else ())]:
+        names.update(_names_in(getattr(value, "__code__", None)))
     preload = {name for name in names if name in sys.modules and _is_installed(sys.modules[name])}
     uses_torch = any(name == "torch" or name.startswith("torch.") for name in names) or "torch" in sys.modules
     if uses_torch and importlib.util.find_spec("torch") is not None:
@@ -85,6 +88,14 @@ def _strings(blob: bytes) -> Iterator[str]:
                 yield from argument.split()
     except ValueError:
         return
+
+
+def _names_in(code: Any) -> Iterator[str]:
+    """Names that a function uses, which are those of the modules it imports among others."""
+    if isinstance(code, CodeType):
+        yield from code.co_names
+        for constant in code.co_consts:
+            yield from _names_in(constant)
 
 
 def _is_installed(module: ModuleType) -> bool:

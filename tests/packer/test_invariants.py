@@ -8,7 +8,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from world import MIB, World
 
 from cotune.packer import events as ev
-from cotune.packer.events import Outcome
 from cotune.packer.packer import PackerOptions
 from cotune.packer.policies import make_policy
 
@@ -177,10 +176,6 @@ class Chaos(RuleBasedStateMachine):
         for name, device in world.devices.items():
             world.change(name, device.full)
         world.run(rounds=60 + 40 * self.count)
-        for trial, conclusion in world.concluded.items():
-            if conclusion.error == "TrialTooLarge":
-                assert conclusion.outcome is Outcome.FAILED
-                assert world.could_not_fit(trial)
 
 
 TestChaos = Chaos.TestCase

@@ -302,6 +302,8 @@ class World:
                 assert trial not in self.concluded, "concluded twice"
                 self.where[trial] = None
                 self.concluded[trial] = instruction
+                if instruction.error == "TrialTooLarge":
+                    assert self.could_not_fit(trial), "given up though a device is large enough"
             case _:
                 raise AssertionError(f"unknown instruction {instruction}")
 

@@ -1,0 +1,378 @@
+"""`cotune.run` with real processes."""
+
+import functools
+import os
+import threading
+import time
+from pathlib import Path
+
+import optuna
+import pytest
+
+import cotune
+from cotune.demand import MIB
+
+CPU = ["cpu:0@4GiB"]
+
+
+@pytest.fixture
+def run(tmp_path):
+    defaults = {"metric": "loss", "devices": CPU, "storage": tmp_path, "dashboard": False, "seed": 0}
+
+    def start(trainable, space, **options):
+        return cotune.run(trainable, space, **{**defaults, **options})
+
+    return start
+
+
+def quadratic(config):
+    for step in range(9):
+        cotune.report({"loss": (config["x"] - 3) ** 2 + 1 / (step + 1)}, step=step)
+
+
+def numbers(config):
+    """A trial whose result depends on every random generator, and on nothing else."""
+    import random
+
+    import numpy as np
+    import torch
+    from torch import nn
+
+    model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Dropout(0.3), nn.Linear(32, 1))
+    optimizer = torch.optim.Adam(model.parameters(), lr=config["lr"])
+    data = torch.utils.data.TensorDataset(torch.randn(64, 16), torch.randn(64, 1))
+    loader = torch.utils.data.DataLoader(data, batch_size=16, shuffle=True)
+    for _ in range(40):
+        for x, y in loader:
+            noise = 0.1 * float(np.random.randn()) + 0.1 * random.gauss(0, 1)
+            loss = (model(x + noise) - y).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            time.sleep(0.002)  # so that turns of 50 ms change within the trial
+        cotune.report({"loss": loss})
+
+
+def test_a_sweep_with_a_pruner_finds_the_neighbourhood_of_the_optimum(run):
+    results = run(quadratic, {"x": cotune.uniform(-10, 10)}, trials=24, pruner="median")
+    assert len(results) == 24
+    assert abs(results.best.config["x"] - 3) < 1
+    assert {trial.state for trial in results} == {"done", "stopped"}
+
+
+@pytest.mark.parametrize("size", [64, 200, 512])
+def test_measured_peaks_are_within_a_tenth_of_what_is_allocated(run, size):
+    def train(config):
+        import numpy as np
+
+        held = np.ones(size * MIB, dtype=np.uint8)
+        for _ in range(4):
+            scratch = np.ones(size * MIB // 2, dtype=np.uint8)
+            cotune.report({"loss": float(held[0])})
+            del scratch
+            cotune.report({"loss": float(held[0])})
+
+    trial = run(train, {"x": 1}, trials=1)[0]
+    assert trial.persistent + trial.ephemeral == pytest.approx(1.5 * size * MIB, rel=0.1)
+
+
+def test_residents_of_one_lane_compute_the_same_bits_as_trials_alone(run):
+    space = {"lr": cotune.choice([1e-3, 3e-3, 1e-2])}
+    alone = run(numbers, space, sampler="grid", lanes=1)
+    together = run(numbers, space, sampler="grid", lanes=1, residents=3)
+    assert {trial.lane for trial in together} == {together[0].lane}
+    overlap = max(trial.start for trial in together) < min(trial.end for trial in together)
+    assert overlap
+    for a, b in zip(alone, together, strict=True):
+        assert a.config == b.config
+        assert [r["loss"] for r in a.history] == [r["loss"] for r in b.history]
+
+
+def test_one_lane_in_lockstep_is_reproducible(run):
+    options = {"trials": 15, "lanes": 1, "lockstep": True, "pruner": "asha", "seed": 5}
+    first, second = (run(quadratic, {"x": cotune.uniform(-10, 10)}, **options) for _ in range(2))
+    assert [t.config for t in first] == [t.config for t in second]
+    assert [t.state for t in first] == [t.state for t in second]
+    assert [len(t.history) for t in first] == [len(t.history) for t in second]
+
+
+def test_a_trial_that_exceeds_its_predicted_memory_is_retried_with_more_and_finishes(run):
+    def train(config):
+        import numpy as np
+
+        # Nothing in the config tells which trial is large.
+        size = 900 if cotune.trial_id() == 5 else 50
+        for step in range(4):
+            scratch = np.ones(size * MIB, dtype=np.uint8)
+            cotune.report({"loss": float(scratch[0])}, step=step)
+
+    results = run(train, {"x": cotune.uniform(0, 1)}, trials=10, devices=["cpu:0@2GiB"], lanes=2)
+    assert [trial.state for trial in results] == ["done"] * 10
+    assert results[5].attempts > 1
+    assert all(trial.attempts == 1 for trial in results if trial.id != 5)
+    assert results[5].persistent + results[5].ephemeral > 850 * MIB
+
+
+def test_a_trial_larger_than_any_device_fails_alone_with_figures(run):
+    def train(config):
+        import numpy as np
+
+        np.ones(config["mib"] * MIB, dtype=np.uint8)
+        cotune.report({"loss": 1.0})
+
+    results = run(train, {"mib": cotune.choice([10, 3000])}, sampler="grid", devices=["cpu:0@1GiB"])
+    states = {trial.config["mib"]: trial.state for trial in results}
+    assert states == {10: "done", 3000: "failed"}
+    (failed,) = results.errors
+    assert isinstance(failed.error, cotune.TrialTooLarge)
+    assert "GiB" in failed.error.message
+    assert failed.error.hint
+
+
+@pytest.mark.parametrize("form", ["closure", "lambda", "partial", "callable", "method", "class"])
+def test_every_form_of_trainable_runs(run, form):
+    offset = 2.0
+
+    def closure(config):
+        cotune.report({"loss": config["x"] + offset})
+
+    class Steps:
+        def setup(self, config):
+            self.x, self.n = config["x"], 0
+
+        def step(self):
+            self.n += 1
+            return {"loss": self.x + offset, "done": self.n == 3}
+
+        def train(self, config):
+            cotune.report({"loss": config["x"] + offset})
+
+        __call__ = train
+
+    forms = {
+        "closure": closure,
+        "lambda": lambda config: cotune.report({"loss": config["x"] + offset}),
+        "partial": functools.partial(lambda extra, config: config["x"] + extra, offset),
+        "callable": Steps(),
+        "method": Steps().train,
+        "class": Steps,
+    }
+    results = run(forms[form], {"x": cotune.choice([1.0, 2.0])}, trials=2)
+    assert [trial.state for trial in results] == ["done", "done"]
+    assert results.best.metrics["loss"] == results.best.config["x"] + offset
+
+
+def test_a_returned_number_or_dict_counts_as_the_last_report(run):
+    results = run(lambda config: config["x"], {"x": 4.0}, trials=1)
+    assert results.best.metrics == {"loss": 4.0}
+    results = run(lambda config: {"loss": 1.0, "other": "text"}, {"x": 4.0}, trials=1)
+    assert results.best.metrics == {"loss": 1.0, "other": "text"}
+
+
+def test_a_trial_knows_where_it_is(run):
+    def train(config):
+        built = cotune.shared("counter", list)
+        built.append(cotune.trial_id())
+        assert cotune.device() == "cpu"
+        cotune.report({"loss": 1.0, "trial": cotune.trial_id(), "built": len(built), "pid": os.getpid()})
+
+    results = run(train, {"x": 1}, trials=4, lanes=1)
+    assert [trial.metrics["trial"] for trial in results] == [0, 1, 2, 3]
+    assert [trial.metrics["built"] for trial in results] == [1, 2, 3, 4]
+    assert len({trial.metrics["pid"] for trial in results}) == 1
+
+
+def test_nested_and_constant_parts_of_the_space_reach_the_trainable(run):
+    def train(config):
+        assert config["model"]["act"] is len
+        assert config["tags"] == ["a"]
+        cotune.report({"loss": config["model"]["width"] * config["scale"]})
+
+    space = {"model": {"width": cotune.randint(1, 4), "act": cotune.choice([len])}, "scale": 2.0, "tags": ["a"]}
+    results = run(train, space, trials=3)
+    assert not results.errors
+    assert all(trial.metrics["loss"] == trial.config["model"]["width"] * 2.0 for trial in results)
+
+
+@pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
+def test_optuna_samplers_pruners_and_the_journal_are_the_real_ones(run):
+    results = run(
+        quadratic,
+        {"x": optuna.distributions.FloatDistribution(-10, 10)},
+        trials=12,
+        sampler=optuna.samplers.TPESampler(seed=3),
+        pruner=optuna.pruners.PatientPruner(optuna.pruners.MedianPruner(), patience=2),
+    )
+    backend = optuna.storages.journal.JournalFileBackend(str(results.folder / "optuna.journal"))
+    study = optuna.load_study(study_name=None, storage=optuna.storages.JournalStorage(backend))
+    assert len(study.trials) == 12
+    assert study.best_value == pytest.approx(results.best.metrics["loss"])
+    assert {t.state.name for t in study.trials} <= {"COMPLETE", "PRUNED"}
+
+
+def test_a_grid_is_run_whole_and_once(run):
+    results = run(lambda c: c["a"] * c["b"], {"a": cotune.choice([1, 2, 3]), "b": cotune.choice([1, 10])}, sampler="grid")
+    assert sorted((t.config["a"], t.config["b"]) for t in results) == [(a, b) for a in (1, 2, 3) for b in (1, 10)]
+
+
+@pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
+def test_a_sampler_that_ends_its_study_ends_the_run(run):
+    space = {"a": cotune.choice([1, 2, 3])}
+    results = run(lambda c: c["a"], space, sampler=optuna.samplers.BruteForceSampler(), trials=50)
+    assert sorted({t.config["a"] for t in results}) == [1, 2, 3]
+    assert len(results) < 50
+
+
+def test_a_time_budget_interrupts_what_is_running_and_it_can_be_resumed(run):
+    def train(config):
+        for step in range(10**6 if config["x"] else 1):
+            time.sleep(0.01)
+            cotune.report({"loss": 1.0}, step=step)
+
+    results = run(train, {"x": 1}, trials=2, lanes=1, time_budget=1.5, name="budget")
+    assert results.interrupted
+    assert {trial.state for trial in results} == {"interrupted"}
+    results = run(train, {"x": 0}, trials=2, lanes=1, name="budget", resume=True)
+    assert [trial.state for trial in results] == ["done", "done"]
+
+
+def test_a_failing_trial_fails_alone_and_is_retried_as_often_as_asked(run, tmp_path):
+    def train(config):
+        marker = tmp_path / f"tries-{config['x']}"
+        tries = int(marker.read_text()) if marker.exists() else 0
+        marker.write_text(str(tries + 1))
+        if config["x"] == 1 and tries < 2:
+            raise ValueError("bad luck")
+        cotune.report({"loss": 1.0})
+
+    space = {"x": cotune.choice([0, 1])}
+    results = run(train, space, sampler="grid", max_failures=1)
+    failed = results.errors
+    assert [trial.config["x"] for trial in failed] == [1]
+    assert "ValueError: bad luck" in str(failed[0].error)
+    assert "bad luck" in (failed[0].folder / "error.txt").read_text()
+    results = run(train, space, sampler="grid", max_failures=1)
+    assert not results.errors
+
+
+def test_what_trials_print_goes_to_their_own_logs(run, capfd):
+    def train(config):
+        import subprocess
+        import sys
+
+        print("hello from", cotune.trial_id())
+        print("careful", file=sys.stderr)
+        subprocess.run(["echo", "child of", str(cotune.trial_id())], check=True)
+        cotune.report({"loss": 1.0})
+
+    results = run(train, {"x": 1}, trials=3, lanes=2)
+    for trial in results:
+        text = (trial.folder / "log.txt").read_text()
+        assert f"hello from {trial.id}\n" in text
+        assert "careful" in text
+        assert f"child of {trial.id}\n" in text
+    assert "hello" not in capfd.readouterr().out
+
+
+def test_callbacks_get_every_result_and_cannot_end_the_run(run):
+    seen = []
+
+    def broken(trial):
+        raise KeyError("oops")
+
+    with pytest.warns(UserWarning, match="KeyError"):
+        run(lambda c: 1.0, {"x": 1}, trials=3, callbacks=[lambda trial: seen.append(trial.id), broken])
+    assert sorted(seen) == [0, 1, 2]
+
+
+def test_it_runs_in_a_thread_and_in_two_threads_at_once(run):
+    results = {}
+    threads = [
+        threading.Thread(target=lambda n=n: results.update({n: run(quadratic, {"x": float(n)}, trials=3)}))
+        for n in range(2)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(len(results[n]) == 3 and not results[n].errors for n in range(2))
+
+
+def test_lanes_that_are_not_given_are_found(run):
+    def train(config):
+        for step in range(6):
+            time.sleep(0.03)  # an idle device: one lane alone would leave it unused
+            cotune.report({"loss": 1.0}, step=step)
+
+    results = run(train, {"x": cotune.uniform(0, 1)}, trials=8)
+    running = max(sum(a.start <= b.start < a.end for a in results) for b in results)
+    assert running == len(os.sched_getaffinity(0))
+
+
+def test_two_devices_are_both_used(run):
+    results = run(numbers, {"lr": cotune.choice([1e-3, 1e-2])}, trials=6, devices=["cpu:0@2GiB", "cpu:1@2GiB"], lanes=1)
+    assert {trial.device for trial in results} == {"cpu:0", "cpu:1"}
+
+
+def test_results_tell_what_was_measured_and_where(run):
+    trial = run(quadratic, {"x": 1.0}, trials=1)[0]
+    assert trial.device == "cpu:0"
+    assert trial.lane == 1
+    assert trial.start <= trial.end
+    assert trial.persistent is not None
+    assert [report["step"] for report in trial.history] == list(range(9))
+    assert Path(trial.folder).is_dir()
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "says"),
+    [
+        ({"metric": "accuracy", "trials": 1}, cotune.UnknownMetric, "'loss'"),
+        ({"trials": 0}, cotune.InputError, "trials=0"),
+        ({"trials": 1, "lanes": 1.5}, cotune.InputError, "lanes=1.5"),
+        ({}, cotune.InputError, "trials="),
+        ({"trials": 1, "mode": "least"}, cotune.InputError, "'least'"),
+        ({"trials": 1, "devices": None, "gpus": 99}, cotune.DeviceError, "gpus=99"),
+        ({"trials": 1, "devices": ["tpu:0"]}, cotune.DeviceError, "'tpu:0'"),
+        ({"trials": 1, "sampler": "best"}, cotune.InputError, "'best'"),
+        ({"trials": 1, "pruner": 3}, cotune.InputError, "3"),
+        ({"trials": 1, "policy": "magic"}, cotune.InputError, "'magic'"),
+        ({"trials": 1, "seed": -1}, cotune.InputError, "seed=-1"),
+        ({"trials": 1, "name": "../up"}, cotune.InputError, "'../up'"),
+        ({"trials": 1, "time_budget": -5}, cotune.InputError, "-5"),
+        ({"trials": 1, "storage": "/proc/none"}, cotune.StorageError, "/proc/none"),
+    ],
+)
+def test_bad_input_is_named_with_a_hint(run, options, error, says):
+    with pytest.raises(error) as raised:
+        run(lambda config: cotune.report({"loss": 1.0}), {"x": 1}, **options)
+    assert says in raised.value.message
+    assert raised.value.hint
+
+
+def test_a_trainable_that_cannot_travel_is_refused_before_anything_starts(run):
+    lock = threading.Lock()
+    with pytest.raises(cotune.NotPicklable) as raised:
+        run(lambda config: lock.acquire(), {"x": 1}, trials=1)
+    assert raised.value.hint
+
+
+def test_a_config_that_cannot_travel_is_refused_by_name(run):
+    with pytest.raises(cotune.NotPicklable, match="config of trial 0"):
+        run(lambda config: 1.0, {"x": threading.Lock()}, trials=1)
+
+
+def test_a_trial_without_a_report_and_a_nan_fail_by_name(run):
+    results = run(lambda config: None if config["x"] else float("nan"), {"x": cotune.choice([0, 1])}, sampler="grid")
+    errors = {trial.config["x"]: trial.error for trial in results}
+    assert isinstance(errors[0], cotune.MetricError)
+    assert "nan" in errors[0].message
+    assert isinstance(errors[1], cotune.NoReport)
+    with pytest.raises(cotune.NoResult):
+        results.best  # noqa: B018
+
+
+def test_a_name_is_used_once(run):
+    run(quadratic, {"x": 1.0}, trials=1, name="mine")
+    with pytest.raises(cotune.RunNameInUse, match="mine"):
+        run(quadratic, {"x": 1.0}, trials=1, name="mine")
