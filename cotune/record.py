@@ -23,8 +23,9 @@ class Record:
     """One trial of a run, from proposal to result.
 
     Attributes:
-        lines: Its reports as they stand in the events file, less those a restart takes back.
+        lines: Its reports as they stand in the events file, less those that a restart made again.
         values: Step and metric of the same reports.
+        restarted: It started again and has not reported since.
         withdrawn: Why it was told to stop: `pruned`, `interrupted` or nothing.
     """
 
@@ -37,6 +38,7 @@ class Record:
     lines: list[bytes] = field(default_factory=list)
     values: list[tuple[int, float]] = field(default_factory=list)
     attempts: int = 0
+    restarted: bool = False
     withdrawn: str = ""
     device: str | None = None
     lane: int | None = None
@@ -46,13 +48,19 @@ class Record:
     error: CotuneError | None = None
 
     def add(self, report: Report) -> None:
+        """Notes a report; the first after a restart takes back those from its step on, which will come again."""
+        while self.restarted and self.values and self.values[-1][0] >= report.step:
+            del self.lines[-1], self.values[-1]
+        self.restarted = False
         self.lines.append(report.line)
         self.values.append((report.step, report.value))
 
-    def take_back(self, reports: int) -> None:
-        """Forgets reports made after the checkpoint from which the trial starts again."""
-        del self.lines[reports:]
-        del self.values[reports:]
+    def starts(self, device: str | None, lane: int, when: float) -> None:
+        """Notes that an attempt begins."""
+        self.restarted = self.attempts > 0
+        self.attempts += 1
+        self.device, self.lane = device, lane
+        self.start = self.start or when
 
     @property
     def last_value(self) -> float | None:
@@ -116,14 +124,10 @@ def read_run(folder: RunFolder) -> Saved:
 def _replay(record: Record, event: dict[str, Any], line: bytes, metric: str) -> None:
     kind = event["event"]
     if kind == "start":
-        record.attempts += 1
-        record.device, record.lane = event["device"], event["lane"]
-        record.start = record.start or event["time"]
+        record.starts(event["device"], event["lane"], event["time"])
     elif kind == "report":
         value = event["metrics"].get(metric)
         record.add(Report(record.trial, event["step"], math.nan if value is None else float(value), line))
-    elif kind == "retry":
-        record.take_back(event["reports"])
     elif kind == "end":
         record.state = TrialState(event["state"])
         record.end = event["time"]

@@ -243,17 +243,14 @@ class Sweep:
     def _spec(self, start: StartTrial) -> TrialSpec:
         record = self.records[start.trial]
         folder = self._folder.trial(record.trial)
-        reports = folder.reports_at_checkpoint() if record.attempts else 0
-        record.take_back(reports)
         where = self._packer.lane_of(record.trial)
-        record.lane, record.device = where or (start.lane, None)
         now = time.time()
-        record.start = record.start or now
+        reports = folder.reports_at_checkpoint() if record.attempts else 0
+        spec = TrialSpec(record.trial, record.attempts, record.config, record.seed, folder.path, reports)
+        record.starts(where[1] if where else None, start.lane, now)
         self._started[record.trial] = time.monotonic()
         self._first_start = self._first_start or self._started[record.trial]
         self._log.write("start", now, trial=record.trial, lane=record.lane, device=record.device)
-        spec = TrialSpec(record.trial, record.attempts, record.config, record.seed, folder.path, reports)
-        record.attempts += 1
         self._move(record, TrialState.RUNNING)
         return spec
 
@@ -275,9 +272,7 @@ class Sweep:
 
     def _retry(self, retry: RetryTrial) -> None:
         record = self.records[retry.trial]
-        reports = self._folder.trial(record.trial).reports_at_checkpoint()
-        record.take_back(reports)
-        self._log.write("retry", time.time(), trial=retry.trial, reason=retry.reason, reports=reports)
+        self._log.write("retry", time.time(), trial=retry.trial, reason=retry.reason)
         self._note = f"trial {retry.trial} starts again: {retry.reason.splitlines()[0][:100]}"
         self._move(record, TrialState.WAITING)
 

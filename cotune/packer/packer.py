@@ -453,8 +453,9 @@ class Packer:
             self._ensure(lane, lane.need(resident_demands(lane)))
 
     def _ensure(self, lane: Lane, quota: int) -> None:
-        """Gives the lane at least this quota, where there is room for it."""
-        if lane.asked < quota <= lane.quota + lane.device.free:
+        """Gives the lane at least this quota, or as much of it as there is room for."""
+        quota = min(quota, lane.quota + lane.device.free)
+        if quota > lane.asked:
             self._resize(lane, quota)
 
     def _reclaim(self, device: Device, wanted: int, keep: Lane | None = None, partly: bool = False) -> bool:

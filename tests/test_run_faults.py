@@ -1,0 +1,254 @@
+"""Hostile trainables and killed processes: others do not notice, nothing is left over."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+import cotune
+from cotune.demand import MIB
+
+
+@pytest.fixture
+def run(tmp_path):
+    defaults = {"metric": "loss", "devices": ["cpu:0@4GiB"], "storage": tmp_path, "dashboard": False, "seed": 0}
+
+    def start(trainable, space, **options):
+        return cotune.run(trainable, space, **{**defaults, **options})
+
+    return start
+
+
+def is_alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_a_lane_killed_under_its_trials_costs_them_only_the_time_since_their_checkpoints(run, tmp_path):
+    def train(config):
+        start = 0
+        if (saved := cotune.restore()) is not None:
+            start = int((saved / "epoch").read_text()) + 1
+        for epoch in range(start, 12):
+            with cotune.checkpoint() as path:
+                (path / "epoch").write_text(str(epoch))
+            cotune.report({"loss": float(epoch), "pid": os.getpid()}, step=epoch)
+            marker = tmp_path / "killed"
+            if cotune.trial_id() == 1 and epoch == 6 and not marker.exists():
+                marker.touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    results = run(train, {"x": 1}, trials=3, lanes=1, residents=3)
+    assert [trial.state for trial in results] == ["done"] * 3
+    assert results[1].attempts == 2
+    for trial in results:
+        assert [report["step"] for report in trial.history] == list(range(12))
+    assert len({report["pid"] for report in results[1].history}) == 2
+
+
+def test_a_trial_that_keeps_killing_its_lane_is_failed_by_name(run):
+    def train(config):
+        if config["x"] == 1:
+            cotune.report({"loss": 0.0})
+            os.kill(os.getpid(), signal.SIGSEGV)
+        cotune.report({"loss": 1.0})
+
+    results = run(train, {"x": cotune.choice([0, 1, 2])}, sampler="grid", lanes=1)
+    (failed,) = results.errors
+    assert failed.config["x"] == 1
+    assert isinstance(failed.error, cotune.LaneDied)
+    assert "SIGSEGV" in str(failed.error)
+    assert failed.attempts == 3
+
+
+def test_a_hung_iteration_is_overdue_and_charged_to_its_trial_only(run):
+    def train(config):
+        for step in range(20):
+            cotune.report({"loss": 1.0}, step=step)
+            if cotune.trial_id() == 0 and step == 5:
+                while True:
+                    time.sleep(60)
+
+    results = run(train, {"x": 1}, trials=4, lanes=1, residents=2, iteration_timeout=2)
+    (failed,) = results.errors
+    assert failed.id == 0
+    assert isinstance(failed.error, cotune.TrialOverdue)
+    assert [trial.state for trial in results][1:] == ["done"] * 3
+
+
+def test_a_trial_stuck_in_native_code_does_not_outlive_the_run(run):
+    def train(config):
+        cotune.report({"loss": 1.0, "pid": os.getpid()})
+        if cotune.trial_id() == 0:
+            signal.pthread_sigmask(signal.SIG_BLOCK, set(signal.valid_signals()) - {signal.SIGKILL})
+            while True:
+                time.sleep(60)
+
+    results = run(train, {"x": 1}, trials=2, lanes=2, time_budget=1.0)
+    assert results[0].state == "interrupted"
+    assert not is_alive(results[0].metrics["pid"])
+
+
+def test_memory_leaked_into_globals_recycles_the_lane(run):
+    def train(config):
+        import numpy as np
+        import sys
+
+        hoard = sys.__dict__.setdefault("cotune_test_hoard", [])
+        hoard.append(np.ones(100 * MIB, dtype=np.uint8))
+        cotune.report({"loss": 1.0, "pid": os.getpid(), "hoarded": len(hoard)})
+        cotune.report({"loss": 1.0})
+
+    results = run(train, {"x": 1}, trials=6, lanes=1, devices=["cpu:0@2GiB"])
+    assert not results.errors
+    assert len({trial.metrics["pid"] for trial in results}) > 1
+    assert max(trial.metrics["hoarded"] for trial in results) <= 3
+
+
+def test_a_trial_that_catches_every_exception_can_be_stopped_and_its_memory_is_freed(run):
+    def train(config):
+        import numpy as np
+
+        held = np.ones(200 * MIB, dtype=np.uint8)
+        step = 0
+        while step < 10**9:
+            try:
+                step += 1
+                cotune.report({"loss": float(config["x"]) + held[0], "pid": os.getpid()}, step=step)
+            except Exception:
+                pass
+
+    results = run(train, {"x": cotune.choice([0, 1])}, sampler="grid", lanes=1, time_budget=1.0)
+    assert results.interrupted
+    assert results[0].history
+
+
+def test_a_trial_that_swallows_its_stop_is_killed_with_its_lane(run):
+    def train(config):
+        while True:
+            try:
+                cotune.report({"loss": 1.0, "pid": os.getpid()})
+            except BaseException:  # noqa: B036, S110
+                pass
+
+    began = time.monotonic()
+    results = run(train, {"x": 1}, trials=1, time_budget=0.5)
+    assert results[0].state == "interrupted"
+    assert not is_alive(results[0].metrics["pid"])
+    assert time.monotonic() - began < 30
+
+
+@pytest.mark.parametrize("code", [0, 3, "enough"])
+def test_sys_exit_ends_its_trial_only(run, code):
+    def train(config):
+        import sys
+
+        cotune.report({"loss": 1.0})
+        if config["x"]:
+            sys.exit(code)
+
+    results = run(train, {"x": cotune.choice([0, 1])}, sampler="grid", lanes=1)
+    states = {trial.config["x"]: trial.state for trial in results}
+    assert states == {0: "done", 1: "done" if code == 0 else "failed"}
+    if code:
+        assert f"sys.exit({code!r})" in str(results.errors[0].error)
+
+
+def test_os_exit_is_a_dead_lane_and_siblings_finish(run):
+    def train(config):
+        cotune.report({"loss": 1.0})
+        if config["x"]:
+            os._exit(7)
+
+    results = run(train, {"x": cotune.choice([0, 1, 2, 0])}, trials=4, lanes=2, sampler="random")
+    for trial in results:
+        assert trial.state == ("failed" if trial.config["x"] else "done")
+        assert trial.error is None or "exit code 7" in str(trial.error)
+
+
+def test_data_loader_workers_and_subprocesses_work_and_go_with_their_lane(run):
+    def train(config):
+        import subprocess
+
+        import torch
+
+        data = torch.utils.data.TensorDataset(torch.arange(64.0))
+        loader = torch.utils.data.DataLoader(data, batch_size=8, num_workers=2)
+        total = sum(float(batch[0].sum()) for batch in loader)
+        child = subprocess.Popen(["sleep", "1000"])
+        stray = subprocess.Popen(["sleep", "1000"], start_new_session=True)
+        cotune.report({"loss": total, "child": child.pid, "stray": stray.pid})
+
+    results = run(train, {"x": 1}, trials=3, lanes=2)
+    assert not results.errors
+    for trial in results:
+        assert trial.metrics["loss"] == sum(range(64))
+        assert not is_alive(trial.metrics["child"])
+        assert not is_alive(trial.metrics["stray"])
+
+
+def test_a_zygote_killed_in_the_middle_is_replaced(run):
+    def train(config):
+        cotune.report({"loss": 0.0})
+        if cotune.trial_id() == 2 and cotune.restore() is None:
+            with cotune.checkpoint():
+                pass
+            os.kill(os.getppid(), signal.SIGKILL)
+            time.sleep(60)
+        cotune.report({"loss": 1.0})
+
+    results = run(train, {"x": 1}, trials=5, lanes=2)
+    assert [trial.state for trial in results] == ["done"] * 5
+
+
+def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before(run):
+    def train(config):
+        with cotune.checkpoint() as path:
+            (path / "state").write_text("good")
+        cotune.report({"loss": 1.0})
+        with cotune.checkpoint() as path:
+            (path / "state").write_text("bad")
+            raise OSError(28, "No space left on device", str(path / "state"))
+
+    results = run(train, {"x": 1}, trials=1)
+    (failed,) = results.errors
+    assert isinstance(failed.error, cotune.StorageError)
+    assert "No space left" in str(failed.error)
+    assert (failed.checkpoint / "state").read_text() == "good"
+
+
+def test_threads_of_a_trial_may_report(run):
+    def train(config):
+        import threading
+
+        thread = threading.Thread(target=lambda: cotune.report({"loss": 1.0}))
+        thread.start()
+        thread.join()
+
+    assert not run(train, {"x": 1}, trials=2, lanes=1).errors
+
+
+def test_a_trial_that_changes_the_process_does_not_change_its_successor(run):
+    def train(config):
+        import random
+
+        import numpy as np
+        import torch
+
+        state = [torch.get_default_dtype(), os.getcwd(), os.environ.get("COTUNE_TEST"), torch.rand(1).item()]
+        state += [float(np.random.rand()), random.random(), torch.get_num_threads(), torch.is_grad_enabled()]
+        cotune.report({"loss": 1.0, "state": repr(state[:3] + state[6:]), "drawn": repr(state[3:6])})
+        torch.set_default_dtype(torch.float64)
+        torch.set_num_threads(2)
+        torch.set_grad_enabled(False)
+        os.chdir("/")
+        os.environ["COTUNE_TEST"] = "leaked"
+        np.random.seed(0)
+
+    results = run(train, {"x": 1}, trials=3, lanes=1)
+    assert len({trial.metrics["state"] for trial in results}) == 1
+    assert len({trial.metrics["drawn"] for trial in results}) == 3
