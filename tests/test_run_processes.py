@@ -1,0 +1,240 @@
+"""Drivers as processes of their own: killed, interrupted, resumed, two at once, started from any kind of script."""
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+import cotune
+
+ROOT = Path(cotune.__file__).parents[1]
+
+# No `if __name__ == "__main__"`, on purpose. Each trial waits at step 3 until the file `go` is there.
+SCRIPT = """
+import json, os, select, sys
+import cotune
+
+folder = sys.argv[1]
+options = json.loads(sys.argv[2])
+
+def train(config):
+    start = 0
+    if (saved := cotune.restore()) is not None:
+        start = int((saved / "step").read_text()) + 1
+    for step in range(start, 6):
+        if step == 3 and cotune.trial_id() >= 2 and not os.path.exists(folder + "/go"):
+            print("waiting", cotune.trial_id(), flush=True)
+            with open(folder + "/waiting", "w") as pipe:
+                pipe.write(f"{cotune.trial_id()} {os.getpid()}\\n")
+            while not os.path.exists(folder + "/go"):
+                select.select([], [], [], 0.05)
+                if options.get("boundaries"):
+                    cotune.report({"loss": 9.0}, step=2)
+        cotune.report({"loss": config["x"] + 1 / (step + 1), "pid": os.getpid()}, step=step)
+        with cotune.checkpoint() as path:
+            (path / "step").write_text(str(step))
+
+results = cotune.run(
+    train, {"x": cotune.uniform(0, 1)}, metric="loss", trials=6, devices=["cpu:0@4GiB"], lanes=2,
+    storage=folder, name="it", resume=True, dashboard=options.get("dashboard", False), seed=7,
+)
+print(json.dumps({
+    "interrupted": results.interrupted,
+    "trials": [[t.id, str(t.state), t.attempts, [h["step"] for h in t.history], t.config["x"]] for t in results],
+}))
+"""
+
+
+class Driver:
+    def __init__(self, folder, **options):
+        folder.mkdir(exist_ok=True)
+        self.folder = folder
+        script = folder / "script.py"
+        script.write_text(SCRIPT)
+        pipe = folder / "waiting"
+        if not pipe.exists():
+            os.mkfifo(pipe)
+        self._pipe = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        self.process = subprocess.Popen(
+            [sys.executable, str(script), str(folder), json.dumps(options)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment,
+            start_new_session=True,
+        )
+
+    def wait_until_waiting(self, count):
+        """Until that many trials wait at step 3; gives their pids."""
+        heard = ""
+        while heard.count("\n") < count:
+            assert select.select([self._pipe], [], [], 60)[0], self.process.communicate(timeout=5)
+            try:
+                chunk = os.read(self._pipe, 4096).decode()
+            except BlockingIOError:
+                continue
+            if not chunk:
+                select.select([], [], [], 0.02)  # nobody has opened the other end
+            heard += chunk
+        return [int(line.split()[1]) for line in heard.splitlines()]
+
+    def go(self):
+        (self.folder / "go").touch()
+
+    def finish(self):
+        out, err = self.process.communicate(timeout=60)
+        assert self.process.returncode == 0, err
+        return json.loads(out.splitlines()[-1])
+
+    @property
+    def events(self):
+        return [json.loads(line) for line in (self.folder / "it" / "events.jsonl").read_text().splitlines()]
+
+
+def wait_gone(pids):
+    for pid in pids:
+        try:
+            fd = os.pidfd_open(pid)
+        except ProcessLookupError:
+            continue
+        assert select.select([fd], [], [], 30)[0], f"process {pid} is still there"
+        os.close(fd)
+
+
+def test_after_kill_9_no_process_is_left_and_resume_repeats_no_finished_trial(tmp_path):
+    driver = Driver(tmp_path / "run")
+    lanes = driver.wait_until_waiting(2)
+    driver.process.kill()
+    driver.process.communicate()
+    wait_gone(lanes)
+    ended = [event["trial"] for event in driver.events if event["event"] == "end"]
+    assert sorted(ended) == [0, 1]
+    driver.go()
+    again = Driver(tmp_path / "run").finish()
+    assert [trial[:2] for trial in again["trials"]] == [[n, "done"] for n in range(6)]
+    assert [trial[2] for trial in again["trials"]] == [1, 1, 2, 2, 1, 1]
+    assert all(trial[3] == list(range(6)) for trial in again["trials"])
+    assert len({trial[4] for trial in again["trials"]}) == 6
+    events = driver.events
+    assert [event["trial"] for event in events if event["event"] == "end"].count(0) == 1
+    resumed = [e["step"] for e in events if e["event"] == "report" and e["trial"] == 2]
+    assert resumed == list(range(6)), "it went on from its checkpoint"
+
+
+def test_ctrl_c_once_stops_at_the_next_boundary_and_returns_what_there_is(tmp_path):
+    driver = Driver(tmp_path / "run", boundaries=True)
+    lanes = driver.wait_until_waiting(2)
+    os.killpg(driver.process.pid, signal.SIGINT)
+    result = driver.finish()
+    assert result["interrupted"]
+    assert [trial[1] for trial in result["trials"]][:4] == ["done", "done", "interrupted", "interrupted"]
+    wait_gone(lanes)
+    driver.go()
+    again = Driver(tmp_path / "run").finish()
+    assert not again["interrupted"]
+    assert [trial[1] for trial in again["trials"]] == ["done"] * 6
+
+
+def test_ctrl_c_twice_ends_at_once_and_can_be_resumed(tmp_path):
+    driver = Driver(tmp_path / "run", dashboard=None)
+    lanes = driver.wait_until_waiting(2)
+    driver.process.send_signal(signal.SIGINT)
+    while "press again" not in driver.process.stderr.readline():
+        pass
+    driver.process.send_signal(signal.SIGINT)
+    _, err = driver.process.communicate(timeout=20)
+    assert "KeyboardInterrupt" in err
+    wait_gone(lanes)
+    driver.go()
+    assert [t[1] for t in Driver(tmp_path / "run").finish()["trials"]] == ["done"] * 6
+
+
+def test_two_runs_at_once_do_not_touch_each_other_and_a_name_is_taken(tmp_path):
+    first, second = Driver(tmp_path / "a"), Driver(tmp_path / "b")
+    for driver in (first, second):
+        driver.wait_until_waiting(2)
+    third = Driver(tmp_path / "a")
+    _, err = third.process.communicate(timeout=60)
+    assert third.process.returncode != 0
+    assert "RunNameInUse" in err
+    assert str(first.process.pid) in err
+    for driver in (first, second):
+        driver.go()
+    for driver in (first, second):
+        assert [trial[1] for trial in driver.finish()["trials"]] == ["done"] * 6
+
+
+def test_a_finished_run_is_not_run_again(tmp_path):
+    driver = Driver(tmp_path / "run")
+    driver.go()
+    first = driver.finish()
+    assert Driver(tmp_path / "run").finish() == first
+
+
+def test_a_trainable_from_standard_input_works(tmp_path):
+    script = textwrap.dedent(
+        f"""
+        import cotune
+        def helper(x):
+            return x * 2
+        class Model:
+            def __init__(self, x): self.x = x
+        def train(config):
+            cotune.report({{"loss": helper(Model(config["x"]).x)}})
+        r = cotune.run(train, {{"x": cotune.choice([1, 2])}}, metric="loss", trials=4, sampler="random",
+                       devices=["cpu:0@2GiB"], storage={str(tmp_path)!r}, dashboard=False)
+        print(r.best.metrics["loss"], len(r.errors))
+        """
+    )
+    done = subprocess.run(
+        [sys.executable, "-"],
+        input=script,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert done.stdout.split() == ["2", "0"]
+
+
+def test_output_that_is_not_a_terminal_gets_plain_lines(tmp_path):
+    script = textwrap.dedent(
+        f"""
+        import cotune
+        cotune.run(lambda c: 1.0, {{"x": 1}}, metric="loss", trials=2, devices=["cpu:0@2GiB"],
+                   storage={str(tmp_path)!r}, name="plain")
+        """
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert done.stdout == ""
+    assert "\x1b" not in done.stderr
+    assert "plain" in done.stderr.splitlines()[-1]
+    assert "2/2 trials" in done.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize("content", [b"not json\n", b'{"event":"run","time":1,"version":99}\n'])
+def test_a_foreign_events_file_is_refused_and_left_alone(tmp_path, content):
+    folder = tmp_path / "strange"
+    folder.mkdir()
+    (folder / "events.jsonl").write_bytes(content)
+    with pytest.raises(cotune.StorageError):
+        cotune.run(
+            lambda c: 1.0, {"x": 1}, metric="loss", trials=1, storage=tmp_path, name="strange", resume=True,
+            devices=["cpu:0@2GiB"], dashboard=False,
+        )  # fmt: skip
+    assert (folder / "events.jsonl").read_bytes() == content
