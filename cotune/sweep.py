@@ -9,6 +9,7 @@ A report is in the events file, handed to the operating system, before the trial
 
 from __future__ import annotations
 
+import sys
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -41,6 +42,7 @@ from cotune.trial import Report, TrialSpec, TrialState
 
 SHOW_EVERY = 0.25
 ASK_AHEAD = 64
+SWITCH_INTERVAL = 0.0003
 
 _HINTS = {
     "TrialTooLarge": "shrink the model or the batch in the search space, or use a device with more memory",
@@ -153,6 +155,15 @@ class Sweep:
             CotuneError: The run as a whole cannot go on.
             KeyboardInterrupt: It was interrupted twice.
         """
+        before = sys.getswitchinterval()
+        # The search thread computes in Python: this one must not wait 5 ms for it whenever something happens.
+        sys.setswitchinterval(SWITCH_INTERVAL)
+        try:
+            self._loop()
+        finally:
+            sys.setswitchinterval(before)
+
+    def _loop(self) -> None:
         for found in self._engine.start():
             self._feed(found)
         for record in self.records.values():
@@ -160,28 +171,36 @@ class Sweep:
                 self._add(record)
         self._ask_more()
         while self._packer.unfinished or self._asked:
+            only_reports = True
             for happened in self._engine.poll(SHOW_EVERY):
                 if type(happened) is Report:
                     self._on_report(happened)
                 else:
+                    only_reports = False
                     self._feed(happened)  # type: ignore[arg-type]
             for answer in self._search.answers():
+                only_reports = False
                 self._on_answer(answer)
             self._acknowledge()
             self._check_end()
-            self._ask_more()
+            if not only_reports:
+                self._ask_more()
             self._show()
 
     def _feed(self, event: Event) -> None:
+        concluded = []
         for instruction in self._packer.handle(event):
             if isinstance(instruction, StartTrial):
                 self._engine.execute(instruction, self._spec(instruction))
             elif isinstance(instruction, ConcludeTrial):
-                self._conclude(instruction)
+                concluded.append(instruction)
             elif isinstance(instruction, RetryTrial):
                 self._retry(instruction)
             else:
                 self._engine.execute(instruction)
+        # Last, so that a freed lane has its next trial before the search thread has something to do.
+        for conclusion in concluded:
+            self._conclude(conclusion)
 
     def _acknowledge(self) -> None:
         self._log.flush()

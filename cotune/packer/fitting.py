@@ -59,7 +59,7 @@ class Fitting:
         return any(self._takes_resident(lane) for lane in device.lanes.values())
 
     def slack(self, lane: Lane) -> int:
-        """Bytes the lane holds and does not need, by what its trials were measured to need."""
+        """Bytes the lane holds and its trials do not need."""
         if lane.closing or lane.asked < lane.quota or lane.is_probing or lane.quota <= lane.base:
             return 0
         if any(trial.alone for trial in lane.residents.values()):
@@ -160,13 +160,14 @@ class Fitting:
         return (
             0 < len(lane.residents) < self._residents
             and lane.is_open
-            and not any(t.solo or t.alone or t.demand is None for t in lane.residents.values())
+            and not any(t.solo or t.alone or t.is_probe for t in lane.residents.values())
         )
 
 
 def resident_demands(lane: Lane) -> list[Demand]:
-    """What the residents need, margins included."""
-    return [needed(trial, trial.demand or Demand(0, 0)) for trial in lane.residents.values()]
+    """What the residents need, margins included: as measured or, before that, as promised."""
+    nothing = Demand(0, 0)
+    return [needed(t, t.demand) if t.demand else t.promised or nothing for t in lane.residents.values()]
 
 
 def needed(trial: Trial, measured: Demand) -> Demand:

@@ -448,7 +448,7 @@ class Packer:
         self._out.append(do.ResizeLane(lane.id, quota))
 
     def _ensure_need(self, lane: Lane) -> None:
-        """Gives the lane what its trials were measured to need, once all of them were."""
+        """Gives the lane what its trials need, as far as that is known."""
         if lane.residents and not lane.is_probing and not lane.closing:
             self._ensure(lane, lane.need(resident_demands(lane)))
 
@@ -485,7 +485,10 @@ class Packer:
     # ---- order and placement
 
     def _model(self, trial: Trial) -> KindModel:
-        return self._models.setdefault(trial.kind, KindModel())
+        model = self._models.get(trial.kind)
+        if model is None:
+            model = self._models[trial.kind] = KindModel()
+        return model
 
     def _expected(self, trial: Trial) -> Demand | None:
         """What to set aside for the trial; None if it must be probed."""
@@ -545,6 +548,7 @@ class Packer:
             demand = self._expected(trial)
             if demand is None and trial.kind in unprobed:
                 continue
+            trial.promised = demand
             trial.oversized = demand is not None and self._exceeds_all(demand)
             found = self._fitting.find(trial, demand, devices)
             if isinstance(found, Place):

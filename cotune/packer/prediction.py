@@ -37,7 +37,7 @@ class Prediction:
 
     def observe(self, trial: int, features: Mapping[str, float], value: float) -> None:
         """Notes a measurement; a later one of the same trial replaces it."""
-        value = max(value, 1e-9)
+        value = max(float(value), 1e-9)
         before = self._samples.get(trial)
         self._samples[trial] = (features, value)
         if before is None and len(self._samples) > MAX_SAMPLES:

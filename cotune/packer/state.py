@@ -24,6 +24,7 @@ class Trial:
     Attributes:
         seen: What was measured, over all attempts.
         demand: The same, once it can be relied on: None before the second iteration.
+        promised: What was set aside for it when it was last placed, margins included; None for a probe.
         floor: Bytes it is known to need at least, since it ran out of memory with less.
         alone: It must have a device for itself (it ran out of memory twice).
         oversized: It is expected to exceed every device, and must have one for itself to prove it.
@@ -41,6 +42,7 @@ class Trial:
     lane: Lane | None = None
     seen: Demand | None = None
     demand: Demand | None = None
+    promised: Demand | None = None
     floor: int = 0
     alone: bool = False
     oversized: bool = False
@@ -55,6 +57,10 @@ class Trial:
     seconds: float = 0.0
     longest: float = 0.0
     blocked: str = ""
+
+    @property
+    def is_probe(self) -> bool:
+        return self.demand is None and self.promised is None
 
     @property
     def wants_all(self) -> bool:
@@ -111,7 +117,7 @@ class Lane:
 
     @property
     def is_probing(self) -> bool:
-        return any(trial.demand is None for trial in self.residents.values())
+        return any(trial.is_probe for trial in self.residents.values())
 
     def need(self, demands: list[Demand]) -> int:
         """Salus's safety condition for one lane: persistent bytes add up, ephemeral ones are shared."""

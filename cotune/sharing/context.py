@@ -27,28 +27,32 @@ class _NumpyGenerator:
     """
 
     def __init__(self, seed: int) -> None:
-        generator = np.random.RandomState(seed % 2**32)
-        self._state: Any = generator.get_state(legacy=False)
-        self._raw = _raw_words(generator)
+        self._seed = seed % 2**32
+        self._state: Any = None
+        self._raw: bytes | None = None
         self._gauss = False
-        self._bits: Any = None
+        self._bits: Any = _plain_bits
 
     def apply(self) -> None:
         rand = _numpy_global()
-        bits = self._bits or _plain_bits
-        if rand._bit_generator is not bits:
-            np.random.mtrand.set_bit_generator(bits)
-        elif not self._gauss and not _gauss_cached[0] and self._raw is not None:
-            ctypes.memmove(rand._bit_generator.ctypes.state_address, self._raw, _MT_BYTES)
-            return
-        rand.set_state(self._state)
-        _gauss_cached[0] = self._gauss
+        if rand._bit_generator is not self._bits:
+            np.random.mtrand.set_bit_generator(self._bits)
+            _gauss_cached[0] = True
+        if self._state is None:
+            rand.seed(self._seed)
+            self._raw = _raw_words(rand)
+            _gauss_cached[0] = False
+        elif self._raw is not None and not self._gauss and not _gauss_cached[0]:
+            ctypes.memmove(self._bits.ctypes.state_address, self._raw, _MT_BYTES)
+        else:
+            rand.set_state(self._state)
+            _gauss_cached[0] = self._gauss
 
     def capture(self) -> None:
         rand = _numpy_global()
         self._bits = rand._bit_generator
         raw = _raw_words(rand)
-        if raw is not None and raw == self._raw and not self._gauss:
+        if self._state is not None and raw is not None and raw == self._raw and not self._gauss:
             return
         self._raw = raw
         self._state = rand.get_state(legacy=False)
@@ -109,9 +113,6 @@ class _TorchState:
                     generator.manual_seed(self._seed)
                 else:
                     generator.set_state(self._cuda[n])
-        elif self._cuda is None:
-            # Queued by torch until CUDA starts.
-            torch.cuda.manual_seed_all(self._seed)
         for (get, put), value in zip(_flags, self._flags, strict=True):
             if get() != value:
                 put(value)
@@ -145,7 +146,7 @@ class Context:
 
     def __init__(self, seed: int, home: Home) -> None:
         self._seed = seed
-        self._python: Any = random.Random(seed).getstate()
+        self._python: Any = None
         self._numpy = _NumpyGenerator(seed)
         self._torch: _TorchState | None = None
         self._directory = home.directory
@@ -154,7 +155,10 @@ class Context:
 
     def enter(self) -> None:
         """Puts this trial's state in place."""
-        random.setstate(self._python)
+        if self._python is None:
+            random.seed(self._seed)
+        else:
+            random.setstate(self._python)
         self._numpy.apply()
         self.torch_loaded()
         if self._torch is not None:

@@ -221,6 +221,10 @@ class Host:
 
 def _children() -> list[int]:
     """Living child processes, without Python's own helpers."""
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return []
     found: list[int] = []
     for task in os.listdir("/proc/self/task"):
         with contextlib.suppress(OSError):

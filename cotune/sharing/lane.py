@@ -56,7 +56,7 @@ class LaneHandle:
         """Seconds since the last iteration boundary of the trial that has the turn; 0 if none has it."""
         return max(0.0, time.monotonic() - self._page[1]) if self._page[0] >= 0 else 0.0
 
-    def receive(self) -> Iterator[tuple[int, bytes]] | None:
+    def receive(self) -> list[tuple[int, bytes]] | None:
         """What has arrived; None at the end of the stream."""
         try:
             return self._frames.receive()

@@ -9,7 +9,6 @@ from __future__ import annotations
 import pickle
 import socket
 import struct
-from collections.abc import Iterator
 from enum import IntEnum
 from typing import Any
 
@@ -86,25 +85,23 @@ class Frames:
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
-        self._buffer = bytearray()
+        self._chunk = memoryview(bytearray(1 << 16))
+        self._rest = b""
 
-    def receive(self) -> Iterator[tuple[int, bytes]] | None:
+    def receive(self) -> list[tuple[int, bytes]] | None:
         """Reads what is there and gives the complete frames; None at the end of the stream."""
-        data = self._sock.recv(1 << 18)
-        if not data:
+        count = self._sock.recv_into(self._chunk)
+        if not count:
             return None
-        self._buffer += data
-        return self._cut()
-
-    def _cut(self) -> Iterator[tuple[int, bytes]]:
-        buffer, start, size = self._buffer, 0, len(self._buffer)
+        data = self._rest + self._chunk[:count] if self._rest else bytes(self._chunk[:count])
         frames = []
+        start, size = 0, len(data)
         while size - start >= _HEADER.size:
-            length, kind = _HEADER.unpack_from(buffer, start)
+            length, kind = _HEADER.unpack_from(data, start)
             end = start + _HEADER.size + length
             if end > size:
                 break
-            frames.append((kind, bytes(buffer[start + _HEADER.size : end])))
+            frames.append((kind, data[start + _HEADER.size : end]))
             start = end
-        del buffer[:start]
-        return iter(frames)
+        self._rest = data[start:]
+        return frames
