@@ -137,9 +137,7 @@ def run(
         finally:
             engine.close()
         results = [sweep.records[number].result() for number in sorted(sweep.records)]
-        return Results(
-            tuple(results), metric, mode, folder.path.name, folder.path, sweep.makespan, sweep.interrupted
-        )
+        return Results(tuple(results), metric, mode, folder.path.name, folder.path, sweep.makespan, sweep.interrupted)
 
 
 def _assemble(
@@ -202,9 +200,7 @@ def _assemble(
         wake=engine.wake,
     )
     view = make_view(dashboard)
-    options = SweepOptions(
-        kind, metric, mode, trials, budget, lockstep, base, not learns(chosen), tuple(callbacks)
-    )
+    options = SweepOptions(kind, metric, mode, trials, budget, lockstep, base, not learns(chosen), tuple(callbacks))
     sweep = Sweep(space, search, packer, engine, folder, log, view, options, records)
 
     def finish() -> None:

@@ -34,6 +34,7 @@ from cotune.trial import Report, TrialSpec
 WATCH_EVERY = 1.0
 QUIET_AFTER = 1.0
 CAPACITY_STEP = 256 << 20
+SETTLE = 2
 QUANTUM = 0.05
 MAX_STILLBORN = 5
 
@@ -81,7 +82,7 @@ class LocalEngine(Engine):
         self._trial_lane: dict[int, LaneHandle] = {}
         self._pending: list[ev.Event | Report] = []
         self._watch_due = 0.0
-        self._watches: dict[str, _GpuBooks] = {}
+        self._watches: dict[str, _OthersOnGpu] = {}
         self._unready: set[int] = set()
         self._stillborn = 0
         self._zygote_up = False
@@ -100,7 +101,7 @@ class LocalEngine(Engine):
         self._spawn_zygote()
 
     def start(self) -> list[ev.DeviceFound]:
-        self._watches = {name: _GpuBooks(info) for name, info in self._devices.items() if info.is_cuda}
+        self._watches = {info.uuid: _OthersOnGpu(info) for info in self._devices.values() if info.is_cuda}
         return [
             ev.DeviceFound(self.now(), info.name, info.capacity, info.context, info.max_width)
             for info in self._devices.values()
@@ -208,24 +209,16 @@ class LocalEngine(Engine):
             pending.append(decoders[kind](lane, payload))
 
     def _ready(self, lane: LaneHandle, payload: bytes) -> ev.Event:
-        context = wire.decode_int(payload)
         self._unready.discard(lane.lane)
         self._stillborn = 0
-        if lane.options.uuid:
-            self._books(lane).context(lane.lane, context)
-        return ev.LaneReady(self.now(), lane.lane, context)
+        return ev.LaneReady(self.now(), lane.lane, wire.decode_int(payload))
 
     def _progress(self, lane: LaneHandle, payload: bytes) -> ev.Event:
         trial, count, seconds, persistent, ephemeral, busy = wire.decode_progress(payload)
         measured = None if math.isnan(busy) else busy
-        if lane.options.uuid:
-            books = self._books(lane)
-            books.held(lane.lane, persistent + ephemeral)
-            measured = books.utilization() if len(self._lanes) == 1 else None
+        if lane.options.uuid and len(self._lanes) == 1:
+            measured = self._watches[lane.options.uuid].utilization()
         return ev.IterationsDone(self.now(), trial, count, seconds, persistent, ephemeral, measured)
-
-    def _books(self, lane: LaneHandle) -> _GpuBooks:
-        return next(books for books in self._watches.values() if books.uuid == lane.options.uuid)
 
     def _ended(self, lane: LaneHandle, payload: bytes) -> ev.Event:
         trial, outcome, needed, name, detail, final = pickle.loads(payload)
@@ -267,8 +260,8 @@ class LocalEngine(Engine):
         del self._lanes[lane.lane]
         for trial in [trial for trial, other in self._trial_lane.items() if other is lane]:
             del self._trial_lane[trial]
-        for books in self._watches.values():
-            books.forget(lane.lane)
+        if lane.options.uuid:
+            self._watches[lane.options.uuid].unsettled()
         self._pending.append(ev.LaneLost(self.now(), lane.lane, holder, detail))
         if lane.lane in self._unready:
             self._unready.discard(lane.lane)
@@ -287,10 +280,13 @@ class LocalEngine(Engine):
             seconds = lane.quiet_seconds()
             if seconds > QUIET_AFTER:
                 self._pending.append(ev.LaneQuiet(now, lane.lane, lane.holder, seconds))
-        for name, books in self._watches.items():
-            capacity = books.changed_capacity()
+        for uuid, watch in self._watches.items():
+            lanes = [lane for lane in self._lanes.values() if lane.options.uuid == uuid]
+            if any(lane.lane in self._unready for lane in lanes):
+                watch.unsettled()
+            capacity = watch.changed_capacity(sum(lane.held for lane in lanes))
             if capacity is not None:
-                self._pending.append(ev.DeviceChanged(now, name, capacity))
+                self._pending.append(ev.DeviceChanged(now, watch.name, capacity))
         self._pending.append(ev.Tick(now))
 
     def close(self) -> None:
@@ -300,44 +296,39 @@ class LocalEngine(Engine):
         if self._zygote is not None:
             self._zygote.close()
             self._zygote = None
-        for books in self._watches.values():
-            books.close()
+        for watch in self._watches.values():
+            watch.close()
         self._selector.close()
         for fd in (self._wake_read, self._wake_write):
             with contextlib.suppress(OSError):
                 os.close(fd)
 
 
-class _GpuBooks:
-    """Which bytes of a GPU are not ours.
+class _OthersOnGpu:
+    """What others leave us of a GPU.
 
-    Told apart by what our lanes report, since NVML's per-process figures are blind across PID namespaces.
+    Their bytes are all those in use that our lanes do not report, since NVML's per-process figures are blind across
+    PID namespaces. While a lane comes or goes, its bytes cannot be told from theirs, so nothing is concluded.
     """
 
     def __init__(self, info: DeviceInfo) -> None:
-        self.uuid = info.uuid
+        self.name = info.name
         self._total = info.total
         self._capacity = info.capacity
         self._watch = cuda.GpuWatch(info.uuid)
-        self._contexts: dict[int, int] = {}
-        self._peaks: dict[int, int] = {}
-
-    def context(self, lane: int, count: int) -> None:
-        self._contexts[lane] = count
-
-    def held(self, lane: int, count: int) -> None:
-        self._peaks[lane] = max(self._peaks.get(lane, 0), count)
-
-    def forget(self, lane: int) -> None:
-        self._contexts.pop(lane, None)
-        self._peaks.pop(lane, None)
+        self._unsettled = SETTLE
 
     def utilization(self) -> float:
         return self._watch.utilization()
 
-    def changed_capacity(self) -> int | None:
-        """The bytes open to us, if that changed enough to act on."""
-        ours = sum(self._contexts.values()) + sum(self._peaks.values())
+    def unsettled(self) -> None:
+        self._unsettled = SETTLE
+
+    def changed_capacity(self, ours: int) -> int | None:
+        """The bytes open to us if that changed enough to act on; called once a second."""
+        if self._unsettled:
+            self._unsettled -= 1
+            return None
         others = max(0, self._watch.used() - ours)
         capacity = max(0, self._total - others - cuda.RESERVE)
         if abs(capacity - self._capacity) < CAPACITY_STEP:

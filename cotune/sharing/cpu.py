@@ -36,6 +36,7 @@ class CpuMemory(LaneMemory):
         self._refs = os.open("/proc/self/clear_refs", os.O_WRONLY | os.O_CLOEXEC)
         self._context = self._data = 0
         self._limit = resource.RLIM_INFINITY
+        self._resident = 0
 
     def start(self) -> int:
         fields = self._fields()
@@ -48,8 +49,11 @@ class CpuMemory(LaneMemory):
 
     def read(self) -> tuple[int, int]:
         fields = self._fields()
-        current = fields["RssAnon"]
+        current = self._resident = fields["RssAnon"]
         return current, current + max(0, fields["VmHWM"] - fields["VmRSS"])
+
+    def held(self) -> int:
+        return self._resident
 
     def reset_peak(self) -> None:
         os.pwrite(self._refs, b"5", 0)

@@ -50,17 +50,15 @@ def _nvml() -> Iterator[Any]:
 
 def gpus() -> list[Gpu]:
     """All GPUs of this machine, none if there is no driver."""
+    import pynvml
+
     found: list[Gpu] = []
-    try:
-        with _nvml() as nvml:
-            for index in range(nvml.nvmlDeviceGetCount()):
-                handle = nvml.nvmlDeviceGetHandleByIndex(index)
-                memory = nvml.nvmlDeviceGetMemoryInfo(handle)
-                name, uuid = nvml.nvmlDeviceGetName(handle), nvml.nvmlDeviceGetUUID(handle)
-                found.append(Gpu(index, _text(uuid), _text(name), int(memory.total), int(memory.used)))
-    except Exception as error:
-        if type(error).__module__.split(".")[0] not in ("pynvml", "builtins") or isinstance(error, AssertionError):
-            raise
+    with contextlib.suppress(pynvml.NVMLError), _nvml() as nvml:
+        for index in range(nvml.nvmlDeviceGetCount()):
+            handle = nvml.nvmlDeviceGetHandleByIndex(index)
+            memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+            name, uuid = nvml.nvmlDeviceGetName(handle), nvml.nvmlDeviceGetUUID(handle)
+            found.append(Gpu(index, _text(uuid), _text(name), int(memory.total), int(memory.used)))
     return found
 
 
@@ -132,7 +130,7 @@ class CudaMemory(LaneMemory):
         self._torch: Any = torch
         self._total = 0
         self._context = CONTEXT_GUESS
-        self._quota = 0
+        self._reserved = 0
 
     def start(self) -> int:
         torch = self._torch
@@ -156,21 +154,27 @@ class CudaMemory(LaneMemory):
         return CONTEXT_GUESS
 
     def read(self) -> tuple[int, int]:
-        allocated = self._torch._C._cuda_memoryStats(0)["allocated_bytes"]["all"]
+        # Unlike torch.cuda.memory_stats(), this does not flatten 200 entries in Python, which takes 60 us.
+        stats = self._torch._C._cuda_memoryStats(0)
+        allocated = stats["allocated_bytes"]["all"]
+        self._reserved = int(stats["reserved_bytes"]["all"]["current"])
         return int(allocated["current"]), int(allocated["peak"])
+
+    def held(self) -> int:
+        return self._context + self._reserved
 
     def reset_peak(self) -> None:
         self._torch._C._cuda_resetPeakMemoryStats(0)
 
     def set_quota(self, quota: int) -> int:
         torch = self._torch
-        self._quota = quota
         room = max(quota - self._context, MIB)
         torch.cuda.set_per_process_memory_fraction(min(1.0, room / self._total), 0)
         reserved = int(torch.cuda.memory_reserved(0))
         if reserved > room:
             torch.cuda.empty_cache()
             reserved = int(torch.cuda.memory_reserved(0))
+        self._reserved = reserved
         return max(quota, self._context + reserved)
 
     def relax(self) -> None:

@@ -82,7 +82,8 @@ class Host:
     """What the trials of a lane share.
 
     Attributes:
-        page: Seen by the driver also after our death: who has the turn (-1 nobody), and when the last boundary was.
+        page: Seen by the driver also after our death: who has the turn (-1 nobody), when the last boundary was,
+            and the bytes this process keeps from others.
         shared: Objects built once for all trials.
     """
 
@@ -117,6 +118,7 @@ class Host:
         context = self.memory.start()
         self._context_level = self.memory.read()[0]
         self.memory.set_quota(self.options.quota)
+        self.page[2] = self.memory.held()
         self.send(wire.encode_int(Kind.READY, context))
 
     def handle(self, kind: int, payload: bytes) -> None:
@@ -134,7 +136,9 @@ class Host:
             if trial is not None:
                 trial.stop()
         elif kind == Kind.RESIZE:
-            self.send(wire.encode_int(Kind.RESIZED, self.memory.set_quota(wire.decode_int(payload))))
+            quota = self.memory.set_quota(wire.decode_int(payload))
+            self.page[2] = self.memory.held()
+            self.send(wire.encode_int(Kind.RESIZED, quota))
         elif kind == Kind.EXIT:
             os._exit(0)
 

@@ -56,6 +56,11 @@ class LaneHandle:
         """Seconds since the last iteration boundary of the trial that has the turn; 0 if none has it."""
         return max(0.0, time.monotonic() - self._page[1]) if self._page[0] >= 0 else 0.0
 
+    @property
+    def held(self) -> int:
+        """Bytes the process keeps from others on its device, as of its last reading."""
+        return int(self._page[2])
+
     def receive(self) -> list[tuple[int, bytes]] | None:
         """What has arrived; None at the end of the stream."""
         try:

@@ -26,6 +26,10 @@ class LaneMemory(ABC):
         """Bytes in use now, and their peak since the last `reset_peak()`."""
 
     @abstractmethod
+    def held(self) -> int:
+        """Bytes the process kept from others at the last reading: its context, what is in use, what is cached."""
+
+    @abstractmethod
     def reset_peak(self) -> None:
         """Starts a new peak from what is in use now."""
 

@@ -167,6 +167,7 @@ class TrialSession:
             self._ephemeral = max(self._ephemeral, peak - level)
         self._level = level
         host.memory.reset_peak()
+        host.page[2] = host.memory.held()
         self._seconds += now - self._since
         self._since = now
         busy = host.memory.busy_seconds()

@@ -90,9 +90,10 @@ def test_trial_that_reports_once_still_teaches_the_model() -> None:
     world = make()
     world.add(0, 100 * MIB, 50 * MIB, steps=1)
     world.finish(0)
-    world.add(1, 100 * MIB, 50 * MIB)
-    world.add(2, 100 * MIB, 50 * MIB)
-    assert sorted(world.running()) == [1, 2]
+    world.add(1, 100 * MIB, 50 * MIB, steps=1)
+    world.add(2, 100 * MIB, 50 * MIB, steps=1)
+    world.settle()
+    assert world.running() == [1, 2]
 
 
 # ---- lanes
@@ -188,20 +189,19 @@ def test_lane_that_cannot_shrink_is_not_asked_for_ever() -> None:
     world = make()
     world.add(0, 100 * MIB, 50 * MIB)
     world.add(1, 100 * MIB, 50 * MIB)
-    world.step(0)
-    world.step(0)
-    for _ in range(3):
-        world.deliver(1)
-    assert world.send(ev.LaneResized(0.0, 1, 900 * MIB)) == []
-    assert world.send(ev.Tick(1.0)) == []
+    world.lanes[1].stuck = 950 * MIB
+    world.go(0, 3)
+    assert sum(isinstance(i, do.ResizeLane) for i in world.log) == 1
+    assert world.packer.snapshot().devices[0].held == 950 * MIB
 
 
 def test_leaky_lane_is_recycled() -> None:
     world = taught(1)
-    for trial in (1, 2):
-        world.leave_behind(1, trial * 65 * MIB)
-        world.add(trial, 100 * MIB, 50 * MIB)
-    assert do.CloseLane(1) in world.log
+    world.leave_behind(1, 10 * MIB)
+    world.add(1, 100 * MIB, 50 * MIB)
+    world.finish(1)
+    assert world.leave_behind(1, 75 * MIB) == [do.CloseLane(1)]
+    world.add(2, 100 * MIB, 50 * MIB)
     world.settle()
     assert world.lane_of(2).lane == 2
 
@@ -244,6 +244,7 @@ def test_width_is_the_most_lanes_that_run() -> None:
     world = taught(2)
     for trial in range(1, 5):
         world.add(trial, 10 * MIB, 10 * MIB)
+    world.settle()
     assert world.running() == [1, 2]
     assert world.packer.seats == 0
     assert world.packer.breadth == 2
@@ -256,18 +257,585 @@ def test_small_trial_passes_one_that_does_not_fit() -> None:
     world = packed_beside_a_big_one()
     assert world.waiting() == [10]
     world.add(11, 100 * MIB, 50 * MIB, kind="small")
+    world.settle()
     assert world.running() == [1, 11]
 
 
 def packed_beside_a_big_one(**options: object) -> World:
     """Trial 1, small and endless, runs; trial 10 needs nearly all of the device."""
-    world = make(4, policy=Fifo(), **options)
+    world = make(4, **{"policy": Fifo(), **options})
     for trial, (kind, persistent) in enumerate([("big", 700), ("small", 100)], start=-2):
         world.add(trial, persistent * MIB, 50 * MIB, steps=2, kind=kind)
         world.finish(trial)
     world.add(1, 100 * MIB, 50 * MIB, steps=10_000, kind="small")
     world.add(10, 700 * MIB, 50 * MIB, kind="big")
-    world.add(9, 700 * MIB, 50 * MIB, kind="big")
-    world.withdraw(9)
     world.settle()
     return world
+
+
+def test_big_trial_is_not_starved_by_an_endless_stream_of_small_ones() -> None:
+    world = packed_beside_a_big_one(patience=4)
+    small, ends = [1], 0
+    for trial in range(11, 60):
+        world.add(trial, 100 * MIB, 50 * MIB, steps=2, kind="small")
+        world.settle()
+        small = [t for t in world.running() if t != 10]
+        if 10 in world.running():
+            break
+        if len(small) > 1:
+            world.finish(small[1])
+            ends += 1
+        elif not ends or small:
+            world.finish(small[0]) if trial > 30 else None
+    assert world.where[10] is not None
+
+
+def test_why_waiting_gives_figures() -> None:
+    world = packed_beside_a_big_one()
+    assert world.why(10) == "needs 849 MiB, largest hole 0 B on gpu 0" or "largest hole" in (world.why(10) or "")
+    assert world.why(1) is None
+    assert world.why(999) is None
+
+
+def test_trial_kept_out_by_a_reservation_says_so() -> None:
+    world = packed_beside_a_big_one(patience=1)
+    for trial in (11, 12, 13):
+        world.add(trial, 100 * MIB, 50 * MIB, kind="small")
+        world.settle()
+    assert world.waiting() == [10, 12, 13] or world.waiting() == [10, 13]
+    assert world.why(13) == "a device is kept free for a trial that has waited longer"
+
+
+def test_reservation_is_given_up_when_its_device_no_longer_does() -> None:
+    world = packed_beside_a_big_one(patience=1)
+    world.device("gpu 1", GIB, CONTEXT)
+    assert world.lane_of(10).device == "gpu 1"
+    world.add(20, 700 * MIB, 50 * MIB, kind="big")
+    for trial in (11, 12, 13):
+        world.add(trial, 100 * MIB, 50 * MIB, kind="small")
+        world.settle()
+    reserved = [device.name for device in world.packer._devices.values() if device.reserved_for]
+    assert len(reserved) == 1
+    world.change(reserved[0], 500 * MIB)
+    world.add(30, 10 * MIB, 10 * MIB, kind="small")
+    assert reserved != [d.name for d in world.packer._devices.values() if d.reserved_for]
+
+
+def test_withdrawing_a_trial_gives_up_its_reservation() -> None:
+    world = packed_beside_a_big_one(patience=1)
+    for trial in (11, 12, 13):
+        world.add(trial, 100 * MIB, 50 * MIB, kind="small")
+        world.settle()
+    world.withdraw(10)
+    world.settle()
+    assert world.where[13] is not None
+
+
+def test_room_is_asked_of_the_device_that_can_give_it() -> None:
+    """A device whose lanes are all busy misses fewer bytes, but has none to give."""
+    world = World(PackerOptions(width=2))
+    world.device("gpu 0", GIB, CONTEXT)
+    world.add(0, 400 * MIB, 50 * MIB, kind="a", steps=2)
+    world.finish(0)
+    world.add(1, 400 * MIB, 50 * MIB, kind="a", steps=99)
+    world.settle()
+    world.go(1, 2)
+    world.device("gpu 1", GIB, CONTEXT)
+    world.add(2, 100 * MIB, 50 * MIB, kind="b", steps=2)
+    world.add(3, 100 * MIB, 50 * MIB, kind="b", steps=2)
+    world.run_some(12)
+    world.add(4, 600 * MIB, 100 * MIB, kind="c", steps=2)
+    world.run_some(12)
+    assert world.outcome(4) is Outcome.DONE
+
+
+def test_higher_priority_goes_first() -> None:
+    world = taught(1)
+    world.add(1, steps=1)
+    world.add(2)
+    world.add(3, priority=1.0)
+    world.finish(1)
+    assert world.started[-1][0] == 3
+
+
+def test_longest_goes_first() -> None:
+    world = make(1)
+    for trial, hours in enumerate((1.0, 2.0, 4.0, 8.0)):
+        world.add(trial, 10 * MIB, seconds=hours, features={"hours": hours})
+        world.finish(trial)
+    world.add(10, features={"hours": 1.0})
+    for trial, hours in ((11, 2.0), (12, 6.0), (13, 3.0)):
+        world.add(trial, seconds=hours, features={"hours": hours})
+    for trial in (10, 12, 13):
+        world.finish(trial)
+    assert [trial for trial, _ in world.started[-4:]] == [10, 12, 13, 11]
+
+
+def test_fifo_goes_by_arrival() -> None:
+    world = make(1, policy=Fifo())
+    for trial, hours in enumerate((1.0, 2.0, 4.0, 8.0)):
+        world.add(trial, 10 * MIB, seconds=hours, features={"hours": hours})
+    for trial in range(4):
+        world.finish(trial)
+    assert [trial for trial, _ in world.started] == [0, 1, 2, 3]
+
+
+# ---- out of memory
+
+
+def test_out_of_memory_is_tried_again_with_more_and_is_no_failure() -> None:
+    world = taught(max_failures=0)
+    world.add(1, 250 * MIB, 50 * MIB, steps=1)
+    world.add(2, 10 * MIB, 10 * MIB)
+    world.settle()
+    first = world.lane_of(1).quota
+    world.go(1)
+    assert world.retries[-1].trial == 1
+    assert "out of memory" in world.retries[-1].reason
+    assert world.lane_of(1).quota >= first + (first - CONTEXT) // 2
+    world.finish(1)
+    assert world.outcome(1) is Outcome.DONE
+
+
+def test_second_out_of_memory_brings_a_device_for_itself() -> None:
+    world = taught()
+    world.add(1, 700 * MIB, 50 * MIB, steps=2)
+    world.add(2, 10 * MIB, 10 * MIB, steps=99)
+    world.settle()
+    world.go(2, 2)
+    world.jobs[1].persistent = 900 * MIB
+    world.go(1)
+    world.settle()
+    while world.where[1] is not None:
+        world.go(1)
+    assert "must run alone" in (world.why(1) or "") or "needs" in (world.why(1) or "")
+    world.withdraw(2)
+    world.finish(2)
+    world.settle()
+    assert world.lane_of(1).quota == GIB
+    world.finish(1)
+    assert world.outcome(1) is Outcome.DONE
+
+
+def test_given_up_with_figures_only_after_the_largest_device_was_its_own() -> None:
+    world = World()
+    world.device("small", 500 * MIB, CONTEXT)
+    world.add(0, 2 * GIB)
+    world.device("large", GIB, CONTEXT)
+    world.go(0)
+    assert world.lane_of(0).device == "large"
+    world.go(0)
+    assert world.error(0) == "TrialTooLarge"
+    reason = world.concluded[0].reason
+    assert reason == (
+        "it needs 2.0 GiB or more; it had 974 MiB in a lane of 1.0 GiB; the largest device leaves 974 MiB to one trial"
+    )
+
+
+def test_trial_that_fits_the_large_device_is_not_tried_on_the_small_one_for_ever() -> None:
+    world = World()
+    world.device("large", 4 * GIB, CONTEXT)
+    world.add(0, 100 * MIB, kind="long", steps=1000)
+    world.device("small", GIB, CONTEXT)
+    world.add(1, 3 * GIB, kind="big", steps=2)
+    world.go(1)
+    assert world.where[1] is None
+    assert [lane for trial, lane in world.started if trial == 1] == [2]
+    world.withdraw(0)
+    world.finish(0)
+    world.settle()
+    world.finish(1)
+    assert world.outcome(1) is Outcome.DONE
+
+
+def test_out_of_memory_beside_others_in_a_full_lane_is_no_reason_to_give_up() -> None:
+    world = make(1, residents=2)
+    world.add(0, 300 * MIB, 150 * MIB, steps=99)
+    world.settle()
+    world.go(0, 2)
+    world.add(1, 300 * MIB, 150 * MIB, late=200 * MIB, steps=5)
+    world.settle()
+    assert world.lane_of(1) is world.lane_of(0)
+    world.go(1, 3)
+    assert world.retries[-1].trial == 1
+    assert world.outcome(1) is None
+    world.run()
+    assert world.outcome(1) is Outcome.DONE
+
+
+def test_trial_whose_device_others_shrank_waits_instead_of_being_given_up() -> None:
+    world = taught(1)
+    world.add(1, 500 * MIB, 50 * MIB, steps=3)
+    world.finish(1)
+    world.change("gpu 0", 300 * MIB)
+    world.settle()
+    world.add(2, 500 * MIB, 50 * MIB, steps=3)
+    world.settle()
+    assert world.waiting() == [2]
+    world.change("gpu 0", GIB)
+    world.settle()
+    world.finish(2)
+    assert world.outcome(2) is Outcome.DONE
+
+
+# ---- failures
+
+
+def test_failure_is_final_by_default() -> None:
+    world = make()
+    world.add(0)
+    world.fail(0)
+    world.settle()
+    assert (world.outcome(0), world.error(0)) == (Outcome.FAILED, "TrialFailed")
+    assert "ValueError" in world.concluded[0].reason
+
+
+def test_max_failures_counts_retries() -> None:
+    world = make(max_failures=2)
+    world.add(0)
+    for _ in range(3):
+        world.fail(0)
+        world.settle()
+    assert [r.reason for r in world.retries] == ["ValueError: no"] * 2
+    assert world.outcome(0) is Outcome.FAILED
+
+
+def test_final_failure_is_not_tried_again() -> None:
+    world = make(max_failures=5)
+    world.add(0)
+    world.fail(0, final=True)
+    world.settle()
+    assert world.outcome(0) is Outcome.FAILED
+
+
+def test_dead_lane_costs_its_trials_no_failure() -> None:
+    world = make(max_failures=0)
+    world.add(0)
+    world.settle()
+    world.crash(1)
+    world.settle()
+    assert world.retries[-1].reason == "killed by signal 11"
+    assert world.lane_of(0).lane == 2
+
+
+def together(count: int = 2, **options: object) -> World:
+    """Trials 1, 2, ... measured and in one lane; one lane only."""
+    world = taught(1, residents=3, **options)
+    for trial in range(1, count + 1):
+        world.add(trial, 100 * MIB, 50 * MIB, steps=99)
+        world.settle()
+    assert len({world.lane_of(t).lane for t in range(1, count + 1)}) == 1
+    for trial in range(1, count + 1):
+        world.go(trial, 2)
+    return world
+
+
+def test_siblings_in_a_dying_lane_are_counted_and_run_solo_after_two_deaths() -> None:
+    world = together()
+    for _ in range(2):
+        world.crash(world.lane_of(1).lane)
+        world.settle()
+    assert world.running() == [1]
+    assert world.why(2) == "every lane is taken" or world.why(2)
+    world.withdraw(1)
+    world.finish(1)
+    world.settle()
+    assert world.running() == [2]
+
+
+def test_third_lane_death_names_the_trial() -> None:
+    world = together()
+    for _ in range(3):
+        world.crash(world.lane_of(1).lane)
+        world.settle()
+    assert world.error(1) == "LaneDied"
+    assert "three lane processes died under it; last: killed by signal 11" in world.concluded[1].reason
+    assert world.running() == [2]
+    assert world.outcome(2) is None
+
+
+def test_overdue_is_charged_to_the_holder_only() -> None:
+    world = together(iteration_timeout=60.0)
+    lane = world.lane_of(1).lane
+    assert world.send(ev.LaneQuiet(0.0, lane, 1, 59.0)) == []
+    assert world.send(ev.LaneQuiet(0.0, lane, 1, 61.0)) == [do.CloseLane(lane, kill=True)]
+    assert world.send(ev.LaneQuiet(0.0, lane, 2, 62.0)) == []
+    world.settle()
+    assert (world.outcome(1), world.error(1)) == (Outcome.FAILED, "TrialOverdue")
+    assert world.lane_of(2)
+    for _ in range(2):
+        world.crash(world.lane_of(2).lane)
+        world.settle()
+    assert world.outcome(2) is None
+
+
+def test_overdue_trial_is_tried_again_if_failures_are_allowed() -> None:
+    world = make(iteration_timeout=60.0, max_failures=1)
+    world.add(0)
+    world.settle()
+    world.send(ev.LaneQuiet(0.0, 1, 0, 61.0))
+    world.settle()
+    assert world.lane_of(0).lane == 2
+
+
+def test_without_a_timeout_a_trial_is_overdue_after_twenty_of_its_longest_iterations() -> None:
+    world = make()
+    world.add(0, seconds=120.0, steps=99)
+    world.settle()
+    world.send(ev.LaneQuiet(0.0, 1, 0, 1e6))
+    world.go(0, 3)
+    world.send(ev.LaneQuiet(0.0, 1, 0, 2399.0))
+    assert world.lane_of(0).alive
+    world.send(ev.LaneQuiet(0.0, 1, 0, 2401.0))
+    assert not world.lane_of(0).alive
+
+
+def test_quiet_lane_without_a_holder_is_nobodys_fault() -> None:
+    world = make(iteration_timeout=1.0)
+    world.add(0)
+    assert world.send(ev.LaneQuiet(0.0, 1, None, 100.0)) == []
+
+
+# ---- withdrawals
+
+
+def test_withdrawn_before_it_ran() -> None:
+    world = make(1)
+    world.add(0)
+    world.add(1)
+    assert world.withdraw(1) == [do.ConcludeTrial(1, Outcome.STOPPED, reason="withdrawn before it ran")]
+
+
+def test_withdrawn_while_it_runs_is_stopped_at_its_next_boundary() -> None:
+    world = make()
+    world.add(0)
+    assert world.withdraw(0) == [do.StopTrial(0)]
+    assert world.withdraw(0) == []
+    world.go(0)
+    assert world.outcome(0) is Outcome.STOPPED
+
+
+def test_withdrawn_trial_that_ends_first_is_done() -> None:
+    world = make()
+    world.add(0, steps=1)
+    world.step(0)
+    world.withdraw(0)
+    world.settle()
+    assert world.outcome(0) is Outcome.DONE
+
+
+@pytest.mark.parametrize("outcome", [Outcome.FAILED, Outcome.OUT_OF_MEMORY, Outcome.STOPPED])
+def test_withdrawn_trial_is_never_tried_again(outcome: Outcome) -> None:
+    world = make(max_failures=3)
+    world.add(0)
+    world.withdraw(0)
+    world.send(ev.TrialEnded(0.0, 0, outcome))
+    assert world.outcome(0) is Outcome.STOPPED
+
+
+def test_withdrawn_in_a_dying_lane_is_stopped() -> None:
+    world = together()
+    world.crash(world.lane_of(1).lane)
+    world.withdraw(1)
+    world.settle()
+    assert world.outcome(1) is Outcome.STOPPED
+    assert world.lane_of(2)
+
+
+def test_trial_that_does_not_stop_is_killed_after_a_grace() -> None:
+    world = make()
+    world.add(0)
+    world.settle()
+    world.withdraw(0)
+    assert world.wait(5.0) == []
+    assert world.wait(0.1) == [do.CloseLane(1, kill=True)]
+    world.settle()
+    assert world.outcome(0) is Outcome.STOPPED
+
+
+def test_grace_is_longer_where_others_share_the_lane_and_they_are_not_charged() -> None:
+    world = together()
+    world.withdraw(1)
+    assert world.wait(29.0) == []
+    assert len(world.wait(2.0)) == 1
+    world.settle()
+    assert world.outcome(1) is Outcome.STOPPED
+    assert world.retries[-1] == do.RetryTrial(2, "its lane was closed")
+
+
+def test_grace_grows_with_the_longest_iteration() -> None:
+    world = make()
+    world.add(0, seconds=10.0, steps=9)
+    world.go(0)
+    world.withdraw(0)
+    assert world.wait(30.0) == []
+    assert len(world.wait(1.0)) == 1
+
+
+# ---- devices
+
+
+def test_trials_of_a_lost_device_run_on_another() -> None:
+    world = taught(1)
+    world.device("gpu 1", GIB, CONTEXT)
+    world.add(1, 10 * MIB)
+    lost = world.lane_of(1).device
+    world.lose(lost)
+    assert world.retries[-1] == do.RetryTrial(1, f"{lost} is gone")
+    assert world.lane_of(1).device != lost
+
+
+def test_trials_fail_with_the_last_device() -> None:
+    world = make(1)
+    world.add(0)
+    world.add(1)
+    world.lose("gpu 0")
+    assert [world.error(t) for t in (0, 1)] == ["DeviceError"] * 2
+    assert "the last device" in world.concluded[1].reason
+
+
+def test_device_nobody_knows_cannot_be_lost() -> None:
+    world = World()
+    world.add(0)
+    assert world.send(ev.DeviceLost(0.0, "gpu 7")) == []
+    assert world.waiting() == [0]
+
+
+def test_device_that_comes_back_is_used_again() -> None:
+    world = make(1)
+    world.device("gpu 1", GIB, CONTEXT)
+    world.add(0)
+    world.add(1)
+    world.lose("gpu 1")
+    assert world.waiting() == [1]
+    world.device("gpu 1", GIB, CONTEXT)
+    assert world.lane_of(1).device == "gpu 1"
+
+
+def test_idle_lanes_shrink_when_others_take_memory() -> None:
+    world = taught()
+    world.change("gpu 0", 700 * MIB)
+    world.settle()
+    assert world.held("gpu 0") <= 700 * MIB
+
+
+def test_what_can_be_returned_is_returned_though_it_is_not_enough() -> None:
+    world = make(2)
+    world.add(0, 300 * MIB, 100 * MIB, steps=99, kind="a")
+    world.settle()
+    world.go(0, 2)
+    world.add(1, 300 * MIB, 100 * MIB, steps=2, kind="a")
+    world.settle()
+    world.finish(1)
+    world.change("gpu 0", 100 * MIB)
+    world.settle()
+    assert list(world.lanes) == [1]
+    assert world.lanes[1].quota == need(300 * MIB, 100 * MIB)
+
+
+def test_probe_returns_what_others_took_as_soon_as_it_was_measured() -> None:
+    world = make(1)
+    world.add(0, 100 * MIB, 50 * MIB, steps=9)
+    world.settle()
+    world.change("gpu 0", 500 * MIB)
+    assert world.lane_of(0).quota == GIB
+    world.go(0, 2)
+    assert world.lane_of(0).quota == need(100 * MIB, 50 * MIB)
+
+
+def test_nothing_starts_beyond_what_others_left() -> None:
+    world = taught()
+    world.add(1, 100 * MIB, 50 * MIB, steps=99)
+    world.settle()
+    world.change("gpu 0", 250 * MIB)
+    world.settle()
+    world.add(2, 100 * MIB, 50 * MIB)
+    world.settle()
+    assert world.waiting() == [2]
+    assert "largest hole" in (world.why(2) or "")
+    world.change("gpu 0", GIB)
+    assert world.lane_of(2)
+
+
+# ---- residents
+
+
+def test_residents_share_a_lane_by_the_sum_of_persistent_and_the_largest_ephemeral() -> None:
+    world = together(3)
+    lane = world.packer._lanes[world.lane_of(1).lane]
+    persistent, ephemeral = padded(100 * MIB), padded(50 * MIB)
+    assert list(lane.residents) == [1, 2, 3]
+    assert lane.need([Demand(persistent, ephemeral)] * 3) == CONTEXT + 3 * persistent + ephemeral
+    assert lane.quota >= CONTEXT + 3 * persistent + ephemeral
+    world.add(4, 100 * MIB, 50 * MIB)
+    assert world.why(4) == "its turn has not come"
+
+
+def test_lanes_come_before_sharing_one() -> None:
+    world = taught(2, residents=2)
+    for trial in (1, 2, 3):
+        world.add(trial, 100 * MIB, 50 * MIB, steps=9)
+        world.settle()
+    assert world.lane_of(1) is not world.lane_of(2)
+    assert world.lane_of(3) in (world.lane_of(1), world.lane_of(2))
+
+
+def test_lane_is_shared_where_a_new_one_has_no_room() -> None:
+    world = taught(2, residents=2)
+    world.add(1, 100 * MIB, 50 * MIB, steps=99)
+    world.settle()
+    world.change("gpu 0", 330 * MIB)
+    world.settle()
+    world.add(2, 100 * MIB, 50 * MIB)
+    world.settle()
+    assert world.lane_of(2) is world.lane_of(1)
+
+
+def test_probe_shares_its_lane_with_nobody() -> None:
+    world = make(1, residents=3)
+    world.add(0, 100 * MIB, 50 * MIB)
+    world.add(1, 100 * MIB, 50 * MIB)
+    assert world.waiting() == [1]
+
+
+# ---- late events
+
+
+def test_late_events_of_lanes_and_trials_that_are_gone_are_ignored() -> None:
+    world = make()
+    world.add(0, 10 * MIB, steps=1)
+    world.finish(0)
+    world.crash(1)
+    world.settle()
+    for late in (
+        ev.LaneReady(0.0, 1, CONTEXT),
+        ev.LaneResized(0.0, 1, 1),
+        ev.LaneHolds(0.0, 1, 0, 0, True),
+        ev.LaneQuiet(0.0, 1, 0, 1e9),
+        ev.LaneLost(0.0, 1),
+        ev.IterationsDone(0.0, 0, 1, 1.0, 1, 1),
+        ev.TrialEnded(0.0, 0, Outcome.FAILED),
+        ev.TrialWithdrawn(0.0, 0),
+        ev.DeviceChanged(0.0, "gpu 9", 1),
+        ev.DeviceLost(0.0, "gpu 9"),
+        ev.Tick(0.0),
+    ):
+        assert world.send(late) == []
+
+
+def test_answer_to_a_shrink_that_was_taken_back_frees_nothing() -> None:
+    world = taught()
+    world.change("gpu 0", 900 * MIB)
+    world.change("gpu 0", GIB)
+    world.add(1, kind="other")
+    world.deliver(1)
+    assert world.packer.snapshot().devices[0].held == GIB
+    world.settle()
+    assert world.packer.snapshot().devices[0].held == GIB
+
+
+def test_trial_is_added_once() -> None:
+    world = make()
+    world.add(0)
+    assert world.send(ev.TrialAdded(0.0, 0)) == []
+    assert world.packer.unfinished == 1

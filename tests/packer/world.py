@@ -57,6 +57,7 @@ class WorldLane:
     mail: deque[ev.Event] = field(default_factory=deque)
     alive: bool = True
     served: bool = False
+    stuck: int = 0
 
     @property
     def bound(self) -> int:
@@ -211,16 +212,26 @@ class World:
             self.settle()
             if len(self.concluded) == len(self.jobs):
                 return count
-            for trial in self.running():
-                if self.where[trial] is not None and trial in self.lane_of(trial).residents:
-                    self.step(trial)
-            self.wait(1.0)
+            self.round()
         left = [trial for trial in self.jobs if trial not in self.concluded]
         raise AssertionError(f"not over after {rounds} rounds: {[(t, self.why(t)) for t in left]}")
 
     def wait(self, seconds: float) -> list[do.Instruction]:
         self.time += seconds
         return self.send(ev.Tick(self.time))
+
+    def run_some(self, rounds: int) -> None:
+        for _ in range(rounds):
+            self.settle()
+            self.round()
+        self.settle()
+
+    def round(self) -> None:
+        """One iteration of every trial that runs."""
+        for trial in self.running():
+            if self.where[trial] is not None and trial in self.lane_of(trial).residents:
+                self.step(trial)
+        self.wait(1.0)
 
     # ---- what a test asks
 
@@ -273,7 +284,7 @@ class World:
             case do.ResizeLane(lane, quota):
                 assert quota > 0
                 resized = self.lanes[lane]
-                resized.quota = min(max(quota, resized.held), max(quota, resized.quota))
+                resized.quota = max(quota, min(resized.quota, max(resized.held, resized.stuck)))
                 resized.unanswered.append(resized.quota)
                 self._mail(resized, ev.LaneResized(self.time, lane, resized.quota))
             case do.CloseLane(lane, kill):
