@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import importlib.util
 import json
+import logging
 import os
 import platform
 import signal
@@ -108,7 +109,7 @@ def ray_session(folder: str) -> Iterator[None]:
         num_cpus=2,
         include_dashboard=False,
         log_to_driver=False,
-        logging_level="ERROR",
+        logging_level=logging.ERROR,
         object_store_memory=128 << 20,
         _temp_dir=f"{folder}/ray",
     )
@@ -153,11 +154,12 @@ def machine() -> dict[str, Any]:
 def describe(facts: dict[str, Any]) -> str:
     """The machine in a line, for below a table."""
     versions = ", ".join(f"{name} {number}" for name, number in facts["versions"].items() if number)
-    commit = f"commit {facts['commit'][:10]}" + (f" + {facts['changed_files']} files" if facts["changed_files"] else "")
-    return (
-        f"{facts['processor']}, {facts['cores']} cores, {facts['memory'] / 2**30:.0f} GiB, load before "
-        f"{facts['load_before']:.1f}; Python {facts['python']}, {versions}; {commit if facts['commit'] else 'no commit'}"
-    )
+    commit = f"commit {facts['commit'][:10]}" if facts["commit"] else "no commit"
+    if facts["changed_files"]:
+        commit += f" + {facts['changed_files']} changed files"
+    hardware = f"{facts['processor']}, {facts['cores']} cores, {facts['memory'] / 2**30:.0f} GiB"
+    load = f"load before {facts['load_before']:.1f}"
+    return f"{hardware}, {load}; Python {facts['python']}, {versions}; {commit}"
 
 
 def write_json(path: str | None, value: Any) -> None:

@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ WARM_REPORTS = 200
 STOPPED_AT = 2
 BOUNDARY_STEPS = 2_000
 BOUNDARY_ROUNDS = 41
-TURN_STEPS = 30_000
+TURN_STEPS = 15_000
 
 
 # ---- what is tuned
@@ -97,21 +98,23 @@ def reporter(config: Config, report: Report) -> None:
 
 def stepper(config: Config) -> None:
     """Optimizer steps with cotune's hook behind them, and without, in turns."""
-    import cotune
     import torch
     from torch.optim import optimizer as home
+
+    import cotune
 
     parameter = torch.nn.Parameter(torch.zeros(1))
     parameter.grad = torch.zeros(1)
     optimizer = torch.optim.SGD([parameter], lr=0.1)
 
     def step_us() -> float:
+        count: int = config["steps"]
         began = time.perf_counter()
-        for _ in range(config["steps"]):
+        for _ in range(count):
             optimizer.step()
-        return (time.perf_counter() - began) / config["steps"] * 1e6
+        return (time.perf_counter() - began) / count * 1e6
 
-    hooks = home._global_optimizer_post_hooks
+    hooks: dict[int, Any] = home._global_optimizer_post_hooks
     step_us()
     with_hook, without, difference = [], [], []
     for _ in range(config["rounds"]):
@@ -131,9 +134,10 @@ def noisy(config: Config) -> None:
     import random
     from array import array
 
-    import cotune
     import numpy as np
     import torch
+
+    import cotune
 
     model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Dropout(0.5), torch.nn.Linear(8, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.001, momentum=0.9)
@@ -198,7 +202,7 @@ def gaps(trials: list[Traced], *, fresh: bool, stopped: bool) -> Found:
     else:
         for process in {trial.process for trial in trials}:
             own = sorted((trial for trial in trials if trial.process == process), key=lambda t: t.first)
-            pairs += list(zip(own, own[1:], strict=False))
+            pairs += list(pairwise(own))
     found = [(after.first - before.last) * 1e3 for before, after in pairs if (before.end is None) == stopped]
     if not found:
         return {"count": 0, "p50": None, "p99": None}
@@ -244,7 +248,7 @@ def _cotune(function: Callable[[Config], Any], space: Config, options: Found, **
     )
     seconds = time.monotonic() - began
     if results.errors:
-        raise results.errors[0].error
+        raise RuntimeError(str(results.errors[0].error))
     return results, seconds
 
 
@@ -307,8 +311,8 @@ def cotune_turns(options: Found) -> Found:
     runs = {}
     for residents in (1, 2):
         results, _ = _cotune(noisy, space, options, sampler="grid", lanes=1, residents=residents)
+        # The traces of the second run, the one with turns, replace those of the first.
         runs[residents] = sorted((trial.config["index"], sorted(trial.metrics.items())) for trial in results)
-        # The second run overwrites the traces of the first.
     changes = turn_changes(options["folder"])
     return {
         "identical": runs[1] == runs[2],
@@ -378,7 +382,8 @@ def ray_stops(options: Found) -> Found:
             stops = odd and result["training_iteration"] >= STOPPED_AT
             return str(TrialScheduler.STOP if stops else TrialScheduler.CONTINUE)
 
-    trials, _, _ = _ray_trivial(options, EverySecond())
+    scheduler: Any = EverySecond
+    trials, _, _ = _ray_trivial(options, scheduler())
     return gaps(trials, fresh=not options["reuse"], stopped=True)
 
 
@@ -459,7 +464,8 @@ class Bench:
         except PeerFailed as error:
             print(f"  {error}", file=sys.stderr)
             self.raw[key] = {"failed": str(error)}
-        return self.raw[key]
+        found: Found = self.raw[key]
+        return found
 
     def rows(self) -> Iterator[Row]:
         yield self._imports()
@@ -482,9 +488,7 @@ class Bench:
         found = self.peer("boundary", "cotune_boundary")
         cost = found.get("difference")
         whole = f" (step {found['without']:.1f} us)" if found.get("without") else ""
-        return Row(
-            "boundary, nothing due", "<= 2 us", _unit(cost, "us", 2) + whole, ok=cost is not None and cost <= 2
-        )
+        return Row("boundary, nothing due", "<= 2 us", _unit(cost, "us", 2) + whole, ok=cost is not None and cost <= 2)
 
     def _reports(self) -> Iterator[Row]:
         for together, least in ((1, 10_000), (2, 25_000)):

@@ -197,6 +197,7 @@ def _assemble(
         journal=folder.journal,
         name=folder.path.name,
         past=[_past(record) for record in records],
+        prepare=lambda number: folder.trial(number).create(),
         wake=engine.wake,
     )
     view = make_view(dashboard)

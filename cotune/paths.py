@@ -87,6 +87,11 @@ class TrialFolder:
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
 
+    def create(self) -> None:
+        """Makes the folder and an empty log, ahead of the trial: on some file systems that takes a millisecond."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        self.log.touch()
+
     def latest_checkpoint(self) -> Path | None:
         """The newest published checkpoint, or None."""
         published = self._published()

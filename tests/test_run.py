@@ -211,7 +211,9 @@ def test_optuna_samplers_pruners_and_the_journal_are_the_real_ones(run):
 
 
 def test_a_grid_is_run_whole_and_once(run):
-    results = run(lambda c: c["a"] * c["b"], {"a": cotune.choice([1, 2, 3]), "b": cotune.choice([1, 10])}, sampler="grid")
+    results = run(
+        lambda c: c["a"] * c["b"], {"a": cotune.choice([1, 2, 3]), "b": cotune.choice([1, 10])}, sampler="grid"
+    )
     assert sorted((t.config["a"], t.config["b"]) for t in results) == [(a, b) for a in (1, 2, 3) for b in (1, 10)]
 
 

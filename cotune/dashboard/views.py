@@ -13,8 +13,9 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from cotune.dashboard.snapshot import Snapshot
+from cotune.dashboard.snapshot import RunningView, Snapshot
 from cotune.demand import format_bytes
+from cotune.packer import LaneView
 
 PLAIN_EVERY = 1.0
 
@@ -91,7 +92,7 @@ class LiveTable(View):
             self._changed.wait()
             self._changed.clear()
             if self._latest is not None and not self._closing:
-                self._live.update(table(self._latest, self._live.console.height), refresh=True)
+                self._live.update(table(self._latest, *self._live.console.size), refresh=True)
 
 
 def make_view(dashboard: bool | None) -> View:
@@ -115,21 +116,27 @@ def headline(snapshot: Snapshot) -> str:
     return ", ".join(parts)
 
 
-def table(snapshot: Snapshot, height: int = 24) -> RenderableType:
-    """A snapshot as a rich table; rows beyond the height of the terminal are counted, not shown."""
+def table(snapshot: Snapshot, width: int = 80, height: int = 24) -> RenderableType:
+    """A snapshot as a rich table.
+
+    Columns that do not fit the width are left out, rows beyond the height are counted, not shown.
+    """
+    columns = ["lane", "trial", "step", snapshot.metric, "quota", "peak", "time"]
+    columns = columns[: 7 if width >= 68 else 5 if width >= 50 else 4]
+    grid = Table(box=None, pad_edge=False, header_style="bold")
+    for name in columns:
+        is_text = name == "lane"
+        grid.add_column(
+            name, justify="left" if is_text else "right", no_wrap=True, max_width=34 if is_text else 16, min_width=5
+        )
     running = {view.trial: view for view in snapshot.running}
-    grid = Table(box=None, expand=True, pad_edge=False, header_style="bold")
-    grid.add_column("lane", no_wrap=True)
-    grid.add_column("quota", justify="right", no_wrap=True)
-    for name in ("trial", "step", snapshot.metric, "peak", "time"):
-        grid.add_column(name, justify="right", no_wrap=True, overflow="ellipsis")
     room = max(3, height - 6 - len(snapshot.packer.devices))
     hidden = 0
     for device in snapshot.packer.devices:
-        memory = f"{format_bytes(device.held)} of {format_bytes(device.capacity)}"
         active = sum(1 for lane in device.lanes if lane.residents)
-        grid.add_row(Text(device.device, style="bold cyan"), "", "", "", "", "", "")
-        grid.add_row(Text(f"  {active}/{device.width} lanes", style="dim"), Text(memory, style="dim"))
+        memory = [f"{format_bytes(device.held)} of", format_bytes(device.capacity)] if len(columns) > 5 else []
+        head = Text(f"{device.device}  {active} of {device.width} lanes", style="bold cyan")
+        grid.add_row(head, "", "", "", *(Text(part, style="cyan") for part in memory))
         for lane in device.lanes:
             for trial in lane.residents or (None,):
                 if room <= 0:
@@ -137,18 +144,7 @@ def table(snapshot: Snapshot, height: int = 24) -> RenderableType:
                     continue
                 room -= 1
                 view = running.get(trial) if trial is not None else None
-                row = [f"  lane {lane.lane}", format_bytes(lane.quota)]
-                if view is None:
-                    row += ["idle" if lane.ready else "starting"]
-                else:
-                    row += [
-                        str(view.trial),
-                        "-" if view.step is None else str(view.step),
-                        "-" if view.value is None else f"{view.value:.5g}",
-                        "-" if view.peak is None else format_bytes(view.peak),
-                        _clock(view.seconds),
-                    ]
-                grid.add_row(*row)
+                grid.add_row(*_row(lane, view)[: len(columns)])
     lines: list[RenderableType] = [Text(headline(snapshot), overflow="fold"), grid]
     if hidden:
         lines.append(Text(f"  and {hidden} more", style="dim"))
@@ -157,6 +153,21 @@ def table(snapshot: Snapshot, height: int = 24) -> RenderableType:
         text = f"{snapshot.packer.waiting_count} waiting; trial {first.trial}: {first.reason}"
         lines.append(Text(text, style="dim", overflow="ellipsis", no_wrap=True))
     return Group(*lines)
+
+
+def _row(lane: LaneView, view: RunningView | None) -> list[str]:
+    quota = format_bytes(lane.quota)
+    if view is None:
+        return [f"  lane {lane.lane} ({'idle' if lane.ready else 'starting'})", "", "", "", quota]
+    return [
+        f"  lane {lane.lane}",
+        str(view.trial),
+        "-" if view.step is None else str(view.step),
+        "-" if view.value is None else f"{view.value:.5g}",
+        quota,
+        "-" if view.peak is None else format_bytes(view.peak),
+        _clock(view.seconds),
+    ]
 
 
 def _clock(seconds: float) -> str:

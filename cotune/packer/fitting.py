@@ -25,10 +25,6 @@ class Place:
     quota: int
     missing: int = 0
 
-    @property
-    def shares(self) -> bool:
-        return self.lane is not None and bool(self.lane.residents)
-
 
 @dataclass(frozen=True, slots=True)
 class Shortage:
@@ -78,24 +74,27 @@ class Fitting:
             return True
         return trial.oversized and self.is_whole(device.capacity)
 
-    def find(self, trial: Trial, demand: Demand | None, devices: Iterable[Device]) -> Place | Shortage:
+    def find(
+        self, trial: Trial, demand: Demand | None, devices: Iterable[Device], share: bool = False
+    ) -> Place | Shortage:
         """Where the trial fits now.
 
         Args:
             trial: A waiting trial.
             demand: What it needs, margins included; None to probe.
             devices: Those with a seat that are not reserved for another trial.
+            share: Look at lanes that run other trials, not at idle and new ones.
         """
         if demand is None or trial.wants_all:
             return self._find_whole(trial, demand, devices)
-        best: tuple[tuple[bool, int, int], Place] | None = None
+        best: tuple[tuple[int, int], Place] | None = None
         short: list[Place] = []
         for device in devices:
-            places = list(self._places(trial, demand, device))
-            place = min(places, key=lambda place: (place.missing > 0, place.shares, place.missing), default=None)
+            places = list((self._shared_places if share else self._places)(trial, demand, device))
+            place = min(places, key=lambda place: place.missing, default=None)
             if place is not None and place.missing <= 0:
                 extra = place.quota - (place.lane.quota if place.lane else 0)
-                rank = (place.shares, device.active, extra)
+                rank = (device.active, extra)
                 if best is None or rank < best[0]:
                     best = rank, place
             elif best is None:
@@ -111,12 +110,15 @@ class Fitting:
         return Shortage(reason, tuple(short))
 
     def _places(self, trial: Trial, demand: Demand, device: Device) -> Iterator[Place]:
-        """Where on this device the trial could go, room or not."""
+        """Lanes of its own that the trial could have on this device, room or not."""
         if device.active < device.width.width:
             for lane in device.idle:
                 yield self._place(device, lane, lane.need([demand]))
             fresh = device.context + device.shared + demand.peak
             yield Place(device, None, fresh, fresh - device.free)
+
+    def _shared_places(self, trial: Trial, demand: Demand, device: Device) -> Iterator[Place]:
+        """Lanes on this device where the trial could take turns, room or not."""
         if not trial.solo:
             for lane in device.lanes.values():
                 if self._takes_resident(lane):

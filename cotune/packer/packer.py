@@ -550,7 +550,7 @@ class Packer:
                 continue
             trial.promised = demand
             trial.oversized = demand is not None and self._exceeds_all(demand)
-            found = self._fitting.find(trial, demand, devices)
+            found = self._find(trial, demand, devices)
             if isinstance(found, Place):
                 self._start(trial, found)
                 if first_blocked is not None:
@@ -559,7 +559,6 @@ class Packer:
             trial.blocked = found.reason
             if demand is None:
                 unprobed.add(trial.kind)
-            self._make_room(trial, found)
             first_blocked = first_blocked or trial
         if first_blocked is not None:
             self._reserve(first_blocked)
@@ -568,11 +567,25 @@ class Packer:
         """Such a trial gets a device for itself to prove it."""
         return all(d.context + d.shared + demand.peak > d.full for d in self._devices.values())
 
-    def _make_room(self, trial: Trial, shortage: Shortage) -> None:
+    def _find(self, trial: Trial, demand: Demand | None, devices: list[Device]) -> Place | Shortage:
+        """A place now or room under way; turns in a lane of others only where there is neither."""
+        found = self._fitting.find(trial, demand, devices)
+        if isinstance(found, Place):
+            return found
+        short = self._make_room(found)
+        if short is not found or self._options.residents == 1 or demand is None or trial.wants_all:
+            return short
+        shared = self._fitting.find(trial, demand, devices, share=True)
+        if isinstance(shared, Place):
+            return shared
+        return self._make_room(shared) if shared.places else found
+
+    def _make_room(self, shortage: Shortage) -> Shortage:
+        """Has the bytes returned that are missing; the same shortage if nobody can return them."""
         for place in shortage.places:
             if self._reclaim(place.device, place.missing, keep=place.lane):
-                trial.blocked = f"{shortage.reason}; it is being freed"
-                return
+                return Shortage(f"{shortage.reason}; it is being freed")
+        return shortage
 
     def _reserve(self, trial: Trial) -> None:
         """Keeps a device free for a trial that others have overtaken too often."""

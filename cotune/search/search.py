@@ -90,6 +90,7 @@ class Search:
         journal: Where the study is written.
         name: The study's name.
         past: Trials of the run that is resumed, in their order.
+        prepare: Called with the number of every new trial, on the search thread, before it is suggested.
         wake: Called whenever there is an answer.
     """
 
@@ -103,12 +104,14 @@ class Search:
         journal: Path,
         name: str,
         past: Sequence[PastTrial] = (),
+        prepare: Callable[[int], None] = lambda _: None,
         wake: Callable[[], None] = lambda: None,
     ) -> None:
         self.judges = pruner is not None
         self._space = space
         self._answers: deque[Answer] = deque()
         self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._prepare = prepare
         self._wake = wake
         self._trials: dict[int, Trial] = {}
         self._exhausted = False
@@ -205,6 +208,7 @@ class Search:
             return
         trial = self.study.ask(self._distributions)
         self._trials[trial.number] = trial
+        self._prepare(trial.number)
         self._answer(Suggestion(trial.number, dict(trial.params)))
 
     def _report(self, number: int, step: int, value: float) -> None:

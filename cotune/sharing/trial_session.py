@@ -282,8 +282,12 @@ class TrialSession:
         host.send(wire.encode_object(wire.Kind.ENDED, (self.trial, *ended)))
 
     def _open_folder(self) -> None:
-        self._folder.path.mkdir(parents=True, exist_ok=True)
-        self._log = os.open(self._folder.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+        try:
+            self._log = os.open(self._folder.log, flags, 0o644)
+        except FileNotFoundError:
+            self._folder.create()
+            self._log = os.open(self._folder.log, flags, 0o644)
 
     def _attempt(self) -> tuple[str, int | None, str, str, bool]:
         """Runs the trainable.

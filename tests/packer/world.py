@@ -332,7 +332,7 @@ class World:
     ) -> None:
         del lane.residents[job.trial]
         lane.served = True
-        self._mail(lane, ev.TrialEnded(self.time, job.trial, outcome, needed, detail, final=final))
+        self._mail(lane, ev.TrialEnded(self.time, job.trial, outcome, needed, detail=detail, final=final))
 
     # ---- what must always hold
 
@@ -384,6 +384,7 @@ class World:
     def _check_no_idle_room(self) -> None:
         """No waiting trial with a known demand could be placed; written apart from `Fitting`."""
         brain = self.packer
+        pending = any(lane.unanswered or not lane.alive for lane in self.lanes.values())
         for trial_id in self.waiting():
             trial = brain._trials[trial_id]
             demand = brain._expected(trial)
@@ -404,7 +405,7 @@ class World:
                             room = lane.quota - lane.context - lane.shared - lane.residue + free
                             assert free < 0 or demand.peak > room, f"{trial_id} fits idle lane {lane.id}"
                     continue
-                for lane in running:
+                for lane in [] if pending else running:
                     others = list(lane.residents.values())
                     measured = [t.demand for t in others if t.demand and not t.alone and not t.solo]
                     if trial.solo or lane.retiring or len(measured) < len(others):

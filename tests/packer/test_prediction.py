@@ -1,0 +1,114 @@
+"""What is expected of a trial, from what trials like it were measured to need."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cotune.demand import Demand
+from cotune.packer.prediction import MARGIN, MAX_SAMPLES, KindModel, Prediction
+from world import MIB
+
+
+def observed(samples: list[tuple[dict[str, float], float]]) -> Prediction:
+    prediction = Prediction()
+    for trial, (features, value) in enumerate(samples):
+        prediction.observe(trial, features, value)
+    return prediction
+
+
+def test_nothing_is_expected_before_the_first_measurement() -> None:
+    assert Prediction().estimate({}) is None
+    assert KindModel().demand({"size": 1.0}) is None
+    assert KindModel().seconds({"size": 1.0}) is None
+
+
+def test_largest_seen_is_expected_while_samples_are_few() -> None:
+    prediction = observed([({"size": 1.0}, 10.0), ({"size": 2.0}, 30.0)])
+    assert prediction.estimate({"size": 1.0}) == 30.0 * MARGIN
+
+
+def test_product_of_features_is_learnt() -> None:
+    draw = random.Random(1)
+    samples = []
+    for _ in range(40):
+        batch, width = float(draw.choice([8, 16, 32, 64])), float(draw.randint(10, 500))
+        samples.append(({"batch": batch, "width": width}, 1000.0 * batch * width))
+    estimate = observed(samples).estimate({"batch": 32.0, "width": 100.0})
+    assert estimate is not None
+    assert 1.0 <= estimate / (1000.0 * 32.0 * 100.0) < 1.2
+
+
+def test_margin_covers_what_features_do_not_explain() -> None:
+    draw = random.Random(2)
+    samples = [({"size": draw.uniform(1, 10)}, draw.uniform(100, 200)) for _ in range(200)]
+    prediction = observed(samples)
+    covered = [value <= (prediction.estimate(features) or 0.0) for features, value in samples]
+    assert sum(covered) / len(covered) >= 0.95
+
+
+def test_power_law_is_believed_up_to_four_times_the_largest_seen() -> None:
+    prediction = observed([({"size": float(size)}, float(size) ** 3) for size in range(1, 20)])
+    assert prediction.estimate({"size": 1e6}) == pytest.approx(4 * 19.0**3 * MARGIN)
+
+
+def test_later_measurement_of_a_trial_replaces_the_earlier() -> None:
+    prediction = Prediction()
+    prediction.observe(0, {}, 100.0)
+    prediction.observe(1, {}, 10.0)
+    prediction.observe(0, {}, 20.0)
+    assert prediction.estimate({}) == 20.0 * MARGIN
+
+
+def test_oldest_samples_are_forgotten() -> None:
+    prediction = observed([({}, 1000.0)] + [({}, 10.0)] * MAX_SAMPLES)
+    prediction.observe(10_000, {}, 11.0)
+    assert (prediction.estimate({}) or 0.0) < 20.0
+
+
+def test_features_that_come_and_go_are_no_trouble() -> None:
+    samples = [({"depth": 1.0}, 10.0), ({}, 5.0), ({"size": 3.0}, 7.0)] * 4
+    assert observed(samples).estimate({"other": 1.0}) is not None
+
+
+def test_version_changes_with_what_is_expected() -> None:
+    model = KindModel()
+    before = model.version
+    model.observe_demand(0, {}, Demand(100, 10))
+    assert model.version != before
+
+
+def test_model_splits_persistent_and_ephemeral() -> None:
+    model = KindModel()
+    model.observe_demand(0, {}, Demand(100 * MIB, 10 * MIB))
+    assert model.demand({}) == Demand(105 * MIB, int(10.5 * MIB))
+
+
+numbers = st.floats() | st.sampled_from([0.0, -1.0, 1e308, -1e308, 5e-324])
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    samples=st.lists(
+        st.tuples(
+            st.dictionaries(st.sampled_from("abc"), numbers, max_size=3),
+            st.floats(0, 1e15) | st.integers(0, 1 << 70),
+        ),
+        min_size=1,
+        max_size=12,
+    ),
+    asked=st.dictionaries(st.sampled_from("abcd"), numbers, max_size=3),
+)
+def test_estimate_is_a_finite_number_whatever_the_features(
+    samples: list[tuple[dict[str, float], float]], asked: dict[str, float]
+) -> None:
+    prediction = observed(samples)
+    for features in [asked, *(features for features, _ in samples)]:
+        estimate = prediction.estimate(features)
+        assert estimate is not None
+        assert math.isfinite(estimate)
+        assert 0 <= estimate <= 4.5 * max(1e-8, *(float(value) for _, value in samples))

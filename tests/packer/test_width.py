@@ -1,0 +1,117 @@
+"""How many lanes run at once on a device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from cotune.packer.width import PATIENCE, WidthControl
+
+
+def run(control: WidthControl, step_seconds: Callable[[int], float], reviews: int = 400) -> set[int]:
+    """Reports of trials 0, 1, ... in as many lanes as allowed; the widths that occurred."""
+    seen = set()
+    for _ in range(reviews):
+        for trial in range(control.width):
+            control.measured(trial, 1, step_seconds(control.width), control.width)
+        control.review(control.width, waiting=True)
+        seen.add(control.width)
+    return seen
+
+
+def searching(limit: int = 8, busy: float | None = None) -> WidthControl:
+    control = WidthControl(limit=limit)
+    control.guess(busy)
+    return control
+
+
+def test_first_guess_is_as_many_lanes_as_one_trial_leaves_room_for() -> None:
+    assert searching(busy=0.3).width == 3
+    assert searching(busy=0.9).width == 1
+    assert searching(busy=2.0).width == 1
+    assert searching(limit=4, busy=0.01).width == 4
+    assert searching(busy=None).width == 1
+    assert searching(busy=0.0).width == 1
+
+
+def test_only_the_first_guess_counts() -> None:
+    control = searching(busy=0.5)
+    control.guess(0.1)
+    assert control.width == 2
+
+
+def test_goes_up_to_the_limit_while_lanes_do_not_slow_each_other() -> None:
+    control = searching(limit=5)
+    run(control, lambda width: 1.0)
+    assert control.width == 5
+
+
+def test_never_above_the_limit() -> None:
+    assert max(run(searching(limit=3), lambda width: 1.0)) == 3
+
+
+def test_goes_back_where_another_lane_gains_nothing() -> None:
+    control = searching()
+    seen = run(control, lambda width: float(width))
+    assert seen == {1, 2}
+    assert control.width == 1
+
+
+def test_stops_where_the_gain_falls_below_five_percent() -> None:
+    control = searching()
+    run(control, lambda width: 1.0 if width <= 3 else width / 3.06)
+    assert control.width == 3
+
+
+def test_tries_less_and_less_often_after_refusals() -> None:
+    control = searching()
+    tries = 0
+    for _ in range(40 * PATIENCE):
+        before = control.width
+        run(control, lambda width: float(width), reviews=1)
+        tries += control.width > before
+    assert 2 <= tries <= 6
+
+
+def test_stays_while_nobody_waits() -> None:
+    control = searching()
+    for _ in range(50):
+        control.measured(0, 1, 1.0, 1)
+        control.review(1, waiting=False)
+    assert control.width == 1
+
+
+def test_says_nothing_of_speeds_below_full_width() -> None:
+    control = searching(busy=0.5)
+    for _ in range(50):
+        control.measured(0, 1, 1.0, 1)
+        control.review(1, waiting=True)
+    assert control.width == 2
+
+
+def test_fixed_never_moves() -> None:
+    control = WidthControl(limit=2, fixed=3)
+    control.guess(0.1)
+    assert run(control, lambda width: 1.0) == {3}
+
+
+def test_unequal_trials_are_held_against_their_own_speed() -> None:
+    control = searching()
+    for _ in range(100):
+        for trial in range(control.width):
+            control.measured(trial, 1, 0.01 if trial == 0 else 100.0, control.width)
+        control.review(control.width, waiting=True)
+        if control.width == 2:
+            break
+    for _ in range(2):
+        control.measured(0, 1, 0.0101, 2)
+        control.measured(1, 1, 100.0, 2)
+    control.review(2, waiting=True)
+    assert control.width == 2
+
+
+def test_trials_of_a_single_report_raise_the_width_too() -> None:
+    control = searching(limit=4)
+    for trial in range(100):
+        control.measured(trial, 1, 1.0, control.width)
+        control.review(control.width, waiting=True)
+    assert control.width == 4

@@ -1,0 +1,506 @@
+"""What is swapped at a turn: a trial computes the same in company as alone, whatever it does to shared state."""
+
+import os
+import random
+import sys
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from cotune.sharing import context
+from cotune.sharing.context import Context, Home
+
+
+@pytest.fixture(autouse=True)
+def restored():
+    """Leaves the process as it was, whatever a test does to it."""
+    kept = Context(0, Home())
+    kept.torch_loaded()
+    numpy_state = np.random.get_state()
+    bits = np.random.mtrand._rand._bit_generator
+    kept.leave()
+    yield
+    kept.enter()
+    np.random.mtrand.set_bit_generator(bits)
+    np.random.set_state(numpy_state)
+    context._gauss_cached[0] = bool(numpy_state[3])
+
+
+# Things a trial may do between two boundaries, each giving something that tells its state apart.
+def numpy_gaussian():
+    return float(np.random.randn())
+
+
+def numpy_uniform():
+    return np.random.rand(3).tolist()
+
+
+def numpy_integer():
+    return int(np.random.randint(1 << 30))
+
+
+def numpy_seed():
+    np.random.seed(123)
+    return 0
+
+
+def numpy_seed_and_gaussian():
+    np.random.seed(7)
+    return float(np.random.standard_normal())
+
+
+def numpy_many_words():
+    return float(np.random.rand(1000).sum())
+
+
+def python_random():
+    return random.random()
+
+
+def python_gaussian():
+    return random.gauss(0, 1)
+
+
+def python_seed():
+    random.seed(99)
+    return 0
+
+
+def torch_random():
+    return torch.rand(2, dtype=torch.float64).tolist()
+
+
+def torch_gaussian():
+    return float(torch.randn(1, dtype=torch.float64))
+
+
+def torch_seed():
+    torch.manual_seed(5)
+    return 0
+
+
+def torch_double():
+    torch.set_default_dtype(torch.float64)
+    return str(torch.zeros(1).dtype)
+
+
+def torch_dtype():
+    return str(torch.zeros(1).dtype)
+
+
+def torch_deterministic():
+    torch.use_deterministic_algorithms(True)
+    return torch.is_deterministic_algorithms_warn_only_enabled()
+
+
+def torch_flags():
+    return [
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+        torch.get_float32_matmul_precision(),
+        torch.backends.cudnn.benchmark,
+        torch.backends.cudnn.deterministic,
+        torch.is_anomaly_enabled(),
+    ]
+
+
+def torch_precision():
+    torch.set_float32_matmul_precision("high")
+    return torch.get_float32_matmul_precision()
+
+
+def torch_cudnn():
+    torch.backends.cudnn.benchmark = True
+    torch.backends.cudnn.deterministic = True
+    return 0
+
+
+def set_environment():
+    os.environ["COTUNE_TEST"] = os.environ.get("COTUNE_TEST", "") + "x"
+    return os.environ["COTUNE_TEST"]
+
+
+def read_environment():
+    return os.environ.get("COTUNE_TEST")
+
+
+def clear_environment():
+    os.environ.pop("COTUNE_TEST", None)
+    return 0
+
+
+def change_directory():
+    os.chdir("/")
+    return os.getcwd()
+
+
+def read_directory():
+    return os.getcwd()
+
+
+def extend_path():
+    sys.path.append(f"/extra-{len(sys.path)}")
+    return len(sys.path)
+
+
+def read_path():
+    return list(sys.path)
+
+
+DEEDS = [
+    numpy_gaussian,
+    numpy_uniform,
+    numpy_integer,
+    numpy_seed,
+    numpy_seed_and_gaussian,
+    numpy_many_words,
+    python_random,
+    python_gaussian,
+    python_seed,
+    torch_random,
+    torch_gaussian,
+    torch_seed,
+    torch_double,
+    torch_dtype,
+    torch_deterministic,
+    torch_flags,
+    torch_precision,
+    torch_cudnn,
+    set_environment,
+    read_environment,
+    clear_environment,
+    change_directory,
+    read_directory,
+    extend_path,
+    read_path,
+]
+GENERATORS = [numpy_gaussian, numpy_uniform, numpy_integer, python_random, python_gaussian, torch_random, torch_gaussian]
+
+
+def alone(seed, deeds, home):
+    """What a trial sees that has the process for itself."""
+    trial = Context(seed, home)
+    trial.enter()
+    seen = [deed() for deed in deeds]
+    trial.leave()
+    back = Context(0, home)
+    back.enter()
+    back.leave()
+    return seen
+
+
+def together(trials, order, home):
+    """What trials see that take turns in this order; a trial that has ended does not note its state, as in a lane."""
+    contexts = [Context(seed, home) for seed, _ in trials]
+    seen = [[] for _ in trials]
+    for number in order:
+        deeds = trials[number][1]
+        if len(seen[number]) == len(deeds):
+            continue
+        contexts[number].enter()
+        seen[number].append(deeds[len(seen[number])]())
+        if len(seen[number]) < len(deeds):
+            contexts[number].leave()
+    Context(0, home).enter()
+    return seen
+
+
+def turns_of(*counts):
+    """An order in which every trial does all it has to do."""
+    return st.permutations([number for number, count in enumerate(counts) for _ in range(count)])
+
+
+def draws():
+    return [deed() for deed in GENERATORS]
+
+
+def test_a_fresh_state_comes_from_the_seed_alone():
+    home = Home()
+    Context(5, home).enter()
+    first = draws()
+    draws()
+    Context(5, home).enter()
+    assert draws() == first
+
+
+def test_other_seeds_give_other_streams():
+    home = Home()
+    Context(5, home).enter()
+    first = draws()
+    Context(6, home).enter()
+    assert all(a != b for a, b in zip(draws(), first, strict=True))
+
+
+def test_a_fresh_state_is_what_seeding_by_hand_gives():
+    Context(5, Home()).enter()
+    got = (random.random(), np.random.rand(), torch.rand(1).item())
+    random.seed(5)
+    np.random.seed(5)
+    torch.manual_seed(5)
+    assert got == (random.random(), np.random.rand(), torch.rand(1).item())
+
+
+def test_a_seed_wider_than_numpy_takes_is_no_problem():
+    Context(2**40 + 5, Home()).enter()
+    assert 0 <= np.random.rand() < 1
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_the_second_half_of_a_gaussian_pair_stays_with_its_trial(count):
+    home = Home()
+    trials = [(1, [numpy_gaussian] * count + [numpy_uniform, numpy_gaussian]), (2, [numpy_gaussian] * 5)]
+    expected = [alone(seed, deeds, home) for seed, deeds in trials]
+    assert together(trials, [0, 1] * 5, home) == expected
+
+
+def test_half_a_gaussian_pair_that_a_trial_left_behind_at_its_end_is_not_the_next_ones():
+    home = Home()
+    expected = alone(2, [numpy_gaussian] * 2, home)
+    assert together([(1, [numpy_gaussian]), (2, [numpy_gaussian] * 2)], [0, 1, 1], home)[1] == expected
+
+
+def test_a_trial_that_ended_with_another_bit_generator_in_place_is_no_harm():
+    home = Home()
+
+    def other_generator():
+        np.random.mtrand.set_bit_generator(np.random.PCG64(3))
+        return float(np.random.randn())
+
+    expected = alone(2, [numpy_gaussian, numpy_uniform], home)
+    trials = [(1, [other_generator]), (2, [numpy_gaussian, numpy_uniform])]
+    assert together(trials, [0, 1, 1], home)[1] == expected
+
+
+def test_another_bit_generator_stays_with_its_trial():
+    home = Home()
+
+    def other_generator():
+        np.random.mtrand.set_bit_generator(np.random.PCG64(3))
+        return float(np.random.randn())
+
+    trials = [(1, [other_generator, numpy_gaussian, numpy_uniform]), (2, [numpy_gaussian, numpy_uniform] * 2)]
+    expected = [alone(seed, deeds, home) for seed, deeds in trials]
+    assert together(trials, [0, 1, 0, 1, 0, 1, 1], home) == expected
+
+
+@given(st.data())
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_two_trials_in_any_interleaving_see_what_they_see_alone(data):
+    home = Home()
+    deeds = st.lists(st.sampled_from(DEEDS), min_size=1, max_size=6)
+    trials = [(11, data.draw(deeds)), (22, data.draw(deeds))]
+    expected = [alone(seed, done, home) for seed, done in trials]
+    order = data.draw(turns_of(*(len(done) for _, done in trials)))
+    assert together(trials, order, home) == expected
+
+
+@given(st.data())
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_three_trials_that_draw_random_numbers_in_any_interleaving_get_their_own_streams(data):
+    home = Home()
+    deeds = st.lists(st.sampled_from([*GENERATORS, numpy_seed, torch_seed, python_seed]), min_size=1, max_size=5)
+    trials = [(seed, data.draw(deeds)) for seed in (1, 2, 3)]
+    expected = [alone(seed, done, home) for seed, done in trials]
+    order = data.draw(turns_of(*(len(done) for _, done in trials)))
+    assert together(trials, order, home) == expected
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda: torch.set_default_dtype(torch.float64),
+        lambda: torch.use_deterministic_algorithms(True),
+        lambda: torch.use_deterministic_algorithms(True, warn_only=True),
+        lambda: torch.set_float32_matmul_precision("high"),
+        lambda: setattr(torch.backends.cudnn, "benchmark", True),
+        lambda: setattr(torch.backends.cudnn, "deterministic", True),
+        lambda: setattr(torch.backends.cudnn, "enabled", False),
+        lambda: setattr(torch.backends.cudnn, "allow_tf32", False),
+        lambda: setattr(torch.backends.cuda.matmul, "allow_tf32", True),
+        lambda: setattr(torch.backends.cuda.matmul, "allow_fp16_reduced_precision_reduction", False),
+        lambda: setattr(torch.backends.cuda.matmul, "allow_bf16_reduced_precision_reduction", False),
+        lambda: setattr(torch.backends.mkldnn, "enabled", False),
+        lambda: torch.backends.cuda.enable_flash_sdp(False),
+        lambda: torch.backends.cuda.enable_mem_efficient_sdp(False),
+        lambda: torch.backends.cuda.enable_math_sdp(False),
+        lambda: torch.backends.cuda.enable_cudnn_sdp(False),
+        lambda: torch.autograd.set_detect_anomaly(True),
+    ],
+    ids=[
+        "default dtype",
+        "deterministic",
+        "deterministic warn only",
+        "matmul precision",
+        "cudnn.benchmark",
+        "cudnn.deterministic",
+        "cudnn.enabled",
+        "cudnn.allow_tf32",
+        "matmul.allow_tf32",
+        "fp16 reduction",
+        "bf16 reduction",
+        "mkldnn.enabled",
+        "flash sdp",
+        "memory efficient sdp",
+        "math sdp",
+        "cudnn sdp",
+        "anomaly mode",
+    ],
+)
+def test_a_flag_of_torch_stays_with_its_trial(change):
+    def flags():
+        return (
+            torch.get_default_dtype(),
+            torch.get_deterministic_debug_mode(),
+            torch.get_float32_matmul_precision(),
+            torch.backends.cudnn.benchmark,
+            torch.backends.cudnn.deterministic,
+            torch.backends.cudnn.enabled,
+            torch.backends.cudnn.allow_tf32,
+            torch.backends.cuda.matmul.allow_tf32,
+            torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction,
+            torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction,
+            torch.backends.mkldnn.enabled,
+            torch.backends.cuda.flash_sdp_enabled(),
+            torch.backends.cuda.mem_efficient_sdp_enabled(),
+            torch.backends.cuda.math_sdp_enabled(),
+            torch.backends.cuda.cudnn_sdp_enabled(),
+            torch.is_anomaly_enabled(),
+        )
+
+    home = Home()
+    one, other = Context(1, home), Context(2, home)
+    one.enter()
+    before = flags()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            change()
+        changed = flags()
+        one.leave()
+        other.enter()
+        in_between = flags()
+        other.leave()
+        one.enter()
+        after = flags()
+    finally:
+        torch.backends.cudnn.allow_tf32 = before[6]
+        torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = before[8]
+        torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = before[9]
+        torch.backends.cuda.enable_cudnn_sdp(before[14])
+    assert changed != before
+    assert in_between == before
+    assert after == changed
+
+
+def test_a_flag_that_an_ended_trial_set_is_back_for_the_next_one():
+    home = Home()
+    Context(1, home).enter()
+    torch.set_default_dtype(torch.float64)
+    Context(2, home).enter()
+    assert torch.get_default_dtype() is torch.float32
+
+
+def test_the_environment_of_an_ended_trial_is_gone_for_the_next_one():
+    home = Home()
+    Context(1, home).enter()
+    os.environ["COTUNE_TEST"] = "x"
+    Context(2, home).enter()
+    assert "COTUNE_TEST" not in os.environ
+
+
+def test_the_environment_that_subprocesses_see_is_swapped_too():
+    home = Home()
+    one, other = Context(1, home), Context(2, home)
+    one.enter()
+    os.environ["COTUNE_TEST"] = "one"
+    one.leave()
+    other.enter()
+    assert os.popen("echo -$COTUNE_TEST-").read() == "--\n"
+    other.leave()
+    one.enter()
+    assert os.popen("echo -$COTUNE_TEST-").read() == "-one-\n"
+
+
+def test_a_removed_variable_is_back_for_the_others(monkeypatch):
+    monkeypatch.setenv("COTUNE_TEST", "home")
+    home = Home()
+    one, other = Context(1, home), Context(2, home)
+    one.enter()
+    del os.environ["COTUNE_TEST"]
+    one.leave()
+    other.enter()
+    assert os.environ["COTUNE_TEST"] == "home"
+    other.leave()
+    one.enter()
+    assert "COTUNE_TEST" not in os.environ
+
+
+def test_the_working_directory_is_swapped(tmp_path):
+    home = Home()
+    one, other = Context(1, home), Context(2, home)
+    one.enter()
+    os.chdir(tmp_path)
+    one.leave()
+    other.enter()
+    assert os.getcwd() == home.directory
+    other.leave()
+    one.enter()
+    assert os.getcwd() == str(tmp_path)
+
+
+def test_a_working_directory_that_is_gone_can_be_left(tmp_path):
+    home = Home()
+    one = Context(1, home)
+    one.enter()
+    (tmp_path / "gone").mkdir()
+    os.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    try:
+        one.leave()
+    finally:
+        os.chdir(home.directory)
+
+
+def test_a_working_directory_that_an_ended_trial_removed_is_no_harm_to_the_next_one(tmp_path):
+    home = Home()
+    Context(1, home).enter()
+    (tmp_path / "gone").mkdir()
+    os.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    try:
+        Context(2, home).enter()
+        assert os.getcwd() == home.directory
+    finally:
+        os.chdir(home.directory)
+
+
+def test_the_import_path_is_swapped_in_place():
+    home = Home()
+    path = sys.path
+    one, other = Context(1, home), Context(2, home)
+    one.enter()
+    sys.path.insert(0, "/extra")
+    one.leave()
+    other.enter()
+    assert "/extra" not in sys.path
+    other.leave()
+    one.enter()
+    assert sys.path[0] == "/extra"
+    assert sys.path is path
+
+
+def test_entering_again_changes_nothing():
+    one = Context(1, Home())
+    one.enter()
+    first = draws()
+    one.leave()
+    one.enter()
+    one.leave()
+    one.enter()
+    second = draws()
+    Context(1, Home()).enter()
+    assert draws() + draws() == first + second

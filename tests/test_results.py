@@ -1,0 +1,217 @@
+"""What a run gives back."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from cotune.errors import InputError, NoResult, TrialFailed
+from cotune.paths import TrialFolder
+from cotune.results import Results, TrialResult
+from cotune.trial import TrialState
+
+
+def line(step, time=0.0, /, **metrics):
+    return json.dumps({"event": "report", "time": time, "trial": 0, "step": step, "metrics": metrics}).encode() + b"\n"
+
+
+def trial(number, *lines, state=TrialState.DONE, config=None, **fields):
+    return TrialResult(number, config or {"x": number}, state, _lines=lines, **fields)
+
+
+def results(*trials, metric="loss", mode="min", **fields):
+    return Results(trials, metric, mode, "my-run", Path("/runs/my-run"), 12.34, **fields)
+
+
+def failed(number, message="ValueError: no"):
+    return trial(number, state=TrialState.FAILED, error=TrialFailed(f"trial {number}: {message}", hint="look"))
+
+
+@pytest.mark.parametrize(("mode", "best"), [("min", 1), ("max", 2)])
+def test_the_best_trial_is_chosen_by_mode(mode, best):
+    found = results(*(trial(n, line(1, loss=v)) for n, v in enumerate([2.0, 1.0, 3.0])), mode=mode)
+    assert found.best.id == best
+
+
+def test_the_last_report_counts_not_the_best_one():
+    found = results(trial(0, line(1, loss=0.0), line(2, loss=5.0)), trial(1, line(1, loss=3.0)))
+    assert found.best.id == 1
+
+
+def test_a_last_report_without_the_metric_leaves_the_value_before():
+    found = results(trial(0, line(1, loss=1.0), line(2, other=5.0)), trial(1, line(1, loss=3.0)))
+    assert found.best.id == 0
+
+
+def test_a_stopped_trial_is_not_best_while_one_has_finished():
+    found = results(trial(0, line(1, loss=0.0), state=TrialState.STOPPED), trial(1, line(1, loss=3.0)))
+    assert found.best.id == 1
+
+
+def test_where_the_pruner_stopped_every_trial_the_best_of_those_is_best():
+    found = results(*(trial(n, line(1, loss=v), state=TrialState.STOPPED) for n, v in enumerate([2.0, 1.0])))
+    assert found.best.id == 1
+
+
+@pytest.mark.parametrize("state", [TrialState.FAILED, TrialState.INTERRUPTED])
+def test_failed_and_interrupted_trials_are_never_best(state):
+    with pytest.raises(NoResult):
+        _ = results(trial(0, line(1, loss=0.0), state=state)).best
+
+
+def test_the_first_of_equally_good_trials_is_best():
+    assert results(*(trial(n, line(1, loss=1.0)) for n in range(3)), mode="max").best.id == 0
+
+
+@pytest.mark.parametrize("name", ["time", "step"])
+def test_a_metric_named_like_something_reports_carry_can_be_tuned(name):
+    found = results(*(trial(n, line(1, **{name: v})) for n, v in enumerate([2.0, 1.0])), metric=name)
+    assert found.best.id == 1
+    assert found.best.metrics == {name: 1.0}
+
+
+def test_no_result_names_the_first_error():
+    with pytest.raises(NoResult) as missing:
+        _ = results(trial(0, state=TrialState.INTERRUPTED), failed(1, "ValueError: bad width"), failed(2)).best
+    assert "none of the 3 trials of 'my-run'" in missing.value.message
+    assert "trial 1 failed: " in missing.value.message
+    assert "ValueError: bad width" in missing.value.message
+    assert "error.txt" in missing.value.hint
+
+
+def test_no_result_of_a_run_without_trials_says_so():
+    with pytest.raises(NoResult, match="none of the 0 trials"):
+        _ = results().best
+
+
+def test_errors_are_the_failed_trials():
+    assert [t.id for t in results(trial(0, line(1, loss=1.0)), failed(1), failed(2)).errors] == [1, 2]
+
+
+def test_the_history_has_every_report_in_order():
+    one = trial(0, line(1, 10.0, loss=2.0, note="a"), line(5, 11.5, loss=1.0))
+    assert one.history == [
+        {"step": 1, "time": 10.0, "loss": 2.0, "note": "a"},
+        {"step": 5, "time": 11.5, "loss": 1.0},
+    ]
+
+
+def test_the_history_has_values_that_strict_json_does_not_know():
+    (report,) = trial(0, b'{"time":1.0,"step":1,"metrics":{"grad":NaN,"max":Infinity,"ok":true,"none":null}}\n').history
+    assert report["grad"] != report["grad"]
+    assert (report["max"], report["ok"], report["none"]) == (float("inf"), True, None)
+
+
+def test_metrics_are_the_last_value_of_each():
+    assert trial(0, line(1, loss=2.0, accuracy=0.5), line(2, loss=1.0)).metrics == {"loss": 1.0, "accuracy": 0.5}
+
+
+def test_a_trial_that_reported_nothing_has_no_metrics():
+    assert trial(0).history == []
+    assert trial(0).metrics == {}
+
+
+def test_the_checkpoint_is_the_newest_one_in_the_folder(tmp_path):
+    folder = TrialFolder(tmp_path)
+    published = folder.publish_checkpoint(folder.begin_checkpoint(), 3)
+    assert trial(0, folder=tmp_path).checkpoint == published
+
+
+def test_a_trial_without_checkpoints_has_none(tmp_path):
+    assert trial(0, folder=tmp_path).checkpoint is None
+
+
+def test_results_are_a_sequence_of_trials():
+    found = results(trial(0), trial(1), trial(2))
+    assert len(found) == 3
+    assert found[1].id == 1
+    assert [t.id for t in found[-2:]] == [1, 2]
+    assert [t.id for t in found] == [0, 1, 2]
+    assert found[2] in found
+
+
+def test_the_dataframe_has_a_row_a_trial():
+    frame = results(
+        trial(
+            0,
+            line(1, loss=2.0, accuracy=0.5),
+            config={"lr": 0.1, "model": {"width": 64, "kind": "cnn"}, "empty": {}},
+            persistent=100,
+            ephemeral=50,
+            device="cpu:0",
+            lane=1,
+            start=10.0,
+            end=12.0,
+            attempts=1,
+        ),
+        failed(1),
+    ).dataframe()
+    assert list(frame["trial"]) == [0, 1]
+    assert list(frame["state"]) == ["done", "failed"]
+    row = frame.iloc[0]
+    assert (row["loss"], row["accuracy"]) == (2.0, 0.5)
+    assert (row["config/lr"], row["config/model/width"], row["config/model/kind"]) == (0.1, 64, "cnn")
+    assert (row["persistent"], row["ephemeral"], row["device"], row["lane"], row["attempts"]) == (
+        100,
+        50,
+        "cpu:0",
+        1,
+        1,
+    )
+    assert frame.iloc[1]["error"] == "trial 1: ValueError: no"
+    assert set(frame.columns) == {
+        *("trial", "state", "loss", "accuracy", "config/lr", "config/model/width", "config/model/kind"),
+        *("config/empty", "config/x", "persistent", "ephemeral", "device", "lane", "start", "end", "attempts", "error"),
+    }
+
+
+@pytest.mark.parametrize("name", ["error", "state", "trial", "start", "device"])
+def test_a_metric_named_like_a_column_is_not_lost_and_hides_nothing(name):
+    frame = results(trial(0, line(1, **{name: 0.25}), state=TrialState.DONE)).dataframe()
+    values = {column: frame.iloc[0][column] for column in frame.columns}
+    assert 0.25 in [value for value in values.values() if isinstance(value, float)], values
+    assert (values["trial"], values["state"]) == (0, "done")
+
+
+def test_a_run_without_trials_has_an_empty_dataframe():
+    assert len(results().dataframe()) == 0
+
+
+def test_without_pandas_the_dataframe_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(InputError) as refused:
+        results(trial(0)).dataframe()
+    assert refused.value.hint == "pip install pandas"
+
+
+def test_the_repr_tells_counts_best_and_folder():
+    text = repr(
+        results(
+            trial(0, line(1, loss=0.123456789), config={"lr": 0.1}, persistent=3 << 20, ephemeral=1 << 20),
+            trial(1, line(1, loss=2.0), state=TrialState.STOPPED),
+            failed(2),
+        )
+    )
+    assert text.splitlines() == [
+        "Results 'my-run': 3 trials (1 done, 1 stopped, 1 failed) in 12.3 s",
+        "  best loss=0.123457 (trial 0): {'lr': 0.1}",
+        "  it held 3.0 MiB and peaked 1.0 MiB above",
+        "  /runs/my-run",
+    ]
+
+
+def test_the_repr_without_a_result_says_why():
+    text = repr(results(failed(0, "ValueError: bad width")))
+    assert "1 failed" in text
+    assert "ValueError: bad width" in text
+
+
+def test_the_repr_of_an_interrupted_run_says_how_to_go_on():
+    assert "name='my-run', resume=True" in repr(results(interrupted=True))
+
+
+def test_the_repr_of_a_trial_leaves_out_its_raw_lines():
+    text = repr(trial(3, line(1, loss=1.0)))
+    assert "id=3" in text
+    assert "metrics" not in text

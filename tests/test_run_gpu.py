@@ -1,0 +1,114 @@
+"""`cotune.run` on a real GPU."""
+
+import os
+import time
+
+import pytest
+
+import cotune
+from cotune.demand import MIB
+from cotune.engines.local import LocalEngine, LocalOptions
+from cotune.sharing import cuda
+from cotune.sharing.devices import find_devices
+from cotune.testing import EngineUnderTest
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture
+def run(tmp_path):
+    defaults = {"metric": "loss", "gpus": 1, "storage": tmp_path, "dashboard": False, "seed": 0}
+
+    def start(trainable, space, **options):
+        return cotune.run(trainable, space, **{**defaults, **options})
+
+    return start
+
+
+def hold(config):
+    import torch
+
+    weights = torch.ones(config["mib"] * MIB, dtype=torch.uint8, device=cotune.device())
+    for step in range(4):
+        scratch = torch.ones(config["mib"] * MIB // 2, dtype=torch.uint8, device=cotune.device())
+        cotune.report({"loss": float(weights[0]) + float(scratch[0]), "pid": os.getpid()}, step=step)
+        del scratch
+        cotune.report({"loss": 1.0}, step=step)
+
+
+def dropout(config):
+    import torch
+    from torch import nn
+
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Dropout(0.5), nn.Linear(256, 1)).cuda()
+    optimizer = torch.optim.Adam(model.parameters(), lr=config["lr"])
+    for step in range(60):
+        x = torch.randn(64, 64, device="cuda")
+        loss = model(x).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        time.sleep(0.003)  # so that turns of 50 ms change within the trial
+        cotune.report({"loss": loss}, step=step)
+
+
+@pytest.mark.parametrize("mib", [64, 1024])
+def test_measured_peaks_are_within_a_hundredth_of_what_is_allocated(run, mib):
+    trial = run(hold, {"mib": mib}, trials=1)[0]
+    assert trial.persistent + trial.ephemeral == pytest.approx(1.5 * mib * MIB, rel=0.01)
+
+
+def test_residents_of_one_lane_compute_the_same_bits_as_trials_alone(run):
+    space = {"lr": cotune.choice([1e-3, 3e-3, 1e-2])}
+    alone = run(dropout, space, sampler="grid", lanes=1)
+    together = run(dropout, space, sampler="grid", lanes=1, residents=3)
+    for a, b in zip(alone, together, strict=True):
+        assert [r["loss"] for r in a.history] == [r["loss"] for r in b.history]
+
+
+def test_out_of_memory_is_retried_with_more_and_siblings_do_not_notice(run):
+    def train(config):
+        size = 6000 if cotune.trial_id() == 5 else 100
+        hold({"mib": size})
+
+    results = run(train, {"x": cotune.uniform(0, 1)}, trials=10, lanes=2)
+    assert [trial.state for trial in results] == ["done"] * 10
+    assert results[5].attempts > 1
+
+
+def test_a_trial_beyond_the_whole_gpu_fails_with_figures(run):
+    (failed,) = run(hold, {"mib": 10**6}, trials=1).errors
+    assert isinstance(failed.error, cotune.TrialTooLarge)
+
+
+def test_a_device_side_assert_costs_its_own_lane_only(run):
+    def train(config):
+        import torch
+
+        cotune.report({"loss": 1.0})
+        if config["x"]:
+            torch.zeros(4, device="cuda")[torch.tensor([100], device="cuda")].sum().item()
+
+    results = run(train, {"x": cotune.choice([0, 1, 0])}, sampler="grid", lanes=2)
+    assert {trial.config["x"]: str(trial.state) for trial in results} == {0: "done", 1: "failed"}
+
+
+def test_the_bytes_of_a_killed_lane_come_back(tmp_path):
+    info = find_devices(gpus=1)
+    watch = cuda.GpuWatch(info[0].uuid)
+    before = watch.used()
+    from cotune.packer import CloseLane, LaneLost
+
+    with EngineUnderTest(LocalEngine(hold, info, tmp_path, LocalOptions("loss")), tmp_path) as under_test:
+        under_test.open(quota=8 << 30)
+        under_test.begin(0, mib=2048)
+        under_test.collect(0)
+        assert watch.used() - before > 2000 * MIB
+        under_test.engine.execute(CloseLane(1, kill=True))
+        under_test.wait(LaneLost)
+        deadline = time.monotonic() + 10
+        while watch.used() - before > 64 * MIB and time.monotonic() < deadline:
+            under_test.engine.poll(0.05)
+        assert watch.used() - before <= 64 * MIB
+    watch.close()
