@@ -137,7 +137,12 @@ def imports_of(module: str) -> Imports:
 def run_python(code: str) -> object:
     """What a fresh interpreter prints as JSON."""
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-W", "error", "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        cwd=PACKAGE.parent,
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)

@@ -70,6 +70,9 @@ class CpuMemory(LaneMemory):
         self._libc.malloc_trim(0)
         self._apply(self._limit)
 
+    def is_sound(self) -> bool:
+        return True
+
     def busy_seconds(self) -> float | None:
         return time.process_time() / self._cores
 

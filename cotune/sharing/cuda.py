@@ -183,5 +183,13 @@ class CudaMemory(LaneMemory):
     def trim(self) -> None:
         self._torch._C._cuda_clearCublasWorkspaces()
 
+    def is_sound(self) -> bool:
+        """False after a sticky error, such as a device-side assert: every later CUDA call would fail too."""
+        try:
+            self._torch.cuda.synchronize()
+        except Exception:
+            return False
+        return True
+
     def busy_seconds(self) -> float | None:
         return None

@@ -171,7 +171,7 @@ class Host:
         self._shared_bytes += max(0, grown)
         self._send_holds(self._held[1], self._held[2])
 
-    def trial_over(self, trial: TrialSession) -> None:
+    def trial_over(self, trial: TrialSession, *, failed: bool) -> None:
         """Returns what an ended trial used, and tells what it left behind."""
         self._sessions.pop(trial.trial, None)
         gc.collect()
@@ -182,7 +182,7 @@ class Host:
         self.memory.trim()
         others = sum(max(0, other.persistent) for other in self._sessions.values())
         residue = self.memory.read()[0] - self._context_level - self._shared_bytes - others
-        tainted = not self._sessions and bool(_children())
+        tainted = (failed and not self.memory.is_sound()) or (not self._sessions and bool(_children()))
         if abs(residue - self._held[1]) > MIB or tainted != self._held[2]:
             self._send_holds(max(0, residue), tainted)
 

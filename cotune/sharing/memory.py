@@ -46,6 +46,10 @@ class LaneMemory(ABC):
         """Returns what an ended trial no longer uses."""
 
     @abstractmethod
+    def is_sound(self) -> bool:
+        """Whether another trial can run in this process, after one has failed."""
+
+    @abstractmethod
     def busy_seconds(self) -> float | None:
         """Device time used by this process so far, in seconds of a whole device; None if it cannot be told."""
 

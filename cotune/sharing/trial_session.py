@@ -261,6 +261,14 @@ class TrialSession:
 
     def run(self) -> None:
         """The body of the trial's thread."""
+        try:
+            self._run()
+        except BaseException:
+            # A lane in which this fails is of no use: its death is reported, and its residents go on elsewhere.
+            traceback.print_exc()
+            os._exit(1)
+
+    def _run(self) -> None:
         host = self._host
         session.bind(self)
         host.turns.take(self)
@@ -275,7 +283,7 @@ class TrialSession:
         self._over = True
         self._context = None
         session.bind(None)
-        host.trial_over(self)
+        host.trial_over(self, failed=ended[0] == "failed")
         host.turns.give_up(self)
         if self._log >= 0:
             os.close(self._log)

@@ -2,6 +2,7 @@
 
 import os
 import random
+import subprocess
 import sys
 import warnings
 
@@ -263,6 +264,13 @@ def test_half_a_gaussian_pair_that_a_trial_left_behind_at_its_end_is_not_the_nex
     assert together([(1, [numpy_gaussian]), (2, [numpy_gaussian] * 2)], [0, 1, 1], home)[1] == expected
 
 
+def test_half_a_gaussian_pair_that_a_trial_left_behind_at_its_end_is_not_that_of_one_that_waits():
+    home = Home()
+    waiting = (2, [numpy_uniform, numpy_gaussian, numpy_gaussian])
+    expected = alone(*waiting, home)
+    assert together([(1, [numpy_gaussian]), waiting], [1, 0, 1, 1], home)[1] == expected
+
+
 def test_a_trial_that_ended_with_another_bit_generator_in_place_is_no_harm():
     home = Home()
 
@@ -419,10 +427,10 @@ def test_the_environment_that_subprocesses_see_is_swapped_too():
     os.environ["COTUNE_TEST"] = "one"
     one.leave()
     other.enter()
-    assert os.popen("echo -$COTUNE_TEST-").read() == "--\n"
+    assert subprocess.check_output(["sh", "-c", "echo -$COTUNE_TEST-"], text=True) == "--\n"
     other.leave()
     one.enter()
-    assert os.popen("echo -$COTUNE_TEST-").read() == "-one-\n"
+    assert subprocess.check_output(["sh", "-c", "echo -$COTUNE_TEST-"], text=True) == "-one-\n"
 
 
 def test_a_removed_variable_is_back_for_the_others(monkeypatch):

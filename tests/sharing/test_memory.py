@@ -1,0 +1,320 @@
+"""Memory of a lane on the CPU: measured, capped, given back; and telling that memory ran out."""
+
+import json
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import cotune
+from cotune.demand import GIB, MIB
+from cotune.sharing.cpu import CpuMemory, available_memory
+from cotune.sharing.memory import out_of_memory
+
+PRELUDE = """
+import json, os
+import numpy as np
+from cotune.sharing.cpu import CpuMemory
+from cotune.sharing.memory import out_of_memory
+MIB = 1 << 20
+def refusal(make):
+    try:
+        make()
+    except BaseException as error:
+        return [type(error).__name__, *out_of_memory(error)]
+    return None
+def tell(*what):
+    print(json.dumps(what))
+memory = CpuMemory(1)
+"""
+
+
+def in_own_process(code, imports=""):
+    """What a fresh process tells: quotas and peaks are those of a whole process."""
+    done = subprocess.run(
+        [sys.executable, "-c", imports + PRELUDE + textwrap.dedent(code)],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+        cwd=Path(cotune.__file__).parents[1],
+        env={"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PATH": "/usr/bin:/bin"},
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("mib", [64, 256])
+def test_the_peak_of_an_allocation_is_measured_within_3_percent(mib):
+    peak, after = in_own_process(f"""
+        memory.start()
+        before, _ = memory.read()
+        memory.reset_peak()
+        np.ones({mib} * MIB, dtype=np.uint8).sum()
+        after, peak = memory.read()
+        tell(peak - before, after - before)
+    """)
+    assert peak == pytest.approx(mib * MIB, rel=0.03)
+    assert after < 2 * MIB
+
+
+@pytest.mark.parametrize("mib", [64, 256])
+def test_what_is_held_is_measured_within_3_percent(mib):
+    (held,) = in_own_process(f"""
+        memory.start()
+        before, _ = memory.read()
+        held = np.ones({mib} * MIB, dtype=np.uint8)
+        tell(memory.read()[0] - before)
+    """)
+    assert held == pytest.approx(mib * MIB, rel=0.03)
+
+
+def test_what_is_reserved_but_never_touched_is_not_in_use():
+    (held,) = in_own_process("""
+        memory.start()
+        before, _ = memory.read()
+        held = np.empty(256 * MIB, dtype=np.uint8)
+        tell(memory.read()[0] - before)
+    """)
+    assert held < 4 * MIB
+
+
+def test_a_new_peak_starts_from_what_is_in_use_now():
+    first, second = in_own_process("""
+        memory.start()
+        before, _ = memory.read()
+        memory.reset_peak()
+        np.ones(128 * MIB, dtype=np.uint8).sum()
+        first = memory.read()[1] - before
+        memory.reset_peak()
+        np.ones(32 * MIB, dtype=np.uint8).sum()
+        tell(first, memory.read()[1] - before)
+    """)
+    assert first == pytest.approx(128 * MIB, rel=0.03)
+    assert second == pytest.approx(32 * MIB, rel=0.06)
+
+
+def test_reading_does_not_start_a_new_peak():
+    first, second = in_own_process("""
+        memory.start()
+        np.ones(128 * MIB, dtype=np.uint8).sum()
+        tell(memory.read()[1], memory.read()[1])
+    """)
+    assert second == pytest.approx(first, abs=MIB)
+
+
+def test_a_bare_lane_costs_something():
+    (context,) = in_own_process("tell(memory.start())")
+    assert MIB < context < 500 * MIB
+
+
+def test_numpy_is_refused_beyond_the_quota_and_says_how_much():
+    (refused,) = in_own_process("""
+        memory.set_quota(memory.start() + 64 * MIB)
+        tell(refusal(lambda: np.ones(512 * MIB, dtype=np.uint8)))
+    """)
+    assert refused == ["_ArrayMemoryError", True, 512 * MIB]
+
+
+def test_bytearrays_are_refused_beyond_the_quota():
+    (refused,) = in_own_process("""
+        memory.set_quota(memory.start() + 64 * MIB)
+        tell(refusal(lambda: bytearray(512 * MIB)))
+    """)
+    # Python does not say how much.
+    assert refused == ["MemoryError", True, None]
+
+
+def test_torch_is_refused_beyond_the_quota_and_says_how_much():
+    pytest.importorskip("torch")
+    (refused,) = in_own_process(
+        """
+        memory.set_quota(memory.start() + 64 * MIB)
+        tell(refusal(lambda: torch.ones(128 * MIB)))
+        """,
+        "import torch\n",
+    )
+    assert refused == ["RuntimeError", True, 512 * MIB]
+
+
+def test_within_the_quota_nothing_is_refused():
+    (refused,) = in_own_process("""
+        memory.set_quota(memory.start() + 256 * MIB)
+        tell(refusal(lambda: np.ones(250 * MIB, dtype=np.uint8)))
+    """)
+    assert refused is None
+
+
+def test_what_was_refused_once_is_given_with_a_larger_quota():
+    before, quota, after = in_own_process("""
+        context = memory.start()
+        memory.set_quota(context + 64 * MIB)
+        before = refusal(lambda: np.ones(512 * MIB, dtype=np.uint8))
+        quota = memory.set_quota(context + 600 * MIB) - context
+        tell(before is not None, quota, refusal(lambda: np.ones(512 * MIB, dtype=np.uint8)))
+    """)
+    assert before
+    assert quota == 600 * MIB
+    assert after is None
+
+
+def test_after_running_out_of_memory_the_process_goes_on_under_the_same_quota():
+    refused, relaxed, small, again = in_own_process("""
+        memory.set_quota(memory.start() + 64 * MIB)
+        def fill():
+            held = []
+            while True:
+                held.append(np.ones(16 * MIB, dtype=np.uint8))
+        refused = refusal(fill)
+        memory.relax()
+        relaxed = refusal(lambda: np.ones(300 * MIB, dtype=np.uint8))
+        memory.trim()
+        small = refusal(lambda: np.ones(48 * MIB, dtype=np.uint8))
+        tell(refused, relaxed, small, refusal(lambda: np.ones(300 * MIB, dtype=np.uint8)))
+    """)
+    assert refused == ["_ArrayMemoryError", True, 16 * MIB]
+    assert relaxed is None
+    assert small is None
+    assert again == ["_ArrayMemoryError", True, 300 * MIB]
+
+
+def test_trimming_returns_what_small_objects_left_in_the_heap():
+    held, after = in_own_process("""
+        memory.start()
+        before, _ = memory.read()
+        held = [b"x" * 2000 for _ in range(32_000)]
+        level = memory.read()[0] - before
+        del held
+        memory.trim()
+        tell(level, memory.read()[0] - before)
+    """)
+    assert held > 55 * MIB
+    assert after < 4 * MIB
+
+
+def test_a_quota_above_the_limit_of_the_machine_is_capped_by_it():
+    (refused,) = in_own_process("""
+        import resource
+        context = memory.start()
+        resource.setrlimit(resource.RLIMIT_DATA, (1 << 30, 1 << 30))
+        memory.set_quota(8 << 30)
+        tell(refusal(lambda: np.ones(2 << 30, dtype=np.uint8)))
+    """)
+    assert refused == ["_ArrayMemoryError", True, 2 << 30]
+
+
+def test_busy_seconds_count_the_share_of_a_whole_device():
+    one, two = CpuMemory(1), CpuMemory(2)
+    assert one.busy_seconds() == pytest.approx(2 * two.busy_seconds(), rel=0.1)
+
+
+def test_the_available_memory_is_some_of_what_the_machine_has():
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    total = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemTotal"))
+    assert 0 < available_memory() <= max(total, GIB // 4)
+
+
+# ---- telling that memory ran out
+
+
+def raised(error, cause=None, context=None, suppress=False):
+    """An exception with the chain that raising it would have given it."""
+    error.__cause__, error.__context__ = cause, context
+    error.__suppress_context__ = suppress or cause is not None
+    return error
+
+
+class OutOfMemoryError(RuntimeError):
+    """Named like those of torch and CuPy."""
+
+
+@pytest.mark.parametrize(
+    ("error", "refused"),
+    [
+        (MemoryError(), None),
+        (MemoryError("bad allocation"), None),
+        (np._core._exceptions._ArrayMemoryError((1024, 1024), np.dtype(np.float64)), 8 * MIB),
+        (np._core._exceptions._ArrayMemoryError((), np.dtype(np.float64)), 8),
+        (
+            OutOfMemoryError(
+                "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 139.80 GiB of which "
+                "1.20 GiB is free. 3.00 GiB allowed; Of the allocated memory 1.00 GiB is allocated by PyTorch"
+            ),
+            2 * GIB,
+        ),
+        (OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has"), 20 * MIB),
+        (OutOfMemoryError("Out of memory allocating 1,073,741,824 bytes (allocated so far: 512 bytes)."), GIB),
+        (
+            RuntimeError(
+                "[enforce fail at alloc_cpu.cpp:124] err == 0. DefaultCPUAllocator: can't allocate memory: you tried "
+                "to allocate 4294967296 bytes. Error code 12 (Cannot allocate memory)"
+            ),
+            4 * GIB,
+        ),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), None),
+        (RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"), None),
+        (RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported"), None),
+        (RuntimeError("std::bad_alloc"), None),
+        (RuntimeError("can't start new thread"), None),
+        (OSError(12, "Cannot allocate memory"), None),
+        (RuntimeError("Caught MemoryError in DataLoader worker process 0.\nstd::bad_alloc"), None),
+    ],
+    ids=lambda value: str(value)[:40].replace("\n", " ") if isinstance(value, BaseException) else "",
+)
+def test_an_error_that_says_memory_ran_out_is_told_with_the_bytes_refused(error, refused):
+    assert out_of_memory(error) == (True, refused)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ValueError("out of memory"),
+        RuntimeError("mat1 and mat2 shapes cannot be multiplied (4x3 and 5x6)"),
+        RuntimeError("CUDA error: device-side assert triggered"),
+        RuntimeError("tried to allocate a seat"),
+        OSError(28, "No space left on device"),
+        FileNotFoundError(2, "No such file or directory"),
+        KeyError("memory"),
+        SystemExit(1),
+        KeyboardInterrupt(),
+    ],
+    ids=repr,
+)
+def test_an_unrelated_error_is_not_taken_for_one(error):
+    assert out_of_memory(error) == (False, None)
+
+
+def test_an_error_raised_from_one_counts():
+    error = raised(ValueError("training failed"), cause=RuntimeError("CUDA out of memory. Tried to allocate 1.00 GiB."))
+    assert out_of_memory(error) == (True, GIB)
+
+
+def test_an_error_raised_while_one_was_handled_counts():
+    error = raised(ValueError("cleaning up failed"), context=MemoryError())
+    assert out_of_memory(error) == (True, None)
+
+
+def test_one_far_down_the_chain_counts():
+    error = raised(KeyError("a"), context=raised(ValueError("b"), cause=raised(TypeError("c"), context=MemoryError())))
+    assert out_of_memory(error) == (True, None)
+
+
+def test_the_first_in_the_chain_tells_the_bytes():
+    inner = RuntimeError("CUDA out of memory. Tried to allocate 1.00 GiB.")
+    outer = RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+    assert out_of_memory(raised(outer, cause=inner)) == (True, 2 * GIB)
+
+
+def test_one_whose_handling_was_said_to_be_unrelated_does_not_count():
+    error = raised(ValueError("bad config"), context=MemoryError(), suppress=True)
+    assert out_of_memory(error) == (False, None)
+
+
+def test_a_chain_that_bites_its_tail_ends():
+    first, second = ValueError("a"), ValueError("b")
+    raised(first, context=second)
+    raised(second, context=first)
+    assert out_of_memory(first) == (False, None)

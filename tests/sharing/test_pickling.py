@@ -1,0 +1,284 @@
+"""Sending a trainable to a process that knows nothing of where it came from."""
+
+import functools
+import importlib.util
+import pickle
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+
+from cotune.errors import NotPicklable
+from cotune.sharing.pickling import dumps, modules_to_preload
+
+
+def called_elsewhere(blob, argument):
+    """What the pickled function gives in a fresh process, away from these tests."""
+    code = "import pickle, sys; print(repr(pickle.load(sys.stdin.buffer)(eval(sys.argv[1]))))"
+    done = subprocess.run(
+        [sys.executable, "-c", code, repr(argument)], input=blob, capture_output=True, timeout=60, check=False, cwd="/"
+    )
+    assert done.returncode == 0, done.stderr.decode()
+    return eval(done.stdout.decode())
+
+
+SCALE = 3
+
+
+def module_function(config):
+    return helper(config["x"]) * SCALE
+
+
+def helper(x):
+    return x + 1
+
+
+class ModuleCallable:
+    def __init__(self, factor):
+        self.factor = factor
+
+    def __call__(self, config):
+        return config["x"] * self.factor
+
+    def method(self, config):
+        return config["x"] + self.factor
+
+
+class ModuleSteps:
+    def setup(self, config):
+        self.x = config["x"]
+
+    def step(self):
+        return {"loss": helper(self.x)}
+
+
+@pytest.fixture
+def stray_module(tmp_path):
+    """A module that this process has loaded from a file, and that no other process would find."""
+    path = tmp_path / "stray.py"
+    path.write_text(
+        "import threading\n"
+        "FACTOR = 10\n"
+        "LOCK = threading.Lock()\n"
+        "def scaled(x):\n"
+        "    return x * FACTOR\n"
+        "def train(config):\n"
+        "    return scaled(config['x'])\n"
+        "def locked(config):\n"
+        "    with LOCK:\n"
+        "        return 1\n"
+    )
+    spec = importlib.util.spec_from_file_location("stray", path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["stray"] = module
+    spec.loader.exec_module(module)
+    yield module
+    del sys.modules["stray"]
+
+
+def test_a_lambda_travels():
+    assert called_elsewhere(dumps(lambda config: config["x"] + 1, "it"), {"x": 4}) == 5
+
+
+def test_a_closure_travels_with_what_it_holds():
+    offset = [5]
+
+    def train(config):
+        return config["x"] + offset[0]
+
+    assert called_elsewhere(dumps(train, "it"), {"x": 4}) == 9
+
+
+def test_a_locally_defined_class_travels():
+    class Local:
+        def __call__(self, config):
+            return config["x"] * 2
+
+    assert called_elsewhere(dumps(Local(), "it"), {"x": 4}) == 8
+
+
+def test_a_function_of_a_module_that_another_process_cannot_import_travels_with_its_helpers():
+    assert called_elsewhere(dumps(module_function, "it"), {"x": 4}) == 15
+
+
+def test_a_function_of_a_stray_file_travels_with_its_helpers(stray_module):
+    assert called_elsewhere(dumps(stray_module.train, "it"), {"x": 4}) == 40
+
+
+def test_a_partial_of_such_a_function_travels(stray_module):
+    assert called_elsewhere(dumps(functools.partial(stray_module.train), "it"), {"x": 4}) == 40
+
+
+def test_a_callable_object_of_such_a_module_travels():
+    assert called_elsewhere(dumps(ModuleCallable(3), "it"), {"x": 4}) == 12
+
+
+def test_a_bound_method_of_such_a_module_travels():
+    assert called_elsewhere(dumps(ModuleCallable(3).method, "it"), {"x": 4}) == 7
+
+
+def test_a_step_class_of_such_a_module_travels():
+    class Driver:
+        def __init__(self, cls):
+            self.cls = cls
+
+        def __call__(self, config):
+            made = self.cls()
+            made.setup(config)
+            return made.step()
+
+    blob = dumps(ModuleSteps, "it")
+    code = (
+        "import pickle, sys; cls = pickle.load(sys.stdin.buffer); made = cls(); made.setup({'x': 4}); print(made.step())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], input=blob, capture_output=True, timeout=60, check=True, cwd="/")
+    assert done.stdout.decode().strip() == "{'loss': 5}"
+
+
+def test_a_function_that_others_can_import_travels_by_name():
+    assert b"randint" in dumps(np.random.randint, "it")
+    assert len(dumps(subprocess.check_output, "it")) < 100
+
+
+def test_pickling_does_not_change_how_a_module_is_pickled_later(stray_module):
+    import cloudpickle
+
+    dumps(stray_module.train, "it")
+    assert "stray" not in cloudpickle.list_registry_pickle_by_value()
+
+
+@pytest.mark.parametrize(
+    "unfit",
+    [threading.Lock(), (n for n in ()), sys.stdout, threading.current_thread()],
+    ids=["lock", "generator", "open file", "thread"],
+)
+def test_what_cannot_leave_the_process_is_refused_by_name_with_a_way_out(unfit):
+    def train(config):
+        return unfit
+
+    with pytest.raises(NotPicklable) as refused:
+        dumps(train, "the trainable 'train'")
+    assert "the trainable 'train' cannot be sent to a lane process" in refused.value.message
+    assert "cotune.shared()" in refused.value.hint
+
+
+def test_a_lock_among_the_globals_it_uses_is_refused(stray_module):
+    with pytest.raises(NotPicklable, match="lock"):
+        dumps(stray_module.locked, "it")
+
+
+def test_a_refusal_leaves_no_trace(stray_module):
+    import cloudpickle
+
+    with pytest.raises(NotPicklable):
+        dumps(stray_module.locked, "it")
+    assert "stray" not in cloudpickle.list_registry_pickle_by_value()
+    assert called_elsewhere(dumps(stray_module.train, "it"), {"x": 4}) == 40
+
+
+def test_what_a_trial_pickles_reads_back_here():
+    assert pickle.loads(dumps(lambda x: x + 1, "it"))(1) == 2
+
+
+# ---- what the zygote imports
+
+
+def preload(trainable):
+    return modules_to_preload(dumps(trainable, "it"), trainable)
+
+
+def test_what_a_lane_itself_needs_is_always_preloaded():
+    assert {"numpy", "cloudpickle", "cotune.sharing.host"} <= set(preload(lambda config: 1))
+
+
+def test_a_library_that_the_function_imports_is_preloaded():
+    pytest.importorskip("sklearn.linear_model")
+
+    def train(config):
+        from sklearn.linear_model import LogisticRegression
+
+        return LogisticRegression
+
+    assert "sklearn.linear_model" in preload(train)
+
+
+def test_a_library_that_an_inner_function_imports_is_preloaded():
+    pytest.importorskip("sklearn.linear_model")
+
+    def train(config):
+        def inner():
+            import sklearn.linear_model
+
+            return sklearn.linear_model
+
+        return inner()
+
+    assert "sklearn" in preload(train)
+
+
+def test_a_library_that_a_method_of_a_step_class_imports_is_preloaded():
+    pytest.importorskip("sklearn.linear_model")
+
+    class Steps:
+        def setup(self, config):
+            from sklearn.linear_model import LogisticRegression
+
+            self.model = LogisticRegression()
+
+        def step(self):
+            return None
+
+    assert "sklearn.linear_model" in preload(Steps)
+
+
+def test_a_library_in_the_closure_is_preloaded():
+    sklearn = pytest.importorskip("sklearn.linear_model")
+    assert "sklearn.linear_model" in preload(lambda config: sklearn.LogisticRegression)
+
+
+def test_torch_is_preloaded_with_what_its_first_optimizer_imports():
+    pytest.importorskip("torch")
+
+    def train(config):
+        import torch
+
+        return torch
+
+    assert {"torch", "torch._dynamo", "torch.utils.data"} <= set(preload(train))
+
+
+def test_torch_is_preloaded_for_one_who_imports_only_a_part():
+    pytest.importorskip("torch")
+
+    def train(config):
+        from torch.nn import Linear
+
+        return Linear
+
+    assert "torch" in preload(train)
+
+
+def test_without_torch_anywhere_it_is_not_preloaded(monkeypatch):
+    for name in [name for name in sys.modules if name == "torch" or name.startswith("torch.")]:
+        monkeypatch.delitem(sys.modules, name)
+
+    def train(config):
+        return config["x"]
+
+    train.__module__ = "elsewhere"
+    assert not [name for name in modules_to_preload(dumps(lambda config: 1, "it"), train) if name.startswith("torch")]
+
+
+def test_modules_of_the_users_own_project_are_not_preloaded(stray_module):
+    assert "stray" not in preload(stray_module.train)
+
+
+def test_neither_ray_nor_optuna_nor_pytest_is_preloaded():
+    import optuna
+
+    def train(config):
+        return optuna, pytest
+
+    assert not [name for name in preload(train) if name.startswith(("ray", "optuna", "pytest", "_pytest"))]
