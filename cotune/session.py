@@ -95,6 +95,9 @@ def checkpoint() -> AbstractContextManager[Path]:
 
     Until then the previous checkpoint stays valid, also when the disk is full or the process is killed. Only the
     newest is kept. Outside of a run the directory is a temporary one.
+
+    Take it after the report of the same epoch. A trial that is killed between the two would otherwise start again
+    behind an epoch it never reported.
     """
     session = current()
     return session.checkpoint() if session is not None else _temporary()

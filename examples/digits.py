@@ -54,10 +54,10 @@ def train(config):
             scores = model(x_valid)
             loss = F.cross_entropy(scores, y_valid)
             accuracy = (scores.argmax(1) == y_valid).float().mean()
+        cotune.report({"loss": loss, "accuracy": accuracy}, step=epoch)
         with cotune.checkpoint() as path:
             state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epoch": epoch}
             torch.save(state, path / "state.pt")
-        cotune.report({"loss": loss, "accuracy": accuracy}, step=epoch)
 
 
 def main():

@@ -1,5 +1,6 @@
 """Hostile trainables and killed processes: others do not notice, nothing is left over."""
 
+import contextlib
 import os
 import signal
 import time
@@ -34,9 +35,9 @@ def test_a_lane_killed_under_its_trials_costs_them_only_the_time_since_their_che
         if (saved := cotune.restore()) is not None:
             start = int((saved / "epoch").read_text()) + 1
         for epoch in range(start, 12):
+            cotune.report({"loss": float(epoch), "pid": os.getpid()}, step=epoch)
             with cotune.checkpoint() as path:
                 (path / "epoch").write_text(str(epoch))
-            cotune.report({"loss": float(epoch), "pid": os.getpid()}, step=epoch)
             marker = tmp_path / "killed"
             if cotune.trial_id() == 1 and epoch == 6 and not marker.exists():
                 marker.touch()
@@ -131,10 +132,8 @@ def test_a_trial_that_catches_every_exception_can_be_stopped_and_its_memory_is_f
 def test_a_trial_that_swallows_its_stop_is_killed_with_its_lane(run):
     def train(config):
         while True:
-            try:
+            with contextlib.suppress(BaseException):
                 cotune.report({"loss": 1.0, "pid": os.getpid()})
-            except BaseException:
-                pass
 
     began = time.monotonic()
     results = run(train, {"x": 1}, trials=1, time_budget=0.5)

@@ -1,5 +1,6 @@
 """The hook behind every optimizer's step, put there before or after torch is imported."""
 
+import importlib
 import subprocess
 import sys
 import textwrap
@@ -64,9 +65,8 @@ def fake_torch(tmp_path):
 def torch(monkeypatch):
     """Torch, with every hook that a test installs taken back."""
     torch = pytest.importorskip("torch")
-    monkeypatch.setattr(
-        torch.optim.optimizer, "_global_optimizer_post_hooks", torch.optim.optimizer._global_optimizer_post_hooks.copy()
-    )
+    home = importlib.import_module("torch.optim.optimizer")
+    monkeypatch.setattr(home, "_global_optimizer_post_hooks", home._global_optimizer_post_hooks.copy())
     return torch
 
 

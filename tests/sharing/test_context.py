@@ -317,91 +317,102 @@ def test_three_trials_that_draw_random_numbers_in_any_interleaving_get_their_own
     assert together(trials, order, home) == expected
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda: torch.set_default_dtype(torch.float64),
-        lambda: torch.use_deterministic_algorithms(True),
-        lambda: torch.use_deterministic_algorithms(True, warn_only=True),
-        lambda: torch.set_float32_matmul_precision("high"),
-        lambda: setattr(torch.backends.cudnn, "benchmark", True),
-        lambda: setattr(torch.backends.cudnn, "deterministic", True),
-        lambda: setattr(torch.backends.cudnn, "enabled", False),
-        lambda: setattr(torch.backends.cudnn, "allow_tf32", False),
-        lambda: setattr(torch.backends.cuda.matmul, "allow_tf32", True),
-        lambda: setattr(torch.backends.cuda.matmul, "allow_fp16_reduced_precision_reduction", False),
-        lambda: setattr(torch.backends.cuda.matmul, "allow_bf16_reduced_precision_reduction", False),
-        lambda: setattr(torch.backends.mkldnn, "enabled", False),
-        lambda: torch.backends.cuda.enable_flash_sdp(False),
-        lambda: torch.backends.cuda.enable_mem_efficient_sdp(False),
-        lambda: torch.backends.cuda.enable_math_sdp(False),
-        lambda: torch.backends.cuda.enable_cudnn_sdp(False),
-        lambda: torch.autograd.set_detect_anomaly(True),
-    ],
-    ids=[
-        "default dtype",
-        "deterministic",
-        "deterministic warn only",
-        "matmul precision",
-        "cudnn.benchmark",
-        "cudnn.deterministic",
-        "cudnn.enabled",
-        "cudnn.allow_tf32",
-        "matmul.allow_tf32",
-        "fp16 reduction",
-        "bf16 reduction",
-        "mkldnn.enabled",
-        "flash sdp",
-        "memory efficient sdp",
-        "math sdp",
-        "cudnn sdp",
-        "anomaly mode",
-    ],
-)
-def test_a_flag_of_torch_stays_with_its_trial(change):
-    def flags():
-        return (
-            torch.get_default_dtype(),
-            torch.get_deterministic_debug_mode(),
-            torch.get_float32_matmul_precision(),
-            torch.backends.cudnn.benchmark,
-            torch.backends.cudnn.deterministic,
-            torch.backends.cudnn.enabled,
-            torch.backends.cudnn.allow_tf32,
-            torch.backends.cuda.matmul.allow_tf32,
-            torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction,
-            torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction,
-            torch.backends.mkldnn.enabled,
-            torch.backends.cuda.flash_sdp_enabled(),
-            torch.backends.cuda.mem_efficient_sdp_enabled(),
-            torch.backends.cuda.math_sdp_enabled(),
-            torch.backends.cuda.cudnn_sdp_enabled(),
-            torch.is_anomaly_enabled(),
-        )
+# Each changes one flag of torch from its default.
+CHANGES = {
+    "default dtype": lambda: torch.set_default_dtype(torch.float64),
+    "deterministic": lambda: torch.use_deterministic_algorithms(True),
+    "deterministic, warn only": lambda: torch.use_deterministic_algorithms(True, warn_only=True),
+    "matmul precision": lambda: torch.set_float32_matmul_precision("high"),
+    "cudnn.benchmark": lambda: setattr(torch.backends.cudnn, "benchmark", True),
+    "cudnn.deterministic": lambda: setattr(torch.backends.cudnn, "deterministic", True),
+    "cudnn.enabled": lambda: setattr(torch.backends.cudnn, "enabled", False),
+    "cudnn.allow_tf32": lambda: setattr(torch.backends.cudnn, "allow_tf32", False),
+    "matmul.allow_tf32": lambda: setattr(torch.backends.cuda.matmul, "allow_tf32", True),
+    "fp16 reduction": lambda: setattr(torch.backends.cuda.matmul, "allow_fp16_reduced_precision_reduction", False),
+    "bf16 reduction": lambda: setattr(torch.backends.cuda.matmul, "allow_bf16_reduced_precision_reduction", False),
+    "mkldnn.enabled": lambda: setattr(torch.backends.mkldnn, "enabled", False),
+    "flash sdp": lambda: torch.backends.cuda.enable_flash_sdp(False),
+    "memory efficient sdp": lambda: torch.backends.cuda.enable_mem_efficient_sdp(False),
+    "math sdp": lambda: torch.backends.cuda.enable_math_sdp(False),
+    "cudnn sdp": lambda: torch.backends.cuda.enable_cudnn_sdp(False),
+    "anomaly mode": lambda: torch.autograd.set_detect_anomaly(True),
+}
 
+
+def flags_of_torch():
+    matmul = torch.backends.cuda.matmul
+    return {
+        "default dtype": torch.get_default_dtype(),
+        "deterministic": torch.get_deterministic_debug_mode(),
+        "matmul precision": torch.get_float32_matmul_precision(),
+        "cudnn.benchmark": torch.backends.cudnn.benchmark,
+        "cudnn.deterministic": torch.backends.cudnn.deterministic,
+        "cudnn.enabled": torch.backends.cudnn.enabled,
+        "cudnn.allow_tf32": torch.backends.cudnn.allow_tf32,
+        "matmul.allow_tf32": matmul.allow_tf32,
+        "fp16 reduction": matmul.allow_fp16_reduced_precision_reduction,
+        "bf16 reduction": matmul.allow_bf16_reduced_precision_reduction,
+        "mkldnn.enabled": torch.backends.mkldnn.enabled,
+        "flash sdp": torch.backends.cuda.flash_sdp_enabled(),
+        "memory efficient sdp": torch.backends.cuda.mem_efficient_sdp_enabled(),
+        "math sdp": torch.backends.cuda.math_sdp_enabled(),
+        "cudnn sdp": torch.backends.cuda.cudnn_sdp_enabled(),
+        "anomaly mode": torch.is_anomaly_enabled(),
+    }
+
+
+@pytest.fixture
+def unswapped_flags():
+    """Puts back what a context does not swap."""
+    before = flags_of_torch()
+    yield
+    matmul = torch.backends.cuda.matmul
+    torch.backends.cudnn.allow_tf32 = before["cudnn.allow_tf32"]
+    matmul.allow_fp16_reduced_precision_reduction = before["fp16 reduction"]
+    matmul.allow_bf16_reduced_precision_reduction = before["bf16 reduction"]
+    torch.backends.cuda.enable_cudnn_sdp(before["cudnn sdp"])
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_flag_of_torch_stays_with_its_trial(name, unswapped_flags):
     home = Home()
     one, other = Context(1, home), Context(2, home)
     one.enter()
-    before = flags()
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            change()
-        changed = flags()
-        one.leave()
-        other.enter()
-        in_between = flags()
-        other.leave()
-        one.enter()
-        after = flags()
-    finally:
-        torch.backends.cudnn.allow_tf32 = before[6]
-        torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = before[8]
-        torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = before[9]
-        torch.backends.cuda.enable_cudnn_sdp(before[14])
+    before = flags_of_torch()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        CHANGES[name]()
+    changed = flags_of_torch()
+    one.leave()
+    other.enter()
+    in_between = flags_of_torch()
+    other.leave()
+    one.enter()
     assert changed != before
     assert in_between == before
-    assert after == changed
+    assert flags_of_torch() == changed
+
+
+@pytest.mark.skipif(not hasattr(torch.backends, "fp32_precision"), reason="torch 2.9 and later")
+def test_precision_set_the_new_way_stays_with_its_trial_and_breaks_no_turn():
+    matmul = torch.backends.cuda.matmul
+    before = matmul.fp32_precision
+    home = Home()
+    one, other = Context(1, home), Context(2, home)
+    try:
+        one.enter()
+        matmul.fp32_precision = "tf32"
+        one.leave()
+        other.enter()
+        in_between = matmul.fp32_precision
+        other.leave()
+        one.enter()
+        after = matmul.fp32_precision
+    finally:
+        matmul.fp32_precision = before
+        torch.set_float32_matmul_precision("highest")
+    assert in_between == before
+    assert after == "tf32"
 
 
 def test_a_flag_that_an_ended_trial_set_is_back_for_the_next_one():

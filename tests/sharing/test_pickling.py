@@ -14,44 +14,26 @@ from cotune.errors import NotPicklable
 from cotune.sharing.pickling import dumps, modules_to_preload
 
 
-def called_elsewhere(blob, argument):
-    """What the pickled function gives in a fresh process, away from these tests."""
-    code = "import pickle, sys; print(repr(pickle.load(sys.stdin.buffer)(eval(sys.argv[1]))))"
+def called_elsewhere(blob, argument, use="made(argument)"):
+    """What the pickled function gives in a fresh process that has our import path, as a zygote has."""
+    code = (
+        "import pickle, sys; sys.path[:] = eval(sys.argv[1]); argument = eval(sys.argv[2]); "
+        f"made = pickle.load(sys.stdin.buffer); print(repr({use}))"
+    )
     done = subprocess.run(
-        [sys.executable, "-c", code, repr(argument)], input=blob, capture_output=True, timeout=60, check=False, cwd="/"
+        [sys.executable, "-c", code, repr(sys.path), repr(argument)],
+        input=blob,
+        capture_output=True,
+        timeout=60,
+        check=False,
+        cwd="/",
     )
     assert done.returncode == 0, done.stderr.decode()
     return eval(done.stdout.decode())
 
 
-SCALE = 3
-
-
-def module_function(config):
-    return helper(config["x"]) * SCALE
-
-
-def helper(x):
-    return x + 1
-
-
-class ModuleCallable:
-    def __init__(self, factor):
-        self.factor = factor
-
-    def __call__(self, config):
-        return config["x"] * self.factor
-
-    def method(self, config):
-        return config["x"] + self.factor
-
-
-class ModuleSteps:
-    def setup(self, config):
-        self.x = config["x"]
-
-    def step(self):
-        return {"loss": helper(self.x)}
+def importable(config):
+    return config["x"] + 3
 
 
 @pytest.fixture
@@ -66,6 +48,18 @@ def stray_module(tmp_path):
         "    return x * FACTOR\n"
         "def train(config):\n"
         "    return scaled(config['x'])\n"
+        "class Scale:\n"
+        "    def __init__(self, extra):\n"
+        "        self.extra = extra\n"
+        "    def __call__(self, config):\n"
+        "        return scaled(config['x']) + self.extra\n"
+        "    def method(self, config):\n"
+        "        return scaled(config['x']) - self.extra\n"
+        "class Steps:\n"
+        "    def setup(self, config):\n"
+        "        self.x = config['x']\n"
+        "    def step(self):\n"
+        "        return scaled(self.x)\n"
         "def locked(config):\n"
         "    with LOCK:\n"
         "        return 1\n"
@@ -99,11 +93,11 @@ def test_a_locally_defined_class_travels():
     assert called_elsewhere(dumps(Local(), "it"), {"x": 4}) == 8
 
 
-def test_a_function_of_a_module_that_another_process_cannot_import_travels_with_its_helpers():
-    assert called_elsewhere(dumps(module_function, "it"), {"x": 4}) == 15
+def test_a_function_of_a_module_on_the_import_path_travels():
+    assert called_elsewhere(dumps(importable, "it"), {"x": 4}) == 7
 
 
-def test_a_function_of_a_stray_file_travels_with_its_helpers(stray_module):
+def test_a_function_of_a_module_that_another_process_cannot_import_travels_with_its_helpers(stray_module):
     assert called_elsewhere(dumps(stray_module.train, "it"), {"x": 4}) == 40
 
 
@@ -111,30 +105,22 @@ def test_a_partial_of_such_a_function_travels(stray_module):
     assert called_elsewhere(dumps(functools.partial(stray_module.train), "it"), {"x": 4}) == 40
 
 
-def test_a_callable_object_of_such_a_module_travels():
-    assert called_elsewhere(dumps(ModuleCallable(3), "it"), {"x": 4}) == 12
+def test_a_callable_object_of_such_a_module_travels(stray_module):
+    assert called_elsewhere(dumps(stray_module.Scale(3), "it"), {"x": 4}) == 43
 
 
-def test_a_bound_method_of_such_a_module_travels():
-    assert called_elsewhere(dumps(ModuleCallable(3).method, "it"), {"x": 4}) == 7
+def test_a_bound_method_of_such_a_module_travels(stray_module):
+    assert called_elsewhere(dumps(stray_module.Scale(3).method, "it"), {"x": 4}) == 37
 
 
-def test_a_step_class_of_such_a_module_travels():
-    class Driver:
-        def __init__(self, cls):
-            self.cls = cls
+def test_a_step_class_of_such_a_module_travels(stray_module):
+    use = "[m := made(), m.setup(argument), m.step()][-1]"
+    assert called_elsewhere(dumps(stray_module.Steps, "it"), {"x": 4}, use) == 40
 
-        def __call__(self, config):
-            made = self.cls()
-            made.setup(config)
-            return made.step()
 
-    blob = dumps(ModuleSteps, "it")
-    code = (
-        "import pickle, sys; cls = pickle.load(sys.stdin.buffer); made = cls(); made.setup({'x': 4}); print(made.step())"
-    )
-    done = subprocess.run([sys.executable, "-c", code], input=blob, capture_output=True, timeout=60, check=True, cwd="/")
-    assert done.stdout.decode().strip() == "{'loss': 5}"
+def test_a_function_defined_in_such_a_module_may_be_in_a_closure(stray_module):
+    train = stray_module.train
+    assert called_elsewhere(dumps(lambda config: train(config) + 1, "it"), {"x": 4}) == 41
 
 
 def test_a_function_that_others_can_import_travels_by_name():
