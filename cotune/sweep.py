@@ -26,6 +26,7 @@ from cotune.event_log import EventLog
 from cotune.packer import (
     ConcludeTrial,
     Event,
+    LaneReady,
     Outcome,
     Packer,
     RetryTrial,
@@ -188,6 +189,8 @@ class Sweep:
             self._show()
 
     def _feed(self, event: Event) -> None:
+        if isinstance(event, LaneReady):
+            self._lane_up(event.lane)
         concluded = []
         for instruction in self._packer.handle(event):
             if isinstance(instruction, StartTrial):
@@ -268,7 +271,6 @@ class Sweep:
         spec = TrialSpec(record.trial, record.attempts, record.config, record.seed, folder.path, reports)
         record.starts(where[1] if where else None, start.lane, now)
         self._started[record.trial] = time.monotonic()
-        self._first_start = self._first_start or self._started[record.trial]
         self._log.write("start", now, trial=record.trial, lane=record.lane, device=record.device)
         self._move(record, TrialState.RUNNING)
         return spec
@@ -284,6 +286,15 @@ class Sweep:
             self._search.report(report.trial, report.step, report.value)
         else:
             self._unacknowledged.append(report.trial)
+
+    def _lane_up(self, lane: int) -> None:
+        """Trials that were waiting in a lane for its process start now."""
+        self._first_start = self._first_start or time.monotonic()
+        for trial in self._started:
+            record = self.records[trial]
+            if record.lane == lane:
+                self._started[trial] = time.monotonic()
+                record.start = time.time() if record.attempts == 1 else record.start
 
     def _withdraw(self, record: Record, why: str) -> None:
         record.withdrawn = record.withdrawn or why
