@@ -479,9 +479,9 @@ class Bench:
         own, heavy = import_ms("cotune", 9)
         ray = import_ms("ray.tune", 3)[0] if self._with_ray else None
         self.raw["import"] = {"cotune": own, "heavy": heavy, "ray.tune": ray}
-        what = f", with {', '.join(heavy)}" if heavy else ", none of them"
+        what = f", with {', '.join(heavy)}" if heavy else ", light"
         theirs = _unit(ray, "ms")
-        budget = "<= 150 ms, no torch, ray, optuna"
+        budget = "<= 150 ms, light"
         return Row("import", budget, f"{own:.0f} ms{what}", theirs, theirs, own <= 150 and not heavy)
 
     def _boundary(self) -> Row:
@@ -494,7 +494,7 @@ class Bench:
         for together, least in ((1, 10_000), (2, 25_000)):
             own = self.peer(f"cotune reports, {together} lanes", "cotune_reports", together=together).get("rate")
             ray = self.peer(f"ray reports, {together} trials", "ray_reports", together=together).get("rate")
-            what = "reports/s, one trial" if together == 1 else "reports/s, two lanes together"
+            what = "reports/s, one trial" if together == 1 else "reports/s, two lanes"
             yield Row(what, f">= {least:,}", _count(own), _count(ray), "same", own is not None and own >= least)
 
     def _ends_and_stops(self) -> Iterator[Row]:
@@ -507,7 +507,7 @@ class Bench:
             for share, most in (("p50", 1.0), ("p99", 10.0)):
                 value = own.get(share)
                 yield Row(
-                    f"trial {what} -> next first line, {share}",
+                    f"{what} -> next first line, {share}",
                     f"<= {most:g} ms",
                     _unit(value, "ms", 2),
                     _unit(fresh.get(share), "ms"),
@@ -519,7 +519,7 @@ class Bench:
         found = self.peer("turns", "cotune_turns")
         value = found.get("p50")
         text = _unit(value, "us") + (f" of {found['count']}, p99 {found['p99']:.0f} us" if value is not None else "")
-        yield Row("turn change, two residents, p50", "<= 100 us", text, ok=value is not None and value <= 100)
+        yield Row("turn change, p50", "<= 100 us", text, ok=value is not None and value <= 100)
         same = found.get("identical", False)
         yield Row("... metrics as when alone", "bit-identical", "yes" if same else "no", ok=bool(same))
 
@@ -527,8 +527,8 @@ class Bench:
         runs = [self.peer(f"cotune sweep {n}", "cotune_trials", trials=100, reports=3) for n in range(3)]
         fresh, reuse = self.raw.get("ray trials, fresh", {}), self.raw.get("ray trials, reuse", {})
         for key, what, most in (
-            ("total", "100 trials x 3 reports, 2 lanes, from run()", 3.5),
-            ("after_first", "... of that, after the first line", 0.3),
+            ("total", "100 trials x 3, from run()", 3.5),
+            ("after_first", "... after the first line", 0.3),
         ):
             found = [run[key] for run in runs if key in run]
             value = median(found) if len(found) == len(runs) else None

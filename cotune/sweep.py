@@ -132,6 +132,8 @@ class Sweep:
         self._best = best_of(records, options.mode)
         self._began = time.monotonic()
         self._first_start = self._last_end = 0.0
+        # One time for all that follows from one event: a lane's next trial starts when the last one ends.
+        self._now = time.time()
         self._show_due = 0.0
         self._note = ""
 
@@ -189,6 +191,7 @@ class Sweep:
             self._show()
 
     def _feed(self, event: Event) -> None:
+        self._now = time.time()
         if isinstance(event, LaneReady):
             self._lane_up(event.lane)
         concluded = []
@@ -266,7 +269,7 @@ class Sweep:
         record = self.records[start.trial]
         folder = self._folder.trial(record.trial)
         where = self._packer.lane_of(record.trial)
-        now = time.time()
+        now = self._now
         reports = folder.reports_at_checkpoint() if record.attempts else 0
         spec = TrialSpec(record.trial, record.attempts, record.config, record.seed, folder.path, reports)
         record.starts(where[1] if where else None, start.lane, now)
@@ -294,7 +297,7 @@ class Sweep:
             record = self.records[trial]
             if record.lane == lane:
                 self._started[trial] = time.monotonic()
-                record.start = time.time() if record.attempts == 1 else record.start
+                record.start = self._now if record.attempts == 1 else record.start
 
     def _withdraw(self, record: Record, why: str) -> None:
         record.withdrawn = record.withdrawn or why
@@ -343,7 +346,7 @@ class Sweep:
         self._counts[state] += 1
         record.state = state
         if state.is_final:
-            record.end = time.time()
+            record.end = self._now
 
     def _call_back(self, record: Record) -> None:
         for callback in self._options.callbacks:

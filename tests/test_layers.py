@@ -192,8 +192,8 @@ def test_importing_cotune_loads_no_heavy_module():
 
 def test_importing_the_packer_loads_neither_torch_nor_optuna():
     heavy = ["torch", "ray", "optuna", "rich", "cloudpickle", "pynvml", "multiprocessing"]
-    code = f"import sys, json; from cotune.packer import Packer; print(json.dumps([m for m in {heavy} if m in sys.modules]))"
-    assert run_python(code) == []
+    show = f"print(json.dumps([m for m in {heavy} if m in sys.modules]))"
+    assert run_python(f"import sys, json; from cotune.packer import Packer; {show}") == []
 
 
 def test_what_a_trainable_calls_loads_no_heavy_module():

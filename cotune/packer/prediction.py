@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cotune.demand import Demand
+from cotune.demand import MIB, Demand
 
 QUANTILE = 0.95
 MARGIN = 1.05
@@ -24,10 +24,14 @@ class Prediction:
     features explain badly is estimated generously. With too few samples for that: the largest value seen.
     (Horus, TPDS'21, section 4, shows FLOPs, parameters and batch size, all products of hyperparameters, to
     carry memory; a product is linear in logarithms.)
+
+    Args:
+        floor: Smaller values are not told apart: there is nothing to gain, and logarithms make much of them.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, floor: float = TINY) -> None:
         self.version = 0
+        self._floor = floor
         self._samples: dict[int, tuple[Mapping[str, float], float]] = {}
         self._terms: list[_Term] | None = None
         self._base = 0.0
@@ -37,7 +41,7 @@ class Prediction:
 
     def observe(self, trial: int, features: Mapping[str, float], value: float) -> None:
         """Notes a measurement; a later one of the same trial replaces it."""
-        value = max(float(value), 1e-9)
+        value = max(float(value), self._floor)
         before = self._samples.get(trial)
         self._samples[trial] = (features, value)
         if before is None and len(self._samples) > MAX_SAMPLES:
@@ -114,9 +118,9 @@ class KindModel:
     """What is known of one kind of trial: its memory, and how long it takes."""
 
     def __init__(self) -> None:
-        self._persistent = Prediction()
-        self._ephemeral = Prediction()
-        self._seconds = Prediction()
+        self._persistent = Prediction(floor=MIB)
+        self._ephemeral = Prediction(floor=MIB)
+        self._seconds = Prediction(floor=0.001)
 
     @property
     def version(self) -> int:

@@ -179,7 +179,15 @@ DEEDS = [
     extend_path,
     read_path,
 ]
-GENERATORS = [numpy_gaussian, numpy_uniform, numpy_integer, python_random, python_gaussian, torch_random, torch_gaussian]
+GENERATORS = [
+    numpy_gaussian,
+    numpy_uniform,
+    numpy_integer,
+    python_random,
+    python_gaussian,
+    torch_random,
+    torch_gaussian,
+]
 
 
 def alone(seed, deeds, home):

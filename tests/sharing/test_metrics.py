@@ -226,7 +226,9 @@ def test_a_number_reads_back_to_the_last_bit(value):
 @given(
     st.dictionaries(
         st.text(st.characters(exclude_categories=["Cs"])),
-        st.one_of(st.floats(), st.integers(), st.booleans(), st.none(), st.text(st.characters(exclude_categories=["Cs"]))),
+        st.one_of(
+            st.floats(), st.integers(), st.booleans(), st.none(), st.text(st.characters(exclude_categories=["Cs"]))
+        ),
     )
 )
 def test_whatever_is_reported_reads_back(metrics):

@@ -1,0 +1,356 @@
+"""What a run looks like, in a terminal and out of one."""
+
+import io
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+from cotune.dashboard.snapshot import RunningView, Snapshot
+from cotune.dashboard.views import LiveTable, PlainLines, Silent, headline, make_view, table
+from cotune.demand import GIB, MIB
+from cotune.packer import DeviceView, LaneView, PackerView, WaitingView
+
+
+def lane(number, *residents, device="cuda:0", quota=2 * GIB, ready=True):
+    return LaneView(number, device, quota, residents, ready)
+
+
+def device(name, *lanes, width=2):
+    return DeviceView(name, 80 * GIB, 6 * GIB, width, lanes)
+
+
+def running(trial, lane, step=7, value=0.123456, peak=1536 * MIB, seconds=75.0, device="cuda:0"):
+    return RunningView(trial, lane, device, seconds, step, value, peak)
+
+
+def snapshot(**fields):
+    defaults = {
+        "name": "my-run",
+        "metric": "loss",
+        "seconds": 12.34,
+        "total": 100,
+        "counts": {"waiting": 90, "running": 2, "done": 5, "stopped": 2, "failed": 1, "interrupted": 0},
+        "best": (3, 0.0123456789),
+        "running": (running(11, 0), running(12, 1, step=None, value=None, peak=None, seconds=0.5)),
+        "packer": PackerView(
+            (device("cuda:0", lane(0, 11), lane(1, 12)), device("cuda:1", lane(2), lane(3, ready=False))),
+            (WaitingView(13, "needs 6.1 GiB, largest hole 4.0 GiB on cuda:1"),),
+            90,
+        ),
+        "note": "",
+    }
+    return Snapshot(**{**defaults, **fields})
+
+
+def rendered(shot, width=80, height=24):
+    console = Console(record=True, width=width, height=height, file=io.StringIO(), color_system=None)
+    console.print(table(shot, width, height))
+    return console.export_text()
+
+
+def row(text, start):
+    """The line that begins with this."""
+    (line,) = [line for line in text.splitlines() if line.strip().startswith(start)]
+    return line
+
+
+# What a wide terminal shows of trial 11.
+WHOLE = ["lane", "0", "11", "7", "0.12346", "2.0", "GiB", "1.5", "GiB", "1:15"]
+
+
+# ---- in one line
+
+
+def test_the_headline_tells_name_time_counts_and_best():
+    assert headline(snapshot()) == (
+        "my-run 12.3s  8/100 trials, 2 running, 5 done, 2 stopped, 1 failed, best loss=0.0123457 (trial 3)"
+    )
+
+
+def test_the_headline_without_an_end_or_a_best_leaves_them_out():
+    assert headline(snapshot(total=None, best=None, counts={"running": 1})) == "my-run 12.3s  0 trials, 1 running"
+
+
+def test_the_headline_ends_with_what_just_went_wrong():
+    assert headline(snapshot(note="trial 4 failed: ValueError")).endswith(", trial 4 failed: ValueError")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.0, "0.0s"),
+        (59.4, "59.4s"),
+        (59.99, "60.0s"),
+        (60.0, "1:00"),
+        (61.9, "1:01"),
+        (3599.0, "59:59"),
+        (3600.0, "1:00:00"),
+        (90061.0, "25:01:01"),
+    ],
+)
+def test_the_time_is_short(seconds, text):
+    assert headline(snapshot(seconds=seconds)).startswith(f"my-run {text} ")
+
+
+def test_finished_trials_are_those_that_are_done_stopped_or_failed():
+    assert snapshot(counts={"done": 1, "stopped": 2, "failed": 4, "running": 8, "interrupted": 16}).finished == 7
+
+
+# ---- the table
+
+
+@pytest.mark.parametrize("width", [80, 140])
+def test_the_table_shows_every_device_with_its_lanes_and_memory(width):
+    text = rendered(snapshot(), width)
+    for name, active in (("cuda:0", 2), ("cuda:1", 0)):
+        line = row(text, name)
+        assert f"{active} of 2 lanes" in line
+        assert "6.0 GiB of" in line
+        assert "80.0 GiB" in line
+
+
+@pytest.mark.parametrize("width", [80, 140])
+def test_the_table_shows_a_running_trial_with_its_lane_step_metric_and_memory(width):
+    assert row(rendered(snapshot(), width), "lane 0").split() == WHOLE
+
+
+@pytest.mark.parametrize("width", [80, 140])
+def test_the_table_shows_what_is_not_known_yet_as_a_dash(width):
+    assert row(rendered(snapshot(), width), "lane 1").split() == [
+        "lane",
+        "1",
+        "12",
+        "-",
+        "-",
+        "2.0",
+        "GiB",
+        "-",
+        "0.5s",
+    ]
+
+
+@pytest.mark.parametrize("width", [80, 140])
+def test_the_table_tells_idle_lanes_from_those_that_start(width):
+    text = rendered(snapshot(), width)
+    assert "(idle)" in row(text, "lane 2")
+    assert "(starting)" in row(text, "lane 3")
+
+
+def test_the_table_shows_every_resident_of_a_lane():
+    shot = snapshot(
+        running=(running(11, 0), running(12, 0)), packer=PackerView((device("cuda:0", lane(0, 11, 12)),), (), 0)
+    )
+    lines = [line.split()[:3] for line in rendered(shot).splitlines() if "lane 0" in line]
+    assert lines == [["lane", "0", "11"], ["lane", "0", "12"]]
+
+
+@pytest.mark.parametrize("width", [80, 140])
+def test_the_table_says_how_many_wait_and_why_the_first_does(width):
+    text = rendered(snapshot(), width)
+    assert "90 waiting; trial 13: needs 6.1 GiB, largest hole 4.0 GiB on cuda:1" in text
+
+
+def test_the_table_begins_with_the_headline():
+    assert rendered(snapshot(), 140).startswith(headline(snapshot()))
+
+
+@pytest.mark.parametrize("width", [40, 60, 68, 80, 140])
+def test_no_line_is_wider_than_the_terminal(width):
+    assert max(map(len, rendered(snapshot(), width).splitlines())) <= width
+
+
+@pytest.mark.parametrize("metric", ["loss", "validation/balanced_accuracy_top5"], ids=["short", "long"])
+@pytest.mark.parametrize("width", [40, 50, 60, 68, 80, 140])
+def test_whatever_the_width_no_value_is_cut(width, metric):
+    shown = row(rendered(snapshot(metric=metric), width), "lane 0").split()
+    assert shown == WHOLE[: len(shown)]
+
+
+@pytest.mark.parametrize("width", [50, 60, 80, 140])
+def test_also_in_a_narrow_terminal_a_trial_is_shown_with_its_metric(width):
+    assert row(rendered(snapshot(), width), "lane 0").split()[:5] == WHOLE[:5]
+
+
+def test_a_long_metric_name_is_shown_from_its_beginning():
+    text = rendered(snapshot(metric="validation/balanced_accuracy_top5", best=None))
+    assert "validation/" in row(text, "lane  ")
+
+
+@pytest.mark.parametrize("name", ["acc[top5]", "loss[/b]", "[red]"])
+def test_brackets_in_a_metric_name_are_shown_as_they_are(name):
+    text = rendered(snapshot(metric=name, best=None), 140)
+    assert name in text
+
+
+def test_rows_beyond_the_height_are_counted():
+    lanes = [lane(number, number) for number in range(40)]
+    shot = snapshot(
+        running=tuple(running(number, number) for number in range(40)),
+        packer=PackerView((device("cuda:0", *lanes, width=40),), (WaitingView(41, "no room"),), 1),
+    )
+    text = rendered(shot, height=24)
+    shown = len([line for line in text.splitlines() if line.strip().startswith("lane ") and "GiB" in line])
+    assert 0 < shown < 40
+    assert f"and {40 - shown} more" in text
+    assert len(text.splitlines()) <= 24
+
+
+def test_many_devices_fit_the_height_too():
+    devices = [device(f"cuda:{n}", lane(n, n, device=f"cuda:{n}")) for n in range(8)]
+    shot = snapshot(
+        running=tuple(running(n, n, device=f"cuda:{n}") for n in range(8)), packer=PackerView(tuple(devices), (), 0)
+    )
+    assert len(rendered(shot, height=24).splitlines()) <= 24
+
+
+def test_a_run_without_lanes_yet_has_a_table():
+    shot = snapshot(running=(), packer=PackerView((device("cuda:0"),), (), 0))
+    assert "0 of 2 lanes" in row(rendered(shot), "cuda:0")
+
+
+def test_a_resident_that_the_driver_does_not_know_as_running_yet_is_no_error():
+    assert "lane 0" in rendered(snapshot(running=()))
+
+
+# ---- plain lines
+
+
+@pytest.fixture
+def stream():
+    return io.StringIO()
+
+
+def finished(count, seconds):
+    return snapshot(seconds=seconds, counts={"done": count})
+
+
+def test_a_line_is_printed_when_a_trial_has_finished(stream):
+    lines = PlainLines(stream)
+    lines.update(finished(0, 0.1))
+    lines.update(finished(1, 5.0))
+    assert stream.getvalue().splitlines() == [headline(finished(0, 0.1)), headline(finished(1, 5.0))]
+
+
+def test_nothing_is_printed_while_nothing_changes(stream):
+    lines = PlainLines(stream)
+    for seconds in (0.0, 2.0, 4.0):
+        lines.update(finished(1, seconds))
+    assert len(stream.getvalue().splitlines()) == 1
+
+
+def test_a_new_note_is_a_change(stream):
+    lines = PlainLines(stream)
+    lines.update(finished(1, 0.0))
+    lines.update(replace(finished(1, 2.0), note="trial 4 failed: ValueError"))
+    assert "trial 4 failed" in stream.getvalue().splitlines()[-1]
+
+
+def test_at_most_one_line_a_second_is_printed(stream):
+    lines = PlainLines(stream)
+    for tick in range(50):
+        lines.update(finished(tick, tick * 0.1))
+    assert len(stream.getvalue().splitlines()) == 5
+
+
+def test_a_change_that_came_too_soon_is_printed_when_it_may_be(stream):
+    lines = PlainLines(stream)
+    lines.update(finished(1, 0.0))
+    lines.update(finished(2, 0.5))
+    lines.update(finished(2, 1.5))
+    assert stream.getvalue().splitlines()[-1] == headline(finished(2, 1.5))
+
+
+def test_the_last_state_is_printed_at_the_end_however_soon(stream):
+    lines = PlainLines(stream)
+    lines.update(finished(1, 0.0))
+    lines.update(finished(2, 0.1))
+    lines.close(finished(2, 0.2))
+    assert stream.getvalue().splitlines() == [headline(finished(1, 0.0)), headline(finished(2, 0.2))]
+
+
+def test_the_last_state_is_not_printed_twice(stream):
+    lines = PlainLines(stream)
+    lines.update(finished(1, 0.0))
+    lines.close(finished(1, 0.1))
+    assert len(stream.getvalue().splitlines()) == 1
+
+
+def test_a_run_that_never_began_prints_nothing(stream):
+    PlainLines(stream).close(None)
+    assert stream.getvalue() == ""
+
+
+class Gone(io.StringIO):
+    def write(self, _text):
+        raise BrokenPipeError
+
+
+@pytest.mark.parametrize("make", [Gone, lambda: (s := io.StringIO(), s.close())[0]], ids=["broken pipe", "closed"])
+def test_a_reader_that_has_gone_away_does_not_end_the_run(make):
+    lines = PlainLines(make())
+    lines.update(finished(1, 0.0))
+    lines.close(finished(2, 0.1))
+
+
+# ---- the live table
+
+
+def live(stream):
+    return LiveTable(Console(file=stream, force_terminal=True, width=100, height=30, color_system=None))
+
+
+def test_the_live_table_ends_with_the_last_state(stream):
+    view = live(stream)
+    view.update(snapshot())
+    view.close(snapshot(note="done"))
+    assert headline(snapshot(note="done")) in stream.getvalue()
+
+
+def test_the_live_table_of_a_run_that_never_began_ends(stream):
+    live(stream).close(None)
+
+
+@pytest.mark.parametrize("note", ["KeyError: [1]", "no such file: [/data/x]", "shape [b, c]", ":smile:"])
+def test_the_live_table_shows_brackets_in_the_last_note_as_they_are(stream, note):
+    view = live(stream)
+    view.close(snapshot(note=note))
+    assert f", {note}\n" in stream.getvalue()
+
+
+# ---- which one
+
+
+def test_without_a_terminal_the_view_is_plain_lines(monkeypatch):
+    monkeypatch.setattr("sys.stderr", io.StringIO())
+    assert isinstance(make_view(None), PlainLines)
+
+
+def test_a_dashboard_that_is_not_wanted_shows_nothing(capsys):
+    view = make_view(False)
+    assert isinstance(view, Silent)
+    view.update(snapshot())
+    view.close(snapshot())
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_terminal_gets_the_live_table(monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    monkeypatch.setattr("sys.stderr", Terminal())
+    monkeypatch.setenv("TERM", "xterm")
+    view = make_view(None)
+    view.close(None)
+    assert isinstance(view, LiveTable)
+
+
+def test_a_dumb_terminal_gets_plain_lines(monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    monkeypatch.setattr("sys.stderr", Terminal())
+    monkeypatch.setenv("TERM", "dumb")
+    assert isinstance(make_view(None), PlainLines)

@@ -1,0 +1,355 @@
+"""A real zygote: it forks lanes, says when they are gone, and takes everything with it at the end."""
+
+import json
+import os
+import pickle
+import select
+import signal
+
+import pytest
+
+from cotune.demand import GIB
+from cotune.sharing import wire
+from cotune.sharing.host import LaneOptions
+from cotune.sharing.lane import LaneHandle
+from cotune.sharing.pickling import dumps
+from cotune.sharing.wire import Kind
+from cotune.sharing.zygote import Zygote
+from cotune.trial import TrialSpec
+
+PATIENCE = 30
+
+
+def trainable(config):
+    """Starts a process of its own, if it should, tells both process ids and never ends."""
+    import json
+    import os
+    import subprocess
+    import sys
+    import threading
+
+    import cotune
+
+    child = None
+    if "child" in config:
+        child = subprocess.Popen([sys.executable, "-c", config["child"]], stdout=subprocess.PIPE)
+        child.stdout.readline()
+    told = {"lane": os.getpid(), "child": child.pid if child else None, "threads": os.environ["OMP_NUM_THREADS"]}
+    cotune.report({"loss": 0.0, "told": json.dumps(told)})
+    threading.Event().wait()
+
+
+# Each says that it is there, and then lasts.
+STAYS = "import time; print(flush=True); time.sleep(1000)"
+LEAVES_SESSION = f"import os; os.setsid(); {STAYS}"
+IGNORES_SIGNALS = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {LEAVES_SESSION}"
+
+
+class Process:
+    """Any process, watched until it ends."""
+
+    def __init__(self, pid):
+        self.pid = pid
+        self.fd = os.pidfd_open(pid)
+
+    def is_gone(self, timeout=PATIENCE):
+        return bool(select.select([self.fd], [], [], timeout)[0])
+
+
+@pytest.fixture
+def watch():
+    watched = []
+
+    def start(pid):
+        watched.append(Process(pid))
+        return watched[-1]
+
+    yield start
+    for process in watched:
+        os.close(process.fd)
+
+
+class World:
+    """A zygote and its lanes, with a limit on every wait."""
+
+    def __init__(self, folder, blob=None):
+        self.folder = folder
+        blob = dumps(trainable, "it") if blob is None else blob
+        self.zygote = Zygote(["cotune.sharing.host"], blob, 3, folder / "zygote.log")
+        self.lanes = []
+
+    def options(self, lane):
+        return LaneOptions(
+            lane=lane,
+            uuid="",
+            cores=1,
+            quota=GIB,
+            threads=1,
+            quantum=0.05,
+            lockstep=False,
+            metric="loss",
+            log=self.folder / f"lane-{lane}.log",
+        )
+
+    def message(self, wanted):
+        """The next message of this kind from the zygote."""
+        while True:
+            assert select.select([self.zygote], [], [], PATIENCE)[0], f"no {wanted!r}: {self.zygote.last_words()}"
+            got = self.zygote.receive()
+            assert got is not None, self.zygote.last_words()
+            if got[0] == wanted:
+                return got
+
+    def open(self, lane=0):
+        """A lane that is ready, and its process id."""
+        handle = LaneHandle(self.zygote, self.options(lane))
+        self.lanes.append(handle)
+        what, number, pid = self.message("forked")
+        assert (what, number) == ("forked", lane)
+        self.frame(handle, Kind.READY)
+        return handle, pid
+
+    def frame(self, handle, wanted):
+        """The payload of the next frame of this kind from a lane."""
+        while True:
+            assert select.select([handle], [], [], PATIENCE)[0], f"lane {handle.lane} said no {wanted.name}"
+            received = handle.receive()
+            assert received is not None, f"lane {handle.lane} ended: {self.zygote.last_words()}"
+            for kind, payload in received:
+                if kind == wanted:
+                    return payload
+
+    def run(self, handle, **config):
+        """Starts a trial; gives what it tells about itself."""
+        folder = self.folder / "trial"
+        handle.start(TrialSpec(handle.lane, 0, config, 0, folder))
+        report = wire.decode_report(self.frame(handle, Kind.REPORT))
+        return json.loads(json.loads(report.line)["metrics"]["told"])
+
+    def close(self):
+        self.zygote.close()
+        for handle in self.lanes:
+            handle.close()
+
+
+@pytest.fixture
+def world(tmp_path):
+    made = World(tmp_path)
+    yield made
+    made.close()
+
+
+def test_the_zygote_says_when_it_is_up(world):
+    assert world.message("up") == ("up", world.zygote.pid, 0)
+
+
+def test_lanes_are_forked_on_request_each_a_process_of_its_own(world, watch):
+    (_, first), (_, second) = world.open(0), world.open(1)
+    assert len({first, second, world.zygote.pid, os.getpid()}) == 4
+    assert not watch(first).is_gone(0)
+    assert not watch(second).is_gone(0)
+
+
+def test_a_lane_is_a_process_group_of_its_own(world):
+    _, pid = world.open()
+    assert os.getpgid(pid) == pid
+    assert os.getpgid(world.zygote.pid) != pid
+
+
+def test_a_lane_asked_for_before_the_zygote_is_up_is_forked_when_it_is(tmp_path):
+    world = World(tmp_path)
+    handle = LaneHandle(world.zygote, world.options(7))
+    world.lanes.append(handle)
+    assert world.message("up")
+    assert world.message("forked")[1] == 7
+    world.close()
+
+
+def test_lanes_have_the_threads_that_the_zygote_was_told(world):
+    handle, _ = world.open()
+    assert world.run(handle)["threads"] == "3"
+
+
+def test_a_killed_lane_is_gone_with_its_signal(world, watch):
+    _, pid = world.open(4)
+    process = watch(pid)
+    world.zygote.kill(4)
+    _, lane, status = world.message("gone")
+    assert lane == 4
+    assert os.WIFSIGNALED(status)
+    assert os.WTERMSIG(status) == signal.SIGKILL
+    assert process.is_gone()
+
+
+def test_killing_a_lane_leaves_the_others_alone(world, watch):
+    world.open(0)
+    other, second = world.open(1)
+    world.zygote.kill(0)
+    assert world.message("gone")[1] == 0
+    assert not watch(second).is_gone(0)
+    assert world.run(other)["lane"] == second
+
+
+def test_killing_a_lane_that_is_not_there_is_no_harm(world):
+    world.zygote.kill(99)
+    world.open(0)
+
+
+def test_a_lane_that_leaves_is_gone_with_status_0(world):
+    handle, _ = world.open(2)
+    handle.exit()
+    assert world.message("gone") == ("gone", 2, 0)
+
+
+def test_a_lane_whose_driver_has_closed_its_socket_leaves(world):
+    handle, _ = world.open(2)
+    world.open(3)
+    handle._sock.shutdown(2)
+    assert world.message("gone") == ("gone", 2, 0)
+
+
+def test_a_lane_that_crashes_is_gone_with_the_signal_it_died_of(world):
+    _, pid = world.open(2)
+    os.kill(pid, signal.SIGSEGV)
+    _, lane, status = world.message("gone")
+    assert lane == 2
+    assert os.WTERMSIG(status) == signal.SIGSEGV
+
+
+def test_killing_a_lane_takes_the_processes_of_its_trial_with_it(world, watch):
+    handle, _ = world.open()
+    child = watch(world.run(handle, child=STAYS)["child"])
+    world.zygote.kill(0)
+    assert child.is_gone()
+
+
+def test_a_lane_that_dies_takes_the_processes_of_its_trial_with_it(world, watch):
+    handle, pid = world.open()
+    child = watch(world.run(handle, child=STAYS)["child"])
+    os.kill(pid, signal.SIGKILL)
+    assert world.message("gone")[1] == 0
+    assert child.is_gone()
+
+
+@pytest.mark.parametrize(
+    "child",
+    [None, STAYS, LEAVES_SESSION, IGNORES_SIGNALS],
+    ids=["none", "in its group", "in a session of its own", "ignoring signals"],
+)
+def test_the_end_of_the_control_socket_takes_lanes_and_their_processes_with_it(world, watch, child):
+    handle, pid = world.open()
+    told = world.run(handle, **({"child": child} if child else {}))
+    processes = [watch(pid)] + ([watch(told["child"])] if child else [])
+    world.zygote.close()
+    assert [process.is_gone() for process in processes] == [True] * len(processes)
+
+
+def test_the_end_of_the_control_socket_takes_daemons_that_a_trial_left_behind(world, watch, tmp_path):
+    handle, _ = world.open()
+    marker = tmp_path / "daemon"
+    os.mkfifo(marker)
+    daemon = (
+        f"import os\nif os.fork():\n    print(flush=True); os._exit(0)\nos.setsid()\nif os.fork():\n    os._exit(0)\n"
+        f"open({str(marker)!r}, 'w').write(str(os.getpid()))\n{STAYS}"
+    )
+    world.run(handle, child=daemon)
+    process = watch(int(marker.read_text()))
+    world.zygote.close()
+    assert process.is_gone()
+
+
+def test_several_lanes_end_together(world, watch):
+    processes = [watch(world.open(number)[1]) for number in range(4)]
+    world.zygote.close()
+    assert all(process.is_gone() for process in processes)
+
+
+def test_a_terminated_zygote_takes_its_lanes_with_it(world, watch):
+    handle, pid = world.open()
+    processes = [watch(pid), watch(world.run(handle, child=LEAVES_SESSION)["child"])]
+    os.kill(world.zygote.pid, signal.SIGTERM)
+    assert all(process.is_gone() for process in processes)
+
+
+def test_a_killed_zygote_takes_its_lanes_with_it(world, watch):
+    processes = [watch(world.open(number)[1]) for number in range(2)]
+    os.kill(world.zygote.pid, signal.SIGKILL)
+    assert all(process.is_gone() for process in processes)
+
+
+def test_the_driver_sees_a_killed_zygote_as_the_end_of_messages(world):
+    world.message("up")
+    os.kill(world.zygote.pid, signal.SIGKILL)
+    assert select.select([world.zygote], [], [], PATIENCE)[0]
+    assert world.zygote.receive() is None
+
+
+def test_asking_a_dead_zygote_is_no_error(world, watch):
+    world.message("up")
+    process = watch(world.zygote.pid)
+    os.kill(world.zygote.pid, signal.SIGKILL)
+    assert process.is_gone()
+    world.zygote.kill(0)
+    world.lanes.append(LaneHandle(world.zygote, world.options(0)))
+
+
+def test_a_zygote_does_not_hear_ctrl_c(world):
+    world.message("up")
+    os.kill(world.zygote.pid, signal.SIGINT)
+    world.open()
+
+
+def test_closing_leaves_no_process(world, watch):
+    world.open()
+    process = watch(world.zygote.pid)
+    world.zygote.close()
+    assert process.is_gone(0)
+
+
+def test_a_module_that_cannot_be_imported_is_no_harm(tmp_path):
+    zygote = Zygote(["no_such_module_at_all"], b"", 1, tmp_path / "zygote.log")
+    assert select.select([zygote], [], [], PATIENCE)[0]
+    assert zygote.receive() == ("up", zygote.pid, 0)
+    zygote.close()
+
+
+def test_its_last_words_are_the_end_of_its_log(world, tmp_path):
+    (tmp_path / "zygote.log").write_text("one\ntwo\nthree\nMemoryError\n")
+    assert world.zygote.last_words() == "two | three | MemoryError"
+
+
+def test_a_trainable_that_cannot_be_loaded_fails_its_trial_and_not_the_lane(tmp_path):
+    world = World(tmp_path, b"no pickle")
+    handle, _ = world.open()
+    handle.start(TrialSpec(0, 0, {}, 0, tmp_path / "trial"))
+    trial, outcome, _, name, *_ = pickle.loads(world.frame(handle, Kind.ENDED))
+    assert (trial, outcome, name) == (0, "failed", "NotPicklable")
+    handle.resize(2 * GIB)
+    assert wire.decode_int(world.frame(handle, Kind.RESIZED)) == 2 * GIB
+    world.close()
+
+
+def test_a_config_that_cannot_be_loaded_fails_its_trial_and_not_the_lane(world):
+    class Unloadable:
+        def __reduce__(self):
+            return int, ("no number",)
+
+    handle, _ = world.open()
+    handle.start(TrialSpec(0, 0, {"x": Unloadable()}, 0, world.folder / "trial"))
+    trial, outcome, *_ = pickle.loads(world.frame(handle, Kind.ENDED))
+    assert (trial, outcome) == (0, "failed")
+
+
+def test_a_lane_has_neither_the_zygotes_sockets_nor_those_of_other_lanes(world):
+    world.open(0)
+    handle, pid = world.open(1)
+    world.run(handle)
+    links = [os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")]
+    assert len([link for link in links if link.startswith("socket:")]) == 1
+
+
+def test_a_trials_subprocess_does_not_hold_the_lanes_socket_open(world):
+    handle, _ = world.open()
+    child = world.run(handle, child=STAYS)["child"]
+    links = [os.readlink(f"/proc/{child}/fd/{fd}") for fd in os.listdir(f"/proc/{child}/fd")]
+    assert not [link for link in links if link.startswith("socket:")]
