@@ -151,6 +151,23 @@ def machine() -> dict[str, Any]:
     }
 
 
+class Bystanders:
+    """How many cores other programs kept busy since this was made, on average."""
+
+    def __init__(self) -> None:
+        self._began = time.monotonic()
+        self._before = self._others()
+
+    def cores(self) -> float:
+        return max(0.0, self._others() - self._before) / (time.monotonic() - self._began)
+
+    def _others(self) -> float:
+        fields = [int(field) for field in _lines("/proc/stat")[0].split()[1:]]
+        busy = sum(fields[:3] + fields[5:7]) / os.sysconf("SC_CLK_TCK")
+        ours = os.times()
+        return busy - ours.user - ours.system - ours.children_user - ours.children_system
+
+
 def describe(facts: dict[str, Any]) -> str:
     """The machine in a line, for below a table."""
     versions = ", ".join(f"{name} {number}" for name, number in facts["versions"].items() if number)
@@ -158,7 +175,7 @@ def describe(facts: dict[str, Any]) -> str:
     if facts["changed_files"]:
         commit += f" + {facts['changed_files']} changed files"
     hardware = f"{facts['processor']}, {facts['cores']} cores, {facts['memory'] / 2**30:.0f} GiB"
-    load = f"load before {facts['load_before']:.1f}"
+    load = f"other programs kept {facts['others_cores']:.1f} cores busy meanwhile"
     return f"{hardware}, {load}; Python {facts['python']}, {versions}; {commit}"
 
 

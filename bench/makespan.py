@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from _common import PeerFailed, describe, has_ray, machine, ray_session, run_peer, serve_peer, write_json
+from _common import Bystanders, PeerFailed, describe, has_ray, machine, ray_session, run_peer, serve_peer, write_json
 
 Found = dict[str, Any]
 AT_ONCE = 2
@@ -226,7 +226,7 @@ def main() -> int:
     from rich.table import Table
 
     began = time.monotonic()
-    facts = machine()
+    facts, bystanders = machine(), Bystanders()
     work = {"trials": options.trials, "epochs": options.epochs, "seed": options.seed}
     entries = [*ENTRIES, *(SLOW_ENTRIES if options.full else ())]
     measured: dict[str, Found] = {}
@@ -245,6 +245,7 @@ def main() -> int:
     best = max(row[3] for found in measured.values() for row in found["results"])
     alone = measured.get("cotune, one at a time", next(iter(measured.values())))
     rows = [summary(entry, measured[entry.name], best, alone) for entry in entries if entry.name in measured]
+    facts["others_cores"] = bystanders.cores()
     table = Table(title=f"{options.trials} digits trials of up to {options.epochs} epochs, two cores, one thread each")
     for heading in ("", "finished", "first result", "own best", "within 1% of best", "epochs", "epochs/s", "best"):
         table.add_column(heading, justify="left" if not heading else "right")

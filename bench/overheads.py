@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from _common import (
+    Bystanders,
     PeerFailed,
     describe,
     has_ray,
@@ -572,9 +573,10 @@ def main() -> int:
     from rich.table import Table
 
     began = time.monotonic()
-    facts = machine()
+    facts, bystanders = machine(), Bystanders()
     bench = Bench(options.full)
     rows = list(bench.rows())
+    facts["others_cores"] = bystanders.cores()
     table = Table(title="Overheads, measured in this run")
     for heading in ("what", "budget", "cotune", "Ray, fresh actors", "Ray, reuse_actors", "ok?"):
         table.add_column(heading)

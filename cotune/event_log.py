@@ -73,7 +73,7 @@ class EventLog:
     def _error(self, error: OSError) -> StorageError:
         return StorageError(
             f"cannot write {self._path}: {error.strerror or error}",
-            hint="make room or choose another folder with storage=; what was written stays, resume=True goes on from it",
+            hint="make room, then go on with resume=True: what was written stays",
         )
 
 

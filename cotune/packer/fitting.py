@@ -130,10 +130,8 @@ class Fitting:
 
     def _find_whole(self, trial: Trial, demand: Demand | None, devices: Iterable[Device]) -> Place | Shortage:
         """A device for the trial alone, with all its memory."""
-        if trial.wants_all:
-            why = "must run alone"
-        else:
-            why = "nothing like it was measured yet: it must try a whole device"
+        probing = "nothing like it was measured yet: it must try a whole device"
+        why = "must run alone" if trial.wants_all else probing
         reason = f"{why}, and every device is in use"
         short: list[Place] = []
         for device in sorted(devices, key=lambda device: -device.capacity):

@@ -6,7 +6,6 @@ run exactly this code. One `handle()` call brings the state up to date and then 
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,9 +14,10 @@ from cotune.demand import Demand, format_bytes
 from cotune.packer import events as ev
 from cotune.packer import instructions as do
 from cotune.packer.events import Outcome
-from cotune.packer.fitting import Fitting, Place, Shortage, needed, resident_demands
-from cotune.packer.policies import Makespan, Policy, Waiting
-from cotune.packer.prediction import KindModel
+from cotune.packer.fitting import Fitting, Place, Shortage
+from cotune.packer.ledger import Ledger
+from cotune.packer.line import Line
+from cotune.packer.policies import Makespan, Policy
 from cotune.packer.snapshot import DeviceView, LaneView, PackerView, WaitingView
 from cotune.packer.state import Device, Lane, Trial
 from cotune.packer.width import WidthControl
@@ -57,18 +57,11 @@ class Packer:
     def __init__(self, options: PackerOptions | None = None) -> None:
         self._options = options or PackerOptions()
         self._fitting = Fitting(self._options.residents)
-        self._devices: dict[str, Device] = {}
-        self._with_seat: dict[str, Device] = {}
-        self._reserved: Device | None = None
-        self._lanes: dict[int, Lane] = {}
+        self._ledger = Ledger(self._fitting)
+        self._line = Line(self._options.policy)
         self._trials: dict[int, Trial] = {}
-        self._queue: list[tuple[tuple[float, ...], int, Trial]] = []
-        self._keys: dict[int, tuple[float, ...]] = {}
-        self._queue_version = -1
-        self._models: dict[str, KindModel] = {}
         self._arrivals = 0
-        self._lane_count = 0
-        self._out: list[do.Instruction] = []
+        self._reserved: Device | None = None
         self._handlers: dict[type[ev.Event], Callable[[Any], None]] = {
             ev.DeviceFound: self._device_found,
             ev.DeviceChanged: self._device_changed,
@@ -90,10 +83,10 @@ class Packer:
 
         Events about lanes and trials that are gone already are ignored: a body may report late.
         """
-        self._out = []
         self._handlers[type(event)](event)
         self._place_waiting()
-        return self._out
+        out, self._ledger.out = self._ledger.out, []
+        return out
 
     # ---- queries, no side effect
 
@@ -104,14 +97,14 @@ class Packer:
 
     @property
     def waiting(self) -> int:
-        return len(self._queue)
+        return len(self._line)
 
     @property
     def seats(self) -> int:
         """How many more trials could run at once as far as lanes go; memory may allow fewer."""
         per_lane = self._options.residents
         total = 0
-        for device in self._devices.values():
+        for device in self._ledger.devices.values():
             total += max(0, device.width.width - device.active) * per_lane
             total += sum(per_lane - len(lane.residents) for lane in device.lanes.values() if lane.residents)
         return total
@@ -119,7 +112,7 @@ class Packer:
     @property
     def breadth(self) -> int:
         """Trials that run at once when every lane is taken."""
-        return sum(device.width.width for device in self._devices.values()) * self._options.residents
+        return sum(device.width.width for device in self._ledger.devices.values()) * self._options.residents
 
     def lane_of(self, trial: int) -> tuple[int, str] | None:
         """The lane and device a trial runs in."""
@@ -147,62 +140,37 @@ class Packer:
                     for lane in device.lanes.values()
                 ),
             )
-            for device in self._devices.values()
+            for device in self._ledger.devices.values()
         )
         waiting = tuple(
-            WaitingView(trial.id, trial.blocked or "its turn has not come") for _, _, trial in self._queue[:max_waiting]
+            WaitingView(trial.id, trial.blocked or "its turn has not come") for trial in self._line.first(max_waiting)
         )
-        return PackerView(devices, waiting, len(self._queue))
+        return PackerView(devices, waiting, len(self._line))
 
     # ---- devices
 
     def _device_found(self, event: ev.DeviceFound) -> None:
-        if event.device in self._devices:
+        if event.device in self._ledger.devices:
             return self._device_changed(ev.DeviceChanged(event.time, event.device, event.capacity))
         width = WidthControl(limit=event.max_width, fixed=self._options.width)
-        device = Device(event.device, event.capacity, event.context, width, full=event.capacity)
-        self._devices[event.device] = device
-        self._note_largest()
-        self._touch(device)
+        self._ledger.add(Device(event.device, event.capacity, event.context, width, full=event.capacity))
 
     def _device_changed(self, event: ev.DeviceChanged) -> None:
-        device = self._devices.get(event.device)
-        if device is None:
-            return
-        device.capacity = event.capacity
-        device.full = max(device.full, device.capacity)
-        self._note_largest()
-        self._touch(device)
+        device = self._ledger.devices.get(event.device)
+        if device is not None:
+            self._ledger.change(device, event.capacity)
 
     def _device_lost(self, event: ev.DeviceLost) -> None:
-        device = self._devices.pop(event.device, None)
+        device = self._ledger.devices.get(event.device)
         if device is None:
             return
-        self._note_largest()
         if self._reserved is device:
             self._reserved = None
-        for lane in list(device.lanes.values()):
-            for trial in self._forget(lane):
-                self._retry_or_stop(trial, f"{event.device} is gone")
-        self._touch(device)
-        if not self._devices:
+        for trial in self._ledger.remove(device):
+            self._retry_or_stop(trial, f"{event.device} is gone")
+        if not self._ledger.devices:
             for trial in list(self._trials.values()):
                 self._conclude(trial, Outcome.FAILED, "DeviceError", f"{event.device}, the last device, is gone")
-
-    def _note_largest(self) -> None:
-        self._fitting.largest = max((device.full for device in self._devices.values()), default=0)
-
-    def _touch(self, device: Device) -> None:
-        """To be called after every change to a device: keeps the books that are derived from it."""
-        if device.name not in self._devices:
-            self._with_seat.pop(device.name, None)
-            return
-        if device.held > device.capacity:
-            self._reclaim(device, device.held - device.capacity, partly=True)
-        if self._fitting.has_seat(device):
-            self._with_seat[device.name] = device
-        else:
-            self._with_seat.pop(device.name, None)
 
     # ---- trials
 
@@ -212,7 +180,7 @@ class Packer:
         trial = Trial(event.trial, self._arrivals, event.kind, event.features, event.priority, event.max_steps)
         self._arrivals += 1
         self._trials[trial.id] = trial
-        self._enqueue(trial)
+        self._line.join(trial)
 
     def _trial_withdrawn(self, event: ev.TrialWithdrawn) -> None:
         trial = self._trials.get(event.trial)
@@ -222,7 +190,7 @@ class Packer:
         if trial.lane is None:
             self._conclude(trial, Outcome.STOPPED, reason="withdrawn before it ran")
         else:
-            self._out.append(do.StopTrial(trial.id))
+            self._ledger.out.append(do.StopTrial(trial.id))
 
     def _iterations_done(self, event: ev.IterationsDone) -> None:
         trial = self._trials.get(event.trial)
@@ -240,8 +208,8 @@ class Packer:
         if trial.iterations >= PROBE_ITERATIONS or trial.demand is not None:
             self._believe(trial, lane)
         device.width.measured(trial.id, event.count, event.seconds, device.active)
-        device.width.review(device.active, bool(self._queue))
-        self._touch(device)
+        device.width.review(device.active, bool(self._line))
+        self._ledger.touch(device)
 
     def _believe(self, trial: Trial, lane: Lane) -> None:
         """Takes what was seen of a trial for its demand, and acts on it."""
@@ -249,10 +217,10 @@ class Packer:
         if trial.demand is None:
             return
         if before is None or trial.demand.peak != before.peak:
-            self._model(trial).observe_demand(trial.id, trial.features, trial.demand)
+            self._line.model(trial).observe_demand(trial.id, trial.features, trial.demand)
         if lane.device.active == 1 and len(lane.residents) == 1:
             lane.device.width.guess(trial.demand.busy)
-        self._ensure_need(lane)
+        self._ledger.ensure_need(lane)
 
     def _trial_ended(self, event: ev.TrialEnded) -> None:
         trial = self._trials.get(event.trial)
@@ -264,7 +232,7 @@ class Packer:
         self._leave(trial)
         if event.outcome is Outcome.DONE:
             if trial.seconds > 0:
-                self._model(trial).observe_seconds(trial.id, trial.features, trial.seconds)
+                self._line.model(trial).observe_seconds(trial.id, trial.features, trial.seconds)
             self._conclude(trial, Outcome.DONE)
         elif event.outcome is Outcome.STOPPED or trial.withdrawn_at is not None:
             self._retry_or_stop(trial, "stopped by nobody we know")
@@ -273,8 +241,8 @@ class Packer:
         else:
             self._failed(trial, event.error, event.detail, event.final)
         lane.served = True
-        self._recycle(lane)
-        self._touch(lane.device)
+        self._ledger.recycle(lane)
+        self._ledger.touch(lane.device)
 
     def _failed(self, trial: Trial, error: str, reason: str, final: bool = False) -> None:
         trial.failures += 1
@@ -287,8 +255,9 @@ class Packer:
         others = sum(other.demand.persistent for other in lane.residents.values() if other.demand)
         had = max(0, lane.asked - lane.base - others)
         trial.out_of_memories += 1
-        trial.floor = max(trial.floor, had + had // 2, event.needed or 0)
-        largest = max((device.full - device.context for device in self._devices.values()), default=0)
+        # What was refused may not have been the last it would have asked for.
+        trial.floor = max(trial.floor, had + had // 2, (event.needed or 0) * 5 // 4)
+        largest = max((device.full - device.context for device in self._ledger.devices.values()), default=0)
         figures = (
             f"it needs {format_bytes(max(event.needed or 0, had))} or more; "
             f"it had {format_bytes(had)} in a lane of {format_bytes(lane.asked)}; "
@@ -298,10 +267,10 @@ class Packer:
         if trial.had_all and whole and not lane.residents and (trial.alone or not lane.residue):
             self._conclude(trial, Outcome.FAILED, "TrialTooLarge", figures)
             return
-        expected = trial.demand or self._model(trial).demand(trial.features)
+        expected = trial.demand or self._line.model(trial).demand(trial.features)
         trial.alone = trial.alone or trial.out_of_memories > 1 or expected is None
         learnt = trial.with_floor(expected or Demand(0, 0))
-        self._model(trial).observe_demand(trial.id, trial.features, learnt)
+        self._line.model(trial).observe_demand(trial.id, trial.features, learnt)
         self._retry_or_stop(trial, f"out of memory: {figures}")
 
     def _retry_or_stop(self, trial: Trial, reason: str) -> None:
@@ -309,19 +278,19 @@ class Packer:
             self._conclude(trial, Outcome.STOPPED, reason="withdrawn")
             return
         trial.iterations, trial.seconds = 0, 0.0
-        self._enqueue(trial)
-        self._out.append(do.RetryTrial(trial.id, reason))
+        self._line.join(trial)
+        self._ledger.out.append(do.RetryTrial(trial.id, reason))
 
     def _conclude(self, trial: Trial, outcome: Outcome, error: str = "", reason: str = "") -> None:
-        self._dequeue(trial)
+        self._line.leave(trial)
         del self._trials[trial.id]
         self._unreserve(trial)
-        self._out.append(do.ConcludeTrial(trial.id, outcome, error, reason, trial.seen))
+        self._ledger.out.append(do.ConcludeTrial(trial.id, outcome, error, reason, trial.seen))
 
     # ---- lanes
 
     def _lane_ready(self, event: ev.LaneReady) -> None:
-        lane = self._lanes.get(event.lane)
+        lane = self._ledger.lanes.get(event.lane)
         if lane is None:
             return
         lane.ready = True
@@ -330,26 +299,16 @@ class Packer:
         lane.device.context = max(lane.device.context, event.context)
         # A guess that was too low must not eat into what the trial was promised.
         if grown > 0 and lane.residents and not lane.closing:
-            self._ensure(lane, lane.asked + grown)
-        self._touch(lane.device)
+            self._ledger.ensure(lane, lane.asked + grown)
+        self._ledger.touch(lane.device)
 
     def _lane_resized(self, event: ev.LaneResized) -> None:
-        """Only the answer to the last resize says what the lane may hold from now on."""
-        lane = self._lanes.get(event.lane)
-        if lane is None or lane.unanswered == 0:
-            return
-        lane.unanswered -= 1
-        if lane.unanswered or lane.asked >= lane.quota:
-            return
-        quota = min(event.quota, lane.quota)
-        if quota > lane.asked:
-            lane.least = quota
-        lane.device.held -= lane.quota - quota
-        lane.quota = lane.asked = quota
-        self._touch(lane.device)
+        lane = self._ledger.lanes.get(event.lane)
+        if lane is not None:
+            self._ledger.resized(lane, event.quota)
 
     def _lane_holds(self, event: ev.LaneHolds) -> None:
-        lane = self._lanes.get(event.lane)
+        lane = self._ledger.lanes.get(event.lane)
         if lane is None:
             return
         lane.shared, lane.residue = event.shared, event.residue
@@ -359,12 +318,12 @@ class Packer:
         grown = 0 if lane.first_residue is None else event.residue - lane.first_residue
         leaked = grown > LEAK_GROWTH or event.residue > lane.device.full // 4
         lane.retiring = lane.retiring or event.tainted or leaked
-        self._ensure_need(lane)
-        self._recycle(lane)
-        self._touch(lane.device)
+        self._ledger.ensure_need(lane)
+        self._ledger.recycle(lane)
+        self._ledger.touch(lane.device)
 
     def _lane_quiet(self, event: ev.LaneQuiet) -> None:
-        lane = self._lanes.get(event.lane)
+        lane = self._ledger.lanes.get(event.lane)
         trial = self._trials.get(event.holder) if event.holder is not None else None
         if lane is None or trial is None or trial.lane is not lane:
             return
@@ -375,7 +334,7 @@ class Packer:
             self._kill(lane, trial)
 
     def _tick(self, event: ev.Tick) -> None:
-        for lane in list(self._lanes.values()):
+        for lane in list(self._ledger.lanes.values()):
             for trial in lane.residents.values():
                 if trial.withdrawn_at is None or lane.closing:
                     continue
@@ -386,17 +345,14 @@ class Packer:
 
     def _kill(self, lane: Lane, trial: Trial) -> None:
         if not lane.closing:
-            lane.closing, lane.overdue = True, trial.id
-            self._out.append(do.CloseLane(lane.id, kill=True))
-            self._touch(lane.device)
+            lane.overdue = trial.id
+            self._ledger.close(lane, kill=True)
 
     def _lane_lost(self, event: ev.LaneLost) -> None:
-        lane = self._lanes.get(event.lane)
+        lane = self._ledger.lanes.get(event.lane)
         if lane is None:
             return
-        residents = self._forget(lane)
-        self._touch(lane.device)
-        for trial in residents:
+        for trial in self._ledger.forget(lane):
             if trial.id == lane.overdue and trial.withdrawn_at is None:
                 reason = f"no iteration boundary in time (longest before: {trial.longest:.1f} s)"
                 self._failed(trial, "TrialOverdue", reason)
@@ -413,139 +369,33 @@ class Packer:
         else:
             self._retry_or_stop(trial, detail)
 
-    def _forget(self, lane: Lane) -> list[Trial]:
-        residents = list(lane.residents.values())
-        for trial in residents:
-            trial.lane = None
-        lane.device.held -= lane.quota
-        del self._lanes[lane.id]
-        del lane.device.lanes[lane.id]
-        return residents
-
     def _leave(self, trial: Trial) -> None:
         if trial.lane is not None:
             trial.lane.least = 0
             del trial.lane.residents[trial.id]
             trial.lane = None
 
-    def _recycle(self, lane: Lane) -> None:
-        if lane.retiring and not lane.residents and not lane.closing and lane.id in self._lanes:
-            self._close(lane)
-
-    def _close(self, lane: Lane) -> None:
-        lane.closing = True
-        self._out.append(do.CloseLane(lane.id))
-
-    def _resize(self, lane: Lane, quota: int) -> None:
-        """Grows take effect in the books at once, shrinks when the lane confirms them."""
-        if quota == lane.asked:
-            return
-        lane.asked = quota
-        lane.unanswered += 1
-        if quota > lane.quota:
-            lane.device.held += quota - lane.quota
-            lane.quota = quota
-        self._out.append(do.ResizeLane(lane.id, quota))
-
-    def _ensure_need(self, lane: Lane) -> None:
-        """Gives the lane what its trials need, as far as that is known."""
-        if lane.residents and not lane.is_probing and not lane.closing:
-            self._ensure(lane, lane.need(resident_demands(lane)))
-
-    def _ensure(self, lane: Lane, quota: int) -> None:
-        """Gives the lane at least this quota, or as much of it as there is room for."""
-        quota = min(quota, lane.quota + lane.device.free)
-        if quota > lane.asked:
-            self._resize(lane, quota)
-
-    def _reclaim(self, device: Device, wanted: int, keep: Lane | None = None, partly: bool = False) -> bool:
-        """Asks lanes other than `keep` for bytes they do not need.
-
-        Returns:
-            Whether that, with what is under way, yields `wanted` bytes; if not, and less is not wanted either,
-            nothing is asked for.
-        """
-        lanes = [lane for lane in device.lanes.values() if lane is not keep]
-        under_way = sum(lane.quota if lane.closing else lane.quota - lane.asked for lane in lanes)
-        slacks = {lane.id: self._fitting.slack(lane) for lane in lanes}
-        idle = [lane for lane in device.idle if lane is not keep]
-        possible = under_way + sum(slacks.values()) + sum(lane.asked - slacks[lane.id] for lane in idle)
-        if possible < wanted and not partly:
-            return False
-        for lane in sorted(lanes, key=lambda lane: -slacks[lane.id]):
-            if under_way < wanted and slacks[lane.id]:
-                self._resize(lane, lane.quota - slacks[lane.id])
-                under_way += slacks[lane.id]
-        for lane in idle:
-            if under_way < wanted:
-                under_way += lane.asked
-                self._close(lane)
-        return possible >= wanted
-
-    # ---- order and placement
-
-    def _model(self, trial: Trial) -> KindModel:
-        model = self._models.get(trial.kind)
-        if model is None:
-            model = self._models[trial.kind] = KindModel()
-        return model
-
-    def _expected(self, trial: Trial) -> Demand | None:
-        """What to set aside for the trial; None if it must be probed."""
-        if trial.demand is not None:
-            return needed(trial, trial.demand)
-        predicted = self._model(trial).demand(trial.features)
-        return needed(trial, predicted) if predicted else None
-
-    def _enqueue(self, trial: Trial) -> None:
-        key = self._key(trial)
-        self._keys[trial.id] = key
-        insort(self._queue, (key, trial.arrival, trial))
-
-    def _dequeue(self, trial: Trial) -> None:
-        key = self._keys.pop(trial.id, None)
-        if key is not None:
-            del self._queue[bisect_left(self._queue, (key, trial.arrival), key=lambda entry: entry[:2])]
-
-    def _key(self, trial: Trial) -> tuple[float, ...]:
-        expected = self._expected(trial)
-        waiting = Waiting(
-            trial.id,
-            trial.arrival,
-            self._model(trial).seconds(trial.features) if self._options.policy.uses_predictions else None,
-            expected.peak if expected else None,
-        )
-        return (-trial.priority, *self._options.policy.key(waiting))
-
-    def _sort_again(self) -> None:
-        """Brings the order up to date when the predictions behind it have changed."""
-        version = sum(model.version for model in self._models.values())
-        if version != self._queue_version and self._options.policy.uses_predictions:
-            self._queue_version = version
-            trials = [trial for _, _, trial in self._queue]
-            self._queue = []
-            for trial in trials:
-                self._enqueue(trial)
+    # ---- placement
 
     def _candidates(self, trial: Trial) -> list[Device]:
         """Devices with a seat, less those kept free for another trial."""
-        return [device for device in self._with_seat.values() if device.reserved_for in (None, trial)]
+        return [device for device in self._ledger.with_seat.values() if device.reserved_for in (None, trial)]
 
     def _place_waiting(self) -> None:
-        if not self._queue or not self._with_seat:
+        if not self._line or not self._ledger.with_seat:
             return
-        self._sort_again()
+        self._line.sort()
         self._check_reservation()
         first_blocked: Trial | None = None
         unprobed: set[str] = set()
-        for _, _, trial in list(self._queue):
-            if not self._with_seat:
+        for trial in self._line:
+            if not self._ledger.with_seat:
                 break
             devices = self._candidates(trial)
             if not devices:
                 trial.blocked = "a device is kept free for a trial that has waited longer"
                 continue
-            demand = self._expected(trial)
+            demand = self._line.expected(trial)
             if demand is None and trial.kind in unprobed:
                 continue
             trial.promised = demand
@@ -565,7 +415,7 @@ class Packer:
 
     def _exceeds_all(self, demand: Demand) -> bool:
         """Such a trial gets a device for itself to prove it."""
-        return all(d.context + d.shared + demand.peak > d.full for d in self._devices.values())
+        return all(d.context + d.shared + demand.peak > d.full for d in self._ledger.devices.values())
 
     def _find(self, trial: Trial, demand: Demand | None, devices: list[Device]) -> Place | Shortage:
         """A place now or room under way; turns in a lane of others only where there is neither."""
@@ -583,7 +433,7 @@ class Packer:
     def _make_room(self, shortage: Shortage) -> Shortage:
         """Has the bytes returned that are missing; the same shortage if nobody can return them."""
         for place in shortage.places:
-            if self._reclaim(place.device, place.missing, keep=place.lane):
+            if self._ledger.reclaim(place.device, place.missing, keep=place.lane):
                 return Shortage(f"{shortage.reason}; it is being freed")
         return shortage
 
@@ -591,8 +441,8 @@ class Packer:
         """Keeps a device free for a trial that others have overtaken too often."""
         if trial.overtaken < self._options.patience or self._reserved is not None:
             return
-        demand = self._expected(trial)
-        able = [device for device in self._devices.values() if self._fitting.suits(trial, demand, device)]
+        demand = self._line.expected(trial)
+        able = [device for device in self._ledger.devices.values() if self._fitting.suits(trial, demand, device)]
         if able:
             self._reserved = max(able, key=lambda d: (d.capacity if trial.wants_all else 0, d.free, -d.active))
             self._reserved.reserved_for = trial
@@ -600,7 +450,7 @@ class Packer:
     def _check_reservation(self) -> None:
         """Lets go of a device that would no longer do for the trial it is kept free for."""
         trial = self._reserved.reserved_for if self._reserved else None
-        if self._reserved and trial and not self._fitting.suits(trial, self._expected(trial), self._reserved):
+        if self._reserved and trial and not self._fitting.suits(trial, self._line.expected(trial), self._reserved):
             self._unreserve(trial)
 
     def _unreserve(self, trial: Trial) -> None:
@@ -611,19 +461,15 @@ class Packer:
     def _start(self, trial: Trial, place: Place) -> None:
         device, lane = place.device, place.lane
         if lane is None:
-            self._lane_count += 1
-            lane = Lane(self._lane_count, device, place.quota, place.quota, device.context)
-            self._lanes[lane.id] = device.lanes[lane.id] = lane
-            device.held += lane.quota
-            self._out.append(do.OpenLane(lane.id, device.name, lane.quota))
+            lane = self._ledger.open(device, place.quota)
         else:
-            self._resize(lane, place.quota)
-        self._dequeue(trial)
+            self._ledger.resize(lane, place.quota)
+        self._line.leave(trial)
         self._unreserve(trial)
         trial.overtaken, trial.blocked = 0, ""
         trial.had_all = lane.asked >= device.capacity and not lane.residents and not lane.residue
         trial.lane = lane
         lane.least = 0
         lane.residents[trial.id] = trial
-        self._out.append(do.StartTrial(trial.id, lane.id))
-        self._touch(device)
+        self._ledger.out.append(do.StartTrial(trial.id, lane.id))
+        self._ledger.touch(device)

@@ -314,11 +314,11 @@ def test_reservation_is_given_up_when_its_device_no_longer_does() -> None:
     for trial in (11, 12, 13):
         world.add(trial, 100 * MIB, 50 * MIB, kind="small")
         world.settle()
-    reserved = [device.name for device in world.packer._devices.values() if device.reserved_for]
+    reserved = [device.name for device in world.packer._ledger.devices.values() if device.reserved_for]
     assert len(reserved) == 1
     world.change(reserved[0], 500 * MIB)
     world.add(30, 10 * MIB, 10 * MIB, kind="small")
-    assert reserved != [d.name for d in world.packer._devices.values() if d.reserved_for]
+    assert reserved != [d.name for d in world.packer._ledger.devices.values() if d.reserved_for]
 
 
 def test_withdrawing_a_trial_gives_up_its_reservation() -> None:
@@ -762,7 +762,7 @@ def test_nothing_starts_beyond_what_others_left() -> None:
 
 def test_residents_share_a_lane_by_the_sum_of_persistent_and_the_largest_ephemeral() -> None:
     world = together(3)
-    lane = world.packer._lanes[world.lane_of(1).lane]
+    lane = world.packer._ledger.lanes[world.lane_of(1).lane]
     persistent, ephemeral = padded(100 * MIB), padded(50 * MIB)
     assert list(lane.residents) == [1, 2, 3]
     assert lane.need([Demand(persistent, ephemeral)] * 3) == CONTEXT + 3 * persistent + ephemeral

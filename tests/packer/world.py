@@ -387,10 +387,10 @@ class World:
         pending = any(lane.unanswered or not lane.alive for lane in self.lanes.values())
         for trial_id in self.waiting():
             trial = brain._trials[trial_id]
-            demand = brain._expected(trial)
+            demand = brain._line.expected(trial)
             if demand is None or trial.alone or brain._exceeds_all(demand):
                 continue
-            for device in brain._devices.values():
+            for device in brain._ledger.devices.values():
                 lanes = list(device.lanes.values())
                 if any(lane.closing or self.lanes[lane.id].unanswered for lane in lanes):
                     continue
@@ -419,7 +419,7 @@ class World:
 
     def check_condition_of(self, number: int) -> None:
         """Salus's condition: what measured trials need together fits their lane, or no room is left to grow."""
-        lane = self.packer._lanes.get(number)
+        lane = self.packer._ledger.lanes.get(number)
         demands = [trial.demand for trial in lane.residents.values() if trial.demand] if lane else []
         if lane is None or lane.closing or not demands or len(demands) < len(lane.residents):
             return

@@ -1,0 +1,159 @@
+"""The ledger: which bytes of which device are set aside for which lane."""
+
+from __future__ import annotations
+
+from cotune.packer import instructions as do
+from cotune.packer.fitting import Fitting, resident_demands
+from cotune.packer.state import Device, Lane, Trial
+
+
+class Ledger:
+    """Devices and lanes, and every change to a quota.
+
+    The quotas of a device never grow beyond its capacity: growing counts at once, shrinking when the lane confirms
+    it, closing when the process is gone.
+
+    Attributes:
+        devices: By name.
+        lanes: By number, over all devices.
+        with_seat: The devices where another trial could run as far as lanes go.
+        out: Instructions given and not yet taken away.
+
+    Args:
+        fitting: Knows what a lane can do without.
+    """
+
+    def __init__(self, fitting: Fitting) -> None:
+        self.devices: dict[str, Device] = {}
+        self.lanes: dict[int, Lane] = {}
+        self.with_seat: dict[str, Device] = {}
+        self.out: list[do.Instruction] = []
+        self._fitting = fitting
+        self._opened = 0
+
+    def add(self, device: Device) -> None:
+        self.devices[device.name] = device
+        self._note_largest()
+        self.touch(device)
+
+    def change(self, device: Device, capacity: int) -> None:
+        device.capacity = capacity
+        device.full = max(device.full, capacity)
+        self._note_largest()
+        self.touch(device)
+
+    def remove(self, device: Device) -> list[Trial]:
+        """Forgets a device with its lanes; gives the trials that ran there."""
+        del self.devices[device.name]
+        self.with_seat.pop(device.name, None)
+        self._note_largest()
+        return [trial for lane in list(device.lanes.values()) for trial in self.forget(lane)]
+
+    def touch(self, device: Device) -> None:
+        """To be called after every change to a device or its lanes: keeps what is derived from them."""
+        if device.name not in self.devices:
+            return
+        if device.held > device.capacity:
+            self.reclaim(device, device.held - device.capacity, partly=True)
+        if self._fitting.has_seat(device):
+            self.with_seat[device.name] = device
+        else:
+            self.with_seat.pop(device.name, None)
+
+    def _note_largest(self) -> None:
+        self._fitting.largest = max((device.full for device in self.devices.values()), default=0)
+
+    # ---- lanes
+
+    def open(self, device: Device, quota: int) -> Lane:
+        self._opened += 1
+        lane = Lane(self._opened, device, quota, quota, device.context)
+        self.lanes[lane.id] = device.lanes[lane.id] = lane
+        device.held += quota
+        self.out.append(do.OpenLane(lane.id, device.name, quota))
+        return lane
+
+    def close(self, lane: Lane, *, kill: bool = False) -> None:
+        """Has a lane ended; its bytes are free once it is lost."""
+        if not lane.closing:
+            lane.closing = True
+            self.out.append(do.CloseLane(lane.id, kill))
+            self.touch(lane.device)
+
+    def forget(self, lane: Lane) -> list[Trial]:
+        """Books a lane out that is gone; gives the trials that ran there."""
+        residents = list(lane.residents.values())
+        for trial in residents:
+            trial.lane = None
+        lane.device.held -= lane.quota
+        del self.lanes[lane.id]
+        del lane.device.lanes[lane.id]
+        self.touch(lane.device)
+        return residents
+
+    def recycle(self, lane: Lane) -> None:
+        """Closes a lane that takes no further trial, once it is empty."""
+        if lane.retiring and not lane.residents and lane.id in self.lanes:
+            self.close(lane)
+
+    # ---- quotas
+
+    def resize(self, lane: Lane, quota: int) -> None:
+        if quota == lane.asked:
+            return
+        lane.asked = quota
+        lane.unanswered += 1
+        if quota > lane.quota:
+            lane.device.held += quota - lane.quota
+            lane.quota = quota
+        self.out.append(do.ResizeLane(lane.id, quota))
+
+    def resized(self, lane: Lane, quota: int) -> None:
+        """Only the answer to the last resize says what the lane may hold from now on."""
+        if lane.unanswered == 0:
+            return
+        lane.unanswered -= 1
+        if lane.unanswered or lane.asked >= lane.quota:
+            return
+        quota = min(quota, lane.quota)
+        if quota > lane.asked:
+            lane.least = quota
+        lane.device.held -= lane.quota - quota
+        lane.quota = lane.asked = quota
+        self.touch(lane.device)
+
+    def ensure_need(self, lane: Lane) -> None:
+        """Gives the lane what its trials need, as far as that is known."""
+        if lane.residents and not lane.is_probing and not lane.closing:
+            self.ensure(lane, lane.need(resident_demands(lane)))
+
+    def ensure(self, lane: Lane, quota: int) -> None:
+        """Gives the lane at least this quota, or as much of it as there is room for."""
+        quota = min(quota, lane.quota + lane.device.free)
+        if quota > lane.asked:
+            self.resize(lane, quota)
+
+    def reclaim(self, device: Device, wanted: int, keep: Lane | None = None, partly: bool = False) -> bool:
+        """Asks lanes other than `keep` for bytes they do not need.
+
+        Returns:
+            Whether that, with what is under way, yields `wanted` bytes; if not, and less is not wanted either,
+            nothing is asked for.
+        """
+        lanes = [lane for lane in device.lanes.values() if lane is not keep]
+        under_way = sum(lane.quota if lane.closing else lane.quota - lane.asked for lane in lanes)
+        slacks = {lane.id: self._fitting.slack(lane) for lane in lanes}
+        idle = [lane for lane in device.idle if lane is not keep]
+        possible = under_way + sum(slacks.values()) + sum(lane.asked - slacks[lane.id] for lane in idle)
+        if possible < wanted and not partly:
+            return False
+        for lane in sorted(lanes, key=lambda lane: -slacks[lane.id]):
+            if under_way < wanted and slacks[lane.id]:
+                self.resize(lane, lane.quota - slacks[lane.id])
+                under_way += slacks[lane.id]
+        for lane in idle:
+            if under_way < wanted:
+                under_way += lane.asked
+                lane.closing = True
+                self.out.append(do.CloseLane(lane.id))
+        return possible >= wanted
