@@ -152,20 +152,22 @@ def machine() -> dict[str, Any]:
 
 
 class Bystanders:
-    """How many cores other programs kept busy since this was made, on average."""
+    """How many cores other programs keep busy, looked at while nothing of ours runs."""
 
     def __init__(self) -> None:
-        self._began = time.monotonic()
-        self._before = self._others()
+        self._seen: list[float] = []
+
+    def look(self, seconds: float = 0.3) -> None:
+        before, began = self._busy(), time.monotonic()
+        time.sleep(seconds)
+        self._seen.append((self._busy() - before) / (time.monotonic() - began))
 
     def cores(self) -> float:
-        return max(0.0, self._others() - self._before) / (time.monotonic() - self._began)
+        return statistics.fmean(self._seen) if self._seen else 0.0
 
-    def _others(self) -> float:
+    def _busy(self) -> float:
         fields = [int(field) for field in _lines("/proc/stat")[0].split()[1:]]
-        busy = sum(fields[:3] + fields[5:7]) / os.sysconf("SC_CLK_TCK")
-        ours = os.times()
-        return busy - ours.user - ours.system - ours.children_user - ours.children_system
+        return sum(fields[:3] + fields[5:7]) / float(os.sysconf("SC_CLK_TCK"))
 
 
 def describe(facts: dict[str, Any]) -> str:
@@ -175,7 +177,7 @@ def describe(facts: dict[str, Any]) -> str:
     if facts["changed_files"]:
         commit += f" + {facts['changed_files']} changed files"
     hardware = f"{facts['processor']}, {facts['cores']} cores, {facts['memory'] / 2**30:.0f} GiB"
-    load = f"other programs kept {facts['others_cores']:.1f} cores busy meanwhile"
+    load = f"other programs kept {facts['others_cores']:.1f} cores busy in between"
     return f"{hardware}, {load}; Python {facts['python']}, {versions}; {commit}"
 
 

@@ -235,6 +235,7 @@ def main() -> int:
         if entry.peer == "run_ray" and not has_ray():
             continue
         print(f"  {entry.name} ...", file=sys.stderr, flush=True)
+        bystanders.look()
         try:
             measured[entry.name] = run_peer(__file__, entry.peer, work | entry.options, timeout=900)
         except PeerFailed as error:

@@ -452,6 +452,7 @@ class Bench:
 
     def __init__(self, full: bool) -> None:
         self.raw: Found = {}
+        self.bystanders = Bystanders()
         self.fresh_trials = 100 if full else 12
         self._with_ray = has_ray()
 
@@ -460,6 +461,7 @@ class Bench:
         if peer.startswith("ray") and not self._with_ray:
             return {}
         print(f"  {key} ...", file=sys.stderr, flush=True)
+        self.bystanders.look()
         try:
             self.raw[key] = run_peer(__file__, peer, options)
         except PeerFailed as error:
@@ -573,10 +575,10 @@ def main() -> int:
     from rich.table import Table
 
     began = time.monotonic()
-    facts, bystanders = machine(), Bystanders()
+    facts = machine()
     bench = Bench(options.full)
     rows = list(bench.rows())
-    facts["others_cores"] = bystanders.cores()
+    facts["others_cores"] = bench.bystanders.cores()
     table = Table(title="Overheads, measured in this run")
     for heading in ("what", "budget", "cotune", "Ray, fresh actors", "Ray, reuse_actors", "ok?"):
         table.add_column(heading)

@@ -48,6 +48,12 @@ def _rebuild(cls: type[CotuneError], message: str, hint: str) -> CotuneError:
     return cls(message, hint=hint)
 
 
+def named(name: str) -> type[CotuneError]:
+    """The class of this name; `TrialFailed` if it is not one of ours."""
+    cls = globals().get(name)
+    return cls if isinstance(cls, type) and issubclass(cls, CotuneError) else TrialFailed
+
+
 class InputError(CotuneError, ValueError):
     """An argument is wrong."""
 

@@ -49,6 +49,8 @@ class EventLog:
             while data:
                 data = data[os.write(self._fd, data) :]
         except OSError as error:
+            # What is still to be written goes on where it stopped, not behind a torn line.
+            self._lines.insert(0, data)
             raise self._error(error) from error
 
     def close(self) -> None:

@@ -14,11 +14,14 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
 from cotune.errors import StorageError
+
+_CHECKPOINT = re.compile(r"\d+-\d+")
 
 
 def default_storage() -> Path:
@@ -104,8 +107,9 @@ class TrialFolder:
 
     def begin_checkpoint(self) -> Path:
         """A fresh directory to write a checkpoint into."""
+        for torn in self.checkpoints.glob(".writing-*"):
+            shutil.rmtree(torn, ignore_errors=True)
         path = self.checkpoints / f".writing-{os.getpid()}"
-        shutil.rmtree(path, ignore_errors=True)
         path.mkdir(parents=True)
         return path
 
@@ -122,5 +126,5 @@ class TrialFolder:
     def _published(self) -> list[Path]:
         if not self.checkpoints.is_dir():
             return []
-        names = [entry for entry in self.checkpoints.iterdir() if not entry.name.startswith(".")]
+        names = [entry for entry in self.checkpoints.iterdir() if _CHECKPOINT.fullmatch(entry.name)]
         return sorted(names, key=lambda path: int(path.name.split("-")[1]))

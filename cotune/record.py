@@ -108,17 +108,22 @@ def read_run(folder: RunFolder) -> Saved:
         kind = event["event"]
         if kind == "run":
             settings = settings or event
+            _check_version(folder, settings)
         elif kind == "trial":
             number = event["trial"]
             records[number] = Record(number, event["params"], {}, event["seed"], folder.trial(number).path)
         elif event.get("trial") in records:
             _replay(records[event["trial"]], event, line, settings.get("metric", ""))
+    _check_version(folder, settings)
+    return Saved(settings, [records[number] for number in sorted(records)])
+
+
+def _check_version(folder: RunFolder, settings: dict[str, Any]) -> None:
     if settings.get("version") != VERSION:
         raise StorageError(
             f"{folder.events} is of version {settings.get('version')}, this cotune writes version {VERSION}",
             hint="choose another name=, or resume with the cotune that wrote it",
         )
-    return Saved(settings, [records[number] for number in sorted(records)])
 
 
 def _replay(record: Record, event: dict[str, Any], line: bytes, metric: str) -> None:
@@ -135,7 +140,7 @@ def _replay(record: Record, event: dict[str, Any], line: bytes, metric: str) -> 
             record.demand = Demand(event["persistent"], event["ephemeral"])
         if event["error"] is not None:
             name, message, hint = event["error"]
-            record.error = getattr(errors, name, errors.TrialFailed)(message, hint=hint)
+            record.error = errors.named(name)(message, hint=hint)
 
 
 def end_event(record: Record) -> dict[str, Any]:

@@ -17,6 +17,11 @@ from cotune.trial import TrialState
 if TYPE_CHECKING:
     import pandas
 
+# Of the dataframe; a metric named like one of these has `metrics/` before its name there.
+_COLUMNS = frozenset(
+    ("trial", "state", "persistent", "ephemeral", "device", "lane", "start", "end", "attempts", "error")
+)
+
 
 @dataclass(frozen=True)
 class TrialResult:
@@ -61,8 +66,8 @@ class TrialResult:
     def metrics(self) -> dict[str, Any]:
         """The last value of everything it reported; empty if it reported nothing."""
         merged: dict[str, Any] = {}
-        for report in self.history:
-            merged.update({name: value for name, value in report.items() if name not in ("step", "time")})
+        for line in self._lines:
+            merged.update(json.loads(line)["metrics"])
         return merged
 
     @property
@@ -132,7 +137,7 @@ class Results(Sequence[TrialResult]):
             {
                 "trial": t.id,
                 "state": str(t.state),
-                **t.metrics,
+                **{f"metrics/{name}" if name in _COLUMNS else name: value for name, value in t.metrics.items()},
                 **{f"config/{name}": value for name, value in _flat(t.config)},
                 "persistent": t.persistent,
                 "ephemeral": t.ephemeral,

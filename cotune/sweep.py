@@ -332,7 +332,7 @@ class Sweep:
             self._call_back(record)
 
     def _fail(self, record: Record, conclusion: ConcludeTrial) -> None:
-        kind = getattr(errors, conclusion.error, errors.TrialFailed)
+        kind = errors.named(conclusion.error)
         message, _, hint = conclusion.reason.partition("\n  hint: ")
         record.error = kind(f"trial {record.trial}: {message}", hint=hint or _HINTS.get(conclusion.error, ""))
         if conclusion.error in _FATAL and not self._reported:

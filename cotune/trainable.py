@@ -29,6 +29,11 @@ def check_trainable(trainable: Any) -> str:
         )
     if not callable(trainable):
         raise InputError(f"trainable={trainable!r} cannot be called", hint="pass a function of the config")
+    if inspect.iscoroutinefunction(trainable) or inspect.isgeneratorfunction(trainable):
+        raise InputError(
+            f"{_name(trainable)} is a coroutine or generator function: calling it would run nothing",
+            hint="pass a plain function; it may call asyncio.run() itself",
+        )
     try:
         inspect.signature(trainable).bind({})
     except TypeError:
@@ -58,18 +63,19 @@ def _run_steps(cls: type, config: Mapping[str, Any]) -> Any:
     A checkpoint is taken every 5 s where the class has `save`.
     """
     trial: Any = cls()
-    trial.setup(config)
-    saved = session.restore()
-    if saved is not None and hasattr(trial, "load"):
-        trial.load(saved)
-    last = time.monotonic()
     try:
+        trial.setup(config)
+        saved = session.restore()
+        if saved is not None and hasattr(trial, "load"):
+            trial.load(saved)
+        last = time.monotonic()
         while (metrics := trial.step()) is not None:
+            session.report(metrics)
+            # After the report: what is saved has made it, and does not make it again after a restart.
             if hasattr(trial, "save") and time.monotonic() - last >= CHECKPOINT_EVERY:
                 with session.checkpoint() as path:
                     trial.save(path)
                 last = time.monotonic()
-            session.report(metrics)
             if metrics.get("done"):
                 break
     finally:

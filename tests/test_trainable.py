@@ -246,3 +246,15 @@ def test_a_step_class_goes_on_from_its_checkpoint(in_session):
         (path / "count").write_text("4")
     call(SavingSteps, {"steps": 6})
     assert in_session.reports == [5, 6]
+
+
+def test_coroutine_and_generator_functions_are_refused():
+    async def coroutine(config):
+        return 1.0
+
+    def generator(config):
+        yield 1.0
+
+    for trainable in (coroutine, generator):
+        with pytest.raises(InputError, match="would run nothing"):
+            check_trainable(trainable)

@@ -85,7 +85,7 @@ class LiveTable(View):
         self._thread.join()
         self._live.stop()
         if snapshot is not None:
-            self._live.console.print(headline(snapshot), highlight=False, soft_wrap=True)
+            self._live.console.print(Text(headline(snapshot)), soft_wrap=True)
 
     def _draw(self) -> None:
         while not self._closing:
@@ -121,30 +121,18 @@ def table(snapshot: Snapshot, width: int = 80, height: int = 24) -> RenderableTy
 
     Columns that do not fit the width are left out, rows beyond the height are counted, not shown.
     """
-    columns = ["lane", "trial", "step", snapshot.metric, "quota", "peak", "time"]
-    columns = columns[: 7 if width >= 68 else 5 if width >= 50 else 4]
+    rows, hidden = _rows(snapshot, max(3, height - 6 - len(snapshot.packer.devices)))
+    names = ["lane", "trial", "step", snapshot.metric[:16], "quota", "peak", "time"]
+    widths = [max(len(name), *(len(cells[n]) for cells, _ in rows), 0) for n, name in enumerate(names)]
+    while len(widths) > 4 and sum(widths) + 2 * (len(widths) - 1) > width:
+        widths.pop()
+    # What is too long even so is the names of devices and lanes, not a value.
+    widths[0] = max(8, min(widths[0], width - sum(widths[1:]) - 2 * (len(widths) - 1)))
     grid = Table(box=None, pad_edge=False, header_style="bold")
-    for name in columns:
-        is_text = name == "lane"
-        grid.add_column(
-            name, justify="left" if is_text else "right", no_wrap=True, max_width=34 if is_text else 16, min_width=5
-        )
-    running = {view.trial: view for view in snapshot.running}
-    room = max(3, height - 6 - len(snapshot.packer.devices))
-    hidden = 0
-    for device in snapshot.packer.devices:
-        active = sum(1 for lane in device.lanes if lane.residents)
-        memory = [f"{format_bytes(device.held)} of", format_bytes(device.capacity)] if len(columns) > 5 else []
-        head = Text(f"{device.device}  {active} of {device.width} lanes", style="bold cyan")
-        grid.add_row(head, "", "", "", *(Text(part, style="cyan") for part in memory))
-        for lane in device.lanes:
-            for trial in lane.residents or (None,):
-                if room <= 0:
-                    hidden += 1
-                    continue
-                room -= 1
-                view = running.get(trial) if trial is not None else None
-                grid.add_row(*_row(lane, view)[: len(columns)])
+    for name, wide in zip(names, widths, strict=False):
+        grid.add_column(Text(name), justify="left" if name == "lane" else "right", no_wrap=True, width=wide)
+    for cells, style in rows:
+        grid.add_row(*(Text(cell, style=style) for cell in cells[: len(widths)]))
     lines: list[RenderableType] = [Text(headline(snapshot), overflow="fold"), grid]
     if hidden:
         lines.append(Text(f"  and {hidden} more", style="dim"))
@@ -155,10 +143,30 @@ def table(snapshot: Snapshot, width: int = 80, height: int = 24) -> RenderableTy
     return Group(*lines)
 
 
+def _rows(snapshot: Snapshot, room: int) -> tuple[list[tuple[list[str], str]], int]:
+    """The cells and style of every row there is room for, and how many there is none for."""
+    running = {view.trial: view for view in snapshot.running}
+    rows: list[tuple[list[str], str]] = []
+    hidden = 0
+    for device in snapshot.packer.devices:
+        active = sum(1 for lane in device.lanes if lane.residents)
+        head = f"{device.device}  {active} of {device.width} lanes"
+        memory = [f"{format_bytes(device.held)} of", format_bytes(device.capacity)]
+        rows.append(([head, "", "", "", *memory, ""], "bold cyan"))
+        for lane in device.lanes:
+            for trial in lane.residents or (None,):
+                if room <= 0:
+                    hidden += 1
+                    continue
+                room -= 1
+                rows.append((_row(lane, running.get(trial) if trial is not None else None), ""))
+    return rows, hidden
+
+
 def _row(lane: LaneView, view: RunningView | None) -> list[str]:
     quota = format_bytes(lane.quota)
     if view is None:
-        return [f"  lane {lane.lane} ({'idle' if lane.ready else 'starting'})", "", "", "", quota]
+        return [f"  lane {lane.lane} ({'idle' if lane.ready else 'starting'})", "", "", "", quota, "", ""]
     return [
         f"  lane {lane.lane}",
         str(view.trial),

@@ -83,6 +83,7 @@ class LocalEngine(Engine):
         self._pending: list[ev.Event | Report] = []
         self._watch_due = 0.0
         self._watches: dict[str, _OthersOnGpu] = {}
+        self._closed = False
         self._unready: set[int] = set()
         self._stillborn = 0
         self._zygote_up = False
@@ -111,8 +112,9 @@ class LocalEngine(Engine):
         return time.monotonic()
 
     def wake(self) -> None:
-        with contextlib.suppress(BlockingIOError, OSError):
-            os.write(self._wake_write, b"x")
+        if not self._closed:
+            with contextlib.suppress(BlockingIOError, OSError):
+                os.write(self._wake_write, b"x")
 
     # ---- instructions
 
@@ -290,6 +292,9 @@ class LocalEngine(Engine):
         self._pending.append(ev.Tick(now))
 
     def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
         for lane in self._lanes.values():
             lane.close()
         self._lanes.clear()

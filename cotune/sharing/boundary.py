@@ -44,21 +44,28 @@ class _AfterImport(importlib.abc.MetaPathFinder):
     def __init__(self, name: str, then: Callable[[ModuleType], None]) -> None:
         self._name = name
         self._then = then
+        self._looking = False
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if fullname != self._name:
+        if fullname != self._name or self._looking:
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(fullname)
+        self._looking = True
+        try:
+            spec = importlib.util.find_spec(fullname)
+        finally:
+            self._looking = False
         if spec is None or spec.loader is None:
             return spec
         run, then = spec.loader.exec_module, self._then
 
         def exec_module(module: ModuleType) -> None:
             run(module)
-            then(module)
+            # Only now: who merely looks for the module, to see if it is installed, does not import it.
+            if self in sys.meta_path:
+                sys.meta_path.remove(self)
+                then(module)
 
         spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec

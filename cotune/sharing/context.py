@@ -41,18 +41,19 @@ class _NumpyGenerator:
         if self._state is None:
             rand.seed(self._seed)
             self._raw = _raw_words(rand)
-            _gauss_cached[0] = False
         elif self._raw is not None and not self._gauss and not _gauss_cached[0]:
             ctypes.memmove(self._bits.ctypes.state_address, self._raw, _MT_BYTES)
         else:
             rand.set_state(self._state)
-            _gauss_cached[0] = self._gauss
+        # Until this trial's state is captured nobody knows: one that ends is not, and may leave half a pair behind.
+        _gauss_cached[0] = True
 
     def capture(self) -> None:
         rand = _numpy_global()
         self._bits = rand._bit_generator
         raw = _raw_words(rand)
         if self._state is not None and raw is not None and raw == self._raw and not self._gauss:
+            _gauss_cached[0] = False
             return
         self._raw = raw
         self._state = rand.get_state(legacy=False)
@@ -79,10 +80,32 @@ def _torch_flags(torch: Any) -> list[tuple[Callable[[], Any], Callable[[Any], An
     def attribute(owner: Any, name: str) -> tuple[Callable[[], Any], Callable[[Any], Any]]:
         return lambda: getattr(owner, name), lambda value: setattr(owner, name, value)
 
+    def old(get: Callable[[], Any], put: Callable[[Any], Any]) -> tuple[Callable[[], Any], Callable[[Any], Any]]:
+        """A flag that torch refuses to tell where a trial has set its successor, which is swapped too."""
+
+        def told() -> Any:
+            try:
+                return get()
+            except RuntimeError:
+                return None
+
+        return told, lambda value: None if value is None else put(value)
+
+    precision = [
+        old(torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+        old(*attribute(backends.cudnn, "allow_tf32")),
+    ]
+    if hasattr(backends, "fp32_precision"):
+        # After the old flags, which write to these too.
+        owners = [backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn]
+        owners += [backends.mkldnn.matmul, backends.mkldnn.conv, backends.mkldnn.rnn]
+        precision += [attribute(owner, "fp32_precision") for owner in owners]
     return [
         (torch.get_default_dtype, torch.set_default_dtype),
         (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
-        (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+        *precision,
+        attribute(backends.cuda.matmul, "allow_fp16_reduced_precision_reduction"),
+        attribute(backends.cuda.matmul, "allow_bf16_reduced_precision_reduction"),
         attribute(backends.cudnn, "benchmark"),
         attribute(backends.cudnn, "deterministic"),
         attribute(backends.cudnn, "enabled"),
@@ -90,6 +113,7 @@ def _torch_flags(torch: Any) -> list[tuple[Callable[[], Any], Callable[[Any], An
         (backends.cuda.flash_sdp_enabled, backends.cuda.enable_flash_sdp),
         (backends.cuda.mem_efficient_sdp_enabled, backends.cuda.enable_mem_efficient_sdp),
         (backends.cuda.math_sdp_enabled, backends.cuda.enable_math_sdp),
+        (backends.cuda.cudnn_sdp_enabled, backends.cuda.enable_cudnn_sdp),
         (torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly),
     ]
 
@@ -163,7 +187,7 @@ class Context:
         self.torch_loaded()
         if self._torch is not None:
             self._torch.apply()
-        if os.getcwd() != self._directory:
+        if _directory() != self._directory:
             with contextlib.suppress(OSError):
                 os.chdir(self._directory)
         if _environment() != self._environment:
@@ -177,7 +201,7 @@ class Context:
         self._numpy.capture()
         if self._torch is not None:
             self._torch.capture()
-        self._directory = os.getcwd()
+        self._directory = _directory() or self._directory
         if _environment() != self._environment:
             self._environment = dict(_environment())
         if sys.path != self._path:
@@ -203,6 +227,14 @@ class Home:
         self.directory = os.getcwd()
         self.environment = dict(_environment())
         self.path = list(sys.path)
+
+
+def _directory() -> str | None:
+    """The working directory; None if a trial has removed it."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        return None
 
 
 def _environment() -> dict[Any, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 import re
 from collections.abc import Sequence
@@ -87,36 +88,38 @@ def _chosen(gpus: int | Sequence[int | str], visible: list[cuda.Gpu], threads: i
     wanted: list[int | str] = list(range(gpus)) if isinstance(gpus, int) else list(gpus)
     if not wanted:
         raise DeviceError(f"gpus={gpus!r} names no GPU", hint="write gpus=2, or devices=['cpu:0'] to use the CPU")
-    picked: list[DeviceInfo] = []
-    for entry in wanted:
-        position = _position(entry, visible)
-        if position is None:
-            raise DeviceError(
-                f"gpus={gpus!r} asks for GPU {entry!r}, but {_count(len(visible))} visible here",
-                hint=(
-                    "leave gpus out to use the CPU, or write devices=['cpu:0@4GiB', 'cpu:1@4GiB']"
-                    if not visible
-                    else f"write gpus={len(visible)} or fewer; CUDA_VISIBLE_DEVICES is "
-                    f"{os.environ.get('CUDA_VISIBLE_DEVICES', 'not set')!r}"
-                ),
-            )
-        picked.append(_gpu(position, visible[position], len(wanted)))
+    picked = [_picked(entry, visible, len(wanted), f"gpus={gpus!r}") for entry in wanted]
     if len({info.name for info in picked}) < len(picked):
         raise DeviceError(f"gpus={gpus!r} names a GPU twice", hint="name each GPU once; lanes= sets how many share it")
     return picked
+
+
+def _picked(entry: int | str, visible: list[cuda.Gpu], count: int, asked: str) -> DeviceInfo:
+    position = _position(entry, visible)
+    if position is not None:
+        return _gpu(position, visible[position], count)
+    raise DeviceError(
+        f"{asked} asks for GPU {entry!r}, but {_count(len(visible))} visible here",
+        hint=(
+            "leave gpus out to use the CPU, or write devices=['cpu:0@4GiB', 'cpu:1@4GiB']"
+            if not visible
+            else f"write gpus={len(visible)} or fewer; CUDA_VISIBLE_DEVICES is "
+            f"{os.environ.get('CUDA_VISIBLE_DEVICES', 'not set')!r}"
+        ),
+    )
 
 
 def _count(number: int) -> str:
     return "no GPU is" if number == 0 else "one GPU is" if number == 1 else f"{number} GPUs are"
 
 
-def _position(entry: int | str, visible: list[cuda.Gpu]) -> int | None:
+def _position(entry: object, visible: list[cuda.Gpu]) -> int | None:
     if isinstance(entry, str) and not entry.isdigit():
         matches = [n for n, gpu in enumerate(visible) if entry and gpu.uuid.startswith(entry)]
         return matches[0] if len(matches) == 1 else None
     try:
-        position = int(entry)
-    except (TypeError, ValueError):
+        position = int(entry) if isinstance(entry, str) else operator.index(entry)  # type: ignore[arg-type]
+    except TypeError:
         return None
     return position if 0 <= position < len(visible) else None
 
@@ -139,6 +142,7 @@ def _explicit(devices: Sequence[str], threads: int | None) -> list[DeviceInfo]:
     cpus = sum(1 for name in devices if isinstance(name, str) and name.startswith("cpu"))
     cores = max(1, _cores() // max(cpus, 1))
     free = int(available_memory() * CPU_SHARE)
+    taken = 0
     visible: list[cuda.Gpu] | None = None
     found: list[DeviceInfo] = []
     for name in devices:
@@ -146,16 +150,19 @@ def _explicit(devices: Sequence[str], threads: int | None) -> list[DeviceInfo]:
         gpu = _CUDA.fullmatch(name) if isinstance(name, str) else None
         if cpu:
             capacity = parse_bytes(cpu[2]) if cpu[2] else free // cpus
-            if capacity > free / CPU_SHARE:
+            taken += capacity
+            if taken > free / CPU_SHARE:
                 raise DeviceError(
-                    f"{name!r} asks for {format_bytes(capacity)}, but {format_bytes(free / CPU_SHARE)} are available",
-                    hint=f"ask for {format_bytes(free // cpus)} or less",
+                    f"devices={list(devices)!r} ask for {format_bytes(taken)} of memory or more, "
+                    f"but {format_bytes(free / CPU_SHARE)} are available",
+                    hint=f"ask for {format_bytes(free // cpus)} each, or less",
                 )
             width = max(1, cores // max(threads or 1, 1))
-            info = DeviceInfo(f"cpu:{cpu[1] or 0}", capacity, CPU_CONTEXT_GUESS, width, cores, "", capacity)
+            info = DeviceInfo(f"cpu:{int(cpu[1] or 0)}", capacity, CPU_CONTEXT_GUESS, width, cores, "", capacity)
         elif gpu:
             visible = cuda.visible_gpus() if visible is None else visible
-            info = _chosen([gpu[1] or gpu[2]], visible, threads)[0]
+            entry = int(gpu[1]) if gpu[1] else gpu[2]
+            info = _picked(entry, visible, len(devices) - cpus, f"devices={list(devices)!r}")
         else:
             raise DeviceError(f"{name!r} is not a device", hint="write 'cpu:0', 'cpu:0@4GiB', 'cuda:0' or a GPU's UUID")
         if any(info.name == other.name for other in found):

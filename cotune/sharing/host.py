@@ -128,7 +128,7 @@ class Host:
             if trial is not None and trial.verdict.locked():
                 trial.verdict.release()
         elif kind == Kind.START:
-            trial = TrialSession(self, pickle.loads(payload))
+            trial = TrialSession(self, *wire.decode_spec(payload))
             self._sessions[trial.trial] = trial
             threading.Thread(target=trial.run, name=f"trial-{trial.trial}", daemon=True).start()
         elif kind == Kind.STOP:
@@ -154,13 +154,11 @@ class Host:
 
     def load_trainable(self) -> Any:
         """The trainable, anew for every trial: its module globals are then not its predecessor's."""
-        try:
-            return pickle.loads(self._trainable)
-        except Exception as error:
-            raise NotPicklable(
-                f"the trainable cannot be loaded in a lane process: {type(error).__name__}: {error}",
-                hint="it must not need what only the driver has; import what it uses inside the function",
-            ) from error
+        return _load(self._trainable, "the trainable")
+
+    def load_config(self, config: bytes, trial: int) -> Any:
+        """The config of a trial, if it was pickled apart."""
+        return _load(config, f"the config of trial {trial}")
 
     def prepare_thread(self) -> None:
         torch = sys.modules.get("torch")
@@ -221,6 +219,16 @@ class Host:
         if isinstance(holder, TrialSession):
             holder.torch_loaded()
             self.prepare_thread()
+
+
+def _load(blob: bytes | memoryview, what: str) -> Any:
+    try:
+        return pickle.loads(blob)
+    except Exception as error:
+        raise NotPicklable(
+            f"{what} cannot be loaded in a lane process: {type(error).__name__}: {error}",
+            hint="it must not need what only the driver has; import what it uses inside the function",
+        ) from error
 
 
 def _children() -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from abc import ABC, abstractmethod
 
@@ -67,7 +68,7 @@ _REFUSALS = (
     "unable to mmap",
 )
 _TRIED = re.compile(r"tried to allocate\s+([0-9.]+\s*[A-Za-z]*)", re.IGNORECASE)
-_BYTES = re.compile(r"([0-9]+) bytes")
+_BYTES = re.compile(r"([0-9][0-9,]*) bytes")
 
 
 def out_of_memory(error: BaseException) -> tuple[bool, int | None]:
@@ -93,11 +94,10 @@ def _refused(error: BaseException, text: str) -> int | None:
         for extent in shape:
             size *= int(extent)
         return size
-    match = _TRIED.search(text)
-    try:
-        if match:
-            return parse_bytes(match[1])
-    except InputError:
-        return None
     exact = _BYTES.search(text)
-    return int(exact[1]) if exact else None
+    if exact:
+        return int(exact[1].replace(",", ""))
+    match = _TRIED.search(text)
+    with contextlib.suppress(InputError):
+        return parse_bytes(match[1]) if match else None
+    return None

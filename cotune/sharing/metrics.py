@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import operator
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,7 +23,7 @@ def plain(name: str, value: Any) -> Any:
     if type(value) in _PLAIN:
         return value
     item = getattr(value, "item", None)
-    if item is not None and getattr(value, "size", 1) != 0:
+    if item is not None:
         try:
             value = item()
         except (ValueError, RuntimeError, TypeError):
@@ -47,12 +48,31 @@ def number(name: str, value: Any) -> float:
     """
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise MetricError(f"metric {name!r} is {value!r}, not a number", hint="report a float for the metric tuned")
-    if math.isnan(value) or math.isinf(value):
+    try:
+        finite = float(value)
+    except OverflowError:
+        finite = math.inf
+    if not math.isfinite(finite):
         raise MetricError(
-            f"metric {name!r} is {value}: the trial diverged",
+            f"metric {name!r} is {finite}: the trial diverged",
             hint="narrow the search space (often the learning rate), or report a large finite value instead",
         )
-    return float(value)
+    return finite
+
+
+def whole_step(step: Any) -> int:
+    """The step of a report.
+
+    Raises:
+        MetricError: It is no whole number from 0 on.
+    """
+    try:
+        number = int(step) if isinstance(step, float) and step.is_integer() else operator.index(step)
+    except TypeError:
+        number = -1
+    if not 0 <= number < 2**63:
+        raise MetricError(f"report() got step={step!r}", hint="count steps in whole numbers, from 0 or 1 upwards")
+    return number
 
 
 def read_report(
@@ -69,8 +89,6 @@ def read_report(
     """
     if not isinstance(metrics, Mapping):
         raise MetricError(f"report() got {metrics!r}", hint="report a dict, such as report({'loss': 0.1})")
-    if step < 0:
-        raise MetricError(f"report() got step={step}", hint="count steps from 0 or 1 upwards")
     values = {str(name): plain(str(name), value) for name, value in metrics.items()}
     if metric in values:
         value = number(metric, values[metric])
@@ -82,4 +100,5 @@ def read_report(
     else:
         value = math.nan
     line = f'{{"event":"report","time":{time:.6f},"trial":{trial},"step":{step},"metrics":{_encode(values)}}}\n'
-    return value, line.encode()
+    # A lone surrogate, as in the name of a file that is not UTF-8, becomes the escape that it has in ASCII.
+    return value, line.encode(errors="backslashreplace")

@@ -21,7 +21,7 @@ from cotune.session import TrialStopped
 from cotune.sharing import wire
 from cotune.sharing.context import Context
 from cotune.sharing.memory import out_of_memory
-from cotune.sharing.metrics import read_report
+from cotune.sharing.metrics import read_report, whole_step
 from cotune.trial import TrialSpec
 
 if TYPE_CHECKING:
@@ -40,13 +40,14 @@ class TrialSession:
     the lane asks for attention by setting `due` to 0 after the flag it sets.
     """
 
-    def __init__(self, host: Host, spec: TrialSpec) -> None:
+    def __init__(self, host: Host, spec: TrialSpec, config: bytes = b"") -> None:
         self.trial = spec.trial
         self.gate = threading.Lock()
         self.gate.acquire()
         self.verdict = threading.Lock()
         self._host = host
         self._spec = spec
+        self._config = config
         self._folder = TrialFolder(spec.folder)
         self._log = -1
         self._context: Context | None = Context(spec.seed, host.home)
@@ -191,7 +192,7 @@ class TrialSession:
 
     def report(self, metrics: Mapping[str, Any], step: int | None) -> None:
         number = self._reports + 1
-        where = number if step is None else int(step)
+        where = number if step is None else whole_step(step)
         value, line = read_report(metrics, self._host.options.metric, number == 1, self.trial, where, time.time())
         self._await_verdict()
         self._reports = number
@@ -307,7 +308,9 @@ class TrialSession:
         try:
             host.prepare_thread()
             function = host.load_trainable()
-            returned = trainable.call(function, self._spec.config)
+            config = host.load_config(self._config, self.trial) if self._config else self._spec.config
+            returned = trainable.call(function, config)
+            del config
             del function
             if isinstance(returned, Mapping):
                 self.report(returned, None)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import pickle
 import socket
 import struct
+from dataclasses import replace
 from enum import IntEnum
 from typing import Any
 
@@ -48,11 +49,21 @@ def encode_object(kind: Kind, value: Any) -> bytes:
 
 
 def encode_spec(spec: TrialSpec) -> bytes:
-    """A trial to start; its config may hold anything, also what only cloudpickle can send."""
+    """A trial to start; its config may hold anything, also what only cloudpickle can send.
+
+    Such a config is pickled apart: if it cannot be loaded, that fails the trial that loads it, not the lane.
+    """
     if all(type(value) in _PLAIN for value in spec.config.values()):
         # Ten times faster, at every start of a trial.
-        return encode_object(Kind.START, spec)
-    return encode(Kind.START, dumps(spec, f"the config of trial {spec.trial}"))
+        return encode_object(Kind.START, (spec, b""))
+    config = dumps(spec.config, f"the config of trial {spec.trial}")
+    return encode_object(Kind.START, (replace(spec, config={}), config))
+
+
+def decode_spec(payload: bytes) -> tuple[TrialSpec, bytes]:
+    """A trial to start; and its config, pickled, if that is not in it."""
+    decoded: tuple[TrialSpec, bytes] = pickle.loads(payload)
+    return decoded
 
 
 def encode_int(kind: Kind, value: int) -> bytes:

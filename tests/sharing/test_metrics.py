@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cotune.errors import MetricError, UnknownMetric
-from cotune.sharing.metrics import number, plain, read_report
+from cotune.sharing.metrics import number, plain, read_report, whole_step
 
 
 class Kind(enum.StrEnum):
@@ -195,13 +195,16 @@ def test_an_empty_first_report_has_nothing():
         read({}, is_first=True)
 
 
-def test_a_negative_step_is_refused():
-    with pytest.raises(MetricError, match="step=-1"):
-        read({"loss": 1.0}, step=-1)
+@pytest.mark.parametrize("step", [-1, 1.5, float("nan"), "3", 2**63, [1]], ids=repr)
+def test_what_is_no_whole_number_is_no_step(step):
+    with pytest.raises(MetricError) as refused:
+        whole_step(step)
+    assert f"step={step!r}" in refused.value.message
 
 
-def test_step_zero_is_a_step():
-    assert read({"loss": 1.0}, step=0)[1]["step"] == 0
+@pytest.mark.parametrize("step", [0, 3.0, np.int64(3), True])
+def test_whole_numbers_of_any_kind_are_steps(step):
+    assert whole_step(step) == int(step)
 
 
 @pytest.mark.parametrize("metrics", [0.5, [("loss", 0.5)], None, "loss"], ids=repr)

@@ -113,9 +113,14 @@ def test_an_object_arrives_as_it_was_sent():
 
 def test_a_trial_arrives_with_a_config_that_only_cloudpickle_can_send():
     spec = TrialSpec(3, 1, {"activation": lambda x: x + 1}, 5, Path("/runs/a"), 7)
-    got = pickle.loads(payload_of(wire.encode_spec(spec)))
+    got, config = wire.decode_spec(payload_of(wire.encode_spec(spec)))
     assert (got.trial, got.attempt, got.seed, got.folder, got.reports) == (3, 1, 5, Path("/runs/a"), 7)
-    assert got.config["activation"](1) == 2
+    assert pickle.loads(config)["activation"](1) == 2
+
+
+def test_a_trial_arrives_with_a_plain_config_in_it():
+    spec = TrialSpec(3, 1, {"lr": 0.1, "name": "a", "deep": True, "none": None}, 5, Path("/runs/a"), 7)
+    assert wire.decode_spec(payload_of(wire.encode_spec(spec))) == (spec, b"")
 
 
 def test_a_trial_whose_config_cannot_be_sent_is_named():
