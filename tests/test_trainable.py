@@ -255,6 +255,6 @@ def test_coroutine_and_generator_functions_are_refused():
     def generator(config):
         yield 1.0
 
-    for trainable in (coroutine, generator):
+    for refused in (coroutine, generator):
         with pytest.raises(InputError, match="would run nothing"):
-            check_trainable(trainable)
+            check_trainable(refused)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from world import MIB, World
 
 from cotune.demand import Demand
 from cotune.packer import events as ev
@@ -11,7 +12,6 @@ from cotune.packer.events import Outcome
 from cotune.packer.packer import PackerOptions
 from cotune.packer.policies import Fifo
 from cotune.packer.state import padded
-from world import MIB, World
 
 GIB = 1024 * MIB
 CONTEXT = 50 * MIB

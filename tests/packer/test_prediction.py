@@ -8,10 +8,10 @@ import random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from world import MIB
 
 from cotune.demand import Demand
 from cotune.packer.prediction import MARGIN, MAX_SAMPLES, KindModel, Prediction
-from world import MIB
 
 
 def observed(samples: list[tuple[dict[str, float], float]]) -> Prediction:
