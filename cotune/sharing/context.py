@@ -19,58 +19,93 @@ import numpy as np
 _MT_BYTES = 624 * 4 + 4
 
 
-class _NumpyGenerator:
+class _NumpyState:
     """The state of numpy's global generator.
 
-    numpy needs 60 us each to give and take its state; the raw words of the Mersenne Twister are moved instead
-    where no half-used Gaussian pair is cached, which raw words do not hold.
+    numpy needs 60 us each to give and take its state. The words of the Mersenne Twister are therefore moved raw, and
+    only the cached half of a Gaussian pair goes through numpy. A generator of another kind takes the long way.
     """
 
     def __init__(self, seed: int) -> None:
-        self._seed = seed % 2**32
-        self._state: Any = None
-        self._raw: bytes | None = None
-        self._gauss = False
+        self._seed: int | None = seed % 2**32
         self._bits: Any = _plain_bits
+        self._words = b""
+        self._gauss: Any = None
+        self._state: Any = None
 
     def apply(self) -> None:
         rand = _numpy_global()
         if rand._bit_generator is not self._bits:
             np.random.mtrand.set_bit_generator(self._bits)
-            _gauss_cached[0] = True
-        if self._state is None:
+        if self._seed is not None:
             rand.seed(self._seed)
-            self._raw = _raw_words(rand)
-        elif self._raw is not None and not self._gauss and not _gauss_cached[0]:
-            ctypes.memmove(self._bits.ctypes.state_address, self._raw, _MT_BYTES)
+            self._seed = None
+        elif self._gauss is not None:
+            ctypes.memmove(self._bits.ctypes.state_address, self._words, _MT_BYTES)
+            _through_words(rand, lambda: rand.set_state(self._gauss))
         else:
             rand.set_state(self._state)
-        # Until this trial's state is captured nobody knows: one that ends is not, and may leave half a pair behind.
-        _gauss_cached[0] = True
 
     def capture(self) -> None:
         rand = _numpy_global()
         self._bits = rand._bit_generator
-        raw = _raw_words(rand)
-        if self._state is not None and raw is not None and raw == self._raw and not self._gauss:
-            _gauss_cached[0] = False
-            return
-        self._raw = raw
-        self._state = rand.get_state(legacy=False)
-        self._gauss = _gauss_cached[0] = bool(self._state.get("has_gauss"))
+        self._gauss = self._state = None
+        if _moves_words and type(self._bits) is np.random.MT19937:
+            self._words = ctypes.string_at(self._bits.ctypes.state_address, _MT_BYTES)
+            self._gauss = _through_words(rand, lambda: rand.get_state(legacy=False))
+        else:
+            self._state = rand.get_state(legacy=False)
+
+
+class _Wordless:
+    """Stands in for a bit generator whose words are moved by other means."""
+
+    @property
+    def state(self) -> dict[str, Any]:
+        return {"bit_generator": "MT19937", "state": {}}
+
+    @state.setter
+    def state(self, _: Any) -> None: ...
 
 
 def _numpy_global() -> Any:
     return np.random.mtrand._rand
 
 
-def _raw_words(rand: Any) -> bytes | None:
-    bits = rand._bit_generator
-    return ctypes.string_at(bits.ctypes.state_address, _MT_BYTES) if type(bits) is np.random.MT19937 else None
+def _through_words(rand: Any, call: Callable[[], Any]) -> Any:
+    """Calls something that takes the state of `rand`, for all of it but the words."""
+    bits, rand._bit_generator = rand._bit_generator, _wordless
+    try:
+        return call()
+    finally:
+        rand._bit_generator = bits
 
 
+def _can_move_words() -> bool:
+    """Whether this numpy lets its words be moved: tried, since nothing documents it."""
+    try:
+        rand = np.random.RandomState(1)
+        rand.standard_normal()
+        before = rand.get_state(legacy=False)
+        words = ctypes.string_at(rand._bit_generator.ctypes.state_address, _MT_BYTES)
+        gauss = _through_words(rand, lambda: rand.get_state(legacy=False))
+        rand.standard_normal(5)
+        ctypes.memmove(rand._bit_generator.ctypes.state_address, words, _MT_BYTES)
+        _through_words(rand, lambda: rand.set_state(gauss))
+        after = rand.get_state(legacy=False)
+        same_words = np.array_equal(before["state"]["key"], after["state"]["key"])
+        return same_words and repr(_but_key(before)) == repr(_but_key(after))
+    except Exception:
+        return False
+
+
+def _but_key(state: Any) -> Any:
+    return state["state"]["pos"], state["has_gauss"], state["gauss"]
+
+
+_wordless = _Wordless()
 _plain_bits: Any = _numpy_global()._bit_generator
-_gauss_cached = [bool(_numpy_global().get_state(legacy=False).get("has_gauss"))]
+_moves_words = _can_move_words()
 
 
 def _torch_flags(torch: Any) -> list[tuple[Callable[[], Any], Callable[[Any], Any]]]:
@@ -171,7 +206,7 @@ class Context:
     def __init__(self, seed: int, home: Home) -> None:
         self._seed = seed
         self._python: Any = None
-        self._numpy = _NumpyGenerator(seed)
+        self._numpy = _NumpyState(seed)
         self._torch: _TorchState | None = None
         self._directory = home.directory
         self._environment = home.environment

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import resource
 import time
 
@@ -12,6 +13,7 @@ from cotune.sharing.memory import LaneMemory
 
 HEADROOM = 96 * MIB
 _M_ARENA_MAX = -8
+_RESIDENT = re.compile(rb"VmHWM:\s+(\d+) kB\nVmRSS:\s+(\d+) kB\nRssAnon:\s+(\d+) kB")
 
 
 class CpuMemory(LaneMemory):
@@ -39,8 +41,8 @@ class CpuMemory(LaneMemory):
         self._resident = 0
 
     def start(self) -> int:
-        fields = self._fields()
-        self._data = fields["VmData"]
+        text = os.pread(self._status, 4096, 0)
+        self._data = int(text[text.index(b"VmData:") + 7 :].split(None, 1)[0]) * 1024
         with open("/proc/self/smaps_rollup", "rb") as rollup:
             private = [line for line in rollup if line.startswith(b"Private_Dirty:")]
         self._context = int(private[0].split()[1]) * 1024 if private else 0
@@ -48,9 +50,11 @@ class CpuMemory(LaneMemory):
         return self._context
 
     def read(self) -> tuple[int, int]:
-        fields = self._fields()
-        current = self._resident = fields["RssAnon"]
-        return current, current + max(0, fields["VmHWM"] - fields["VmRSS"])
+        match = _RESIDENT.search(os.pread(self._status, 4096, 0))
+        assert match is not None
+        high, resident, anonymous = (int(kib) * 1024 for kib in match.groups())
+        self._resident = anonymous
+        return anonymous, anonymous + max(0, high - resident)
 
     def held(self) -> int:
         return self._resident
@@ -81,17 +85,6 @@ class CpuMemory(LaneMemory):
         if hard != resource.RLIM_INFINITY and (soft == resource.RLIM_INFINITY or soft > hard):
             soft = hard
         resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
-
-    def _fields(self) -> dict[str, int]:
-        """The `Vm*` and `Rss*` lines of the process status, in bytes."""
-        text = os.pread(self._status, 4096, 0)
-        start = text.index(b"VmPeak")
-        fields: dict[str, int] = {}
-        for line in text[start : text.index(b"Threads", start)].split(b"\n"):
-            name, _, value = line.partition(b":")
-            if value.endswith(b" kB"):
-                fields[name.decode()] = int(value[:-3]) * 1024
-        return fields
 
 
 def available_memory() -> int:

@@ -85,6 +85,7 @@ class Host:
         page: Seen by the driver also after our death: who has the turn (-1 nobody), when the last boundary was,
             and the bytes this process keeps from others.
         shared: Objects built once for all trials.
+        level: Bytes in use when the turn last ended, the peak being counted from there.
     """
 
     def __init__(
@@ -98,6 +99,7 @@ class Host:
         self._send_lock = threading.Lock()
         self._trainable = trainable
         self._sessions: dict[int, TrialSession] = {}
+        self.level = 0
         self._context_level = 0
         self._shared_bytes = 0
         self._held = (0, 0, False)
@@ -116,7 +118,7 @@ class Host:
         on_optimizer_step(self._after_step, self._torch_loaded)
         self.page[0] = -1.0
         context = self.memory.start()
-        self._context_level = self.memory.read()[0]
+        self._context_level = self.level = self.memory.read()[0]
         self.memory.set_quota(self.options.quota)
         self.page[2] = self.memory.held()
         self.send(wire.encode_int(Kind.READY, context))
@@ -179,7 +181,10 @@ class Host:
             gc.freeze()
         self.memory.trim()
         others = sum(max(0, other.persistent) for other in self._sessions.values())
-        residue = self.memory.read()[0] - self._context_level - self._shared_bytes - others
+        self.redirect(-1)
+        self.level = self.memory.read()[0]
+        self.memory.reset_peak()
+        residue = self.level - self._context_level - self._shared_bytes - others
         tainted = (failed and not self.memory.is_sound()) or (not self._sessions and bool(_children()))
         if abs(residue - self._held[1]) > MIB or tainted != self._held[2]:
             self._send_holds(max(0, residue), tainted)

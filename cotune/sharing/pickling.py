@@ -6,7 +6,7 @@ import importlib.util
 import pickletools
 import sys
 from collections.abc import Iterator
-from types import CodeType, ModuleType
+from types import CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import cloudpickle
@@ -65,14 +65,7 @@ def modules_to_preload(blob: bytes, trainable: Any) -> list[str]:
     A guess from the names in its pickle and in its module: one too many costs little, one too few is imported by
     the trial itself. Only what this process has loaded counts, and torch wherever it is named.
     """
-    names = set(_strings(blob))
-    inner = getattr(trainable, "func", trainable)
-    module = sys.modules.get(getattr(inner, "__module__", "") or "")
-    if module is not None and module.__name__ != "__main__":
-        for value in list(vars(module).values()):
-            names.add(value.__name__ if isinstance(value, ModuleType) else str(getattr(value, "__module__", "")))
-    for value in [inner, *(vars(inner).values() if isinstance(inner, type) else ())]:
-        names.update(_names_in(getattr(value, "__code__", None)))
+    names = {*_strings(blob), *_names_used(getattr(trainable, "func", trainable), set())}
     preload = {name for name in names if name in sys.modules and _is_installed(sys.modules[name])}
     uses_torch = any(name == "torch" or name.startswith("torch.") for name in names) or "torch" in sys.modules
     if uses_torch and importlib.util.find_spec("torch") is not None:
@@ -90,12 +83,43 @@ def _strings(blob: bytes) -> Iterator[str]:
         return
 
 
-def _names_in(code: Any) -> Iterator[str]:
-    """Names that a function uses, which are those of the modules it imports among others."""
-    if isinstance(code, CodeType):
-        yield from code.co_names
-        for constant in code.co_consts:
+def _names_used(value: Any, seen: set[int]) -> Iterator[str]:
+    """Names in the code of a function or class, and of those of the user's own that it uses, in whatever module."""
+    if id(value) in seen:
+        return
+    seen.add(id(value))
+    if isinstance(value, type):
+        for attribute in vars(value).values():
+            yield from _names_used(getattr(attribute, "__func__", attribute), seen)
+    elif isinstance(value, ModuleType):
+        yield value.__name__
+    elif isinstance(value, MethodType):
+        yield from _names_used(value.__func__, seen)
+    elif isinstance(value, FunctionType):
+        names = set(_names_in(value.__code__))
+        yield from names
+        used = [value.__globals__[name] for name in names if name in value.__globals__]
+        used += [cell.cell_contents for cell in value.__closure__ or () if cell != CellType()]
+        used += [vars(m)[n] for m in used if isinstance(m, ModuleType) and _is_own(m) for n in names if n in vars(m)]
+        for other in used:
+            module = sys.modules.get(getattr(other, "__module__", None) or "")
+            if isinstance(other, ModuleType) or module is None or _is_own(module):
+                yield from _names_used(other, seen)
+            else:
+                yield module.__name__
+
+
+def _names_in(code: CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
             yield from _names_in(constant)
+
+
+def _is_own(module: ModuleType) -> bool:
+    """Whether it is neither installed nor part of Python."""
+    file = getattr(module, "__file__", None)
+    return file is not None and not file.startswith((sys.prefix, sys.base_prefix)) and "-packages" not in file
 
 
 def _is_installed(module: ModuleType) -> bool:

@@ -97,8 +97,8 @@ class TrialSession:
         host.redirect(self._log)
         if self._context is not None:
             self._context.enter()
-        self._level = host.memory.read()[0]
-        host.memory.reset_peak()
+        # Whoever had the turn before has read the meter and reset it.
+        self._level = host.level
         now = time.monotonic()
         self._since, self._busy_since = now, host.memory.busy_seconds()
         self._turn_end = now + host.options.quantum
@@ -115,7 +115,6 @@ class TrialSession:
             self._sample(time.monotonic())
             if self._context is not None:
                 self._context.leave()
-        host.redirect(-1)
 
     # ---- boundaries
 
@@ -166,7 +165,7 @@ class TrialSession:
         else:
             self._persistent += level - self._level
             self._ephemeral = max(self._ephemeral, peak - level)
-        self._level = level
+        self._level = host.level = level
         host.memory.reset_peak()
         host.page[2] = host.memory.held()
         self._seconds += now - self._since

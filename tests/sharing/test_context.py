@@ -12,7 +12,6 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cotune.sharing import context
 from cotune.sharing.context import Context, Home
 
 
@@ -28,7 +27,6 @@ def restored():
     kept.enter()
     np.random.mtrand.set_bit_generator(bits)
     np.random.set_state(numpy_state)
-    context._gauss_cached[0] = bool(numpy_state[3])
 
 
 # Things a trial may do between two boundaries, each giving something that tells its state apart.
