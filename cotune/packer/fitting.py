@@ -1,7 +1,7 @@
 """Lane fitting: where, if anywhere, a trial fits now.
 
-Salus's search (MLSys'20, section 3.3: open, best fit, resize, wait) over the lanes of all devices. We differ
-in that a warm idle lane goes before a new one, and that room others hold without needing it is asked back.
+Salus's search (MLSys'20, section 3.3: open, best fit, resize, wait) over the lanes of all devices. We differ in
+that a warm idle lane goes before a new one, and that room others hold without needing it is asked back.
 """
 
 from __future__ import annotations
@@ -26,14 +26,6 @@ class Place:
     missing: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Shortage:
-    """It does not fit now, and why; `places` would do once other lanes return memory, least missing first."""
-
-    reason: str
-    places: tuple[Place, ...] = ()
-
-
 class Fitting:
     """Answers where a trial fits.
 
@@ -52,7 +44,7 @@ class Fitting:
         """Whether another trial could run on the device, as far as lanes go."""
         if device.active < device.width.width:
             return True
-        return any(self._takes_resident(lane) for lane in device.lanes.values())
+        return self._residents > 1 and any(self._takes_resident(lane) for lane in device.lanes.values())
 
     def slack(self, lane: Lane) -> int:
         """Bytes the lane holds and its trials do not need."""
@@ -67,29 +59,28 @@ class Fitting:
         """Whether this is as good as all of the largest device; others may keep a little for good."""
         return quota * 10 >= self.largest * 9
 
-    def suits(self, trial: Trial, demand: Demand | None, device: Device) -> bool:
+    def suits(self, trial: Trial, device: Device) -> bool:
         """Whether the device would do for the trial if nothing else ran there."""
-        bare = device.context + device.shared
-        if bare + (demand.peak if demand else padded(0)) <= device.capacity:
-            return True
-        return trial.oversized and self.is_whole(device.capacity)
+        return self._needs(trial, device) <= device.capacity or (trial.oversized and self.is_whole(device.capacity))
 
-    def find(
-        self, trial: Trial, demand: Demand | None, devices: Iterable[Device], share: bool = False
-    ) -> Place | Shortage:
-        """Where the trial fits now.
+    def find(self, trial: Trial, devices: Iterable[Device], share: bool = False) -> Place | list[Place]:
+        """Where the trial fits now, or else the places that would do once other lanes returned memory.
 
         Args:
             trial: A waiting trial.
-            demand: What it needs, margins included; None to probe.
             devices: Those with a seat that are not reserved for another trial.
             share: Look at lanes that run other trials, not at idle and new ones.
         """
-        if demand is None or trial.wants_all:
-            return self._find_whole(trial, demand, devices)
+        if trial.expected is None or trial.wants_all:
+            return self._find_whole(trial, devices)
+        demand, peak = trial.expected, trial.expected.peak
         best: tuple[tuple[int, int], Place] | None = None
         short: list[Place] = []
         for device in devices:
+            if not share:
+                now, later = self.holes(device)
+                if peak > now and (peak > later or best is not None):
+                    continue
             places = list((self._shared_places if share else self._places)(trial, demand, device))
             place = min(places, key=lambda place: place.missing, default=None)
             if place is not None and place.missing <= 0:
@@ -101,13 +92,42 @@ class Fitting:
                 short += places
         if best is not None:
             return best[1]
-        if not short:
-            return Shortage("every lane is taken")
-        short.sort(key=lambda place: (place.device.reserved_for is not trial, place.missing))
-        hole = min(short, key=lambda place: place.missing).device
-        need = hole.context + hole.shared + demand.peak
-        reason = f"needs {format_bytes(need)}, largest hole {format_bytes(max(hole.free, 0))} on {hole.name}"
-        return Shortage(reason, tuple(short))
+        return sorted(short, key=lambda place: (place.device.reserved_for is not trial, place.missing))
+
+    def explain(self, trial: Trial, devices: list[Device]) -> str:
+        """Why a trial that `find` has no place for must wait, with figures."""
+        if trial.expected is not None and not trial.wants_all:
+            roomy = [device for device in devices if device.active < device.width.width]
+            if not roomy:
+                return "every lane is taken"
+            best = max(roomy, key=lambda device: max(self.holes(device)[0], device.free))
+            room = f"largest hole {format_bytes(max(best.free, 0))} on {best.name}"
+            return f"needs {format_bytes(self._needs(trial, best))}, {room}"
+        best = max(devices, key=lambda device: device.capacity)
+        if not any(self.suits(trial, device) for device in devices):
+            room = f"{format_bytes(max(best.capacity, 0))} of {best.name} open to us"
+            return f"needs {format_bytes(self._needs(trial, best))}, and others leave {room}"
+        why = "must run alone" if trial.wants_all else "nothing like it was measured yet: it must try a whole device"
+        if all(device.active for device in devices if self.suits(trial, device)):
+            return f"{why}, and every device is in use"
+        return f"{why}: waits for idle lanes to return memory"
+
+    def _needs(self, trial: Trial, device: Device) -> int:
+        """The least a device must have for the trial."""
+        return device.context + device.shared + (trial.expected.peak if trial.expected else padded(0))
+
+    def holes(self, device: Device) -> tuple[int, int]:
+        """The largest peak for which a lane of its own is there now, and once all that is not needed was returned."""
+        if device.holes is None:
+            device.holes = -1, -1
+            if device.active < device.width.width:
+                idle, bare = device.idle, device.context + device.shared
+                room = max([-bare, *(lane.quota - lane.base for lane in idle)]) + device.free
+                running = [lane for lane in device.lanes.values() if lane.residents and not lane.closing]
+                kept = sum(lane.asked - self.slack(lane) for lane in running)
+                returned = device.capacity - kept - min([bare, *(lane.base for lane in idle)])
+                device.holes = room if device.free >= 0 else -1, max(room, returned)
+        return device.holes
 
     def _places(self, trial: Trial, demand: Demand, device: Device) -> Iterator[Place]:
         """Lanes of its own that the trial could have on this device, room or not."""
@@ -128,20 +148,11 @@ class Fitting:
         quota = max(need, lane.asked)
         return Place(device, lane, quota, max(quota - lane.quota, 0) - device.free)
 
-    def _find_whole(self, trial: Trial, demand: Demand | None, devices: Iterable[Device]) -> Place | Shortage:
-        """A device for the trial alone, with all its memory."""
-        probing = "nothing like it was measured yet: it must try a whole device"
-        why = "must run alone" if trial.wants_all else probing
-        reason = f"{why}, and every device is in use"
+    def _find_whole(self, trial: Trial, devices: Iterable[Device]) -> Place | list[Place]:
+        """A device for the trial alone, with all its memory; the largest first."""
         short: list[Place] = []
-        for device in sorted(devices, key=lambda device: -device.capacity):
-            if not self.suits(trial, demand, device):
-                need = device.context + device.shared + (demand.peak if demand else padded(0))
-                open_to_us = f"{format_bytes(max(device.capacity, 0))} of {device.name} open to us"
-                reason = f"needs {format_bytes(need)}, and others leave {open_to_us}"
-                continue
-            if device.active:
-                continue
+        unused = [device for device in devices if not device.active and self.suits(trial, device)]
+        for device in sorted(unused, key=lambda device: -device.capacity):
             lane = min(device.idle, key=lambda lane: lane.residue, default=None)
             if lane is not None and lane.residue and trial.wants_all:
                 lane = None
@@ -151,10 +162,7 @@ class Fitting:
                 short.append(Place(device, lane, device.capacity, others - least))
             elif device.held <= device.capacity:
                 return Place(device, lane, device.capacity - others)
-        if short:
-            short.sort(key=lambda place: (place.device.reserved_for is not trial, -place.device.capacity))
-            return Shortage(f"{why}: waits for idle lanes to return memory", tuple(short))
-        return Shortage(reason)
+        return sorted(short, key=lambda place: place.device.reserved_for is not trial)
 
     def _takes_resident(self, lane: Lane) -> bool:
         return (
@@ -165,9 +173,9 @@ class Fitting:
 
 
 def resident_demands(lane: Lane) -> list[Demand]:
-    """What the residents need, margins included: as measured or, before that, as promised."""
+    """What the residents need, margins included: as measured or, before that, as expected."""
     nothing = Demand(0, 0)
-    return [needed(t, t.demand) if t.demand else t.promised or nothing for t in lane.residents.values()]
+    return [needed(t, t.demand) if t.demand else t.expected or nothing for t in lane.residents.values()]
 
 
 def needed(trial: Trial, measured: Demand) -> Demand:

@@ -17,6 +17,8 @@ class Ledger:
         devices: By name.
         lanes: By number, over all devices.
         with_seat: The devices where another trial could run as far as lanes go.
+        version: Counts changes to which devices there are and how large they are.
+        news: Whether something may fit since it was last set to False that did not before.
         out: Instructions given and not yet taken away.
 
     Args:
@@ -27,6 +29,8 @@ class Ledger:
         self.devices: dict[str, Device] = {}
         self.lanes: dict[int, Lane] = {}
         self.with_seat: dict[str, Device] = {}
+        self.version = 0
+        self.news = False
         self.out: list[do.Instruction] = []
         self._fitting = fitting
         self._opened = 0
@@ -55,12 +59,17 @@ class Ledger:
             return
         if device.held > device.capacity:
             self.reclaim(device, device.held - device.capacity, partly=True)
+        before, device.holes = device.holes, None
+        if not self.news:
+            holes = self._fitting.holes(device)
+            self.news = before is None or holes[0] > before[0] or holes[1] > before[1]
         if self._fitting.has_seat(device):
             self.with_seat[device.name] = device
         else:
             self.with_seat.pop(device.name, None)
 
     def _note_largest(self) -> None:
+        self.version += 1
         self._fitting.largest = max((device.full for device in self.devices.values()), default=0)
 
     # ---- lanes
@@ -141,7 +150,7 @@ class Ledger:
             nothing is asked for.
         """
         lanes = [lane for lane in device.lanes.values() if lane is not keep]
-        under_way = sum(lane.quota if lane.closing else lane.quota - lane.asked for lane in lanes)
+        under_way = sum(lane.returning for lane in lanes)
         slacks = {lane.id: self._fitting.slack(lane) for lane in lanes}
         idle = [lane for lane in device.idle if lane is not keep]
         possible = under_way + sum(slacks.values()) + sum(lane.asked - slacks[lane.id] for lane in idle)
@@ -156,4 +165,5 @@ class Ledger:
                 under_way += lane.asked
                 lane.closing = True
                 self.out.append(do.CloseLane(lane.id))
+        device.holes = None
         return possible >= wanted

@@ -6,7 +6,8 @@ run exactly this code. One `handle()` call brings the state up to date and then 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +15,7 @@ from cotune.demand import Demand, format_bytes
 from cotune.packer import events as ev
 from cotune.packer import instructions as do
 from cotune.packer.events import Outcome
-from cotune.packer.fitting import Fitting, Place, Shortage
+from cotune.packer.fitting import Fitting, Place
 from cotune.packer.ledger import Ledger
 from cotune.packer.line import Line
 from cotune.packer.policies import Makespan, Policy
@@ -27,6 +28,9 @@ LEAK_GROWTH = 64 << 20
 STOP_GRACE = 5.0
 STOP_GRACE_SHARED = 30.0
 OVERDUE_FLOOR = 1800.0
+
+# Such events free no room by themselves; if one does all the same, the holes of its device tell.
+_QUIET = (ev.TrialAdded, ev.IterationsDone, ev.LaneReady, ev.LaneHolds, ev.LaneQuiet, ev.Tick)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +62,12 @@ class Packer:
         self._options = options or PackerOptions()
         self._fitting = Fitting(self._options.residents)
         self._ledger = Ledger(self._fitting)
-        self._line = Line(self._options.policy)
+        self._line = Line(self._options.policy, self._ledger.devices)
         self._trials: dict[int, Trial] = {}
         self._arrivals = 0
         self._reserved: Device | None = None
+        self._too_large = math.inf
+        self._unprobed: set[str] = set()
         self._handlers: dict[type[ev.Event], Callable[[Any], None]] = {
             ev.DeviceFound: self._device_found,
             ev.DeviceChanged: self._device_changed,
@@ -83,6 +89,7 @@ class Packer:
 
         Events about lanes and trials that are gone already are ignored: a body may report late.
         """
+        self._ledger.news = self._options.residents > 1 or not isinstance(event, _QUIET)
         self._handlers[type(event)](event)
         self._place_waiting()
         out, self._ledger.out = self._ledger.out, []
@@ -126,7 +133,7 @@ class Packer:
     def why_waiting(self, trial: int) -> str | None:
         """Why a trial waits, with figures; None if it does not."""
         state = self._trials.get(trial)
-        return (state.blocked or "its turn has not come") if state and state.lane is None else None
+        return self._why(state) if state and state.lane is None else None
 
     def snapshot(self, max_waiting: int = 8) -> PackerView:
         devices = tuple(
@@ -142,9 +149,7 @@ class Packer:
             )
             for device in self._ledger.devices.values()
         )
-        waiting = tuple(
-            WaitingView(trial.id, trial.blocked or "its turn has not come") for trial in self._line.first(max_waiting)
-        )
+        waiting = tuple(WaitingView(trial.id, self._why(trial)) for trial in self._line.first(max_waiting))
         return PackerView(devices, waiting, len(self._line))
 
     # ---- devices
@@ -180,7 +185,7 @@ class Packer:
         trial = Trial(event.trial, self._arrivals, event.kind, event.features, event.priority, event.max_steps)
         self._arrivals += 1
         self._trials[trial.id] = trial
-        self._line.join(trial)
+        self._wait(trial)
 
     def _trial_withdrawn(self, event: ev.TrialWithdrawn) -> None:
         trial = self._trials.get(event.trial)
@@ -278,7 +283,7 @@ class Packer:
             self._conclude(trial, Outcome.STOPPED, reason="withdrawn")
             return
         trial.iterations, trial.seconds = 0, 0.0
-        self._line.join(trial)
+        self._wait(trial)
         self._ledger.out.append(do.RetryTrial(trial.id, reason))
 
     def _conclude(self, trial: Trial, outcome: Outcome, error: str = "", reason: str = "") -> None:
@@ -377,72 +382,108 @@ class Packer:
 
     # ---- placement
 
-    def _candidates(self, trial: Trial) -> list[Device]:
+    def _wait(self, trial: Trial) -> None:
+        self._line.join(trial)
+        self._ledger.news = self._ledger.news or not self._is_hopeless(trial, trial.size)
+
+    def _is_hopeless(self, trial: Trial, size: int) -> bool:
+        """Whether a trial that needs no more found no place in the last search."""
+        return size >= self._too_large or (trial.expected is None and trial.kind in self._unprobed)
+
+    def _candidates(self, trial: Trial) -> Iterable[Device]:
         """Devices with a seat, less those kept free for another trial."""
-        return [device for device in self._ledger.with_seat.values() if device.reserved_for in (None, trial)]
+        devices = self._ledger.with_seat.values()
+        if self._reserved is None:
+            return devices
+        return [device for device in devices if device.reserved_for in (None, trial)]
 
     def _place_waiting(self) -> None:
+        """Starts what fits. A search is spared where nothing has changed for the better since the last one."""
+        if self._ledger.news:
+            self._too_large, self._unprobed = math.inf, set()
         if not self._line or not self._ledger.with_seat:
             return
-        self._line.sort()
+        for trial in self._line.sort(self._ledger.version):
+            self._ledger.news = self._ledger.news or not self._is_hopeless(trial, trial.size)
         self._check_reservation()
-        first_blocked: Trial | None = None
-        unprobed: set[str] = set()
-        for trial in self._line:
-            if not self._ledger.with_seat:
-                break
-            devices = self._candidates(trial)
-            if not devices:
-                trial.blocked = "a device is kept free for a trial that has waited longer"
-                continue
-            demand = self._line.expected(trial)
-            if demand is None and trial.kind in unprobed:
-                continue
-            trial.promised = demand
-            trial.oversized = demand is not None and self._exceeds_all(demand)
-            found = self._find(trial, demand, devices)
-            if isinstance(found, Place):
-                self._start(trial, found)
-                if first_blocked is not None:
-                    first_blocked.overtaken += 1
-                continue
-            trial.blocked = found.reason
-            if demand is None:
-                unprobed.add(trial.kind)
-            first_blocked = first_blocked or trial
+        if not self._ledger.news:
+            return
+        reserved = self._reserved
+        first_blocked = self._place_in_order()
+        if reserved is not None and self._reserved is None:
+            # Trials that were passed over for its sake may have the rest of the device now.
+            first_blocked = self._place_in_order()
         if first_blocked is not None:
             self._reserve(first_blocked)
 
-    def _exceeds_all(self, demand: Demand) -> bool:
-        """Such a trial gets a device for itself to prove it."""
-        return all(d.context + d.shared + demand.peak > d.full for d in self._ledger.devices.values())
+    def _place_in_order(self) -> Trial | None:
+        """Starts what fits; returns the first trial in line that does not."""
+        first_blocked: Trial | None = None
+        self._too_large, self._unprobed = math.inf, set()
+        favoured = self._reserved.reserved_for if self._reserved else None
+        for size, trial in self._line:
+            if trial is favoured:
+                favoured = None
+            elif (size >= self._too_large or self._unprobed) and self._is_hopeless(trial, size):
+                if favoured is None and self._line.smallest >= self._too_large:
+                    break
+                continue
+            if not self._ledger.with_seat:
+                break
+            self._line.appraise(trial)
+            place = self._find(trial)
+            if place is not None:
+                self._start(trial, place)
+                if first_blocked is not None:
+                    first_blocked.overtaken += 1
+                continue
+            if trial.expected is None:
+                self._unprobed.add(trial.kind)
+            elif trial.size and self._options.residents == 1:
+                roomiest = max((self._fitting.holes(d)[1] for d in self._candidates(trial)), default=0)
+                self._too_large = min(self._too_large, trial.size, roomiest + 1)
+            first_blocked = first_blocked or trial
+        return first_blocked
 
-    def _find(self, trial: Trial, demand: Demand | None, devices: list[Device]) -> Place | Shortage:
-        """A place now or room under way; turns in a lane of others only where there is neither."""
-        found = self._fitting.find(trial, demand, devices)
+    def _find(self, trial: Trial) -> Place | None:
+        """A place now; turns in a lane of others only where no room for an own lane is under way."""
+        found = self._fitting.find(trial, self._candidates(trial))
         if isinstance(found, Place):
             return found
-        short = self._make_room(found)
-        if short is not found or self._options.residents == 1 or demand is None or trial.wants_all:
-            return short
-        shared = self._fitting.find(trial, demand, devices, share=True)
+        if self._make_room(found) or self._options.residents == 1 or trial.expected is None or trial.wants_all:
+            return None
+        shared = self._fitting.find(trial, self._candidates(trial), share=True)
         if isinstance(shared, Place):
             return shared
-        return self._make_room(shared) if shared.places else found
+        self._make_room(shared)
+        return None
 
-    def _make_room(self, shortage: Shortage) -> Shortage:
-        """Has the bytes returned that are missing; the same shortage if nobody can return them."""
-        for place in shortage.places:
-            if self._ledger.reclaim(place.device, place.missing, keep=place.lane):
-                return Shortage(f"{shortage.reason}; it is being freed")
-        return shortage
+    def _make_room(self, places: list[Place]) -> bool:
+        """Has the bytes returned that are missing at one of these places; False if nobody can return them."""
+        return any(self._ledger.reclaim(place.device, place.missing, keep=place.lane) for place in places)
+
+    def _why(self, trial: Trial) -> str:
+        """Why the trial waits, with figures."""
+        if not self._ledger.with_seat:
+            return "its turn has not come"
+        devices = list(self._candidates(trial))
+        if not devices:
+            return "a device is kept free for a trial that has waited longer"
+        found = self._fitting.find(trial, devices)
+        if isinstance(found, Place):
+            return "its turn has not come"
+        reason = self._fitting.explain(trial, devices)
+        for place in found:
+            lanes = (lane for lane in place.device.lanes.values() if lane is not place.lane)
+            if sum(lane.returning for lane in lanes) >= place.missing:
+                return f"{reason}; it is being freed"
+        return reason
 
     def _reserve(self, trial: Trial) -> None:
         """Keeps a device free for a trial that others have overtaken too often."""
         if trial.overtaken < self._options.patience or self._reserved is not None:
             return
-        demand = self._line.expected(trial)
-        able = [device for device in self._ledger.devices.values() if self._fitting.suits(trial, demand, device)]
+        able = [device for device in self._ledger.devices.values() if self._fitting.suits(trial, device)]
         if able:
             self._reserved = max(able, key=lambda d: (d.capacity if trial.wants_all else 0, d.free, -d.active))
             self._reserved.reserved_for = trial
@@ -450,13 +491,16 @@ class Packer:
     def _check_reservation(self) -> None:
         """Lets go of a device that would no longer do for the trial it is kept free for."""
         trial = self._reserved.reserved_for if self._reserved else None
-        if self._reserved and trial and not self._fitting.suits(trial, self._line.expected(trial), self._reserved):
-            self._unreserve(trial)
+        if self._reserved and trial:
+            self._line.appraise(trial)
+            if not self._fitting.suits(trial, self._reserved):
+                self._unreserve(trial)
 
     def _unreserve(self, trial: Trial) -> None:
         if self._reserved is not None and self._reserved.reserved_for is trial:
             self._reserved.reserved_for = None
             self._reserved = None
+            self._ledger.news = True
 
     def _start(self, trial: Trial, place: Place) -> None:
         device, lane = place.device, place.lane
@@ -466,7 +510,7 @@ class Packer:
             self._ledger.resize(lane, place.quota)
         self._line.leave(trial)
         self._unreserve(trial)
-        trial.overtaken, trial.blocked = 0, ""
+        trial.overtaken = 0
         trial.had_all = lane.asked >= device.capacity and not lane.residents and not lane.residue
         trial.lane = lane
         lane.least = 0

@@ -37,6 +37,7 @@ class Prediction:
         self._base = 0.0
         self._margin = 0.0
         self._fitted_on = 0
+        self._surprises = 0
         self._largest = 0.0
 
     def observe(self, trial: int, features: Mapping[str, float], value: float) -> None:
@@ -48,12 +49,16 @@ class Prediction:
             del self._samples[next(iter(self._samples))]
         expected = self.estimate(features)
         surprised = expected is None or value > expected
+        largest = self._largest
         if value > self._largest:
             self._largest = value
         elif before is not None and before[1] == self._largest:
             self._largest = max(value for _, value in self._samples.values())
+        self.version += self._largest != largest
         count = len(self._samples)
-        if surprised or count >= self._fitted_on * 1.25 + 1:
+        self._surprises += surprised
+        # Among many samples one more changes little, and a fit takes as long as a hundred events.
+        if self._surprises > count // 64 or count >= self._fitted_on * 1.25 + 1:
             self._fit()
 
     def estimate(self, features: Mapping[str, float]) -> float | None:
@@ -71,6 +76,7 @@ class Prediction:
     def _fit(self) -> None:
         self.version += 1
         self._fitted_on = len(self._samples)
+        self._surprises = 0
         names = sorted({name for features, _ in self._samples.values() for name in features})
         table = np.array([[_number(features, name) for name in names] for features, _ in self._samples.values()])
         varying = np.ptp(table, axis=0) > 0 if names else np.zeros(0, dtype=bool)

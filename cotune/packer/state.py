@@ -24,7 +24,7 @@ class Trial:
     Attributes:
         seen: What was measured, over all attempts.
         demand: The same, once it can be relied on: None before the second iteration.
-        promised: What was set aside for it when it was last placed, margins included; None for a probe.
+        expected: What to set aside for it, margins included, as last looked at; None if it must be probed.
         floor: Bytes it is known to need at least, since it ran out of memory with less.
         alone: It must have a device for itself (it ran out of memory twice).
         oversized: It is expected to exceed every device, and must have one for itself to prove it.
@@ -42,7 +42,7 @@ class Trial:
     lane: Lane | None = None
     seen: Demand | None = None
     demand: Demand | None = None
-    promised: Demand | None = None
+    expected: Demand | None = None
     floor: int = 0
     alone: bool = False
     oversized: bool = False
@@ -56,15 +56,19 @@ class Trial:
     iterations: int = 0
     seconds: float = 0.0
     longest: float = 0.0
-    blocked: str = ""
 
     @property
     def is_probe(self) -> bool:
-        return self.demand is None and self.promised is None
+        return self.demand is None and self.expected is None
 
     @property
     def wants_all(self) -> bool:
         return self.alone or self.oversized
+
+    @property
+    def size(self) -> int:
+        """Bytes by which waiting trials are compared: no larger one fits where this one does not."""
+        return 0 if self.expected is None or self.wants_all else self.expected.peak
 
     def with_floor(self, demand: Demand) -> Demand:
         """The demand, raised to what out-of-memory taught."""
@@ -119,6 +123,11 @@ class Lane:
     def is_probing(self) -> bool:
         return any(trial.is_probe for trial in self.residents.values())
 
+    @property
+    def returning(self) -> int:
+        """Bytes it was told to let go, and has not yet."""
+        return self.quota if self.closing else self.quota - self.asked
+
     def need(self, demands: list[Demand]) -> int:
         """Salus's safety condition for one lane: persistent bytes add up, ephemeral ones are shared."""
         if not demands:
@@ -135,6 +144,7 @@ class Device:
         held: Sum of the quotas of its lanes, which never grows beyond `capacity`.
         context: Bytes of a bare lane here: a guess at first, then the largest measured.
         shared: Bytes of shared objects in a lane here, the largest seen.
+        holes: What fits here, as `Fitting` has worked it out; None after every change.
         reserved_for: The trial that has waited long enough for nothing else to start here.
     """
 
@@ -146,6 +156,7 @@ class Device:
     shared: int = 0
     held: int = 0
     lanes: dict[int, Lane] = field(default_factory=dict)
+    holes: tuple[int, int] | None = None
     reserved_for: Trial | None = None
 
     @property

@@ -196,8 +196,10 @@ class Host:
     def redirect(self, log: int) -> None:
         """Sends what is printed, also by subprocesses and C code, to a trial's log; -1 for the lane's own."""
         for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(OSError, ValueError):
-                stream.flush()
+            # Our own write through; a trial may have put another in their place.
+            if stream not in self._streams:
+                with contextlib.suppress(OSError, ValueError, AttributeError):
+                    stream.flush()
         target = log if log >= 0 else self._lane_log
         os.dup2(target, 1)
         os.dup2(target, 2)
@@ -208,10 +210,11 @@ class Host:
         self._lane_log = os.open(self.options.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         os.dup2(self._lane_log, 1)
         os.dup2(self._lane_log, 2)
-        sys.stdout, sys.stderr = (
+        self._streams = [
             io.TextIOWrapper(open(fd, "wb", buffering=0, closefd=False), line_buffering=True, write_through=True)  # noqa: SIM115
             for fd in (1, 2)
-        )
+        ]
+        sys.stdout, sys.stderr = self._streams
 
     def _after_step(self) -> None:
         trial = getattr(session._local, "session", None)

@@ -180,7 +180,7 @@ class Chaos(RuleBasedStateMachine):
 
 TestChaos = Chaos.TestCase
 TestChaos.settings = settings(
-    max_examples=1500,
+    max_examples=600,
     stateful_step_count=40,
     deadline=None,
     suppress_health_check=list(HealthCheck),

@@ -173,8 +173,8 @@ class World:
             self._mail(dying, ev.LaneLost(self.time, lane, holder, "killed by signal 11"))
 
     def leave_behind(self, lane: int, residue: int, tainted: bool = False) -> list[do.Instruction]:
-        """The lane says at once what ended trials left in it; nothing, before one has ended."""
-        residue = residue if self.lanes[lane].served else 0
+        """The lane says at once what ended trials left in it; nothing new, if none has ended since one began."""
+        residue = residue if self.lanes[lane].served else self.lanes[lane].residue
         self.lanes[lane].residue = residue
         return self.send(ev.LaneHolds(self.time, lane, 0, residue, tainted))
 
@@ -302,6 +302,7 @@ class World:
                 job.done, job.stopping = 0, False
                 self.started.append((trial, lane))
                 if self.lanes[lane].alive:
+                    self.lanes[lane].served &= bool(self.lanes[lane].residents)
                     self.lanes[lane].residents[trial] = job
             case do.StopTrial(trial):
                 self.jobs[trial].stopping = True
@@ -384,11 +385,14 @@ class World:
     def _check_no_idle_room(self) -> None:
         """No waiting trial with a known demand could be placed; written apart from `Fitting`."""
         brain = self.packer
+        if brain._line._outdated:
+            return
         pending = any(lane.unanswered or not lane.alive for lane in self.lanes.values())
         for trial_id in self.waiting():
             trial = brain._trials[trial_id]
-            demand = brain._line.expected(trial)
-            if demand is None or trial.alone or brain._exceeds_all(demand):
+            brain._line.appraise(trial)
+            demand = trial.expected
+            if demand is None or trial.wants_all:
                 continue
             for device in brain._ledger.devices.values():
                 lanes = list(device.lanes.values())
