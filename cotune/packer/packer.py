@@ -202,17 +202,20 @@ class Packer:
         if trial is None or trial.lane is None:
             return
         lane, device = trial.lane, trial.lane.device
+        is_first = trial.iterations == 0
         trial.iterations += event.count
         trial.seconds += event.seconds
         if event.count:
             trial.longest = max(trial.longest, event.seconds / event.count)
+        if not is_first:
+            # The first iteration carries the trial's set-up.
+            device.width.measured(trial.id, event.count, event.seconds, device.active)
         before = trial.seen or Demand(0, 0)
         persistent = max(before.persistent, event.persistent)
         peak = max(before.peak, event.persistent + event.ephemeral)
         trial.seen = Demand(persistent, peak - persistent, before.busy if event.busy is None else event.busy)
         if trial.iterations >= PROBE_ITERATIONS or trial.demand is not None:
             self._believe(trial, lane)
-        device.width.measured(trial.id, event.count, event.seconds, device.active)
         device.width.review(device.active, bool(self._line))
         self._ledger.touch(device)
 
@@ -234,6 +237,10 @@ class Packer:
         lane = trial.lane
         if event.outcome in (Outcome.DONE, Outcome.STOPPED):
             self._believe(trial, lane)
+            if trial.iterations == 1:
+                # There is no later one to go by, and all of its kind carry their set-up.
+                lane.device.width.measured(trial.id, 1, trial.seconds, lane.device.active)
+                lane.device.width.review(lane.device.active, bool(self._line))
         self._leave(trial)
         if event.outcome is Outcome.DONE:
             if trial.seconds > 0:

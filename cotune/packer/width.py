@@ -46,7 +46,7 @@ class WidthControl:
     fixed: int | None = None
     width: int = 1
     _guessed: bool = False
-    _trying: bool = False
+    _trying_from: int = 0
     _now: dict[int, _Speed] = field(default_factory=dict)
     _before: dict[int, _Speed] = field(default_factory=dict)
     _hold: int = 0
@@ -57,17 +57,18 @@ class WidthControl:
             self.width = self.limit = self.fixed
 
     def guess(self, busy: float | None) -> None:
-        """Sets the width from what one trial alone used of the device; only the first call counts."""
-        if self.fixed is not None or self._guessed:
+        """Tries the width that leaves no room, by what one trial alone used of the device; only once."""
+        if self.fixed is not None or self._guessed or self._trying_from or not busy:
             return
         self._guessed = True
-        if busy is not None and busy > 0:
-            self._change(max(1, min(self.limit, round(1.0 / busy))))
+        self._try(max(1, min(self.limit, round(1.0 / busy))))
 
     def measured(self, trial: int, count: int, seconds: float, active: int) -> None:
         """Notes the speed of a trial while `active` lanes ran; only full width tells anything."""
         if self.fixed is None and active == self.width and count > 0:
             self._now.setdefault(trial, _Speed()).add(count, seconds)
+            if len(self._now) > 4 * self.limit:
+                del self._now[next(iter(self._now))]
 
     def review(self, active: int, waiting: bool) -> bool:
         """Decides on the width; True if it changed.
@@ -76,45 +77,54 @@ class WidthControl:
             active: Lanes running now.
             waiting: Whether a trial would use another lane.
         """
-        if self.fixed is not None or not self._guessed:
+        if self.fixed is not None:
             return False
-        ready = sum(min(speed.samples, SAMPLES) for speed in self._now.values()) >= SAMPLES * self.width
-        if self._trying:
-            if not ready:
-                return False
-            self._trying = False
-            if self._gain() > GAIN:
-                self._refusals = 0
-                return False
-            self._refusals += 1
-            self._hold = PATIENCE * 2**self._refusals
-            self._change(self.width - 1)
-            return True
+        if self._trying_from:
+            return self._is_ready() and not self._accept()
         if self._hold > 0:
             self._hold -= 1
             return False
-        if waiting and ready and active == self.width < self.limit:
-            self._before = self._now
-            self._change(self.width + 1)
-            self._trying = True
+        if waiting and active == self.width < self.limit and self._is_ready():
+            self._try(self.width + 1)
             return True
         return False
 
-    def _change(self, width: int) -> None:
-        self.width = width
-        self._now = {}
+    def _is_ready(self) -> bool:
+        return sum(min(speed.samples, SAMPLES) for speed in self._now.values()) >= SAMPLES * self.width
 
-    def _gain(self) -> float:
-        """Sum of normalised speeds now, over that of one lane less."""
+    def _accept(self) -> bool:
+        """Ends a trial of a width that was measured: kept if every lane more was worth it, else half as wide."""
+        before, width = self._trying_from, self.width
+        self._trying_from = 0
+        if width <= before or self._gain(before) > GAIN ** (width - before):
+            self._refusals = 0
+            return True
+        self._refusals += 1
+        self._hold = PATIENCE * 2**self._refusals
+        self.width, self._now = max(before, width // 2), {}
+        if self.width > before:
+            self._trying_from = before
+        return False
+
+    def _try(self, width: int) -> None:
+        if width > self.width:
+            self._trying_from, self._before = self.width, self._now
+            self.width, self._now = width, {}
+
+    def _gain(self, before: int) -> float:
+        """Sum of normalised speeds now, over that at the width before."""
         common = [
             self._before[trial].step_seconds / speed.step_seconds
             for trial, speed in self._now.items()
             if trial in self._before and speed.step_seconds > 0
         ]
         if not common:
-            before, now = (_mean([s.step_seconds for s in speeds.values()]) for speeds in (self._before, self._now))
-            common = [before / now] if now > 0 else [1.0]
-        return _mean(common) * self.width / (self.width - 1)
+            then, now = (_mean([s.step_seconds for s in speeds.values()]) for speeds in (self._before, self._now))
+            if then == 0:
+                # Nothing was measured before a guess: taken as it is, one step at a time from there.
+                return float("inf")
+            common = [then / now] if now > 0 else [1.0]
+        return _mean(common) * self.width / before
 
 
 def _mean(values: list[float]) -> float:

@@ -9,7 +9,7 @@ from cotune.demand import Demand
 from cotune.packer import events as ev
 from cotune.packer import instructions as do
 from cotune.packer.events import Outcome
-from cotune.packer.packer import PackerOptions
+from cotune.packer.packer import Packer, PackerOptions
 from cotune.packer.policies import Fifo
 from cotune.packer.state import padded
 
@@ -839,3 +839,28 @@ def test_trial_is_added_once() -> None:
     world.add(0)
     assert world.send(ev.TrialAdded(0.0, 0)) == []
     assert world.packer.unfinished == 1
+
+
+def test_set_up_time_of_a_trial_is_not_its_speed() -> None:
+    packer = Packer(PackerOptions())
+    packer.handle(ev.DeviceFound(0.0, "gpu", 100_000 * MIB, 500 * MIB, max_width=32))
+    for number in range(200):
+        packer.handle(ev.TrialAdded(0.0, number))
+    started: dict[int, int] = {}
+    now, widest = 0.0, 0
+    out = packer.handle(ev.Tick(0.0))
+    for step in range(3000):
+        now += 1.0
+        running = [trial for lane in packer.snapshot().devices[0].lanes for trial in lane.residents]
+        widest = max(widest, len(running))
+        for trial in running:
+            count = started[trial] = started.get(trial, 0) + 1
+            # Lanes share the device without any gain; building the model takes 50 times a step.
+            seconds = 0.1 * len(running) * (50 if count == 1 else 1)
+            out += packer.handle(ev.IterationsDone(now, trial, 1, seconds, 1 << 20, 1 << 20))
+            if count == 6:
+                out += packer.handle(ev.TrialEnded(now, trial, ev.Outcome.DONE))
+        for resize in [i for i in out if isinstance(i, do.ResizeLane)]:
+            out += packer.handle(ev.LaneResized(now, resize.lane, resize.quota))
+        out = []
+    assert widest <= 2

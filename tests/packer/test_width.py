@@ -115,3 +115,20 @@ def test_trials_of_a_single_report_raise_the_width_too() -> None:
         control.measured(trial, 1, 1.0, control.width)
         control.review(control.width, waiting=True)
     assert control.width == 4
+
+
+def test_a_guess_that_was_too_wide_is_taken_back() -> None:
+    control = WidthControl(limit=32)
+    for _ in range(2):
+        control.measured(0, 1, 1.0, 1)
+    control.guess(0.05)
+    assert control.width == 20
+    run(control, lambda width: 1.0 if width <= 2 else width / 2.1, reviews=20)
+    assert control.width <= 3
+
+
+def test_what_it_remembers_does_not_grow_with_ended_trials() -> None:
+    control = searching(limit=4)
+    for trial in range(10_000):
+        control.measured(trial, 1, 1.0, control.width)
+    assert len(control._now) <= 16
