@@ -11,7 +11,7 @@ from cotune.packer.policies import Policy, Waiting
 from cotune.packer.prediction import KindModel
 from cotune.packer.state import Device, Trial
 
-SORT_AT_ONCE = 32
+SORT_AT_ONCE = 16
 
 _Key = tuple[float, ...]
 

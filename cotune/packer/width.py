@@ -93,10 +93,13 @@ class WidthControl:
         return sum(min(speed.samples, SAMPLES) for speed in self._now.values()) >= SAMPLES * self.width
 
     def _accept(self) -> bool:
-        """Ends a trial of a width that was measured: kept if every lane more was worth it, else half as wide."""
+        """Ends a trial of a width that was measured: kept if it was worth it, else half as wide.
+
+        One lane more must add 5% to the sum of speeds. A guess of several must leave each at least half its speed.
+        """
         before, width = self._trying_from, self.width
         self._trying_from = 0
-        if width <= before or self._gain(before) > GAIN ** (width - before):
+        if self._gain(before) > (GAIN if width == before + 1 else width / before / 2):
             self._refusals = 0
             return True
         self._refusals += 1
