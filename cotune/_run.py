@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
 import secrets
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ from cotune.errors import InputError, RunError, RunNameInUse
 from cotune.packer import Packer, PackerOptions, Policy, make_policy
 from cotune.paths import RunFolder, default_storage
 from cotune.results import Results, TrialResult
+from cotune.search import PRUNERS, SAMPLERS
 from cotune.search.spaces import Space
 from cotune.sharing.devices import find_devices
 from cotune.trainable import check_trainable
@@ -30,6 +32,10 @@ if TYPE_CHECKING:
 
     from cotune.record import Saved
     from cotune.sweep import Sweep
+
+
+# What any file system takes as the name of a folder, and nobody has to quote.
+_NAME = re.compile(r"\w[\w.+=@-]{0,127}")
 
 
 def run(
@@ -109,8 +115,13 @@ def run(
         iteration_timeout=_seconds("iteration_timeout", iteration_timeout),
     )
     _check_names(metric, mode, name)
+    _check_choice("sampler", sampler, SAMPLERS)
+    _check_choice("pruner", pruner, PRUNERS)
+    _check_callbacks(callbacks)
     budget = _seconds("time_budget", time_budget)
     is_grid = isinstance(sampler, str) and sampler.lower() == "grid"
+    if is_grid:
+        tree.grid()
     grid = tree.grid_size() if is_grid else None
     wanted = _count("trials", trials)
     if wanted is None and budget is None and grid is None:
@@ -160,6 +171,8 @@ def _assemble(
     dashboard: bool | None,
 ) -> tuple[Sweep, Callable[[], None]]:
     """Builds the sweep; the second value ends what it writes to."""
+    from optuna.samplers import GridSampler
+
     from cotune.dashboard.views import make_view
     from cotune.event_log import EventLog
     from cotune.search.samplers import learns, make_pruner, make_sampler
@@ -175,12 +188,21 @@ def _assemble(
                 hint="resume with the same metric= and mode=, or choose another name=",
             )
     for record in records:
-        record.config.update(space.config(record.params))
+        try:
+            record.config.update(space.config(record.params))
+        except InputError as error:
+            raise RunError(
+                f"run {folder.path.name!r} was made with another space: its trial {record.trial}: {error.message}",
+                hint="resume with the same space, or choose another name=",
+            ) from error
     base = int(settings["seed"]) if settings else secrets.randbits(32) if seed is None else seed
     # A sampler that starts again from its seed would make its first suggestions again; a grid must stay the same.
     is_grid = isinstance(sampler, str) and sampler.lower() == "grid"
     chosen = make_sampler(sampler, space, base if is_grid else (base + len(records)) % 2**32)
     judge = make_pruner(pruner)
+    # A grid is run once, also by Optuna's own sampler, which would begin again while its last points are running.
+    points = getattr(chosen, "_n_min_trials", None) if isinstance(chosen, GridSampler) else None
+    trials = points if trials is None else min(trials, points or trials)
     log = EventLog(folder.events)
     if not saved:
         log.write(
@@ -221,6 +243,8 @@ def _past(record: Any) -> Any:
 
 
 def _open_run(name: str, storage: str | os.PathLike[str] | None, resume: bool) -> tuple[RunFolder, Saved | None]:
+    if storage is not None and not (isinstance(storage, (str, os.PathLike)) and str(storage)):
+        raise InputError(f"storage={storage!r} is not a folder", hint="pass a path, or leave it out")
     folder = RunFolder(Path(storage if storage is not None else default_storage()).expanduser().absolute() / name)
     there = folder.events.exists()
     if there and not resume:
@@ -284,8 +308,23 @@ def _check_names(metric: Any, mode: Any, name: Any) -> None:
         raise InputError(f"metric={metric!r} is not a name", hint="name one of the metrics that the trainable reports")
     if mode not in ("min", "max"):
         raise InputError(f"mode={mode!r} is neither 'min' nor 'max'", hint="say which way is better")
-    if name is not None and (not isinstance(name, str) or not name or "/" in name or name.startswith(".")):
-        raise InputError(f"name={name!r} cannot name a folder", hint="use letters, digits, '-' and '_'")
+    if name is not None and not (isinstance(name, str) and _NAME.fullmatch(name)):
+        raise InputError(
+            f"name={name!r} cannot name a folder",
+            hint="use up to 128 letters, digits, . _ + = @ -, beginning with a letter or digit",
+        )
+
+
+def _check_callbacks(callbacks: Any) -> None:
+    if not isinstance(callbacks, Iterable) or not all(map(callable, callbacks)):
+        raise InputError(f"callbacks={callbacks!r} is not a list of functions", hint="write callbacks=[function]")
+
+
+def _check_choice(what: str, value: Any, names: Sequence[str]) -> None:
+    """Refuses a name nobody knows before anything starts; objects are looked at once Optuna is loaded."""
+    if isinstance(value, str) and value.lower() not in names:
+        listed = ", ".join(map(repr, names))
+        raise InputError(f"{what}={value!r} is not a {what}", hint=f"known are {listed}; or pass an object of Optuna's")
 
 
 def _count(what: str, value: Any, least: int = 1) -> int | None:

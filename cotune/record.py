@@ -132,7 +132,9 @@ def _replay(record: Record, event: dict[str, Any], line: bytes, metric: str) -> 
         record.starts(event["device"], event["lane"], event["time"])
     elif kind == "report":
         value = event["metrics"].get(metric)
-        record.add(Report(record.trial, event["step"], math.nan if value is None else float(value), line))
+        record.add(
+            Report(record.trial, record.attempts - 1, event["step"], math.nan if value is None else float(value), line)
+        )
     elif kind == "end":
         record.state = TrialState(event["state"])
         record.end = event["time"]

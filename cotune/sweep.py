@@ -124,7 +124,7 @@ class Sweep:
         self._exhausted = False
         self._reported = any(record.lines for record in records)
         self._signals = 0
-        self._unacknowledged: list[int] = []
+        self._unacknowledged: list[tuple[int, int]] = []
         self._started: dict[int, float] = {}
         self._counts = dict.fromkeys(map(str, TrialState), 0)
         for record in records:
@@ -210,8 +210,8 @@ class Sweep:
 
     def _acknowledge(self) -> None:
         self._log.flush()
-        for trial in self._unacknowledged:
-            self._engine.verdict(trial)
+        for trial, attempt in self._unacknowledged:
+            self._engine.verdict(trial, attempt)
         self._unacknowledged.clear()
 
     # ---- trials come
@@ -231,18 +231,24 @@ class Sweep:
 
     def _on_answer(self, answer: object) -> None:
         if isinstance(answer, Suggestion):
-            self._asked -= 1
+            self._asked = max(0, self._asked - 1)
             self._proposed += 1
             self._propose(answer)
         elif isinstance(answer, Verdict):
             record = self.records[answer.trial]
-            if answer.stop and not record.state.is_final:
+            is_current = answer.attempt == record.attempts - 1
+            if answer.stop and is_current and not record.state.is_final:
                 self._withdraw(record, "pruned")
-            self._unacknowledged.append(answer.trial)
+            self._unacknowledged.append((answer.trial, answer.attempt))
         elif isinstance(answer, Exhausted):
             self._exhausted, self._asked = True, 0
         elif isinstance(answer, Failure):
-            raise answer.error
+            if isinstance(answer.error, errors.CotuneError) or not isinstance(answer.error, Exception):
+                raise answer.error
+            raise errors.RunError(
+                f"the sampler or the pruner raised {type(answer.error).__name__}: {answer.error}",
+                hint="see the cause above; what has run so far is kept, resume=True goes on with another one",
+            ) from answer.error
 
     def _propose(self, suggestion: Suggestion) -> None:
         number = suggestion.trial
@@ -286,9 +292,9 @@ class Sweep:
         self._reported = True
         self._log.write_line(report.line)
         if self._search.judges and not record.withdrawn:
-            self._search.report(report.trial, report.step, report.value)
+            self._search.report(report.trial, report.attempt, report.step, report.value)
         else:
-            self._unacknowledged.append(report.trial)
+            self._unacknowledged.append((report.trial, report.attempt))
 
     def _lane_up(self, lane: int) -> None:
         """Trials that were waiting in a lane for its process start now."""
@@ -368,12 +374,13 @@ class Sweep:
         if self.interrupted:
             return
         if self._signals:
-            self._drain("Ctrl-C: running trials stop at their next iteration, press again to end at once")
+            self._drain("interrupted: running trials stop at their next iteration; press again to end at once")
         elif budget is not None and time.monotonic() - self._began >= budget:
             self._drain("the time budget is used up")
 
     def _drain(self, note: str) -> None:
         self.interrupted, self._note = True, note
+        self._search.drop_asks()
         for record in list(self.records.values()):
             if not record.state.is_final:
                 self._withdraw(record, "interrupted")

@@ -51,12 +51,14 @@ class Report:
 
     Attributes:
         trial: The trial's number.
+        attempt: In which attempt it was made.
         step: Where it is.
         value: The run's metric; NaN if this report does not carry it.
         line: The report as a line of the events file, newline included.
     """
 
     trial: int
+    attempt: int
     step: int
     value: float
     line: bytes

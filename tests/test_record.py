@@ -64,7 +64,7 @@ def new_record(tmp_path, **fields):
 
 
 def made(step, value=0.0):
-    return Report(0, step, value, b"%d\n" % step)
+    return Report(0, 0, step, value, b"%d\n" % step)
 
 
 def test_the_settings_come_back(written):

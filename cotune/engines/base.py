@@ -32,8 +32,8 @@ class Engine(ABC):
         """What happened, in order; waits up to `timeout` seconds for something to happen."""
 
     @abstractmethod
-    def verdict(self, trial: int) -> None:
-        """Lets a trial go on after its last report; a stop is sent before it with `StopTrial`."""
+    def verdict(self, trial: int, attempt: int) -> None:
+        """Lets an attempt at a trial go on after its last report; a stop is sent before it with `StopTrial`."""
 
     @abstractmethod
     def wake(self) -> None:

@@ -35,6 +35,8 @@ WATCH_EVERY = 1.0
 QUIET_AFTER = 1.0
 CAPACITY_STEP = 256 << 20
 SETTLE = 2
+BUSY_AFTER = 2.0
+EXIT_WITHIN = 5.0
 QUANTUM = 0.05
 MAX_STILLBORN = 5
 
@@ -80,6 +82,8 @@ class LocalEngine(Engine):
         self._threads = options.threads or min(max(1, info.cores // 4) if info.is_cuda else 1 for info in devices)
         self._lanes: dict[int, LaneHandle] = {}
         self._trial_lane: dict[int, LaneHandle] = {}
+        self._began: dict[int, float] = {}
+        self._closing: dict[int, float] = {}
         self._pending: list[ev.Event | Report] = []
         self._watch_due = 0.0
         self._watches: dict[str, _OthersOnGpu] = {}
@@ -112,9 +116,8 @@ class LocalEngine(Engine):
         return time.monotonic()
 
     def wake(self) -> None:
-        if not self._closed:
-            with contextlib.suppress(BlockingIOError, OSError):
-                os.write(self._wake_write, b"x")
+        with contextlib.suppress(OSError):
+            os.write(self._wake_write, b"x")
 
     # ---- instructions
 
@@ -124,6 +127,7 @@ class LocalEngine(Engine):
             lane = self._lanes.get(instruction.lane)
             if lane is not None:
                 self._trial_lane[instruction.trial] = lane
+                self._began.pop(instruction.trial, None)
                 try:
                     lane.start(spec)
                 except errors.NotPicklable as error:
@@ -142,11 +146,12 @@ class LocalEngine(Engine):
                 lane.kill()
             else:
                 lane.exit()
+                self._closing[lane.lane] = self.now()
 
-    def verdict(self, trial: int) -> None:
+    def verdict(self, trial: int, attempt: int) -> None:
         lane = self._trial_lane.get(trial)
         if lane is not None:
-            lane.verdict(trial)
+            lane.verdict(trial, attempt)
 
     def _refuse(self, trial: int, error: errors.CotuneError) -> None:
         self._pending.append(
@@ -189,14 +194,19 @@ class LocalEngine(Engine):
         for key, _ in self._selector.select(wait):
             source = key.data
             if isinstance(source, LaneHandle):
+                if self._lanes.get(source.lane) is not source:
+                    # The zygote was heard first, in this very round, and the lane is booked out.
+                    continue
                 frames = source.receive()
                 if frames is None:
-                    # Its process is ending; the zygote will say how.
+                    # Its process is ending, or has lost its socket; the zygote will say how it went.
                     self._selector.unregister(source)
+                    source.kill()
                 else:
                     self._decode(source, frames)
             elif isinstance(source, Zygote):
-                self._hear_zygote(source)
+                if source is self._zygote:
+                    self._hear_zygote(source)
             else:
                 with contextlib.suppress(BlockingIOError):
                     os.read(self._wake_read, 4096)
@@ -217,16 +227,22 @@ class LocalEngine(Engine):
 
     def _progress(self, lane: LaneHandle, payload: bytes) -> ev.Event:
         trial, count, seconds, persistent, ephemeral, busy = wire.decode_progress(payload)
+        self._began.setdefault(trial, self.now())
         measured = None if math.isnan(busy) else busy
-        if lane.options.uuid and len(self._lanes) == 1:
+        if lane.options.uuid and self._trained_alone(lane, trial):
             measured = self._watches[lane.options.uuid].utilization()
         return ev.IterationsDone(self.now(), trial, count, seconds, persistent, ephemeral, measured)
+
+    def _trained_alone(self, lane: LaneHandle, trial: int) -> bool:
+        """Whether what NVML has averaged over the last second was this trial's training and nothing else."""
+        beside = sum(1 for other in self._lanes.values() if other.options.uuid == lane.options.uuid)
+        return beside == 1 and self.now() - self._began.get(trial, math.inf) > BUSY_AFTER
 
     def _ended(self, lane: LaneHandle, payload: bytes) -> ev.Event:
         trial, outcome, needed, name, detail, final = pickle.loads(payload)
         self._trial_lane.pop(trial, None)
-        error = name if isinstance(getattr(errors, name, None), type) else "TrialFailed"
-        return ev.TrialEnded(self.now(), trial, ev.Outcome(outcome), needed, error, detail, final)
+        self._began.pop(trial, None)
+        return ev.TrialEnded(self.now(), trial, ev.Outcome(outcome), needed, name, detail, final)
 
     def _hear_zygote(self, zygote: Zygote) -> None:
         message = zygote.receive()
@@ -260,6 +276,7 @@ class LocalEngine(Engine):
         self._decode(lane, lane.drain())
         lane.close()
         del self._lanes[lane.lane]
+        self._closing.pop(lane.lane, None)
         for trial in [trial for trial, other in self._trial_lane.items() if other is lane]:
             del self._trial_lane[trial]
         if lane.options.uuid:
@@ -279,12 +296,16 @@ class LocalEngine(Engine):
         now = self.now()
         self._watch_due = now + WATCH_EVERY
         for lane in self._lanes.values():
+            if now - self._closing.get(lane.lane, math.inf) > EXIT_WITHIN:
+                # It cannot even read its messages, as when native code holds the interpreter.
+                lane.kill()
             seconds = lane.quiet_seconds()
             if seconds > QUIET_AFTER:
                 self._pending.append(ev.LaneQuiet(now, lane.lane, lane.holder, seconds))
         for uuid, watch in self._watches.items():
             lanes = [lane for lane in self._lanes.values() if lane.options.uuid == uuid]
-            if any(lane.lane in self._unready for lane in lanes):
+            # What a lane has taken since its last boundary is not in its own figure yet.
+            if any(lane.lane in self._unready or lane.quiet_seconds() > WATCH_EVERY for lane in lanes):
                 watch.unsettled()
             capacity = watch.changed_capacity(sum(lane.held for lane in lanes))
             if capacity is not None:
@@ -304,9 +325,12 @@ class LocalEngine(Engine):
         for watch in self._watches.values():
             watch.close()
         self._selector.close()
-        for fd in (self._wake_read, self._wake_write):
-            with contextlib.suppress(OSError):
-                os.close(fd)
+        os.close(self._wake_read)
+
+    def __del__(self) -> None:
+        # Not before: another thread may still call wake().
+        with contextlib.suppress(AttributeError, OSError):
+            os.close(self._wake_write)
 
 
 class _OthersOnGpu:
@@ -323,7 +347,7 @@ class _OthersOnGpu:
         self._watch = cuda.GpuWatch(info.uuid)
         self._unsettled = SETTLE
 
-    def utilization(self) -> float:
+    def utilization(self) -> float | None:
         return self._watch.utilization()
 
     def unsettled(self) -> None:

@@ -18,10 +18,8 @@ from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 
 from cotune.errors import InputError
+from cotune.search import PRUNERS, SAMPLERS
 from cotune.search.spaces import Space
-
-SAMPLERS = ("tpe", "random", "grid")
-PRUNERS = ("asha", "hyperband", "median", "none")
 
 
 class AskTellGridSampler(GridSampler):

@@ -24,10 +24,12 @@ from optuna.pruners import BasePruner
 from optuna.samplers import BaseSampler
 from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
 
+from cotune.errors import InputError
 from cotune.search.journal import WriteBehindBackend
 from cotune.search.spaces import Space
 
 FLUSH_EVERY = 1.0
+CLOSE_WITHIN = 10.0
 MAX_VALUES = 1000
 
 
@@ -41,9 +43,10 @@ class Suggestion:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether a trial may go on after a report."""
+    """Whether an attempt at a trial may go on after a report."""
 
     trial: int
+    attempt: int
     stop: bool
 
 
@@ -114,7 +117,7 @@ class Search:
         self._prepare = prepare
         self._wake = wake
         self._trials: dict[int, Trial] = {}
-        self._exhausted = False
+        self._exhausted = self._dropping = False
         self._distributions = space.distributions()
         self._backend = WriteBehindBackend(journal)
         with warnings.catch_warnings():
@@ -141,9 +144,9 @@ class Search:
         for _ in range(count):
             self._commands.put(self._ask)
 
-    def report(self, trial: int, step: int, value: float) -> None:
+    def report(self, trial: int, attempt: int, step: int, value: float) -> None:
         """Passes a report on; a `Verdict` comes if there is a pruner."""
-        self._commands.put(lambda: self._report(trial, step, value))
+        self._commands.put(lambda: self._report(trial, attempt, step, value))
 
     def complete(self, trial: int, value: float, values: Iterable[tuple[int, float]] = ()) -> None:
         """Tells that a trial is done, with its reports unless they were passed on one by one."""
@@ -166,10 +169,19 @@ class Search:
             found.append(self._answers.popleft())
         return found
 
+    def drop_asks(self) -> None:
+        """Suggests nothing any more, not even what was asked for already: an `Exhausted` comes instead."""
+        self._dropping = True
+        self._answer(Exhausted())
+
     def close(self) -> None:
-        """Does what was asked so far, writes the journal and ends the thread."""
+        """Tells Optuna what it was not told yet, writes the journal and ends the thread.
+
+        A sampler that computes on and on is left to itself after a while: the journal can be made again.
+        """
+        self._dropping = True
         self._commands.put(None)
-        self._thread.join()
+        self._thread.join(CLOSE_WITHIN)
 
     # ---- on the search thread
 
@@ -201,6 +213,8 @@ class Search:
         self._wake()
 
     def _ask(self) -> None:
+        if self._dropping:
+            return
         if self._exhausted or getattr(self.study, "_stop_flag", False):
             if not self._exhausted:
                 self._exhausted = True
@@ -211,12 +225,12 @@ class Search:
         self._prepare(trial.number)
         self._answer(Suggestion(trial.number, dict(trial.params)))
 
-    def _report(self, number: int, step: int, value: float) -> None:
+    def _report(self, number: int, attempt: int, step: int, value: float) -> None:
         trial = self._trials[number]
         if not math.isnan(value):
             self._store(trial, step, value)
         if self.judges:
-            self._answer(Verdict(number, not math.isnan(value) and trial.should_prune()))
+            self._answer(Verdict(number, attempt, not math.isnan(value) and trial.should_prune()))
 
     def _store(self, trial: Trial, step: int, value: float) -> None:
         # A trial resumed from a checkpoint reports a step again, which Optuna would ignore with a warning.
@@ -237,13 +251,19 @@ class Search:
             "fail": TrialState.FAIL,
             "running": TrialState.RUNNING,
         }[past.state]
-        frozen: FrozenTrial = create_trial(
-            state=state,
-            params=past.params,
-            distributions={name: self._distributions[name] for name in past.params},
-            value=past.value if state is TrialState.COMPLETE else None,
-            intermediate_values=dict(_thinned(list(past.values))),
-        )
+        try:
+            frozen: FrozenTrial = create_trial(
+                state=state,
+                params=past.params,
+                distributions={name: self._distributions[name] for name in past.params},
+                value=past.value if state is TrialState.COMPLETE else None,
+                intermediate_values=dict(_thinned(list(past.values))),
+            )
+        except (KeyError, ValueError) as error:
+            raise InputError(
+                f"a trial of the run that is resumed has {past.params}, which this space does not hold: {error}",
+                hint="resume with the same space, or choose another name=",
+            ) from error
         identity = self.study._storage.create_new_trial(self.study._study_id, template_trial=frozen)
         if state is TrialState.RUNNING:
             trial = Trial(self.study, identity)

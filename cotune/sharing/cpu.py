@@ -11,7 +11,7 @@ import time
 from cotune.demand import GIB, MIB
 from cotune.sharing.memory import LaneMemory
 
-HEADROOM = 96 * MIB
+HEADROOM = 128 * MIB
 _M_ARENA_MAX = -8
 _RESIDENT = re.compile(rb"VmHWM:\s+(\d+) kB\nVmRSS:\s+(\d+) kB\nRssAnon:\s+(\d+) kB")
 
@@ -70,7 +70,7 @@ class CpuMemory(LaneMemory):
     def relax(self) -> None:
         self._apply(resource.RLIM_INFINITY)
 
-    def trim(self) -> None:
+    def trim(self, *, shared: bool) -> None:
         self._libc.malloc_trim(0)
         self._apply(self._limit)
 
@@ -99,7 +99,14 @@ def available_memory() -> int:
         ):
             text = limit.read().strip()
             if text != "max":
-                available = min(available, int(text) - int(used.read()))
+                available = min(available, int(text) - int(used.read()) + _file_cache())
     except (OSError, ValueError):
         pass
     return max(available, GIB // 4)
+
+
+def _file_cache() -> int:
+    """Bytes of our control group that hold files nobody uses, which the kernel gives up when asked."""
+    with open("/sys/fs/cgroup/memory.stat", encoding="ascii") as stat:
+        table = dict(line.split() for line in stat)
+    return int(table.get("inactive_file", 0))

@@ -6,15 +6,21 @@ The driver and the zygote never touch CUDA itself: a process that has can no lon
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from cotune.demand import MIB
+from cotune.errors import DeviceError
 from cotune.sharing.memory import LaneMemory
 
 CONTEXT_GUESS = 600 * MIB
+LEAST_CONTEXT = 100 * MIB
+MOST_CONTEXT = 2000 * MIB
 RESERVE = 256 * MIB
 
 
@@ -77,6 +83,11 @@ def visible_gpus(environ: dict[str, str] | None = None) -> list[Gpu]:
         return found
     visible: list[Gpu] = []
     for entry in (part.strip() for part in chosen.split(",")):
+        if entry.startswith("MIG-"):
+            raise DeviceError(
+                f"CUDA_VISIBLE_DEVICES={chosen!r} names a slice of a GPU (MIG), which cotune cannot measure yet",
+                hint="name whole GPUs, or write devices=['cpu:0'] to use the CPU",
+            )
         if entry.isdigit():
             match = [gpu for gpu in found if gpu.index == int(entry)]
         else:
@@ -85,6 +96,19 @@ def visible_gpus(environ: dict[str, str] | None = None) -> list[Gpu]:
             break
         visible.append(match[0])
     return visible
+
+
+def torch_has_cuda() -> bool:
+    """Whether the torch that is installed was built for CUDA; told without importing it, which takes a second."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        return False
+    try:
+        text = Path(spec.origin).with_name("version.py").read_text(encoding="utf-8")
+    except OSError:
+        return True
+    match = re.search(r"^cuda\b[^=]*=\s*(.+)$", text, re.MULTILINE)
+    return match is None or match[1].strip() != "None"
 
 
 class GpuWatch:
@@ -101,9 +125,12 @@ class GpuWatch:
         """Bytes in use by anyone."""
         return int(self._nvml.nvmlDeviceGetMemoryInfo(self._handle).used)
 
-    def utilization(self) -> float:
-        """Share of the last sampling period (about 1/6 s to 1 s) in which a kernel ran, 0 to 1."""
-        return float(self._nvml.nvmlDeviceGetUtilizationRates(self._handle).gpu) / 100.0
+    def utilization(self) -> float | None:
+        """Share of the last sampling period (1/6 s to 1 s) in which a kernel ran, 0 to 1; None if it is not told."""
+        try:
+            return float(self._nvml.nvmlDeviceGetUtilizationRates(self._handle).gpu) / 100.0
+        except self._nvml.NVMLError:
+            return None
 
     def close(self) -> None:
         self._nvml.nvmlShutdown()
@@ -135,7 +162,12 @@ class CudaMemory(LaneMemory):
     def start(self) -> int:
         torch = self._torch
         torch.cuda.init()
-        torch.zeros(1, device="cuda:0")
+        # A matrix product loads what nearly every trial will, and what the allocator does not count.
+        square = torch.ones(64, 64, device="cuda:0")
+        (square @ square).sum().item()
+        del square
+        torch._C._cuda_clearCublasWorkspaces()
+        torch.cuda.empty_cache()
         torch.cuda.synchronize()
         self._total = int(torch.cuda.get_device_properties(0).total_memory)
         self._context = self._measure_context()
@@ -149,8 +181,10 @@ class CudaMemory(LaneMemory):
         with contextlib.suppress(Exception), _nvml() as nvml:
             handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
             for process in nvml.nvmlDeviceGetComputeRunningProcesses(handle):
-                if process.pid == os.getpid() and process.usedGpuMemory:
-                    return max(0, int(process.usedGpuMemory) - reserved)
+                # Our number may be another process's in another PID namespace: only a likely figure is believed.
+                own = int(process.usedGpuMemory or 0) - reserved if process.pid == os.getpid() else 0
+                if LEAST_CONTEXT < own < MOST_CONTEXT:
+                    return own
         return CONTEXT_GUESS
 
     def read(self) -> tuple[int, int]:
@@ -180,8 +214,10 @@ class CudaMemory(LaneMemory):
     def relax(self) -> None:
         """Unwinding frees device memory without asking for more: the cap may stay."""
 
-    def trim(self) -> None:
-        self._torch._C._cuda_clearCublasWorkspaces()
+    def trim(self, *, shared: bool) -> None:
+        # A resident that still runs would only allocate its workspace again, and be charged for it twice.
+        if not shared:
+            self._torch._C._cuda_clearCublasWorkspaces()
 
     def is_sound(self) -> bool:
         """False after a sticky error, such as a device-side assert: every later CUDA call would fail too."""

@@ -16,6 +16,7 @@ from cotune.sharing.cpu import available_memory
 CPU_SHARE = 0.8
 CPU_CONTEXT_GUESS = 16 * MIB
 GPU_MAX_WIDTH = 32
+LEAST_CAPACITY = 64 * MIB
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +77,8 @@ def find_devices(
         return _explicit(devices, threads)
     visible = cuda.visible_gpus()
     if gpus is None:
-        return [_gpu(n, gpu, len(visible)) for n, gpu in enumerate(visible)] or _explicit(["cpu:0"], threads)
+        usable = visible if cuda.torch_has_cuda() else []
+        return [_gpu(n, gpu, len(usable)) for n, gpu in enumerate(usable)] or _explicit(["cpu:0"], threads)
     return _chosen(gpus, visible, threads)
 
 
@@ -96,8 +98,13 @@ def _chosen(gpus: int | Sequence[int | str], visible: list[cuda.Gpu], threads: i
 
 def _picked(entry: int | str, visible: list[cuda.Gpu], count: int, asked: str) -> DeviceInfo:
     position = _position(entry, visible)
-    if position is not None:
+    if position is not None and cuda.torch_has_cuda():
         return _gpu(position, visible[position], count)
+    if position is not None:
+        raise DeviceError(
+            f"{asked} asks for a GPU, but there is no torch here that can use one",
+            hint="install a CUDA build of torch, or write devices=['cpu:0'] to use the CPU",
+        )
     raise DeviceError(
         f"{asked} asks for GPU {entry!r}, but {_count(len(visible))} visible here",
         hint=(
@@ -150,6 +157,11 @@ def _explicit(devices: Sequence[str], threads: int | None) -> list[DeviceInfo]:
         gpu = _CUDA.fullmatch(name) if isinstance(name, str) else None
         if cpu:
             capacity = parse_bytes(cpu[2]) if cpu[2] else free // cpus
+            if capacity < LEAST_CAPACITY:
+                raise DeviceError(
+                    f"{name!r} has {format_bytes(capacity)}, less than a process needs",
+                    hint=f"give it {format_bytes(LEAST_CAPACITY)} or more; mind the unit, as in 'cpu:0@4GiB'",
+                )
             taken += capacity
             if taken > free / CPU_SHARE:
                 raise DeviceError(

@@ -31,6 +31,8 @@ from cotune.sharing.trial_session import TrialSession
 from cotune.sharing.turns import Turns
 from cotune.sharing.wire import Kind
 
+THREAD_STACK = 2 * MIB
+
 
 @dataclass(frozen=True, slots=True)
 class LaneOptions:
@@ -111,10 +113,14 @@ class Host:
             os.environ.update(cuda.lane_environment(options.uuid))
             self.memory: LaneMemory = cuda.CudaMemory()
         else:
+            # "cuda if available" in a trainable must not put CPU lanes, unmeasured, onto somebody's GPU.
+            os.environ["CUDA_VISIBLE_DEVICES"] = ""
             self.memory = CpuMemory(options.cores)
         self.home = Home()
 
     def start(self) -> None:
+        # A process that a trial forks is not the trial: its reports print, its steps are no boundaries.
+        os.register_at_fork(after_in_child=_leave_session)
         on_optimizer_step(self._after_step, self._torch_loaded)
         self.page[0] = -1.0
         context = self.memory.start()
@@ -126,13 +132,18 @@ class Host:
     def handle(self, kind: int, payload: bytes) -> None:
         """Does what the driver asks."""
         if kind == Kind.VERDICT:
-            trial = self._sessions.get(wire.decode_int(payload))
-            if trial is not None and trial.verdict.locked():
+            number, attempt = wire.decode_verdict(payload)
+            trial = self._sessions.get(number)
+            # One on the last attempt may come late: it is not on a report of this one.
+            if trial is not None and trial.attempt == attempt and trial.verdict.locked():
                 trial.verdict.release()
         elif kind == Kind.START:
             trial = TrialSession(self, *wire.decode_spec(payload))
             self._sessions[trial.trial] = trial
+            threading.stack_size(0)
             threading.Thread(target=trial.run, name=f"trial-{trial.trial}", daemon=True).start()
+            # Threads of trials: what a stack reserves counts against the quota of a CPU lane.
+            threading.stack_size(THREAD_STACK)
         elif kind == Kind.STOP:
             trial = self._sessions.get(wire.decode_int(payload))
             if trial is not None:
@@ -149,7 +160,9 @@ class Host:
             try:
                 self._sock.sendall(frame)
             except OSError:
-                # Nobody listens any more: end of file will end this process.
+                # Nobody listens any more. A trial waits for the main thread to see the end of the stream.
+                if threading.current_thread() is threading.main_thread():
+                    os._exit(0)
                 threading.Event().wait()
 
     # ---- for the trial that has the turn
@@ -171,23 +184,30 @@ class Host:
         self._shared_bytes += max(0, grown)
         self._send_holds(self._held[1], self._held[2])
 
-    def trial_over(self, trial: TrialSession, *, failed: bool) -> None:
-        """Returns what an ended trial used, and tells what it left behind."""
+    def trial_over(self, trial: TrialSession, *, failed: bool) -> bool:
+        """Returns what an ended trial used, and tells what it left behind.
+
+        Returns:
+            Whether the other residents can go on in this process.
+        """
         self._sessions.pop(trial.trial, None)
+        residents = list(self._sessions.values())
         gc.collect()
         if not self._warm:
             # What the first trial imported stays for good; a full collection would look at it every time.
             self._warm = True
             gc.freeze()
-        self.memory.trim()
-        others = sum(max(0, other.persistent) for other in self._sessions.values())
+        self.memory.trim(shared=bool(residents))
+        others = sum(max(0, other.persistent) for other in residents)
         self.redirect(-1)
         self.level = self.memory.read()[0]
         self.memory.reset_peak()
         residue = self.level - self._context_level - self._shared_bytes - others
-        tainted = (failed and not self.memory.is_sound()) or (not self._sessions and bool(_children()))
+        is_sound = not failed or self.memory.is_sound()
+        tainted = not is_sound or trial.left_threads() or (not residents and bool(_children()))
         if abs(residue - self._held[1]) > MIB or tainted != self._held[2]:
             self._send_holds(max(0, residue), tainted)
+        return is_sound
 
     def _send_holds(self, residue: int, tainted: bool) -> None:
         self._held = (self._shared_bytes, residue, tainted)
@@ -198,11 +218,15 @@ class Host:
         for stream in (sys.stdout, sys.stderr):
             # Our own write through; a trial may have put another in their place.
             if stream not in self._streams:
-                with contextlib.suppress(OSError, ValueError, AttributeError):
+                with contextlib.suppress(Exception):
                     stream.flush()
         target = log if log >= 0 else self._lane_log
         os.dup2(target, 1)
         os.dup2(target, 2)
+
+    def restore_streams(self) -> None:
+        """Puts `sys.stdout` and `sys.stderr` back, which the trial before may have replaced."""
+        sys.stdout, sys.stderr = self._streams
 
     # ---- set-up
 
@@ -211,10 +235,16 @@ class Host:
         os.dup2(self._lane_log, 1)
         os.dup2(self._lane_log, 2)
         self._streams = [
-            io.TextIOWrapper(open(fd, "wb", buffering=0, closefd=False), line_buffering=True, write_through=True)  # noqa: SIM115
+            io.TextIOWrapper(
+                open(fd, "wb", buffering=0, closefd=False),  # noqa: SIM115
+                encoding="utf-8",
+                errors="backslashreplace",
+                line_buffering=True,
+                write_through=True,
+            )
             for fd in (1, 2)
         ]
-        sys.stdout, sys.stderr = self._streams
+        self.restore_streams()
 
     def _after_step(self) -> None:
         trial = getattr(session._local, "session", None)
@@ -227,6 +257,11 @@ class Host:
         if isinstance(holder, TrialSession):
             holder.torch_loaded()
             self.prepare_thread()
+
+
+def _leave_session() -> None:
+    session.bind(None)
+    session.set_holder(None)
 
 
 def _load(blob: bytes | memoryview, what: str) -> Any:
@@ -259,4 +294,5 @@ def _counts(pid: int) -> bool:
         state = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()[0]
     except OSError:
         return False
-    return state != "Z" and b"resource_tracker" not in command and b"forkserver" not in command
+    helpers = (b"resource_tracker", b"forkserver", b"compile_worker")
+    return state != "Z" and not any(helper in command for helper in helpers)

@@ -81,8 +81,8 @@ class LaneHandle:
     def stop(self, trial: int) -> None:
         self._send(wire.encode_int(Kind.STOP, trial))
 
-    def verdict(self, trial: int) -> None:
-        self._send(wire.encode_int(Kind.VERDICT, trial))
+    def verdict(self, trial: int, attempt: int) -> None:
+        self._send(wire.encode_verdict(trial, attempt))
 
     def resize(self, quota: int) -> None:
         self._send(wire.encode_int(Kind.RESIZE, quota))

@@ -43,8 +43,8 @@ class LaneMemory(ABC):
         """Lifts the cap, so that a trial that ran out of memory can unwind."""
 
     @abstractmethod
-    def trim(self) -> None:
-        """Returns what an ended trial no longer uses."""
+    def trim(self, *, shared: bool) -> None:
+        """Returns what an ended trial no longer uses; with `shared`, other trials of the lane still run."""
 
     @abstractmethod
     def is_sound(self) -> bool:

@@ -42,6 +42,7 @@ class TrialSession:
 
     def __init__(self, host: Host, spec: TrialSpec, config: bytes = b"") -> None:
         self.trial = spec.trial
+        self.attempt = spec.attempt
         self.gate = threading.Lock()
         self.gate.acquire()
         self.verdict = threading.Lock()
@@ -53,6 +54,8 @@ class TrialSession:
         self._context: Context | None = Context(spec.seed, host.home)
         self._over = False
         self._stop = False
+        self._threads: set[threading.Thread] = set()
+        self._saving = False
         self._due = 0.0
         self._turn_due = math.inf
         self._turn_end = 0.0
@@ -73,6 +76,15 @@ class TrialSession:
     @property
     def persistent(self) -> int:
         return self._persistent
+
+    def left_threads(self) -> bool:
+        """Whether threads that were started in its time live on, but for other trials' and harmless helpers."""
+        return any(
+            thread not in self._threads
+            and not thread.name.startswith("trial-")
+            and "TMonitor" not in type(thread).__name__
+            for thread in threading.enumerate()
+        )
 
     # ---- asked for by the lane's main thread
 
@@ -102,7 +114,10 @@ class TrialSession:
         now = time.monotonic()
         self._since, self._busy_since = now, host.memory.busy_seconds()
         self._turn_end = now + host.options.quantum
-        self._turn_due = self._turn_end if host.turns.others_wait else math.inf
+        # In this order: whoever joins in between sets it to 0, which must stand.
+        self._turn_due = math.inf
+        if host.turns.others_wait:
+            self._turn_due = self._turn_end
         host.page[1] = now
         host.page[0] = self.trial
         self._due = 0.0
@@ -195,7 +210,7 @@ class TrialSession:
         value, line = read_report(metrics, self._host.options.metric, number == 1, self.trial, where, time.time())
         self._await_verdict()
         self._reports = number
-        self._host.send(wire.encode_report(self.trial, where, value, line))
+        self._host.send(wire.encode_report(self.trial, self.attempt, where, value, line))
         if self._host.options.lockstep:
             self._await_verdict()
             self.verdict.release()
@@ -211,13 +226,34 @@ class TrialSession:
                 self.verdict.acquire()
                 self._host.turns.take(self)
             else:
-                self.verdict.acquire()
+                self._wait_in_place()
         if self._stop:
             self._sample(time.monotonic())
             raise TrialStopped
 
+    def _wait_in_place(self) -> None:
+        """Waits for the verdict without counting that as the trial's own time, or as a missing boundary."""
+        page, began = self._host.page, time.monotonic()
+        page[0] = -1.0
+        self.verdict.acquire()
+        now = time.monotonic()
+        self._since += now - began
+        page[1] = now
+        page[0] = self.trial
+
     @contextlib.contextmanager
     def checkpoint(self) -> Iterator[Path]:
+        if self._saving:
+            raise InputError("checkpoint() was called within checkpoint()", hint="save everything in one directory")
+        self._saving = True
+        try:
+            with self._one_checkpoint() as path:
+                yield path
+        finally:
+            self._saving = False
+
+    @contextlib.contextmanager
+    def _one_checkpoint(self) -> Iterator[Path]:
         try:
             path = self._folder.begin_checkpoint()
         except OSError as error:
@@ -229,6 +265,10 @@ class TrialSession:
             if isinstance(error, OSError) and error.errno is not None and _is_below(error.filename, path):
                 raise self._cannot_save(error) from error
             raise
+        # The reports that the checkpoint stands behind must be safe before it is: once judged, they are.
+        if not self.verdict.acquire(blocking=False):
+            self._wait_in_place()
+        self.verdict.release()
         try:
             self._folder.publish_checkpoint(path, self._reports)
         except OSError as error:
@@ -272,9 +312,11 @@ class TrialSession:
         host = self._host
         session.bind(self)
         host.turns.take(self)
+        self._threads = set(threading.enumerate())
         try:
             self._open_folder()
             host.redirect(self._log)
+            host.restore_streams()
             ended = self._attempt()
         except BaseException as error:
             ended = self._explain(error)
@@ -283,11 +325,15 @@ class TrialSession:
         self._over = True
         self._context = None
         session.bind(None)
-        host.trial_over(self, failed=ended[0] == "failed")
+        can_go_on = host.trial_over(self, failed=ended[0] == "failed")
+        host.page[0] = -1.0
+        host.send(wire.encode_object(wire.Kind.ENDED, (self.trial, *ended)))
+        if not can_go_on and host.turns.others_wait:
+            # They would fail for what this one did: in another lane they go on from their checkpoints.
+            os._exit(1)
         host.turns.give_up(self)
         if self._log >= 0:
             os.close(self._log)
-        host.send(wire.encode_object(wire.Kind.ENDED, (self.trial, *ended)))
 
     def _open_folder(self) -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
@@ -305,15 +351,17 @@ class TrialSession:
         """
         host = self._host
         try:
+            self._raise_if_stopped()
             host.prepare_thread()
             function = host.load_trainable()
             config = host.load_config(self._config, self.trial) if self._config else self._spec.config
+            self._raise_if_stopped()
             returned = trainable.call(function, config)
             del config
             del function
             if isinstance(returned, Mapping):
                 self.report(returned, None)
-            elif isinstance(returned, (int, float)) and not isinstance(returned, bool):
+            elif returned is not None and (self._reports == 0 or _is_number(returned)):
                 self.report({host.options.metric: returned}, None)
             if self._reports == 0:
                 raise NoReport(
@@ -338,15 +386,30 @@ class TrialSession:
             held = self._persistent + host.memory.read()[0] - self._level
             needed = held + refused if refused is not None else None
             host.memory.relax()
-        text = f"sys.exit({error.code!r}) was called" if isinstance(error, SystemExit) else str(error)
-        name = type(error).__name__
-        with contextlib.suppress(OSError):
-            self._folder.error.write_text("".join(traceback.format_exception(error)), encoding="utf-8")
+        text = f"sys.exit({error.code!r}) was called" if isinstance(error, SystemExit) else _said(error)
+        # A class of the user's own may be named like one of ours.
+        name = type(error).__name__ if isinstance(error, CotuneError) else "TrialFailed"
+        kind = type(error).__name__
+        with contextlib.suppress(Exception):
+            trace = "".join(traceback.format_exception(error))
+            self._folder.error.write_text(trace, encoding="utf-8", errors="backslashreplace")
         _forget(error)
         if is_memory:
             return "out_of_memory", needed, name, text[:500], False
         final = isinstance(error, (InputError, NoReport))
-        return "failed", None, name, text if isinstance(error, CotuneError) else f"{name}: {text[:2000]}", final
+        return "failed", None, name, text if isinstance(error, CotuneError) else f"{kind}: {text[:2000]}", final
+
+
+def _said(error: BaseException) -> str:
+    """What an exception says of itself, which may be another exception."""
+    try:
+        return str(error)
+    except Exception as another:
+        return f"(its text could not be made: {type(another).__name__})"
+
+
+def _is_number(value: object) -> bool:
+    return (isinstance(value, (int, float)) and not isinstance(value, bool)) or hasattr(value, "item")
 
 
 def _forget(error: BaseException) -> None:

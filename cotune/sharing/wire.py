@@ -17,7 +17,8 @@ from cotune.sharing.pickling import dumps
 from cotune.trial import Report, TrialSpec
 
 _HEADER = struct.Struct("<IB")
-_REPORT = struct.Struct("<Iqd")
+_REPORT = struct.Struct("<IIqd")
+_VERDICT = struct.Struct("<II")
 _PROGRESS = struct.Struct("<IQdqqd")
 _INT = struct.Struct("<q")
 _PLAIN = (int, float, str, bool, type(None))
@@ -75,13 +76,22 @@ def decode_int(payload: bytes) -> int:
     return value
 
 
-def encode_report(trial: int, step: int, value: float, line: bytes) -> bytes:
-    return _HEADER.pack(_REPORT.size + len(line), Kind.REPORT) + _REPORT.pack(trial, step, value) + line
+def encode_verdict(trial: int, attempt: int) -> bytes:
+    return _HEADER.pack(_VERDICT.size, Kind.VERDICT) + _VERDICT.pack(trial, attempt)
+
+
+def decode_verdict(payload: bytes) -> tuple[int, int]:
+    trial, attempt = _VERDICT.unpack(payload)
+    return trial, attempt
+
+
+def encode_report(trial: int, attempt: int, step: int, value: float, line: bytes) -> bytes:
+    return _HEADER.pack(_REPORT.size + len(line), Kind.REPORT) + _REPORT.pack(trial, attempt, step, value) + line
 
 
 def decode_report(payload: bytes) -> Report:
-    trial, step, value = _REPORT.unpack_from(payload)
-    return Report(trial, step, value, payload[_REPORT.size :])
+    trial, attempt, step, value = _REPORT.unpack_from(payload)
+    return Report(trial, attempt, step, value, payload[_REPORT.size :])
 
 
 def encode_progress(trial: int, count: int, seconds: float, persistent: int, ephemeral: int, busy: float) -> bytes:
@@ -101,22 +111,30 @@ class Frames:
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self._chunk = memoryview(bytearray(1 << 16))
-        self._rest = b""
+        self._rest = bytearray()
+        self._expected = 0
 
     def receive(self) -> list[tuple[int, bytes]] | None:
         """Reads what is there and gives the complete frames; None at the end of the stream."""
         count = self._sock.recv_into(self._chunk)
         if not count:
             return None
-        data = self._rest + self._chunk[:count] if self._rest else bytes(self._chunk[:count])
+        if len(self._rest) + count < self._expected:
+            # A large frame is put together once, not at every piece of it.
+            self._rest += self._chunk[:count]
+            return []
+        data = bytes(self._rest + self._chunk[:count]) if self._rest else bytes(self._chunk[:count])
         frames = []
         start, size = 0, len(data)
         while size - start >= _HEADER.size:
             length, kind = _HEADER.unpack_from(data, start)
             end = start + _HEADER.size + length
             if end > size:
+                self._expected = end - start
                 break
             frames.append((kind, data[start + _HEADER.size : end]))
             start = end
-        self._rest = data[start:]
+        self._rest = bytearray(data[start:])
+        if len(self._rest) < _HEADER.size:
+            self._expected = 0
         return frames

@@ -13,6 +13,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from cotune.sharing.zygote_main import write_payload
+
 _START = (
     "import sys, json; sys.path[:] = json.loads(sys.argv[3]); "
     "from cotune.sharing.zygote_main import main; main(int(sys.argv[1]), int(sys.argv[2]))"
@@ -33,7 +35,7 @@ class Zygote:
 
     def __init__(self, modules: Sequence[str], trainable: bytes, threads: int, log: Path) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        payload = _memory_file(modules, trainable)
+        payload = write_payload(modules, trainable)
         environment = dict(os.environ)
         # torch.cuda.is_available() in the zygote must not start CUDA, or no lane could be forked any more.
         environment["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
@@ -103,12 +105,3 @@ class Zygote:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-
-
-def _memory_file(modules: Sequence[str], trainable: bytes) -> int:
-    head = pickle.dumps(list(modules))
-    fd = os.memfd_create("cotune-payload", os.MFD_CLOEXEC)
-    with open(fd, "wb", closefd=False) as file:
-        file.write(len(head).to_bytes(8, "little") + head)
-        file.write(trainable)
-    return fd

@@ -18,11 +18,14 @@ import signal
 import socket
 import sys
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
+# What is known not to start CUDA when it is imported.
+_SAFE = ("numpy", "cloudpickle", "cotune", "torch")
 
 
 def main(control: int, payload: int) -> NoReturn:
@@ -42,7 +45,14 @@ def main(control: int, payload: int) -> NoReturn:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sock = socket.socket(fileno=control)
     modules, trainable = _read_payload(payload)
+    os.set_inheritable(payload, False)
     _preload(modules)
+    safe = [name for name in modules if name.split(".")[0] in _SAFE]
+    if safe != modules and _touched_cuda():
+        # A package started CUDA when it was imported, and a process that has cannot fork lanes: begin again without.
+        again = write_payload(safe, trainable)
+        os.set_inheritable(again, True)
+        os.execv(sys.executable, [*sys.orig_argv[:-2], str(again), sys.orig_argv[-1]])
     gc.collect()
     gc.freeze()
     sock.send(pickle.dumps(("up", os.getpid())))
@@ -56,6 +66,16 @@ def _note(number: int, _frame: Any) -> None:
     global _terminated
     if number == signal.SIGTERM:
         _terminated = True
+
+
+def write_payload(modules: Sequence[str], trainable: bytes | memoryview) -> int:
+    """A memory file for `main`."""
+    head = pickle.dumps(list(modules))
+    fd = os.memfd_create("cotune-payload", os.MFD_CLOEXEC)
+    with open(fd, "wb", closefd=False) as file:
+        file.write(len(head).to_bytes(8, "little") + head)
+        file.write(trainable)
+    return fd
 
 
 def _read_payload(payload: int) -> tuple[list[str], memoryview]:
@@ -77,6 +97,17 @@ def _preload(modules: list[str]) -> None:
         torch.set_num_threads(1)
 
 
+def _touched_cuda() -> bool:
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        return True
+    for fd in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            if "nvidia-uvm" in os.readlink(f"/proc/self/fd/{fd}"):
+                return True
+    return False
+
+
 class Zygote:
     """Forks lanes on request and says when they are gone."""
 
@@ -85,6 +116,7 @@ class Zygote:
         self._wake = wake
         self._trainable = trainable
         self._libc = libc
+        self._pid = os.getpid()
         self._lanes: dict[int, int] = {}
 
     def serve(self) -> NoReturn:
@@ -110,6 +142,8 @@ class Zygote:
         if what == "fork":
             fds = array.array("i")
             fds.frombytes(ancillary[0][2][:8])
+            for fd in fds:
+                os.set_inheritable(fd, False)
             self._fork(lane, *fds)
         elif what == "kill":
             for pid in [pid for pid, other in self._lanes.items() if other == lane]:
@@ -133,6 +167,9 @@ class Zygote:
         try:
             os.setpgid(0, 0)
             self._libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            if os.getppid() != self._pid:
+                # It died before we could ask to be told.
+                os._exit(1)
             self._libc.prctl(_PR_SET_CHILD_SUBREAPER, 0)
             signal.set_wakeup_fd(-1)
             for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT):

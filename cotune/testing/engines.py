@@ -120,7 +120,7 @@ class EngineUnderTest:
             arrived = self.engine.poll(0.5)
             for item in arrived:
                 if isinstance(item, Report):
-                    self.engine.verdict(item.trial)
+                    self.engine.verdict(item.trial, item.attempt)
             self.heard += arrived
         raise AssertionError(f"no {kind.__name__} within {PATIENCE} s; heard {self.heard}")
 
@@ -169,7 +169,7 @@ class EngineConformance:
         while len(seen) < 1:
             seen += [item for item in engine.engine.poll(1.0) if isinstance(item, Report)]
         assert len(seen) == 1
-        engine.engine.verdict(0)
+        engine.engine.verdict(0, 0)
         while len(seen) < 2:
             seen += [item for item in engine.engine.poll(1.0) if isinstance(item, Report)]
         assert len(seen) == 2

@@ -849,7 +849,7 @@ def test_set_up_time_of_a_trial_is_not_its_speed() -> None:
     started: dict[int, int] = {}
     now, widest = 0.0, 0
     out = packer.handle(ev.Tick(0.0))
-    for step in range(3000):
+    for _ in range(3000):
         now += 1.0
         running = [trial for lane in packer.snapshot().devices[0].lanes for trial in lane.residents]
         widest = max(widest, len(running))

@@ -185,7 +185,7 @@ def test_after_a_refusal_the_process_goes_on_under_the_same_quota(in_lane):
                 held.append(block(32))
         first = refusal(fill)
         memory.relax()
-        memory.trim()
+        memory.trim(shared=False)
         small = refusal(lambda: block(200).fill_(1))
         tell(first, small, refusal(lambda: block(512)), memory.is_sound())
     """)

@@ -28,6 +28,7 @@ def machine(monkeypatch):
 def four_gpus(monkeypatch):
     found = [Gpu(n, uuid, "H200", 100 * GIB, n * GIB) for n, uuid in enumerate(UUIDS)]
     monkeypatch.setattr(cuda, "gpus", lambda: found)
+    monkeypatch.setattr(cuda, "torch_has_cuda", lambda: True)
     return found
 
 

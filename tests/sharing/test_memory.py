@@ -171,7 +171,7 @@ def test_after_running_out_of_memory_the_process_goes_on_under_the_same_quota():
         refused = refusal(fill)
         memory.relax()
         relaxed = refusal(lambda: np.ones(300 * MIB, dtype=np.uint8))
-        memory.trim()
+        memory.trim(shared=False)
         small = refusal(lambda: np.ones(48 * MIB, dtype=np.uint8))
         tell(refused, relaxed, small, refusal(lambda: np.ones(300 * MIB, dtype=np.uint8)))
     """)
@@ -188,7 +188,7 @@ def test_trimming_returns_what_small_objects_left_in_the_heap():
         held = [bytearray(b"x") * 2000 for _ in range(32_000)]
         level = memory.read()[0] - before
         del held
-        memory.trim()
+        memory.trim(shared=False)
         tell(level, memory.read()[0] - before)
     """)
     assert held > 55 * MIB

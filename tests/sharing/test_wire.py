@@ -87,8 +87,8 @@ def test_a_frame_larger_than_one_read_arrives_whole_over_a_real_socket():
 
 @given(st.integers(0, 2**32 - 1), st.integers(0, 2**63 - 1), st.floats(), st.binary(max_size=200))
 def test_a_report_arrives_as_it_was_sent(trial, step, value, line):
-    got = wire.decode_report(payload_of(wire.encode_report(trial, step, value, line)))
-    assert (got.trial, got.step, got.line) == (trial, step, line)
+    got = wire.decode_report(payload_of(wire.encode_report(trial, 3, step, value, line)))
+    assert (got.trial, got.attempt, got.step, got.line) == (trial, 3, step, line)
     assert got.value == value or (math.isnan(got.value) and math.isnan(value))
     assert isinstance(got, Report)
 
