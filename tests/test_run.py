@@ -378,3 +378,56 @@ def test_a_name_is_used_once(run):
     run(quadratic, {"x": 1.0}, trials=1, name="mine")
     with pytest.raises(cotune.RunNameInUse, match="mine"):
         run(quadratic, {"x": 1.0}, trials=1, name="mine")
+
+
+@pytest.mark.parametrize("kind", ["float32", "int64", "zero-dimensional array", "tensor"])
+def test_a_returned_number_of_any_library_counts(run, kind):
+    def train(config):
+        import numpy as np
+        import torch
+
+        numbers = {"float32": np.float32(2), "int64": np.int64(2), "tensor": torch.tensor(2.0)}
+        return numbers.get(kind, np.array(2.0))
+
+    assert run(train, {"x": 1}, trials=1).best.metrics == {"loss": 2.0}
+
+
+def test_a_large_constant_reaches_the_trials_quickly(run):
+    import numpy as np
+
+    data = np.zeros(50 * MIB // 8)
+    began = time.monotonic()
+    results = run(lambda config: float(config["data"].sum() + config["x"]), {"data": data, "x": 1.0}, trials=3)
+    assert not results.errors
+    assert time.monotonic() - began < 15
+
+
+def test_a_sampler_that_raises_ends_the_run_with_its_cause(run):
+    class Broken(optuna.samplers.RandomSampler):
+        def sample_independent(self, *args):
+            raise ZeroDivisionError("oh")
+
+    with pytest.raises(cotune.RunError, match="ZeroDivisionError: oh") as raised:
+        run(quadratic, {"x": cotune.uniform(0, 1)}, trials=2, sampler=Broken())
+    assert isinstance(raised.value.__cause__, ZeroDivisionError)
+
+
+def test_a_grid_sampler_of_optuna_runs_every_point_once(run):
+    sampler = optuna.samplers.GridSampler({"a": [1, 2], "b": [3, 4]})
+    space = {"a": cotune.choice([1, 2]), "b": cotune.choice([3, 4])}
+    results = run(lambda config: config["a"] * config["b"], space, sampler=sampler, trials=9)
+    assert sorted((t.config["a"], t.config["b"]) for t in results) == [(1, 3), (1, 4), (2, 3), (2, 4)]
+
+
+def test_a_run_resumed_with_another_space_says_so(run):
+    run(quadratic, {"x": cotune.uniform(0, 5)}, trials=3, name="space")
+    for space in ({"x": cotune.uniform(0, 1e-9)}, {"y": cotune.uniform(0, 5)}):
+        with pytest.raises(cotune.CotuneError, match="trial") as raised:
+            run(quadratic, space, trials=4, name="space", resume=True)
+        assert "same space" in raised.value.hint
+
+
+def test_an_unknown_sampler_is_refused_before_a_folder_is_made(run, tmp_path):
+    with pytest.raises(cotune.InputError):
+        run(quadratic, {"x": 1.0}, trials=1, sampler="best", name="none")
+    assert not (tmp_path / "none").exists()

@@ -6,6 +6,7 @@ import signal
 import time
 from pathlib import Path
 
+import optuna
 import pytest
 
 import cotune
@@ -111,22 +112,26 @@ def test_memory_leaked_into_globals_recycles_the_lane(run):
     assert max(trial.metrics["hoarded"] for trial in results) <= 3
 
 
+class StopsAtStep(optuna.pruners.BasePruner):
+    """Stops every trial at its third step."""
+
+    def prune(self, study, trial):
+        return trial.last_step >= 3
+
+
 def test_a_trial_that_catches_every_exception_can_be_stopped_and_its_memory_is_freed(run):
     def train(config):
         import numpy as np
 
-        held = np.ones(200 * MIB, dtype=np.uint8)
-        step = 0
-        while step < 10**9:
-            try:
-                step += 1
+        held = np.ones(600 * MIB, dtype=np.uint8)
+        for step in range(10**9):
+            with contextlib.suppress(Exception):
                 cotune.report({"loss": float(config["x"]) + held[0], "pid": os.getpid()}, step=step)
-            except Exception:
-                pass
 
-    results = run(train, {"x": cotune.choice([0, 1])}, sampler="grid", lanes=1, time_budget=1.0)
-    assert results.interrupted
-    assert results[0].history
+    space = {"x": cotune.choice([0, 1, 2])}
+    results = run(train, space, sampler="grid", lanes=1, pruner=StopsAtStep(), devices=["cpu:0@1GiB"])
+    assert [trial.state for trial in results] == ["stopped"] * 3
+    assert len({trial.metrics["pid"] for trial in results}) == 1
 
 
 def test_a_trial_that_swallows_its_stop_is_killed_with_its_lane(run):
@@ -252,3 +257,106 @@ def test_a_trial_that_changes_the_process_does_not_change_its_successor(run):
     results = run(train, {"x": 1}, trials=3, lanes=1)
     assert len({trial.metrics["state"] for trial in results}) == 1
     assert len({trial.metrics["drawn"] for trial in results}) == 3
+
+
+def test_waiting_for_a_slow_sampler_is_not_a_missing_boundary(run):
+    class Slow(optuna.samplers.RandomSampler):
+        def sample_relative(self, study, trial, search_space):
+            time.sleep(0.8 if trial.number else 0)  # what a large model takes to fit
+            return super().sample_relative(study, trial, search_space)
+
+    def train(config):
+        for step in range(30):
+            cotune.report({"loss": 1.0}, step=step)
+            time.sleep(0.01)
+
+    class Never(optuna.pruners.BasePruner):
+        def prune(self, study, trial):
+            return False
+
+    space = {"x": cotune.uniform(0, 1)}
+    results = run(train, space, trials=4, sampler=Slow(), pruner=Never(), iteration_timeout=0.5)
+    assert [trial.state for trial in results] == ["done"] * 4
+
+
+def test_a_report_in_a_forked_child_does_not_hold_up_the_trial(run):
+    def train(config):
+        import multiprocessing
+
+        def work():
+            for _ in range(5):
+                cotune.report({"loss": 2.0})
+
+        child = multiprocessing.get_context("fork").Process(target=work)
+        child.start()
+        child.join()
+        cotune.report({"loss": 1.0})
+
+    (trial,) = run(train, {"x": 1}, trials=1)
+    assert [report["loss"] for report in trial.history] == [1.0]
+    assert "loss=2" in (trial.folder / "log.txt").read_text()
+
+
+def test_a_thread_left_behind_reports_into_no_other_trial(run):
+    def train(config):
+        import threading
+
+        def haunt():
+            while True:
+                cotune.report({"loss": -1000.0})
+
+        if cotune.trial_id() == 0:
+            threading.Thread(target=haunt, daemon=True).start()
+        for _ in range(5):
+            cotune.report({"loss": 1.0, "pid": os.getpid()})
+
+    results = run(train, {"x": 1}, trials=3, lanes=1)
+    for trial in list(results)[1:]:
+        assert {report["loss"] for report in trial.history} == {1.0}
+
+
+def test_a_checkpoint_is_not_published_before_the_reports_it_stands_behind_are_safe(run):
+    def train(config):
+        start = 0
+        if (saved := cotune.restore()) is not None:
+            start = int((saved / "step").read_text()) + 1
+        for step in range(start, 4):
+            cotune.report({"loss": float(step)}, step=step)
+            with cotune.checkpoint() as path:
+                (path / "step").write_text(str(step))
+            events = (path.parents[3] / "events.jsonl").read_text()
+            assert f'"step":{step},' in events, "the report is in the file before its checkpoint is"
+
+    assert not run(train, {"x": 1}, trials=2, lanes=2).errors
+
+
+@pytest.mark.parametrize("kind", ["raises", "is no text", "surrogates"])
+def test_an_exception_whose_text_is_broken_fails_its_trial_only(run, kind):
+    def train(config):
+        class Broken(Exception):
+            def __str__(self):
+                if kind == "raises":
+                    raise ValueError("no text")
+                return 3 if kind == "is no text" else "\udcff"
+
+        print("printed \udcff")
+        raise Broken
+
+    (failed,) = run(train, {"x": 1}, trials=1).errors
+    assert isinstance(failed.error, cotune.TrialFailed)
+    assert "Broken" in str(failed.error)
+    assert failed.attempts == 1
+
+
+def test_replaced_streams_do_not_outlive_their_trial(run):
+    def train(config):
+        import io
+        import sys
+
+        print("here")
+        sys.stdout, sys.stderr = io.StringIO(), None
+        cotune.report({"loss": 1.0})
+
+    results = run(train, {"x": 1}, trials=3, lanes=1)
+    assert not results.errors
+    assert all((trial.folder / "log.txt").read_text() == "here\n" for trial in results)

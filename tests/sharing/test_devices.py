@@ -145,7 +145,28 @@ def test_what_others_use_of_a_gpu_is_not_ours(four_gpus):
 
 def test_a_gpu_that_others_fill_has_no_room_but_is_there(monkeypatch):
     monkeypatch.setattr(cuda, "gpus", lambda: [Gpu(0, UUIDS[0], "H200", 100 * GIB, 100 * GIB)])
+    monkeypatch.setattr(cuda, "torch_has_cuda", lambda: True)
     assert find_devices()[0].capacity == 0
+
+
+def test_gpus_that_torch_cannot_use_are_left_alone_unless_asked_for(four_gpus, monkeypatch):
+    monkeypatch.setattr(cuda, "torch_has_cuda", lambda: False)
+    assert [device.name for device in find_devices()] == ["cpu:0"]
+    with pytest.raises(DeviceError, match="no torch here") as refused:
+        find_devices(gpus=1)
+    assert "CUDA build" in refused.value.hint
+
+
+def test_a_slice_of_a_gpu_is_refused_by_name(four_gpus, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-1234")
+    with pytest.raises(DeviceError, match="MIG-1234"):
+        find_devices()
+
+
+def test_a_device_too_small_for_a_process_is_refused():
+    with pytest.raises(DeviceError, match="less than a process needs") as refused:
+        find_devices(devices=["cpu:0@64"])
+    assert "unit" in refused.value.hint
 
 
 def test_a_count_takes_the_first_gpus(four_gpus):
