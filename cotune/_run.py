@@ -130,8 +130,9 @@ def run(
         wanted = min(grid, wanted or grid)
     found = find_devices(gpus, devices, _count("threads", threads))
     folder, saved = _open_run(name or _made_up(kind), storage, resume)
+    judged = pruner is not None and pruner != "none"
     with _locked(folder):
-        engine = LocalEngine(trainable, found, folder.lanes, LocalOptions(metric, threads, lockstep))
+        engine = LocalEngine(trainable, found, folder.lanes, LocalOptions(metric, threads, lockstep, judged))
         try:
             # Optuna takes a while to import; the zygote starts meanwhile.
             sweep, finish = _assemble(

@@ -90,7 +90,7 @@ def test_a_trial_stuck_in_native_code_does_not_outlive_the_run(run):
             while True:
                 time.sleep(60)
 
-    results = run(train, {"x": 1}, trials=2, lanes=2, time_budget=1.0)
+    results = run(train, {"x": 1}, trials=2, lanes=2, time_budget=3.0)
     assert results[0].state == "interrupted"
     assert not is_alive(results[0].metrics["pid"])
 

@@ -49,12 +49,14 @@ class LocalOptions:
         metric: The run's metric.
         threads: Threads per operation; None for 1 on CPU devices, a quarter of the cores of each GPU otherwise.
         lockstep: Whether a report waits for the verdict on itself.
+        judged: Whether a verdict may be to stop.
         quantum: Seconds of a turn where trials share a lane.
     """
 
     metric: str
     threads: int | None = None
     lockstep: bool = False
+    judged: bool = True
     quantum: float = QUANTUM
 
 
@@ -171,6 +173,7 @@ class LocalEngine(Engine):
             threads=self._threads,
             quantum=self._options.quantum,
             lockstep=self._options.lockstep,
+            judged=self._options.judged,
             metric=self._options.metric,
             log=self._folder / f"lane-{instruction.lane}.log",
         )

@@ -3,8 +3,8 @@
     driver ──ask, report, tell──▶ queue ──▶ search thread ──▶ Optuna study ──▶ journal
     driver ◀─Suggestion, Verdict, Exhausted, Failure── answers, and a wake-up
 
-Only that thread touches Optuna. It does things in the order they were asked, so that one lane in lockstep is
-reproducible.
+Only that thread touches Optuna. It reports and tells in the order it was asked to, and suggests when there is nothing
+else to do, so that one lane in lockstep is reproducible.
 """
 
 from __future__ import annotations
@@ -117,6 +117,7 @@ class Search:
         self._prepare = prepare
         self._wake = wake
         self._trials: dict[int, Trial] = {}
+        self._wanted = 0
         self._exhausted = self._dropping = False
         self._distributions = space.distributions()
         self._backend = WriteBehindBackend(journal)
@@ -141,8 +142,7 @@ class Search:
 
     def ask(self, count: int = 1) -> None:
         """Asks for trials; each comes as a `Suggestion`."""
-        for _ in range(count):
-            self._commands.put(self._ask)
+        self._commands.put(lambda: self._want(count))
 
     def report(self, trial: int, attempt: int, step: int, value: float) -> None:
         """Passes a report on; a `Verdict` comes if there is a pruner."""
@@ -191,9 +191,14 @@ class Search:
         going = True
         while going:
             try:
-                command = self._commands.get(timeout=FLUSH_EVERY if self._backend.pending else None)
+                # A trial that waits for a verdict goes before one that is not there yet.
+                command = self._commands.get_nowait() if self._wanted else self._next_command()
             except queue.Empty:
-                self._guarded(self._backend.flush)
+                if self._wanted:
+                    self._wanted -= 1
+                    self._guarded(self._ask)
+                else:
+                    self._guarded(self._backend.flush)
                 continue
             if command is None:
                 going = False
@@ -201,6 +206,12 @@ class Search:
                 self._guarded(self._backend.close)
             else:
                 self._guarded(command)
+
+    def _next_command(self) -> Callable[[], None] | None:
+        return self._commands.get(timeout=FLUSH_EVERY if self._backend.pending else None)
+
+    def _want(self, count: int) -> None:
+        self._wanted += count
 
     def _guarded(self, command: Callable[[], None]) -> None:
         try:

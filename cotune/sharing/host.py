@@ -46,6 +46,7 @@ class LaneOptions:
         threads: Threads for one operation.
         quantum: Seconds of a turn.
         lockstep: Whether a report waits for the verdict on itself.
+        judged: Whether a verdict may be to stop: only then the end of a trial waits for the last one.
         metric: The run's metric.
         log: Where output goes that belongs to no trial.
     """
@@ -57,6 +58,7 @@ class LaneOptions:
     threads: int
     quantum: float
     lockstep: bool
+    judged: bool
     metric: str
     log: Path
 

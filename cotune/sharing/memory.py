@@ -71,13 +71,21 @@ _TRIED = re.compile(r"tried to allocate\s+([0-9.]+\s*[A-Za-z]*)", re.IGNORECASE)
 _BYTES = re.compile(r"([0-9][0-9,]*) bytes")
 
 
+def text_of(error: BaseException) -> str:
+    """What an exception says of itself, which may be another exception."""
+    try:
+        return str(error)
+    except Exception as another:
+        return f"(its text could not be made: {type(another).__name__})"
+
+
 def out_of_memory(error: BaseException) -> tuple[bool, int | None]:
     """Whether an exception, or one it came from, says that memory ran out; and the bytes that were refused."""
     seen: set[int] = set()
     cause: BaseException | None = error
     while cause is not None and id(cause) not in seen:
         seen.add(id(cause))
-        text = str(cause)
+        text = text_of(cause)
         is_memory = isinstance(cause, MemoryError) or type(cause).__name__ in ("OutOfMemoryError", "_ArrayMemoryError")
         if is_memory or (
             isinstance(cause, (RuntimeError, OSError)) and any(r.lower() in text.lower() for r in _REFUSALS)

@@ -20,7 +20,7 @@ from cotune.paths import TrialFolder
 from cotune.session import TrialStopped
 from cotune.sharing import wire
 from cotune.sharing.context import Context
-from cotune.sharing.memory import out_of_memory
+from cotune.sharing.memory import out_of_memory, text_of
 from cotune.sharing.metrics import read_report, whole_step
 from cotune.trial import TrialSpec
 
@@ -368,7 +368,8 @@ class TrialSession:
                     "the trainable ended without a report",
                     hint=f"call cotune.report({{{host.options.metric!r}: ...}}), or return that number",
                 )
-            self._await_verdict()
+            if host.options.judged:
+                self._await_verdict()
         except TrialStopped as stopped:
             traceback.clear_frames(stopped.__traceback__)
             return "stopped", None, "", "", False
@@ -386,7 +387,7 @@ class TrialSession:
             held = self._persistent + host.memory.read()[0] - self._level
             needed = held + refused if refused is not None else None
             host.memory.relax()
-        text = f"sys.exit({error.code!r}) was called" if isinstance(error, SystemExit) else _said(error)
+        text = f"sys.exit({error.code!r}) was called" if isinstance(error, SystemExit) else text_of(error)
         # A class of the user's own may be named like one of ours.
         name = type(error).__name__ if isinstance(error, CotuneError) else "TrialFailed"
         kind = type(error).__name__
@@ -398,14 +399,6 @@ class TrialSession:
             return "out_of_memory", needed, name, text[:500], False
         final = isinstance(error, (InputError, NoReport))
         return "failed", None, name, text if isinstance(error, CotuneError) else f"{kind}: {text[:2000]}", final
-
-
-def _said(error: BaseException) -> str:
-    """What an exception says of itself, which may be another exception."""
-    try:
-        return str(error)
-    except Exception as another:
-        return f"(its text could not be made: {type(another).__name__})"
 
 
 def _is_number(value: object) -> bool:

@@ -87,6 +87,7 @@ class World:
             threads=1,
             quantum=0.05,
             lockstep=False,
+            judged=True,
             metric="loss",
             log=self.folder / f"lane-{lane}.log",
         )
