@@ -141,7 +141,7 @@ def test_a_trial_that_swallows_its_stop_is_killed_with_its_lane(run):
                 cotune.report({"loss": 1.0, "pid": os.getpid()})
 
     began = time.monotonic()
-    results = run(train, {"x": 1}, trials=1, time_budget=0.5)
+    results = run(train, {"x": 1}, trials=1, time_budget=2.0)
     assert results[0].state == "interrupted"
     assert not is_alive(results[0].metrics["pid"])
     assert time.monotonic() - began < 30
