@@ -188,7 +188,7 @@ def test_a_trainable_from_standard_input_works(tmp_path):
             def __init__(self, x): self.x = x
         def train(config):
             cotune.report({{"loss": helper(Model(config["x"]).x)}})
-        r = cotune.run(train, {{"x": cotune.choice([1, 2])}}, metric="loss", trials=4, sampler="random",
+        r = cotune.run(train, {{"x": cotune.choice([1, 2])}}, metric="loss", sampler="grid",
                        devices=["cpu:0@2GiB"], storage={str(tmp_path)!r}, dashboard=False)
         print(r.best.metrics["loss"], len(r.errors))
         """
