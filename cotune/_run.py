@@ -16,6 +16,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cotune.engines.base import Engine
 from cotune.engines.local import LocalEngine, LocalOptions
 from cotune.errors import InputError, RunError, RunNameInUse
 from cotune.packer import Packer, PackerOptions, Policy, make_policy
@@ -23,7 +24,7 @@ from cotune.paths import RunFolder, default_storage
 from cotune.results import Results, TrialResult
 from cotune.search import PRUNERS, SAMPLERS
 from cotune.search.spaces import Space
-from cotune.sharing.devices import find_devices
+from cotune.sharing.devices import DeviceInfo, find_devices
 from cotune.trainable import check_trainable
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ def run(
     trials: int | None = None,
     gpus: int | Sequence[int | str] | None = None,
     devices: Sequence[str] | None = None,
+    cluster: str | None = None,
     lanes: int | None = None,
     residents: int = 1,
     threads: int | None = None,
@@ -79,6 +81,8 @@ def run(
         gpus: How many GPUs, or which; among those `CUDA_VISIBLE_DEVICES` shows. All of them, or the CPU where
             there are none, if neither `gpus` nor `devices` is given.
         devices: Explicit devices, such as `["cpu:0@4GiB", "cpu:1@4GiB"]`.
+        cluster: Use a Ray cluster instead of this machine: `auto` for the one that is running, or its address, such
+            as `ray://host:10001`. `gpus` is then a count over all of it; `storage` must be seen by every node.
         lanes: Trials that run at once on each device; found by measuring if left out.
         residents: Trials that may share a lane by turns.
         threads: Threads of one operation in a trial; 1 on CPU devices if left out.
@@ -130,12 +134,14 @@ def run(
         raise InputError("neither trials= nor time_budget= says when to end", hint="pass trials=50, for example")
     if grid is not None:
         wanted = min(grid, wanted or grid)
-    found = find_devices(gpus, devices, _count("threads", threads))
+    _count("threads", threads)
+    found = find_devices(gpus, devices, threads) if cluster is None else []
+    _check_cluster(cluster, gpus, devices)
     folder, saved = _open_run(name or _made_up(kind), storage, resume)
     judged = pruner is not None and pruner != "none"
     with _locked(folder):
         how = LocalOptions(metric, threads, lockstep, judged, residents=options.residents)
-        engine = LocalEngine(trainable, found, folder.lanes, how)
+        engine = _engine(trainable, found, cluster, gpus, folder, how)
         try:
             # Optuna takes a while to import; the zygote starts meanwhile.
             sweep, finish = _assemble(
@@ -155,12 +161,22 @@ def run(
         return Results(tuple(results), metric, mode, folder.path.name, folder.path, sweep.makespan, sweep.interrupted)
 
 
+def _engine(
+    trainable: Any, found: list[DeviceInfo], cluster: str | None, gpus: Any, folder: RunFolder, how: LocalOptions
+) -> Engine:
+    if cluster is None:
+        return LocalEngine(trainable, found, folder.lanes, how)
+    from cotune.engines.ray import RayEngine
+
+    return RayEngine(cluster, trainable, gpus, folder.lanes, how)
+
+
 def _assemble(
     kind: str,
     space: Space,
     folder: RunFolder,
     saved: Saved | None,
-    engine: LocalEngine,
+    engine: Engine,
     packer: Packer,
     *,
     metric: str,
@@ -317,6 +333,20 @@ def _check_names(metric: Any, mode: Any, name: Any) -> None:
             f"name={name!r} cannot name a folder",
             hint="use up to 128 letters, digits, . _ + = @ -, beginning with a letter or digit",
         )
+
+
+def _check_cluster(cluster: Any, gpus: Any, devices: Any) -> None:
+    if cluster is None:
+        return
+    if not isinstance(cluster, str) or not cluster:
+        raise InputError(f"cluster={cluster!r} is not an address", hint="write cluster='auto', or 'ray://host:10001'")
+    if devices is not None:
+        raise InputError(
+            f"devices={devices!r} names devices of this machine, but cluster={cluster!r} was given",
+            hint="leave devices out; gpus=4 asks for four GPUs of the cluster, gpus=0 for its CPUs",
+        )
+    if gpus is not None and (isinstance(gpus, bool) or not isinstance(gpus, int) or gpus < 0):
+        raise InputError(f"gpus={gpus!r} is not a count", hint="on a cluster gpus= says how many, such as gpus=4")
 
 
 def _check_callbacks(callbacks: Any) -> None:

@@ -26,7 +26,7 @@ from cotune.sharing import cuda, wire
 from cotune.sharing.devices import DeviceInfo
 from cotune.sharing.host import LaneOptions
 from cotune.sharing.lane import LaneHandle
-from cotune.sharing.pickling import dumps, modules_to_preload
+from cotune.sharing.pickling import Packed, pack
 from cotune.sharing.wire import Kind
 from cotune.sharing.zygote import Zygote
 from cotune.trial import Report, TrialSpec
@@ -66,7 +66,7 @@ class LocalEngine(Engine):
     """Lanes on the devices of this machine.
 
     Args:
-        trainable: What the lanes run.
+        trainable: What the lanes run, packed already or not.
         devices: Where.
         folder: For the logs of the zygote and the lanes.
         options: How.
@@ -79,8 +79,8 @@ class LocalEngine(Engine):
         self._options = options
         self._devices = {info.name: info for info in devices}
         self._folder = folder
-        self._blob = dumps(trainable, "the trainable")
-        self._modules = modules_to_preload(self._blob, trainable)
+        packed = trainable if isinstance(trainable, Packed) else pack(trainable)
+        self._blob, self._modules = packed.blob, list(packed.modules)
         if any(info.is_cuda for info in devices):
             self._modules.append("torch")
         self._threads = options.threads or min(max(1, info.cores // 4) if info.is_cuda else 1 for info in devices)

@@ -6,12 +6,36 @@ import importlib.util
 import pickletools
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from types import CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import cloudpickle
 
 from cotune.errors import NotPicklable
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """A trainable on its way to lanes.
+
+    Attributes:
+        blob: The trainable, pickled.
+        modules: What a zygote imports for it.
+    """
+
+    blob: bytes
+    modules: tuple[str, ...]
+
+
+def pack(trainable: Any) -> Packed:
+    """Packs a trainable for lanes.
+
+    Raises:
+        NotPicklable: It holds something that cannot leave this process.
+    """
+    blob = dumps(trainable, "the trainable")
+    return Packed(blob, tuple(modules_to_preload(blob, trainable)))
 
 
 def dumps(value: Any, what: str) -> bytes:

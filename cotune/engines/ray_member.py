@@ -1,0 +1,183 @@
+"""The far end of a Ray cluster as a body: a local body in an actor, told and asked in batches."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections import deque
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from cotune import errors
+from cotune.engines.local import LocalEngine, LocalOptions
+from cotune.packer import DeviceFound, Event
+from cotune.sharing.devices import DeviceInfo, find_devices
+from cotune.sharing.pickling import Packed
+from cotune.trial import Report
+
+POLL_FOR = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """What an actor holds of the cluster.
+
+    Attributes:
+        gpus: 1 for a GPU's actor, 0 for a node's.
+        cpus: Cores.
+        memory: Bytes that Ray says the node has; 0 if it does not matter.
+        node: The node's id; empty if any will do.
+    """
+
+    gpus: int
+    cpus: int
+    memory: int = 0
+    node: str = ""
+
+    @property
+    def place(self) -> tuple[int, str]:
+        """What tells it from others, whatever its size."""
+        return self.gpus, self.node
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """The actor is up.
+
+    Attributes:
+        name: Of its device, among all of the cluster as far as addresses are unique.
+        device: The device, named as on a machine of its own.
+    """
+
+    name: str
+    device: DeviceFound
+
+
+@dataclass(frozen=True, slots=True)
+class Down:
+    """The local body cannot go on."""
+
+    error: BaseException
+
+
+class Member:
+    """A local body, run by a thread of its own: its zygote lives as long as the thread that started it.
+
+    Args:
+        packed: The trainable.
+        slot: What this actor holds.
+        folder: For logs.
+        options: How trials run.
+    """
+
+    def __init__(self, packed: Packed, slot: Slot, folder: Path, options: LocalOptions) -> None:
+        self._commands: deque[tuple[str, tuple[Any, ...]]] = deque()
+        self._said: list[Event | Report | Joined | Down] = []
+        self._news = threading.Condition()
+        self._engine: LocalEngine | None = None
+        self._leaving = False
+        self._thread = threading.Thread(target=self._serve, args=(packed, slot, folder, options), daemon=True)
+        self._thread.start()
+
+    # ---- called from afar
+
+    def do(self, commands: list[tuple[str, tuple[Any, ...]]]) -> None:
+        """Takes in calls for the engine, in order."""
+        self._commands.extend(commands)
+        if self._engine is not None:
+            self._engine.wake()
+
+    def poll(self, timeout: float) -> list[Event | Report | Joined | Down]:
+        """What was said since the last call; waits for something to be."""
+        with self._news:
+            self._news.wait_for(lambda: self._said, timeout)
+            said, self._said = self._said, []
+        return said
+
+    def leave(self) -> None:
+        """Ends every lane."""
+        self._leaving = True
+        if self._engine is not None:
+            self._engine.wake()
+        self._thread.join()
+
+    # ---- on the thread
+
+    def _serve(self, packed: Packed, slot: Slot, folder: Path, options: LocalOptions) -> None:
+        try:
+            info, name = _device_of(slot, options.threads)
+            engine = LocalEngine(packed, [info], _own_folder(folder), options)
+        except BaseException as error:
+            self._say([Down(error)])
+            return
+        self._engine = engine
+        try:
+            self._say([Joined(name, *engine.start())])
+            while not self._leaving:
+                while self._commands:
+                    name, arguments = self._commands.popleft()
+                    getattr(engine, name)(*arguments)
+                self._say(engine.poll(POLL_FOR))
+        except BaseException as error:
+            self._say([Down(error)])
+        finally:
+            engine.close()
+
+    def _say(self, items: list[Any]) -> None:
+        if items:
+            with self._news:
+                self._said += items
+                self._news.notify()
+
+
+def _own_node() -> dict[str, Any]:
+    """What Ray knows of the node we are on."""
+    import ray
+
+    own = ray.get_runtime_context().get_node_id()
+    nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
+    return next(node for node in nodes if node["NodeID"] == own)
+
+
+def _device_of(slot: Slot, threads: int | None) -> tuple[DeviceInfo, str]:
+    """The one device of this actor, and its name in the cluster.
+
+    Which GPU Ray gave us is asked, not assumed. One that is there in name only is a share of the node's CPU.
+    """
+    import ray
+
+    node = _own_node()
+    resources, address = node["Resources"], node["NodeManagerAddress"]
+    if not slot.gpus:
+        info = find_devices(devices=["cpu:0"], threads=threads)[0]
+        capacity = min(info.capacity, slot.memory or info.capacity)
+        return _sized(info, slot.cpus, capacity, threads), f"{address}/cpu:0"
+    number = ray.get_gpu_ids()[0]
+    share = max(1, int(resources["GPU"]))
+    cores = max(1, int(resources.get("CPU", 1)) // share)
+    info = find_devices()[0]
+    if info.is_cuda:
+        return replace(info, cores=cores), f"{address}/cuda:{number}"
+    return _sized(info, cores, info.capacity // share, threads), f"{address}/cpu:{number}"
+
+
+def _sized(info: DeviceInfo, cores: int, capacity: int, threads: int | None) -> DeviceInfo:
+    return replace(info, cores=cores, capacity=capacity, total=capacity, max_width=max(1, cores // (threads or 1)))
+
+
+def _own_folder(folder: Path) -> Path:
+    """A folder for our logs, where there may be several of us.
+
+    Raises:
+        StorageError: The run's folder is not seen from this node.
+    """
+    if not folder.is_dir():
+        raise errors.StorageError(
+            f"node {socket.gethostname()} does not see the run folder {folder.parent}",
+            hint="pass storage= with a folder that every node of the cluster sees, such as one on NFS",
+        )
+    own = folder / f"{socket.gethostname()}-{os.getpid()}"
+    own.mkdir(exist_ok=True)
+    return own

@@ -1,0 +1,181 @@
+"""`cotune.run(cluster=...)` on real Ray clusters of several nodes, all on this machine."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+import cotune
+from cotune.demand import GIB
+
+pytestmark = pytest.mark.ray
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    """Two nodes of one core each, the first of them with a GPU in name only; this process is connected."""
+    from ray.cluster_utils import Cluster
+
+    head = {"num_cpus": 1, "num_gpus": 1, "memory": 2 * GIB, "include_dashboard": False}
+    cluster = Cluster(initialize_head=True, connect=True, head_node_args=head)
+    cluster.add_node(num_cpus=1, memory=2 * GIB)
+    yield cluster
+    import ray
+
+    ray.shutdown()
+    cluster.shutdown()
+
+
+@pytest.fixture
+def run(tmp_path):
+    defaults = {"metric": "loss", "cluster": "auto", "gpus": 0, "storage": tmp_path, "dashboard": False, "seed": 0}
+
+    def start(trainable, space, **options):
+        return cotune.run(trainable, space, **{**defaults, **options})
+
+    return start
+
+
+@pytest.mark.parametrize("address", ["nonsense", "127.0.0.1:1", "ray://127.0.0.1:1"])
+def test_a_cluster_that_is_not_there_is_named(address):
+    # Before the first test that needs the cluster: a process is in one only.
+    with pytest.raises(cotune.DeviceError, match=address) as caught:
+        cotune.run(lambda config: None, {"x": 1}, metric="loss", trials=1, cluster=address, dashboard=False)
+    assert "ray start" in caught.value.hint
+
+
+def report_where(config):
+    """Reports, and goes on only when a trial on the other node has as well."""
+    import ray
+
+    node = os.environ.get("RAY_NODE_ID") or os.getppid()
+    Path(config["folder"], str(node)).touch()
+    deadline = time.monotonic() + 60
+    while len(list(Path(config["folder"]).iterdir())) < 2 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not ray.is_initialized()
+    cotune.report({"loss": config["x"]})
+
+
+def test_a_sweep_runs_on_all_nodes_at_once(run, cluster, tmp_path):
+    folder = tmp_path / "seen"
+    folder.mkdir()
+    results = run(report_where, {"x": cotune.uniform(0, 1), "folder": str(folder)}, trials=6)
+    assert [trial.state for trial in results] == ["done"] * 6
+    assert len({trial.device for trial in results}) == 2
+    assert all(trial.device.endswith("/cpu:0") for trial in results)
+    assert results.best.metrics["loss"] == min(trial.config["x"] for trial in results)
+
+
+def test_a_gpu_in_name_only_is_a_share_of_its_nodes_cpu(run, cluster):
+    def train(config):
+        cotune.report({"loss": 1.0, "device": cotune.device()})
+
+    results = run(train, {"x": 1}, trials=3, gpus=None)
+    assert {trial.metrics["device"] for trial in results} == {"cpu"}
+    assert {trial.device.rpartition("/")[2] for trial in results} == {"cpu:0"}
+
+
+def test_trials_of_a_node_that_is_lost_go_on_elsewhere_from_their_checkpoints(run, cluster, tmp_path):
+    import ray
+
+    extra = cluster.add_node(num_cpus=1, memory=2 * GIB, resources={"extra": 1})
+    cluster.wait_for_nodes()
+    go = tmp_path / "go"
+
+    def train(config):
+        saved = cotune.restore()
+        start = int((saved / "epoch").read_text()) + 1 if saved else 0
+        for epoch in range(start, 3):
+            cotune.report({"loss": float(epoch), "start": start}, step=epoch)
+            with cotune.checkpoint() as path:
+                (path / "epoch").write_text(str(epoch))
+            while epoch == 1 and start == 0 and not go.exists():
+                time.sleep(0.02)
+
+    events = tmp_path / "lost" / "events.jsonl"
+
+    def lose_a_node():
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline and (not events.exists() or events.read_text().count('"step":1') < 3):
+            time.sleep(0.05)
+        cluster.remove_node(extra)
+        go.touch()
+
+    thread = threading.Thread(target=lose_a_node)
+    thread.start()
+    results = run(train, {"x": 1}, trials=3, lanes=1, name="lost")
+    thread.join()
+    assert [trial.state for trial in results] == ["done"] * 3
+    assert sorted(trial.attempts for trial in results) == [1, 1, 2]
+    moved = max(results, key=lambda trial: trial.attempts)
+    assert [report["start"] for report in moved.history] == [0, 0, 2]
+    assert ray.is_initialized()
+
+
+def test_when_the_driver_is_killed_nothing_of_it_stays_on_the_cluster(cluster, tmp_path):
+    code = f"""
+    import os, time, cotune
+
+    def train(config):
+        open({str(tmp_path)!r} + f"/pid-{{os.getpid()}}", "w").close()
+        cotune.report({{"loss": 1.0}})
+        time.sleep(600)
+
+    cotune.run(train, {{"x": 1}}, metric="loss", trials=2, cluster={cluster.address!r}, gpus=0, lanes=1,
+               storage={str(tmp_path)!r}, name="killed", dashboard=False)
+    """
+    environment = {**os.environ, "PYTHONPATH": str(Path(cotune.__file__).parents[1])}
+    driver = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)], env=environment)
+    deadline = time.monotonic() + 60
+    while len(pids := [int(path.name[4:]) for path in tmp_path.glob("pid-*")]) < 2 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert len(pids) == 2
+    os.kill(driver.pid, signal.SIGKILL)
+    driver.wait()
+    while any(Path(f"/proc/{pid}").exists() for pid in pids) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+
+
+def test_what_was_killed_is_resumed(cluster, run, tmp_path):
+    calls = tmp_path / "calls"
+
+    def train(config):
+        with open(calls, "a") as file:
+            file.write(f"{cotune.trial_id()}\n")
+        if cotune.trial_id() == 1 and calls.read_text().count("1") == 1:
+            cotune.report({"loss": 1.0})
+            raise KeyboardInterrupt
+        cotune.report({"loss": 2.0})
+
+    run(train, {"x": 1}, trials=2, lanes=1, name="again")
+    results = run(train, {"x": 1}, trials=3, lanes=1, name="again", resume=True)
+    assert len(results) == 3
+    assert calls.read_text().split().count("0") == 1
+
+
+def test_more_gpus_than_are_there_begin_with_those_that_are(run, cluster):
+    results = run(lambda config: cotune.report({"loss": 0.0}), {"x": 1}, trials=1, gpus=2)
+    assert results[0].state == "done"
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"cluster": 3}, "cluster=3"),
+        ({"devices": ["cpu:0"], "gpus": None}, "devices="),
+        ({"gpus": [0, 1]}, "not a count"),
+        ({"gpus": -1}, "not a count"),
+    ],
+)
+def test_a_cluster_is_asked_for_in_words_it_understands(run, options, said):
+    with pytest.raises(cotune.InputError, match=said) as caught:
+        run(lambda config: None, {"x": 1}, trials=1, **options)
+    assert caught.value.hint
