@@ -1,8 +1,8 @@
 """Inside a lane process: the main thread on the socket, a thread per resident trial.
 
-driver ──OPEN, START, STOP, VERDICT, RESIZE, EXIT──▶ main thread ──flags, locks──▶ trial threads
-driver ◀─READY, RESIZED──────────────────────────── main thread
-driver ◀─REPORT, PROGRESS, HOLDS, ENDED──────────── trial thread that has the turn
+driver ──OPEN, START, STOP, VERDICT, ANSWER, RESIZE, EXIT──▶ main thread ──flags, locks──▶ trial threads
+driver ◀─READY, RESIZED──────────────────────────────────── main thread
+driver ◀─REPORT, ASK, PROGRESS, HOLDS, ENDED─────────────── trial thread that has the turn
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class LaneOptions:
         quantum: Seconds of a turn.
         lockstep: Whether a report waits for the verdict on itself.
         judged: Whether a verdict may be to stop: only then the end of a trial waits for the last one.
-        metric: The run's metric.
+        metric: The run's metric; empty where a trial need not report, and its end is told by a question.
         log: Where output goes that belongs to no trial.
     """
 
@@ -139,6 +139,11 @@ class Host:
             # One on the last attempt may come late: it is not on a report of this one.
             if trial is not None and trial.attempt == attempt and trial.verdict.locked():
                 trial.verdict.release()
+        elif kind == Kind.ANSWER:
+            answer = wire.decode_question(payload)
+            trial = self._sessions.get(answer.trial)
+            if trial is not None and trial.attempt == answer.attempt:
+                trial.answered(answer.payload)
         elif kind == Kind.START:
             trial = TrialSession(self, *wire.decode_spec(payload))
             self._sessions[trial.trial] = trial

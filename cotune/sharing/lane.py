@@ -84,6 +84,9 @@ class LaneHandle:
     def verdict(self, trial: int, attempt: int) -> None:
         self._send(wire.encode_verdict(trial, attempt))
 
+    def answer(self, trial: int, attempt: int, payload: bytes) -> None:
+        self._send(wire.encode_question(Kind.ANSWER, trial, attempt, payload))
+
     def resize(self, quota: int) -> None:
         self._send(wire.encode_int(Kind.RESIZE, quota))
 

@@ -21,7 +21,7 @@ from cotune.session import TrialStopped
 from cotune.sharing import wire
 from cotune.sharing.context import Context
 from cotune.sharing.memory import out_of_memory, text_of
-from cotune.sharing.metrics import read_report, whole_step
+from cotune.sharing.metrics import number_line, read_report, whole_step
 from cotune.trial import TrialSpec
 
 if TYPE_CHECKING:
@@ -46,6 +46,12 @@ class TrialSession:
         self.gate = threading.Lock()
         self.gate.acquire()
         self.verdict = threading.Lock()
+        # One question at a time, whichever of its threads asks.
+        self._asking = threading.Lock()
+        self._answer: bytes | None = None
+        # Opened by whatever should have the waiting thread look again.
+        self._look = threading.Lock()
+        self._look.acquire()
         self._host = host
         self._spec = spec
         self._config = config
@@ -91,10 +97,21 @@ class TrialSession:
     def stop(self) -> None:
         self._stop = True
         self._due = 0.0
+        self._wake()
+
+    def answered(self, payload: bytes) -> None:
+        self._answer = payload
+        self._wake()
 
     def turn_wanted(self) -> None:
         self._turn_due = 0.0
         self._due = 0.0
+        self._wake()
+
+    def _wake(self) -> None:
+        # Open already, if others were quicker.
+        with contextlib.suppress(RuntimeError):
+            self._look.release()
 
     def torch_loaded(self) -> None:
         """This trial has just imported torch."""
@@ -205,11 +222,22 @@ class TrialSession:
     # ---- what the trainable calls
 
     def report(self, metrics: Mapping[str, Any], step: int | None) -> None:
+        metric = self._host.options.metric
+        if not metric:
+            raise InputError(
+                "cotune.report() was called in an Optuna objective",
+                hint="call trial.report(value, step) there, and return the final value",
+            )
         number = self._reports + 1
         where = number if step is None else whole_step(step)
-        value, line = read_report(metrics, self._host.options.metric, number == 1, self.trial, where, time.time())
+        self._pass_on(where, *read_report(metrics, metric, number == 1, self.trial, where, time.time()))
+
+    def observe(self, value: float, step: int) -> None:
+        self._pass_on(step, value, number_line(self.trial, step, value, time.time()))
+
+    def _pass_on(self, where: int, value: float, line: bytes) -> None:
         self._await_verdict()
-        self._reports = number
+        self._reports += 1
         self._host.send(wire.encode_report(self.trial, self.attempt, where, value, line))
         if self._host.options.lockstep:
             self._await_verdict()
@@ -218,24 +246,43 @@ class TrialSession:
             self._iterations += 1
         self._boundary()
 
+    def ask(self, payload: bytes) -> bytes:
+        with self._asking:
+            if self._over:
+                raise TrialStopped
+            self._raise_if_stopped()
+            self._answer = None
+            self._host.send(wire.encode_question(wire.Kind.ASK, self.trial, self.attempt, payload))
+            while (answer := self._answer) is None:
+                self._await(self._look)
+        self._boundary()
+        return answer
+
     def _await_verdict(self) -> None:
         """Waits for the verdict on the report before; meanwhile the others may run."""
         if not self.verdict.acquire(blocking=False):
-            if self._host.turns.others_wait:
-                self._host.turns.give_up(self)
-                self.verdict.acquire()
-                self._host.turns.take(self)
-            else:
-                self._wait_in_place()
+            self._await(self.verdict)
+        elif self._stop:
+            self._sample(time.monotonic())
+            raise TrialStopped
+
+    def _await(self, opened: threading.Lock) -> None:
+        """Waits for what the driver has to say; meanwhile the others may run."""
+        if self._host.turns.others_wait:
+            self._host.turns.give_up(self)
+            opened.acquire()
+            self._host.turns.take(self)
+        else:
+            self._wait_in_place(opened)
         if self._stop:
             self._sample(time.monotonic())
             raise TrialStopped
 
-    def _wait_in_place(self) -> None:
-        """Waits for the verdict without counting that as the trial's own time, or as a missing boundary."""
+    def _wait_in_place(self, opened: threading.Lock) -> None:
+        """Waits without counting that as the trial's own time, or as a missing boundary."""
         page, began = self._host.page, time.monotonic()
         page[0] = -1.0
-        self.verdict.acquire()
+        opened.acquire()
         now = time.monotonic()
         self._since += now - began
         page[1] = now
@@ -267,7 +314,7 @@ class TrialSession:
             raise
         # The reports that the checkpoint stands behind must be safe before it is: once judged, they are.
         if not self.verdict.acquire(blocking=False):
-            self._wait_in_place()
+            self._wait_in_place(self.verdict)
         self.verdict.release()
         try:
             self._folder.publish_checkpoint(path, self._reports)
@@ -363,7 +410,7 @@ class TrialSession:
                 self.report(returned, None)
             elif returned is not None and (self._reports == 0 or _is_number(returned)):
                 self.report({host.options.metric: returned}, None)
-            if self._reports == 0:
+            if self._reports == 0 and host.options.metric:
                 raise NoReport(
                     "the trainable ended without a report",
                     hint=f"call cotune.report({{{host.options.metric!r}: ...}}), or return that number",

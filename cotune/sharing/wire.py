@@ -14,7 +14,7 @@ from enum import IntEnum
 from typing import Any
 
 from cotune.sharing.pickling import dumps
-from cotune.trial import Report, TrialSpec
+from cotune.trial import Question, Report, TrialSpec
 
 _HEADER = struct.Struct("<IB")
 _REPORT = struct.Struct("<IIqd")
@@ -32,6 +32,7 @@ class Kind(IntEnum):
     HOLDS = 4
     ENDED = 5
     RESIZED = 6
+    ASK = 7
     # driver to lane
     OPEN = 16
     START = 17
@@ -39,6 +40,7 @@ class Kind(IntEnum):
     VERDICT = 19
     RESIZE = 20
     EXIT = 21
+    ANSWER = 22
 
 
 def encode(kind: Kind, payload: bytes = b"") -> bytes:
@@ -83,6 +85,16 @@ def encode_verdict(trial: int, attempt: int) -> bytes:
 def decode_verdict(payload: bytes) -> tuple[int, int]:
     trial, attempt = _VERDICT.unpack(payload)
     return trial, attempt
+
+
+def encode_question(kind: Kind, trial: int, attempt: int, payload: bytes) -> bytes:
+    """A question of a trial (`ASK`) or the answer to it (`ANSWER`)."""
+    return encode(kind, _VERDICT.pack(trial, attempt) + payload)
+
+
+def decode_question(payload: bytes) -> Question:
+    trial, attempt = _VERDICT.unpack_from(payload)
+    return Question(trial, attempt, payload[_VERDICT.size :])
 
 
 def encode_report(trial: int, attempt: int, step: int, value: float, line: bytes) -> bytes:
