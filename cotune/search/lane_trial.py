@@ -162,7 +162,8 @@ def _told(value: Any) -> Any:
     if type(value) in _PLAIN:
         return value
     if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
-        return [_told(item) for item in value]
+        items = [_told(item) for item in value]
+        return tuple(items) if isinstance(value, tuple) else items
     try:
         return float(value)
     except Exception:

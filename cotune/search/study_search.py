@@ -199,6 +199,8 @@ class StudySearch:
             try:
                 target, name, args, kwargs = pickle.loads(question.payload)
                 if target == "end":
+                    # Of the last attempt: the one before may have run out of memory.
+                    running.returned, running.pruned, running.raised = None, "", None
                     setattr(running, name, args[0])
                     stop, value = name == "pruned", None
                 else:

@@ -48,7 +48,7 @@ class TrialSession:
         self.verdict = threading.Lock()
         # One question at a time, whichever of its threads asks.
         self._asking = threading.Lock()
-        self._answer: bytes | None = None
+        self._answers: list[bytes] = []
         # Opened by whatever should have the waiting thread look again.
         self._look = threading.Lock()
         self._look.acquire()
@@ -100,7 +100,7 @@ class TrialSession:
         self._wake()
 
     def answered(self, payload: bytes) -> None:
-        self._answer = payload
+        self._answers.append(payload)
         self._wake()
 
     def turn_wanted(self) -> None:
@@ -251,10 +251,11 @@ class TrialSession:
             if self._over:
                 raise TrialStopped
             self._raise_if_stopped()
-            self._answer = None
+            self._answers.clear()
             self._host.send(wire.encode_question(wire.Kind.ASK, self.trial, self.attempt, payload))
-            while (answer := self._answer) is None:
+            while not self._answers:
                 self._await(self._look)
+            answer = self._answers.pop()
         self._boundary()
         return answer
 
