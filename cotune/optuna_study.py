@@ -90,8 +90,8 @@ def optimize(
         KeyboardInterrupt: Ctrl-C was pressed. Running trials have been told to have failed.
     """
     caught = _check(study, objective, catch, name, unsupported)
-    callbacks = [] if callbacks is None else callbacks
-    _check_callbacks(callbacks)
+    heard_by = tuple(callbacks) if isinstance(callbacks, Iterable) else callbacks or ()
+    _check_callbacks(heard_by)
     options = PackerOptions(
         width=_count("lanes", lanes),
         residents=_count("residents", residents) or 1,
@@ -114,7 +114,7 @@ def optimize(
             study,
             timeout=seconds,
             catch=caught,
-            callbacks=tuple(callbacks),
+            callbacks=heard_by,
             prepare=lambda number: _prepare(folder, number),
             wake=engine.wake,
         )
@@ -147,16 +147,19 @@ def _serve(study: optuna.Study, search: StudySearch, sweep: Sweep) -> None:
     """Runs the driver's loop on a thread of its own, and the study on this one."""
     loop = threading.Thread(target=_loop, args=(sweep, search), name="cotune-driver", daemon=True)
     failure: BaseException = KeyboardInterrupt()
+    serving = threading.Event()
     study._stop_flag = False
     study._thread_local.in_optimize_loop = True
-    with _interrupts(sweep):
+    with _interrupts(sweep, serving):
         try:
+            serving.set()
             loop.start()
             search.serve()
         except BaseException as error:
             failure = error
             raise
         finally:
+            serving.clear()
             # Twice is at once; after the end of the loop it changes nothing.
             sweep.interrupt()
             sweep.interrupt()
@@ -176,8 +179,11 @@ def _loop(sweep: Sweep, search: StudySearch) -> None:
 
 
 @contextlib.contextmanager
-def _interrupts(sweep: Sweep) -> Iterator[None]:
-    """Ctrl-C and SIGTERM end the sweep in order, then do what they would have done; pressed twice, at once."""
+def _interrupts(sweep: Sweep, serving: threading.Event) -> Iterator[None]:
+    """Ctrl-C and SIGTERM end the sweep in order, then do what they would have done.
+
+    The second time, whatever runs on this thread is broken off, unless it is the tidying up.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -186,7 +192,7 @@ def _interrupts(sweep: Sweep) -> Iterator[None]:
     def receive(number: int, _frame: Any) -> None:
         received.append(number)
         sweep.interrupt()
-        if len(received) > 1:
+        if len(received) > 1 and serving.is_set():
             raise KeyboardInterrupt
 
     before = {number: signal.signal(number, receive) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -195,7 +201,7 @@ def _interrupts(sweep: Sweep) -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-        if len(received) == 1:
+        if received and sys.exc_info()[0] is None:
             signal.raise_signal(received[0])
 
 

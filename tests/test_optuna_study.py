@@ -429,6 +429,22 @@ def test_several_lanes_run_at_once_and_every_trial_is_told(optimize):
     assert len({t.user_attrs["pid"] for t in study.trials}) == 2
 
 
+def test_residents_of_one_lane_ask_by_turns(optimize):
+    def objective(trial):
+        values = [trial.suggest_float(f"x{number}", 0, 1) for number in range(20)]
+        for step in range(20):
+            trial.report(values[step], step)
+            trial.should_prune()
+        trial.set_user_attr("pid", os.getpid())
+        return sum(values)
+
+    study = optuna.create_study()
+    optimize(study, objective, n_trials=6, lanes=1, residents=3)
+    assert [t.state for t in study.trials] == [TrialState.COMPLETE] * 6
+    assert all(t.value == sum(t.params.values()) for t in study.trials)
+    assert len({t.user_attrs["pid"] for t in study.trials}) == 1
+
+
 def test_a_timeout_lets_running_trials_finish_and_begins_no_other(optimize):
     def objective(trial):
         time.sleep(0.4)

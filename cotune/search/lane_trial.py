@@ -67,7 +67,7 @@ class LaneStudy(optuna.Study):
         self._line = line
 
     def __getattr__(self, name: str) -> Any:
-        return _attribute(self._line, "study", name)
+        return _attribute(self, "study", name)
 
 
 @_forwards("trial")
@@ -100,13 +100,13 @@ class LaneTrial(optuna.Trial):
             self._line.session.observe(number, where)
 
     def __getattr__(self, name: str) -> Any:
-        return _attribute(self._line, "trial", name)
+        return _attribute(self, "trial", name)
 
 
-def _attribute(line: Line, target: str, name: str) -> Any:
+def _attribute(proxy: LaneStudy | LaneTrial, target: str, name: str) -> Any:
     if (name.startswith("_") and name != "_trial_id") or name == "storage":
         raise AttributeError(f"{target}.{name} is not there in a lane: the {target} itself is in the driver")
-    return line.ask(target, name)
+    return proxy._line.ask(target, name)
 
 
 def study_in_lane() -> LaneStudy:

@@ -41,17 +41,14 @@ class _Running:
 
     Attributes:
         attempt: Of the last report.
-        returned: What the objective gave back.
-        pruned: What it said when it raised `TrialPruned`.
-        raised: What else it raised, packed, and the traceback.
+        end: How the objective ended in the last attempt that came to that: `returned` a value, `pruned` with some
+            words, or `raised` an exception, packed, with its traceback.
     """
 
     trial: Trial
     heartbeat: Any
     attempt: int = 0
-    returned: Any = None
-    pruned: str = ""
-    raised: tuple[bytes, str] | None = None
+    end: tuple[str, Any] = ("", None)
 
 
 class StudySearch:
@@ -151,10 +148,12 @@ class StudySearch:
             command()
 
     def give_up(self, why: BaseException) -> None:
-        """Tells the study that all trials it still counts as running have failed."""
+        """Tells the study how trials ended that it still counts as running: failed, unless they came to their end."""
         for number in list(self._running):
+            running = self._running.pop(number)
+            state = {"returned": None, "pruned": TrialState.PRUNED}.get(running.end[0], TrialState.FAIL)
             try:
-                self._tell(self._running.pop(number), TrialState.FAIL, why)
+                self._tell(running, state, why if state is TrialState.FAIL else None)
             except Exception as error:
                 # Such as a storage that is gone, or another process that has told it already.
                 _logger.warning(f"Trial {number} could not be told to have failed: {error!r}")
@@ -199,9 +198,7 @@ class StudySearch:
             try:
                 target, name, args, kwargs = pickle.loads(question.payload)
                 if target == "end":
-                    # Of the last attempt: the one before may have run out of memory.
-                    running.returned, running.pruned, running.raised = None, "", None
-                    setattr(running, name, args[0])
+                    running.end = (name, args[0])
                     stop, value = name == "pruned", None
                 else:
                     value = _ask(running.trial if target == "trial" else self._study, name, args, kwargs)
@@ -226,7 +223,7 @@ class StudySearch:
     def _tell(self, running: _Running, state: TrialState | None, raised: BaseException | None) -> None:
         """Tells and logs as `study.optimize` does, also when the sampler raises on being told."""
         running.heartbeat.join()
-        trial, value, complaint = running.trial, running.returned if state is None else None, ""
+        trial, value, complaint = running.trial, running.end[1] if state is None else None, ""
         try:
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
@@ -240,7 +237,7 @@ class StudySearch:
             if frozen.state is TrialState.COMPLETE:
                 _log_completed(self._study, frozen)
             elif frozen.state is TrialState.PRUNED:
-                _logger.info(f"Trial {frozen.number} pruned. {running.pruned}")
+                _logger.info(f"Trial {frozen.number} pruned. {running.end[1]}")
             else:
                 _log_failed(frozen, complaint or repr(raised), raised, value)
 
@@ -259,9 +256,10 @@ def _ask(asked: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -
 
 def _raised(running: _Running, error: CotuneError | None) -> BaseException | None:
     """What ended a trial: what its objective raised, if that could travel; else what befell it."""
-    if isinstance(error, _ALONE) or not running.raised:
+    how, what = running.end
+    if isinstance(error, _ALONE) or how != "raised":
         return error
-    blob, trace = running.raised
+    blob, trace = what
     raised = unpack_error(blob)
     if raised is None:
         return error or TrialFailed(f"trial {running.trial.number} raised what cannot leave its lane", hint=trace)
