@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import subprocess
 import sys
@@ -50,22 +51,22 @@ TURN_STEPS = 15_000
 # ---- what is tuned
 
 
-def stamp(fd: int, what: str, at: float) -> None:
+def stamp(fd: int, what: str, at: float, trial: object = "") -> None:
     """Notes a moment of this process, on the clock that all processes share."""
-    os.write(fd, f"{os.getpid()} {what} {at!r}\n".encode())
+    os.write(fd, f"{os.getpid()} {what} {at!r} {trial}\n".encode())
 
 
 def open_trace(config: Config) -> int:
     return os.open(config["trace"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
 
 
-def trivial(config: Config, report: Report) -> None:
+def trivial(config: Config, report: Report, name: Callable[[], object]) -> None:
     """A torch trial that does next to nothing, and says when it did."""
     first = time.monotonic()
     import torch
 
     fd = open_trace(config)
-    stamp(fd, "first", first)
+    stamp(fd, "first", first, name())
     model = torch.nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=config["lr"])
     for _ in range(config["reports"]):
@@ -73,9 +74,7 @@ def trivial(config: Config, report: Report) -> None:
         loss = model(torch.ones(8, 4)).square().mean()
         loss.backward()
         optimizer.step()
-        value = loss.item()
-        stamp(fd, "report", time.monotonic())
-        report({"loss": value})
+        report({"loss": loss.item()})
     last = time.monotonic()
     stamp(fd, "end", last)
     os.close(fd)
@@ -163,48 +162,45 @@ def noisy(config: Config) -> None:
 
 @dataclass
 class Traced:
-    """One trial, as its trace has it."""
+    """One trial, as its trace has it: `end` is when it ended, or when it was decided to stop it."""
 
     process: int
     first: float
-    reports: list[float]
-    end: float | None = None
-
-    @property
-    def last(self) -> float:
-        """When it ended, or when it made the report that got it stopped."""
-        return self.reports[STOPPED_AT - 1] if self.end is None else self.end
+    end: float = math.nan
+    stopped: bool = False
 
 
 def read_trace(path: str) -> list[Traced]:
     trials: list[Traced] = []
     running: dict[str, Traced] = {}
+    named: dict[str, Traced] = {}
     for line in Path(path).read_text().splitlines():
-        process, what, at = line.split()
+        process, what, at, *name = line.split()
         if what == "first":
-            running[process] = Traced(int(process), float(at), [])
+            running[process] = Traced(int(process), float(at))
             trials.append(running[process])
-        elif what == "report":
-            running[process].reports.append(float(at))
+            named.update(dict.fromkeys(name, running[process]))
+        elif what == "stop":
+            named[name[0]].end, named[name[0]].stopped = float(at), True
         elif what == "end":
             running[process].end = float(at)
     return trials
 
 
 def gaps(trials: list[Traced], *, fresh: bool, stopped: bool) -> Found:
-    """Milliseconds from a trial's last line to the first line of the trial that took its place.
+    """Milliseconds from a trial's last line, or the verdict that stops it, to the first line of what took its place.
 
     In a process that goes on that is the next trial there. Of fresh processes, two at a time, the third trial to
     start follows the first to end, and so on.
     """
     pairs: list[tuple[Traced, Traced]] = []
     if fresh:
-        pairs = list(zip(sorted(trials, key=lambda t: t.last), sorted(trials, key=lambda t: t.first)[2:], strict=False))
+        pairs = list(zip(sorted(trials, key=lambda t: t.end), sorted(trials, key=lambda t: t.first)[2:], strict=False))
     else:
         for process in {trial.process for trial in trials}:
             own = sorted((trial for trial in trials if trial.process == process), key=lambda t: t.first)
             pairs += list(pairwise(own))
-    found = [(after.first - before.last) * 1e3 for before, after in pairs if (before.end is None) == stopped]
+    found = [(after.first - before.end) * 1e3 for before, after in pairs if before.stopped == stopped]
     if not found:
         return {"count": 0, "p50": None, "p99": None}
     return {"count": len(found), "p50": percentile(found, 0.5), "p99": percentile(found, 0.99)}
@@ -213,7 +209,7 @@ def gaps(trials: list[Traced], *, fresh: bool, stopped: bool) -> Found:
 def rate(path: str) -> float:
     """Reports per second of all trials together, over the time that all of them took."""
     trials = read_trace(path)
-    began, ended = min(t.first for t in trials), max(t.end or 0.0 for t in trials)
+    began, ended = min(t.first for t in trials), max(t.end for t in trials)
     return 1.0 / (ended - began) * len(trials)
 
 
@@ -260,7 +256,7 @@ def _cotune_trivial(options: Found, **more: Any) -> tuple[list[Traced], float, f
     trace = f"{options['folder']}/trace"
     space = {"lr": cotune.loguniform(1e-4, 1e-2), "reports": options["reports"], "trace": trace}
     _, seconds = _cotune(
-        lambda config: trivial(config, cotune.report), space, options, trials=options["trials"], **more
+        lambda config: trivial(config, cotune.report, cotune.trial_id), space, options, trials=options["trials"], **more
     )
     ended = time.monotonic()
     trials = read_trace(trace)
@@ -279,8 +275,12 @@ def cotune_stops(options: Found) -> Found:
         """Stops every second trial at its second report."""
 
         def prune(self, study: Any, trial: Any) -> bool:
-            return bool(trial.number % 2 and len(trial.intermediate_values) >= STOPPED_AT)
+            stops = trial.number % 2 == 1 and len(trial.intermediate_values) >= STOPPED_AT
+            if stops:
+                stamp(fd, "stop", time.monotonic(), trial.number)
+            return bool(stops)
 
+    fd = open_trace({"trace": f"{options['folder']}/trace"})
     trials, _, _ = _cotune_trivial(options, pruner=EverySecond())
     return gaps(trials, fresh=False, stopped=True)
 
@@ -359,7 +359,11 @@ def _ray_trivial(options: Found, scheduler: Any = None) -> tuple[list[Traced], f
     trace = f"{options['folder']}/trace"
     space = {"lr": tune.loguniform(1e-4, 1e-2), "reports": options["reports"], "trace": trace}
     began, ended = _tune(
-        lambda config: trivial(config, tune.report), space, options, samples=options["trials"], scheduler=scheduler
+        lambda config: trivial(config, tune.report, lambda: tune.get_context().get_trial_id()),
+        space,
+        options,
+        samples=options["trials"],
+        scheduler=scheduler,
     )
     trials = read_trace(trace)
     return trials, ended - began, ended - min(t.first for t in trials)
@@ -381,8 +385,11 @@ def ray_stops(options: Found) -> Found:
         def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:
             odd = int(trial.trial_id.rpartition("_")[2]) % 2
             stops = odd and result["training_iteration"] >= STOPPED_AT
+            if stops:
+                stamp(fd, "stop", time.monotonic(), trial.trial_id)
             return str(TrialScheduler.STOP if stops else TrialScheduler.CONTINUE)
 
+    fd = open_trace({"trace": f"{options['folder']}/trace"})
     scheduler: Any = EverySecond
     trials, _, _ = _ray_trivial(options, scheduler())
     return gaps(trials, fresh=not options["reuse"], stopped=True)

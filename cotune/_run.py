@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from cotune.sweep import Sweep
 
 
+# Each keeps a file descriptor in every lane.
+MAX_RESIDENTS = 64
 # What any file system takes as the name of a folder, and nobody has to quote.
 _NAME = re.compile(r"\w[\w.+=@-]{0,127}")
 
@@ -109,7 +111,7 @@ def run(
     tree = Space(space)
     options = PackerOptions(
         width=_count("lanes", lanes),
-        residents=_count("residents", residents) or 1,
+        residents=_count("residents", residents, most=MAX_RESIDENTS) or 1,
         policy=make_policy(policy),
         max_failures=_count("max_failures", max_failures, least=0) or 0,
         iteration_timeout=_seconds("iteration_timeout", iteration_timeout),
@@ -132,7 +134,8 @@ def run(
     folder, saved = _open_run(name or _made_up(kind), storage, resume)
     judged = pruner is not None and pruner != "none"
     with _locked(folder):
-        engine = LocalEngine(trainable, found, folder.lanes, LocalOptions(metric, threads, lockstep, judged))
+        how = LocalOptions(metric, threads, lockstep, judged, residents=options.residents)
+        engine = LocalEngine(trainable, found, folder.lanes, how)
         try:
             # Optuna takes a while to import; the zygote starts meanwhile.
             sweep, finish = _assemble(
@@ -328,9 +331,11 @@ def _check_choice(what: str, value: Any, names: Sequence[str]) -> None:
         raise InputError(f"{what}={value!r} is not a {what}", hint=f"known are {listed}; or pass an object of Optuna's")
 
 
-def _count(what: str, value: Any, least: int = 1) -> int | None:
+def _count(what: str, value: Any, least: int = 1, most: int | None = None) -> int | None:
     if value is None:
         return None
+    if type(value) is int and most is not None and value > most:
+        raise InputError(f"{what}={value} is too many", hint=f"pass {what}={most} or less")
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise InputError(
             f"{what}={value!r} is not a number of {least} or more", hint=f"pass an int, such as {what}={max(least, 2)}"

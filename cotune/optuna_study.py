@@ -19,7 +19,7 @@ from typing import Any
 
 import optuna
 
-from cotune._run import _NAME, _check_callbacks, _count, _locked, _made_up, _seconds, _seed
+from cotune._run import _NAME, MAX_RESIDENTS, _check_callbacks, _count, _locked, _made_up, _seconds, _seed
 from cotune.dashboard.views import make_view
 from cotune.engines.local import LocalEngine, LocalOptions
 from cotune.errors import InputError, RunError, RunNameInUse
@@ -94,7 +94,7 @@ def optimize(
     _check_callbacks(heard_by)
     options = PackerOptions(
         width=_count("lanes", lanes),
-        residents=_count("residents", residents) or 1,
+        residents=_count("residents", residents, most=MAX_RESIDENTS) or 1,
         policy=make_policy(policy),
         iteration_timeout=_seconds("iteration_timeout", iteration_timeout),
     )
@@ -106,9 +106,8 @@ def optimize(
         dashboard = optuna.logging.get_verbosity() > optuna.logging.INFO
     with _locked(folder), _as_proxy(study), contextlib.ExitStack() as stack:
         trainable = StudyObjective(objective, len(study.directions))
-        engine = LocalEngine(
-            trainable, found, folder.lanes, LocalOptions("", threads, judged=False, preload=(_LANE_MODULE,))
-        )
+        how = LocalOptions("", threads, judged=False, residents=options.residents, preload=(_LANE_MODULE,))
+        engine = LocalEngine(trainable, found, folder.lanes, how)
         stack.callback(engine.close)
         search = StudySearch(
             study,

@@ -226,6 +226,9 @@ class Sweep:
         packer = self._packer
         ahead = 0 if self._options.lockstep else ASK_AHEAD if self._options.unlimited_ahead else packer.breadth
         wanted = packer.seats + ahead - packer.waiting - self._asked
+        if wanted < ahead // 2:
+            # Many at once: a sampler that has just been at work is three times as fast.
+            return
         if self._options.trials is not None:
             wanted = min(wanted, self._options.trials - self._proposed - self._asked)
         if wanted > 0:

@@ -100,7 +100,7 @@ def test_the_bytes_of_a_killed_lane_come_back(tmp_path):
     before = watch.used()
     from cotune.packer import CloseLane, LaneLost
 
-    with EngineUnderTest(LocalEngine(hold, info, tmp_path, LocalOptions("loss")), tmp_path) as under_test:
+    with EngineUnderTest(LocalEngine(hold, info, tmp_path, LocalOptions("loss", residents=2)), tmp_path) as under_test:
         under_test.open(quota=8 << 30)
         under_test.begin(0, mib=2048)
         under_test.collect(0)

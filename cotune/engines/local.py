@@ -51,6 +51,7 @@ class LocalOptions:
         lockstep: Whether a report waits for the verdict on itself.
         judged: Whether a verdict may be to stop.
         quantum: Seconds of a turn where trials share a lane.
+        residents: How many trials may share a lane.
         preload: Modules that every trial imports.
     """
 
@@ -59,6 +60,7 @@ class LocalOptions:
     lockstep: bool = False
     judged: bool = True
     quantum: float = QUANTUM
+    residents: int = 1
     preload: tuple[str, ...] = ()
 
 
@@ -180,6 +182,7 @@ class LocalEngine(Engine):
             quota=instruction.quota,
             threads=self._threads,
             quantum=self._options.quantum,
+            seats=self._options.residents,
             lockstep=self._options.lockstep,
             judged=self._options.judged,
             metric=self._options.metric,
@@ -253,6 +256,7 @@ class LocalEngine(Engine):
         trial, outcome, needed, name, detail, final = pickle.loads(payload)
         self._trial_lane.pop(trial, None)
         self._began.pop(trial, None)
+        lane.ended(trial)
         return ev.TrialEnded(self.now(), trial, ev.Outcome(outcome), needed, name, detail, final)
 
     def _hear_zygote(self, zygote: Zygote) -> None:

@@ -1,8 +1,9 @@
 """Inside a lane process: the main thread on the socket, a thread per resident trial.
 
-driver ──OPEN, START, STOP, VERDICT, ANSWER, RESIZE, EXIT──▶ main thread ──flags, locks──▶ trial threads
-driver ◀─READY, RESIZED──────────────────────────────────── main thread
-driver ◀─REPORT, ASK, PROGRESS, HOLDS, ENDED─────────────── trial thread that has the turn
+driver ──OPEN, START, STOP, ANSWER, RESIZE, EXIT──▶ main thread ──flags──▶ trial threads
+driver ──verdicts─────────────────────────────────▶ trial threads
+driver ◀─READY, RESIZED──────────────────────────── main thread
+driver ◀─REPORT, ASK, PROGRESS, HOLDS, ENDED─────── trial thread that has the turn
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import pickle
 import socket
 import sys
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -45,6 +47,7 @@ class LaneOptions:
         quota: Bytes it may hold, context included.
         threads: Threads for one operation.
         quantum: Seconds of a turn.
+        seats: Trials it may host at once.
         lockstep: Whether a report waits for the verdict on itself.
         judged: Whether a verdict may be to stop: only then the end of a trial waits for the last one.
         metric: The run's metric; empty where a trial need not report, and its end is told by a question.
@@ -57,13 +60,16 @@ class LaneOptions:
     quota: int
     threads: int
     quantum: float
+    seats: int
     lockstep: bool
     judged: bool
     metric: str
     log: Path
 
 
-def serve(sock: socket.socket, page: memoryview[float], trainable: bytes | memoryview) -> NoReturn:
+def serve(
+    sock: socket.socket, page: memoryview[float], verdicts: Sequence[int], trainable: bytes | memoryview
+) -> NoReturn:
     """Runs a lane until the driver says or is gone."""
     frames = wire.Frames(sock)
     backlog: list[tuple[int, bytes]] = []
@@ -72,7 +78,7 @@ def serve(sock: socket.socket, page: memoryview[float], trainable: bytes | memor
         if received is None:
             os._exit(0)
         backlog.extend(received)
-    host = Host(sock, page, trainable, pickle.loads(backlog.pop(0)[1]))
+    host = Host(sock, page, verdicts, trainable, pickle.loads(backlog.pop(0)[1]))
     host.start()
     for kind, payload in backlog:
         host.handle(kind, payload)
@@ -93,7 +99,12 @@ class Host:
     """
 
     def __init__(
-        self, sock: socket.socket, page: memoryview[float], trainable: bytes | memoryview, options: LaneOptions
+        self,
+        sock: socket.socket,
+        page: memoryview[float],
+        verdicts: Sequence[int],
+        trainable: bytes | memoryview,
+        options: LaneOptions,
     ) -> None:
         self.options = options
         self.page = page
@@ -101,6 +112,7 @@ class Host:
         self.shared: dict[str, Any] = {}
         self._sock = sock
         self._send_lock = threading.Lock()
+        self._verdicts = verdicts
         self._trainable = trainable
         self._sessions: dict[int, TrialSession] = {}
         self.level = 0
@@ -133,28 +145,23 @@ class Host:
 
     def handle(self, kind: int, payload: bytes) -> None:
         """Does what the driver asks."""
-        if kind == Kind.VERDICT:
-            number, attempt = wire.decode_verdict(payload)
-            trial = self._sessions.get(number)
-            # One on the last attempt may come late: it is not on a report of this one.
-            if trial is not None and trial.attempt == attempt and trial.verdict.locked():
-                trial.verdict.release()
-        elif kind == Kind.ANSWER:
+        if kind == Kind.ANSWER:
             answer = wire.decode_question(payload)
-            trial = self._sessions.get(answer.trial)
-            if trial is not None and trial.attempt == answer.attempt:
-                trial.answered(answer.payload)
+            asking = self._sessions.get(answer.trial)
+            if asking is not None and asking.attempt == answer.attempt:
+                asking.answered(answer.payload)
         elif kind == Kind.START:
-            trial = TrialSession(self, *wire.decode_spec(payload))
+            seat, spec, config = wire.decode_start(payload)
+            trial = TrialSession(self, self._verdicts[seat], spec, config)
             self._sessions[trial.trial] = trial
             threading.stack_size(0)
             threading.Thread(target=trial.run, name=f"trial-{trial.trial}", daemon=True).start()
             # Threads of trials: what a stack reserves counts against the quota of a CPU lane.
             threading.stack_size(THREAD_STACK)
         elif kind == Kind.STOP:
-            trial = self._sessions.get(wire.decode_int(payload))
-            if trial is not None:
-                trial.stop()
+            resident = self._sessions.get(wire.decode_int(payload))
+            if resident is not None:
+                resident.stop()
         elif kind == Kind.RESIZE:
             quota = self.memory.set_quota(wire.decode_int(payload))
             self.page[2] = self.memory.held()

@@ -8,12 +8,23 @@ import os
 import socket
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from cotune.sharing import wire
 from cotune.sharing.host import LaneOptions
-from cotune.sharing.wire import Kind
+from cotune.sharing.wire import GO_ON, STOP, Kind
 from cotune.sharing.zygote import Zygote
 from cotune.trial import TrialSpec
+
+
+@dataclass(slots=True)
+class _Seat:
+    """Where a resident trial sits: the eventfd of its verdicts, and which attempt waits there."""
+
+    number: int
+    verdicts: int
+    attempt: int = 0
+    stop: bool = False
 
 
 class LaneHandle:
@@ -38,8 +49,10 @@ class LaneHandle:
         for side in (self._sock, theirs):
             side.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 21)
         self._frames = wire.Frames(self._sock)
+        self._free = [_Seat(n, os.eventfd(0, os.EFD_CLOEXEC)) for n in range(options.seats)]
+        self._taken: dict[int, _Seat] = {}
         self._send(wire.encode_object(Kind.OPEN, options))
-        zygote.fork(self.lane, theirs, page)
+        zygote.fork(self.lane, theirs, page, [seat.verdicts for seat in self._free])
         theirs.close()
         os.close(page)
 
@@ -76,13 +89,35 @@ class LaneHandle:
                 yield from frames
 
     def start(self, spec: TrialSpec) -> None:
-        self._send(wire.encode_spec(spec))
+        """Starts a trial in a free seat.
+
+        Raises:
+            NotPicklable: Its config cannot be sent.
+        """
+        seat = self._free[-1]
+        frame = wire.encode_start(seat.number, spec)
+        self._taken[spec.trial] = self._free.pop()
+        seat.attempt, seat.stop = spec.attempt, False
+        # The trial takes this first, and with it whatever the last one there did not wait for.
+        os.eventfd_write(seat.verdicts, GO_ON)
+        self._send(frame)
 
     def stop(self, trial: int) -> None:
-        self._send(wire.encode_int(Kind.STOP, trial))
+        if trial in self._taken:
+            self._taken[trial].stop = True
+            self._send(wire.encode_int(Kind.STOP, trial))
 
     def verdict(self, trial: int, attempt: int) -> None:
-        self._send(wire.encode_verdict(trial, attempt))
+        """Lets an attempt at a trial go past its last report; one that is to stop stops there."""
+        seat = self._taken.get(trial)
+        # One on the last attempt may come late: it is not on a report of this one.
+        if seat is not None and seat.attempt == attempt:
+            os.eventfd_write(seat.verdicts, STOP if seat.stop else GO_ON)
+
+    def ended(self, trial: int) -> None:
+        """Notes that a trial is over, and its seat free."""
+        if trial in self._taken:
+            self._free.append(self._taken.pop(trial))
 
     def answer(self, trial: int, attempt: int, payload: bytes) -> None:
         self._send(wire.encode_question(Kind.ANSWER, trial, attempt, payload))
@@ -99,6 +134,10 @@ class LaneHandle:
     def close(self) -> None:
         self._sock.close()
         self._page.release()
+        for seat in (*self._free, *self._taken.values()):
+            os.close(seat.verdicts)
+        self._free.clear()
+        self._taken.clear()
 
     def _send(self, frame: bytes) -> None:
         # A lane that is gone is reported by the zygote.

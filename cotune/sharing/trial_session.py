@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import select
 import shutil
 import sys
 import threading
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-FIRST_MEASURED = 3
+FIRST_MEASURED = 2
 MEASURE_EVERY = 0.5
 
 
@@ -40,12 +41,15 @@ class TrialSession:
     the lane asks for attention by setting `due` to 0 after the flag it sets.
     """
 
-    def __init__(self, host: Host, spec: TrialSpec, config: bytes = b"") -> None:
+    def __init__(self, host: Host, verdicts: int, spec: TrialSpec, config: bytes = b"") -> None:
         self.trial = spec.trial
         self.attempt = spec.attempt
         self.gate = threading.Lock()
         self.gate.acquire()
-        self.verdict = threading.Lock()
+        self._verdicts = verdicts
+        # What was left there for the start.
+        os.eventfd_read(verdicts)
+        self._unjudged = False
         # One question at a time, whichever of its threads asks.
         self._asking = threading.Lock()
         self._answers: list[bytes] = []
@@ -238,10 +242,10 @@ class TrialSession:
     def _pass_on(self, where: int, value: float, line: bytes) -> None:
         self._await_verdict()
         self._reports += 1
+        self._unjudged = True
         self._host.send(wire.encode_report(self.trial, self.attempt, where, value, line))
         if self._host.options.lockstep:
             self._await_verdict()
-            self.verdict.release()
         if self._steps == 0:
             self._iterations += 1
         self._boundary()
@@ -254,36 +258,56 @@ class TrialSession:
             self._answers.clear()
             self._host.send(wire.encode_question(wire.Kind.ASK, self.trial, self.attempt, payload))
             while not self._answers:
-                self._await(self._look)
+                self._await_answer()
             answer = self._answers.pop()
         self._boundary()
         return answer
 
     def _await_verdict(self) -> None:
-        """Waits for the verdict on the report before; meanwhile the others may run."""
-        if not self.verdict.acquire(blocking=False):
-            self._await(self.verdict)
-        elif self._stop:
-            self._sample(time.monotonic())
-            raise TrialStopped
-
-    def _await(self, opened: threading.Lock) -> None:
-        """Waits for what the driver has to say; meanwhile the others may run."""
-        if self._host.turns.others_wait:
-            self._host.turns.give_up(self)
-            opened.acquire()
-            self._host.turns.take(self)
-        else:
-            self._wait_in_place(opened)
+        """Waits for the verdict on the last report, and obeys it."""
+        self._hear_verdict()
         if self._stop:
             self._sample(time.monotonic())
             raise TrialStopped
 
-    def _wait_in_place(self, opened: threading.Lock) -> None:
-        """Waits without counting that as the trial's own time, or as a missing boundary."""
-        page, began = self._host.page, time.monotonic()
-        page[0] = -1.0
-        opened.acquire()
+    def _await_answer(self) -> None:
+        """Waits for the answer, or for another reason to look; meanwhile the others may run."""
+        if self._host.turns.others_wait:
+            self._host.turns.give_up(self)
+            self._look.acquire()
+            self._host.turns.take(self)
+        else:
+            began = self._pause()
+            self._look.acquire()
+            self._resume(began)
+        if self._stop:
+            self._sample(time.monotonic())
+            raise TrialStopped
+
+    def _hear_verdict(self) -> None:
+        """Waits for the verdict on the last report, if that is still out; meanwhile the others may run."""
+        if not self._unjudged:
+            return
+        turns = self._host.turns
+        if turns.others_wait and not _is_readable(self._verdicts):
+            turns.give_up(self)
+            verdict = os.eventfd_read(self._verdicts)
+            turns.take(self)
+        else:
+            began = self._pause()
+            verdict = os.eventfd_read(self._verdicts)
+            self._resume(began)
+        self._unjudged = False
+        if verdict >= wire.STOP:
+            self._stop = True
+
+    def _pause(self) -> float:
+        """Begins a wait that is neither the trial's own time nor a missing boundary."""
+        self._host.page[0] = -1.0
+        return time.monotonic()
+
+    def _resume(self, began: float) -> None:
+        page = self._host.page
         now = time.monotonic()
         self._since += now - began
         page[1] = now
@@ -314,9 +338,7 @@ class TrialSession:
                 raise self._cannot_save(error) from error
             raise
         # The reports that the checkpoint stands behind must be safe before it is: once judged, they are.
-        if not self.verdict.acquire(blocking=False):
-            self._wait_in_place(self.verdict)
-        self.verdict.release()
+        self._hear_verdict()
         try:
             self._folder.publish_checkpoint(path, self._reports)
         except OSError as error:
@@ -447,6 +469,12 @@ class TrialSession:
             return "out_of_memory", needed, name, text[:500], False
         final = isinstance(error, (InputError, NoReport))
         return "failed", None, name, text if isinstance(error, CotuneError) else f"{kind}: {text[:2000]}", final
+
+
+def _is_readable(fd: int) -> bool:
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(0))
 
 
 def _is_number(value: object) -> bool:

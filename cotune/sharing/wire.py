@@ -2,6 +2,9 @@
 
 A frame is a length, a kind and a payload. What is sent at every report has a fixed layout; the rest is pickled,
 which is safe here: both ends are processes of one run, and nobody else can reach the socket.
+
+Verdicts alone do not pass here: each seat of a lane has an eventfd for them, on which its trial waits by itself. The
+lane's main thread need not wake up for every report then.
 """
 
 from __future__ import annotations
@@ -18,10 +21,15 @@ from cotune.trial import Question, Report, TrialSpec
 
 _HEADER = struct.Struct("<IB")
 _REPORT = struct.Struct("<IIqd")
-_VERDICT = struct.Struct("<II")
+_QUESTION = struct.Struct("<II")
 _PROGRESS = struct.Struct("<IQdqqd")
 _INT = struct.Struct("<q")
 _PLAIN = (int, float, str, bool, type(None))
+
+
+# What a verdict adds to the eventfd of a seat.
+GO_ON = 1
+STOP = 2
 
 
 class Kind(IntEnum):
@@ -37,10 +45,9 @@ class Kind(IntEnum):
     OPEN = 16
     START = 17
     STOP = 18
-    VERDICT = 19
-    RESIZE = 20
-    EXIT = 21
-    ANSWER = 22
+    RESIZE = 19
+    EXIT = 20
+    ANSWER = 21
 
 
 def encode(kind: Kind, payload: bytes = b"") -> bytes:
@@ -51,21 +58,21 @@ def encode_object(kind: Kind, value: Any) -> bytes:
     return encode(kind, pickle.dumps(value, pickle.HIGHEST_PROTOCOL))
 
 
-def encode_spec(spec: TrialSpec) -> bytes:
+def encode_start(seat: int, spec: TrialSpec) -> bytes:
     """A trial to start; its config may hold anything, also what only cloudpickle can send.
 
     Such a config is pickled apart: if it cannot be loaded, that fails the trial that loads it, not the lane.
     """
     if all(type(value) in _PLAIN for value in spec.config.values()):
         # Ten times faster, at every start of a trial.
-        return encode_object(Kind.START, (spec, b""))
+        return encode_object(Kind.START, (seat, spec, b""))
     config = dumps(spec.config, f"the config of trial {spec.trial}")
-    return encode_object(Kind.START, (replace(spec, config={}), config))
+    return encode_object(Kind.START, (seat, replace(spec, config={}), config))
 
 
-def decode_spec(payload: bytes) -> tuple[TrialSpec, bytes]:
-    """A trial to start; and its config, pickled, if that is not in it."""
-    decoded: tuple[TrialSpec, bytes] = pickle.loads(payload)
+def decode_start(payload: bytes) -> tuple[int, TrialSpec, bytes]:
+    """Where a trial sits, the trial, and its config, pickled, if that is not in it."""
+    decoded: tuple[int, TrialSpec, bytes] = pickle.loads(payload)
     return decoded
 
 
@@ -78,23 +85,14 @@ def decode_int(payload: bytes) -> int:
     return value
 
 
-def encode_verdict(trial: int, attempt: int) -> bytes:
-    return _HEADER.pack(_VERDICT.size, Kind.VERDICT) + _VERDICT.pack(trial, attempt)
-
-
-def decode_verdict(payload: bytes) -> tuple[int, int]:
-    trial, attempt = _VERDICT.unpack(payload)
-    return trial, attempt
-
-
 def encode_question(kind: Kind, trial: int, attempt: int, payload: bytes) -> bytes:
     """A question of a trial (`ASK`) or the answer to it (`ANSWER`)."""
-    return encode(kind, _VERDICT.pack(trial, attempt) + payload)
+    return encode(kind, _QUESTION.pack(trial, attempt) + payload)
 
 
 def decode_question(payload: bytes) -> Question:
-    trial, attempt = _VERDICT.unpack_from(payload)
-    return Question(trial, attempt, payload[_VERDICT.size :])
+    trial, attempt = _QUESTION.unpack_from(payload)
+    return Question(trial, attempt, payload[_QUESTION.size :])
 
 
 def encode_report(trial: int, attempt: int, step: int, value: float, line: bytes) -> bytes:

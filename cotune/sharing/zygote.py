@@ -67,10 +67,10 @@ class Zygote:
     def fileno(self) -> int:
         return self._sock.fileno()
 
-    def fork(self, lane: int, sock: socket.socket, page: int) -> None:
-        """Asks for a lane process that gets this end of a socket pair and this memory file."""
+    def fork(self, lane: int, sock: socket.socket, page: int, verdicts: Sequence[int]) -> None:
+        """Asks for a lane process that gets this end of a socket pair, this memory file and these eventfds."""
         message = pickle.dumps(("fork", lane))
-        fds = array.array("i", [sock.fileno(), page])
+        fds = array.array("i", [sock.fileno(), page, *verdicts])
         with contextlib.suppress(BrokenPipeError, ConnectionError):
             self._sock.sendmsg([message], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, fds)])
 

@@ -24,6 +24,8 @@ from typing import Any, NoReturn
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
+# As many as one message may carry.
+_MAX_FDS = 253
 # What is known not to start CUDA when it is imported.
 _SAFE = ("numpy", "cloudpickle", "cotune", "torch")
 
@@ -133,7 +135,7 @@ class Zygote:
 
     def _request(self) -> bool:
         try:
-            message, ancillary, _, _ = self._sock.recvmsg(4096, socket.CMSG_SPACE(8))
+            message, ancillary, _, _ = self._sock.recvmsg(4096, socket.CMSG_SPACE(4 * _MAX_FDS))
         except ConnectionError:
             return False
         if not message:
@@ -141,7 +143,7 @@ class Zygote:
         what, lane = pickle.loads(message)
         if what == "fork":
             fds = array.array("i")
-            fds.frombytes(ancillary[0][2][:8])
+            fds.frombytes(ancillary[0][2])
             for fd in fds:
                 os.set_inheritable(fd, False)
             self._fork(lane, *fds)
@@ -150,19 +152,19 @@ class Zygote:
                 _kill_group(pid)
         return True
 
-    def _fork(self, lane: int, sock: int, page: int) -> None:
+    def _fork(self, lane: int, sock: int, page: int, *verdicts: int) -> None:
         pid = os.fork()
         if pid == 0:
-            self._become_lane(sock, page)
+            self._become_lane(sock, page, verdicts)
         # In both processes, so that the group exists for whoever looks first.
         with contextlib.suppress(OSError):
             os.setpgid(pid, pid)
-        os.close(sock)
-        os.close(page)
+        for fd in (sock, page, *verdicts):
+            os.close(fd)
         self._lanes[pid] = lane
         self._tell("forked", lane, pid)
 
-    def _become_lane(self, sock: int, page: int) -> NoReturn:
+    def _become_lane(self, sock: int, page: int, verdicts: Sequence[int]) -> NoReturn:
         code = 1
         try:
             os.setpgid(0, 0)
@@ -179,7 +181,7 @@ class Zygote:
             from cotune.sharing.host import serve
 
             view = memoryview(mmap.mmap(page, mmap.PAGESIZE)).cast("d")
-            serve(socket.socket(fileno=sock), view, self._trainable)
+            serve(socket.socket(fileno=sock), view, verdicts, self._trainable)
         except SystemExit as leaving:
             code = leaving.code if isinstance(leaving.code, int) else 1
         except BaseException:

@@ -10,5 +10,6 @@ class TestLocalEngine(EngineConformance):
     @pytest.fixture
     def engine(self, tmp_path):
         devices = find_devices(devices=["cpu:0@4GiB"])
-        with EngineUnderTest(LocalEngine(behave, devices, tmp_path, LocalOptions("loss")), tmp_path) as under_test:
+        engine = LocalEngine(behave, devices, tmp_path, LocalOptions("loss", residents=2))
+        with EngineUnderTest(engine, tmp_path) as under_test:
             yield under_test

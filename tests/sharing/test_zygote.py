@@ -86,6 +86,7 @@ class World:
             quota=GIB,
             threads=1,
             quantum=0.05,
+            seats=1,
             lockstep=False,
             judged=True,
             metric="loss",
