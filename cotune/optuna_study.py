@@ -80,7 +80,7 @@ def optimize(
         policy: Which waiting trial goes first.
         seed: Of the random generators in the trials; the sampler has its own.
         iteration_timeout: Seconds without a report or an optimizer step after which a trial is overdue and killed.
-        dashboard: True shows a live table. None does if Optuna's own lines are switched off.
+        dashboard: True shows a live table. None does in a terminal where Optuna's lines are switched off.
         name: Of the folder for logs, tracebacks and checkpoints; made up if left out.
         storage: The folder that is made in; `COTUNE_STORAGE` or `~/cotune_runs` if left out. Not the study's.
 
@@ -103,7 +103,7 @@ def optimize(
     found = find_devices(gpus, devices, _count("threads", threads))
     folder = _folder(study, name, storage)
     if dashboard is None:
-        dashboard = optuna.logging.get_verbosity() > optuna.logging.INFO
+        dashboard = optuna.logging.get_verbosity() > optuna.logging.INFO and sys.stderr.isatty()
     with _locked(folder), _as_proxy(study), contextlib.ExitStack() as stack:
         trainable = StudyObjective(objective, len(study.directions))
         how = LocalOptions("", threads, judged=False, residents=options.residents, preload=(_LANE_MODULE,))

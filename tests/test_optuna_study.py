@@ -429,6 +429,41 @@ def test_several_lanes_run_at_once_and_every_trial_is_told(optimize):
     assert len({t.user_attrs["pid"] for t in study.trials}) == 2
 
 
+def test_a_database_in_memory_is_seen_by_one_thread_only_which_is_ours(optimize):
+    study = optuna.create_study(storage="sqlite:///:memory:")
+    optimize(study, learning_curve, n_trials=3, lanes=2)
+    assert [t.state.is_finished() for t in study.trials] == [True] * 3
+
+
+def test_what_belongs_to_the_driver_is_refused_in_a_lane(optimize):
+    def objective(trial):
+        with pytest.raises(AttributeError, match="in the driver"):
+            trial.storage.get_all_trials(0)
+        with pytest.raises(cotune.RunError, match="study.ask|Study.ask"):
+            trial.study.ask()
+        with pytest.raises(AttributeError):
+            trial.nonsense()
+        trial.study.set_user_attr("asked by", trial.number)
+        assert trial.study.user_attrs == {"asked by": 0}
+        assert trial.study.sampler is not None
+        assert trial.relative_params == {}
+        trial.study.tell(1, 2.0)
+        return 1.0
+
+    study = optuna.create_study()
+    optimize(study, objective, n_trials=1)
+    assert [t.value for t in study.trials] == [1.0, 2.0]
+
+
+def test_an_objective_cannot_optimize_its_own_study(optimize):
+    study = optuna.create_study()
+    with pytest.raises(RuntimeError, match="Nested"):
+        optimize(study, lambda trial: trial.study.optimize(quadratic, n_trials=1), n_trials=1)
+    with pytest.raises(cotune.InputError, match="within"):
+        optimize(study, quadratic, n_trials=1, callbacks=[lambda study, trial: optimize(study, quadratic, 1)])
+    assert {t.state.is_finished() for t in study.trials} == {True}
+
+
 def test_residents_of_one_lane_ask_by_turns(optimize):
     def objective(trial):
         values = [trial.suggest_float(f"x{number}", 0, 1) for number in range(20)]

@@ -29,6 +29,8 @@ from cotune.search.proposer import Reply
 from cotune.search.search import Answer, Exhausted, Suggestion, Verdict
 from cotune.trial import Question
 
+# Reports on their way to the storage before trials wait for it.
+BACKLOG = 256
 # The objective raised nothing that could be caught: these fail their trial alone.
 _ALONE = (TrialTooLarge, LaneDied, TrialOverdue)
 
@@ -94,7 +96,11 @@ class StudySearch:
         self._commands.put(lambda: self._want(count))
 
     def report(self, trial: int, attempt: int, step: int, value: float) -> None:
-        self._commands.put(lambda: self._report(trial, attempt, step, value))
+        # Nobody waits for the storage, as long as that keeps up.
+        keeps_up = self._commands.qsize() < BACKLOG
+        self._commands.put(lambda: self._report(trial, attempt, step, value, is_judged=keeps_up))
+        if keeps_up:
+            self._answers.append(Verdict(trial, attempt, False))
 
     def question(self, question: Question) -> None:
         self._commands.put(lambda: self._reply(question))
@@ -182,14 +188,15 @@ class StudySearch:
         self._prepare(trial.number)
         self._answer(Suggestion(trial.number, {}))
 
-    def _report(self, number: int, attempt: int, step: int, value: float) -> None:
+    def _report(self, number: int, attempt: int, step: int, value: float, *, is_judged: bool) -> None:
         running = self._running.get(number)
         if running is not None:
             if attempt > running.attempt:
                 running.attempt = attempt
                 _take_back(running.trial, step)
             running.trial.report(value, step)
-        self._answer(Verdict(number, attempt, False))
+        if not is_judged:
+            self._answer(Verdict(number, attempt, False))
 
     def _reply(self, question: Question) -> None:
         running = self._running.get(question.trial)
