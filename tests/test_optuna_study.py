@@ -439,7 +439,7 @@ def test_what_belongs_to_the_driver_is_refused_in_a_lane(optimize):
     def objective(trial):
         with pytest.raises(AttributeError, match="in the driver"):
             trial.storage.get_all_trials(0)
-        with pytest.raises(cotune.RunError, match="study.ask|Study.ask"):
+        with pytest.raises(cotune.RunError, match=r"study\.ask"):
             trial.study.ask()
         with pytest.raises(AttributeError):
             trial.nonsense()
@@ -447,12 +447,11 @@ def test_what_belongs_to_the_driver_is_refused_in_a_lane(optimize):
         assert trial.study.user_attrs == {"asked by": 0}
         assert trial.study.sampler is not None
         assert trial.relative_params == {}
-        trial.study.tell(1, 2.0)
         return 1.0
 
     study = optuna.create_study()
     optimize(study, objective, n_trials=1)
-    assert [t.value for t in study.trials] == [1.0, 2.0]
+    assert [t.value for t in study.trials] == [1.0]
 
 
 def test_an_objective_cannot_optimize_its_own_study(optimize):

@@ -250,15 +250,10 @@ class StudySearch:
 
 
 def _ask(asked: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if isinstance(asked, optuna.Study) and name == "ask":
+        raise RunError("study.ask() was called in a lane", hint="a further trial belongs to the driver: enqueue one")
     value = getattr(asked, name)
-    if callable(value):
-        value = value(*args, **kwargs)
-    if isinstance(value, (optuna.Trial, optuna.Study)):
-        raise RunError(
-            f"{type(asked).__name__}.{name} cannot be used in a lane: what it gives belongs to the driver",
-            hint="ask for trials, create and load studies outside of the objective",
-        )
-    return value
+    return value(*args, **kwargs) if callable(value) else value
 
 
 def _raised(running: _Running, error: CotuneError | None) -> BaseException | None:
