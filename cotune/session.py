@@ -22,6 +22,7 @@ class Session(Protocol):
     """The run's side of a trial."""
 
     trial: int
+    folder: Path
 
     def report(self, metrics: Mapping[str, Any], step: int | None) -> None: ...
 
@@ -134,6 +135,12 @@ def trial_id() -> int | None:
     """The number of the running trial; None outside of a run."""
     session = current()
     return session.trial if session is not None else None
+
+
+def folder() -> Path | None:
+    """The folder of the running trial, with its log and its checkpoints; None outside of a run."""
+    session = current()
+    return session.folder if session is not None else None
 
 
 def shared(key: str, factory: Callable[[], T]) -> T:

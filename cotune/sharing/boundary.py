@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import importlib
-import importlib.abc
-import importlib.machinery
-import importlib.util
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-_TORCH = "torch"
+from cotune.sharing.after_import import after_import
 
 
 def on_optimizer_step(hook: Callable[[], None], loaded: Callable[[], None]) -> None:
@@ -30,42 +26,5 @@ def on_optimizer_step(hook: Callable[[], None], loaded: Callable[[], None]) -> N
         optimizers.register_optimizer_step_post_hook(after_step)
         loaded()
 
-    torch = sys.modules.get(_TORCH)
-    if torch is not None:
-        install(torch)
-    else:
-        # Not before all of torch is there: its parts are not usable while it is being imported.
-        sys.meta_path.insert(0, _AfterImport(_TORCH, install))
-
-
-class _AfterImport(importlib.abc.MetaPathFinder):
-    """Calls back when one module has been imported, by whoever."""
-
-    def __init__(self, name: str, then: Callable[[ModuleType], None]) -> None:
-        self._name = name
-        self._then = then
-        self._looking = False
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        if fullname != self._name or self._looking:
-            return None
-        self._looking = True
-        try:
-            spec = importlib.util.find_spec(fullname)
-        finally:
-            self._looking = False
-        if spec is None or spec.loader is None:
-            return spec
-        run, then = spec.loader.exec_module, self._then
-
-        def exec_module(module: ModuleType) -> None:
-            run(module)
-            # Only now: who merely looks for the module, to see if it is installed, does not import it.
-            if self in sys.meta_path:
-                sys.meta_path.remove(self)
-                then(module)
-
-        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
-        return spec
+    # Not before all of torch is there: its parts are not usable while it is being imported.
+    after_import("torch", install)

@@ -29,6 +29,7 @@ from cotune.sharing.boundary import on_optimizer_step
 from cotune.sharing.context import Home
 from cotune.sharing.cpu import CpuMemory
 from cotune.sharing.memory import LaneMemory
+from cotune.sharing.ray_session import serve_ray_tune
 from cotune.sharing.trial_session import TrialSession
 from cotune.sharing.turns import Turns
 from cotune.sharing.wire import Kind
@@ -136,6 +137,7 @@ class Host:
         # A process that a trial forks is not the trial: its reports print, its steps are no boundaries.
         os.register_at_fork(after_in_child=_leave_session)
         on_optimizer_step(self._after_step, self._torch_loaded)
+        serve_ray_tune()
         self.page[0] = -1.0
         context = self.memory.start()
         self._context_level = self.level = self.memory.read()[0]

@@ -44,6 +44,7 @@ class TrialSession:
     def __init__(self, host: Host, verdicts: int, spec: TrialSpec, config: bytes = b"") -> None:
         self.trial = spec.trial
         self.attempt = spec.attempt
+        self.folder = spec.folder
         self.gate = threading.Lock()
         self.gate.acquire()
         self._verdicts = verdicts

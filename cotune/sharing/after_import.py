@@ -1,0 +1,52 @@
+"""Doing something once a module is there, whoever imports it and whenever."""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import sys
+from collections.abc import Callable, Sequence
+from types import ModuleType
+
+
+def after_import(name: str, then: Callable[[ModuleType], None]) -> None:
+    """Calls `then` with a module now, or as soon as all of it has been imported."""
+    module = sys.modules.get(name)
+    if module is not None:
+        then(module)
+    else:
+        sys.meta_path.insert(0, _AfterImport(name, then))
+
+
+class _AfterImport(importlib.abc.MetaPathFinder):
+    """Calls back when one module has been imported."""
+
+    def __init__(self, name: str, then: Callable[[ModuleType], None]) -> None:
+        self._name = name
+        self._then = then
+        self._looking = False
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname != self._name or self._looking:
+            return None
+        self._looking = True
+        try:
+            spec = importlib.util.find_spec(fullname)
+        finally:
+            self._looking = False
+        if spec is None or spec.loader is None:
+            return spec
+        run, then = spec.loader.exec_module, self._then
+
+        def exec_module(module: ModuleType) -> None:
+            run(module)
+            # Only now: who merely looks for the module, to see if it is installed, does not import it.
+            if self in sys.meta_path:
+                sys.meta_path.remove(self)
+                then(module)
+
+        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec

@@ -1,0 +1,68 @@
+"""Functions written for Ray Tune, run by cotune without Ray."""
+
+import json
+import tempfile
+
+import pytest
+
+import cotune
+
+pytestmark = pytest.mark.ray
+
+
+@pytest.fixture
+def run(tmp_path):
+    def start(trainable, space, **options):
+        settings = {"metric": "loss", "devices": ["cpu:0@2GiB"], "lanes": 1, "seed": 1, "trials": 1} | options
+        return cotune.run(trainable, space, storage=tmp_path, dashboard=False, **settings)
+
+    return start
+
+
+def test_a_function_that_reports_to_ray_tune_reports_to_its_trial(run):
+    def train(config):
+        import ray
+        from ray import tune
+
+        for step in range(3):
+            tune.report({"loss": config["x"] * step, "deep": {"accuracy": 0.5}})
+        assert not ray.is_initialized()
+
+    results = run(train, {"x": cotune.uniform(0, 1)}, trials=2)
+    assert not results.errors
+    assert [len(trial.history) for trial in results] == [3, 3]
+    assert results[1].metrics["deep/accuracy"] == 0.5
+
+
+def test_a_retried_function_finds_its_checkpoint_through_ray_tune(run):
+    def train(config):
+        from ray import tune
+
+        start = 0
+        if (checkpoint := tune.get_checkpoint()) is not None:
+            with checkpoint.as_directory() as folder, open(f"{folder}/state.json") as file:
+                start = json.load(file)["epoch"] + 1
+        for epoch in range(start, 4):
+            with tempfile.TemporaryDirectory() as folder:
+                with open(f"{folder}/state.json", "w") as file:
+                    json.dump({"epoch": epoch}, file)
+                saved = tune.Checkpoint.from_directory(folder)
+                tune.report({"loss": float(epoch), "start": start}, checkpoint=saved)
+            if epoch == 1 and start == 0:
+                raise RuntimeError("once")
+
+    (trial,) = run(train, {"x": 1}, max_failures=1)
+    assert trial.state == "done"
+    assert [report["start"] for report in trial.history] == [0, 0, 2, 2]
+
+
+def test_ray_tunes_context_names_the_trial_and_its_folder(run):
+    def train(config):
+        from ray import tune
+
+        context = tune.get_context()
+        told = [context.get_trial_id(), context.get_trial_dir(), context.get_experiment_name()]
+        tune.report({"loss": 0.0, "told": "|".join(told)})
+
+    results = run(train, {"x": 1}, name="mine")
+    assert results[0].metrics["told"] == f"0|{results[0].folder}|mine"
