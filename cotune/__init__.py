@@ -40,6 +40,7 @@ if TYPE_CHECKING:
         TrialTooLarge,
         UnknownMetric,
     )
+    from cotune.optuna_study import optimize
     from cotune.results import Results, TrialResult
     from cotune.search.spaces import (
         choice,
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "cotune._run": ("run",),
+    "cotune.optuna_study": ("optimize",),
     "cotune.results": ("Results", "TrialResult"),
     "cotune.session": ("TrialStopped", "checkpoint", "device", "report", "restore", "shared", "trial_id"),
     "cotune.search.spaces": (
@@ -115,6 +117,7 @@ __all__ = [
     "device",
     "lograndint",
     "loguniform",
+    "optimize",
     "qloguniform",
     "qrandint",
     "quniform",

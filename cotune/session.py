@@ -34,6 +34,12 @@ class Session(Protocol):
 
     def shared(self, key: str, factory: Callable[[], T]) -> T: ...
 
+    def ask(self, payload: bytes) -> bytes:
+        """Has the driver answer a question, and waits; an iteration boundary, but no iteration."""
+
+    def observe(self, value: float, step: int) -> None:
+        """Reports one number in a run that has no metric; any number, also NaN."""
+
 
 class TrialStopped(BaseException):
     """Raised inside a trial at an iteration boundary when it should stop.

@@ -9,6 +9,7 @@ A report is in the events file, handed to the operating system, before the trial
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 import warnings
@@ -37,9 +38,9 @@ from cotune.packer import (
 from cotune.paths import RunFolder
 from cotune.record import Record, best_of, end_event, json_safe
 from cotune.results import TrialResult
-from cotune.search.search import Exhausted, Failure, Search, Suggestion, Verdict
-from cotune.search.spaces import Space
-from cotune.trial import Report, TrialSpec, TrialState
+from cotune.search.proposer import Configs, Proposer, Reply
+from cotune.search.search import Exhausted, Failure, Suggestion, Verdict
+from cotune.trial import Question, Report, TrialSpec, TrialState
 
 SHOW_EVERY = 0.25
 ASK_AHEAD = 64
@@ -61,7 +62,7 @@ class SweepOptions:
 
     Attributes:
         kind: Name of the trainable.
-        metric: What is tuned.
+        metric: What is tuned; empty where only the search knows.
         mode: `min` or `max`.
         trials: How many; None for no limit.
         time_budget: Seconds after which running trials are interrupted; None for no limit.
@@ -99,8 +100,8 @@ class Sweep:
 
     def __init__(
         self,
-        space: Space,
-        search: Search,
+        space: Configs,
+        search: Proposer,
         packer: Packer,
         engine: Engine,
         folder: RunFolder,
@@ -178,6 +179,8 @@ class Sweep:
             for happened in self._engine.poll(SHOW_EVERY):
                 if type(happened) is Report:
                     self._on_report(happened)
+                elif type(happened) is Question:
+                    self._search.question(happened)
                 else:
                     only_reports = False
                     self._feed(happened)  # type: ignore[arg-type]
@@ -243,6 +246,10 @@ class Sweep:
             if answer.stop and is_current and not record.state.is_final:
                 self._withdraw(record, "pruned")
             self._unacknowledged.append((answer.trial, answer.attempt))
+        elif isinstance(answer, Reply):
+            if answer.stop and not self.records[answer.trial].state.is_final:
+                self._withdraw(self.records[answer.trial], "pruned")
+            self._engine.answer(answer.trial, answer.attempt, answer.payload)
         elif isinstance(answer, Exhausted):
             self._exhausted, self._asked = True, 0
         elif isinstance(answer, Failure):
@@ -323,10 +330,12 @@ class Sweep:
         record.demand = conclusion.demand
         passed = [] if self._search.judges else record.values
         value = record.last_value
-        if conclusion.outcome is Outcome.DONE and value is not None:
+        metric = self._options.metric
+        if conclusion.outcome is Outcome.DONE and (value is not None or not metric):
             self._move(record, TrialState.DONE)
-            self._search.complete(record.trial, value, passed)
-            self._best = best_of([record, *([self._best] if self._best else [])], self._options.mode)
+            self._search.complete(record.trial, math.nan if value is None else value, passed)
+            if metric:
+                self._best = best_of([record, *([self._best] if self._best else [])], self._options.mode)
         elif conclusion.outcome is Outcome.STOPPED and record.withdrawn == "interrupted":
             self._move(record, TrialState.INTERRUPTED)
         elif conclusion.outcome is Outcome.STOPPED:
@@ -348,7 +357,7 @@ class Sweep:
             raise record.error
         self._note = f"trial {record.trial} failed: {message.splitlines()[0][:100] if message else conclusion.error}"
         self._move(record, TrialState.FAILED)
-        self._search.fail(record.trial)
+        self._search.fail(record.trial, record.error)
 
     def _move(self, record: Record, state: TrialState) -> None:
         self._counts[record.state] -= 1
@@ -419,7 +428,7 @@ class Sweep:
         best = self._best
         return Snapshot(
             self._folder.path.name,
-            self._options.metric,
+            self._options.metric or "value",
             now - self._began,
             self._options.trials,
             dict(self._counts),

@@ -46,6 +46,21 @@ class TrialSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class Question:
+    """Something a trial wants to know, and waits for; `Engine.answer` lets it go on.
+
+    Attributes:
+        trial: The trial's number.
+        attempt: In which attempt it was asked.
+        payload: What was asked, which only the asking trainable and the search understand.
+    """
+
+    trial: int
+    attempt: int
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Report:
     """One report of a trial.
 

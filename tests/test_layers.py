@@ -19,7 +19,7 @@ LAYERS = [
     [{"event_log", "results", "record"}],
     [{"engines"}, {"dashboard"}],
     [{"sweep"}],
-    [{"_run"}],
+    [{"_run", "optuna_study"}],
     [{"__init__"}],
     [{"testing"}],
 ]
@@ -58,6 +58,7 @@ PUBLIC = {
     "device",
     "lograndint",
     "loguniform",
+    "optimize",
     "qloguniform",
     "qrandint",
     "quniform",

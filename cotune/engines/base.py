@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 
 from cotune.packer import DeviceFound, Event, Instruction
-from cotune.trial import Report, TrialSpec
+from cotune.trial import Question, Report, TrialSpec
 
 
 class Engine(ABC):
@@ -28,12 +28,16 @@ class Engine(ABC):
         """
 
     @abstractmethod
-    def poll(self, timeout: float) -> list[Event | Report]:
+    def poll(self, timeout: float) -> list[Event | Report | Question]:
         """What happened, in order; waits up to `timeout` seconds for something to happen."""
 
     @abstractmethod
     def verdict(self, trial: int, attempt: int) -> None:
         """Lets an attempt at a trial go on after its last report; a stop is sent before it with `StopTrial`."""
+
+    @abstractmethod
+    def answer(self, trial: int, attempt: int, payload: bytes) -> None:
+        """Answers an attempt's `Question`; until then it waits, without being quiet or keeping others from running."""
 
     @abstractmethod
     def wake(self) -> None:

@@ -29,7 +29,7 @@ from cotune.sharing.lane import LaneHandle
 from cotune.sharing.pickling import Packed, pack
 from cotune.sharing.wire import Kind
 from cotune.sharing.zygote import Zygote
-from cotune.trial import Report, TrialSpec
+from cotune.trial import Question, Report, TrialSpec
 
 WATCH_EVERY = 1.0
 QUIET_AFTER = 1.0
@@ -46,12 +46,13 @@ class LocalOptions:
     """How trials run in the lanes of this machine.
 
     Attributes:
-        metric: The run's metric.
+        metric: The run's metric; empty where trials need not report.
         threads: Threads per operation; None for 1 on CPU devices, a quarter of the cores of each GPU otherwise.
         lockstep: Whether a report waits for the verdict on itself.
         judged: Whether a verdict may be to stop.
         quantum: Seconds of a turn where trials share a lane.
         residents: How many trials may share a lane.
+        preload: Modules that every trial imports.
     """
 
     metric: str
@@ -60,6 +61,7 @@ class LocalOptions:
     judged: bool = True
     quantum: float = QUANTUM
     residents: int = 1
+    preload: tuple[str, ...] = ()
 
 
 class LocalEngine(Engine):
@@ -80,7 +82,7 @@ class LocalEngine(Engine):
         self._devices = {info.name: info for info in devices}
         self._folder = folder
         packed = trainable if isinstance(trainable, Packed) else pack(trainable)
-        self._blob, self._modules = packed.blob, list(packed.modules)
+        self._blob, self._modules = packed.blob, [*packed.modules, *options.preload]
         if any(info.is_cuda for info in devices):
             self._modules.append("torch")
         self._threads = options.threads or min(max(1, info.cores // 4) if info.is_cuda else 1 for info in devices)
@@ -88,7 +90,7 @@ class LocalEngine(Engine):
         self._trial_lane: dict[int, LaneHandle] = {}
         self._began: dict[int, float] = {}
         self._closing: dict[int, float] = {}
-        self._pending: list[ev.Event | Report] = []
+        self._pending: list[ev.Event | Report | Question] = []
         self._watch_due = 0.0
         self._watches: dict[str, _OthersOnGpu] = {}
         self._closed = False
@@ -99,8 +101,9 @@ class LocalEngine(Engine):
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._selector.register(self._wake_read, selectors.EVENT_READ, None)
         self._zygote: Zygote | None = None
-        self._decoders: dict[int, Callable[[LaneHandle, bytes], ev.Event | Report]] = {
+        self._decoders: dict[int, Callable[[LaneHandle, bytes], ev.Event | Report | Question]] = {
             Kind.REPORT: lambda lane, payload: wire.decode_report(payload),
+            Kind.ASK: lambda lane, payload: wire.decode_question(payload),
             Kind.PROGRESS: self._progress,
             Kind.HOLDS: lambda lane, payload: ev.LaneHolds(self.now(), lane.lane, *pickle.loads(payload)),
             Kind.ENDED: self._ended,
@@ -157,6 +160,11 @@ class LocalEngine(Engine):
         if lane is not None:
             lane.verdict(trial, attempt)
 
+    def answer(self, trial: int, attempt: int, payload: bytes) -> None:
+        lane = self._trial_lane.get(trial)
+        if lane is not None:
+            lane.answer(trial, attempt, payload)
+
     def _refuse(self, trial: int, error: errors.CotuneError) -> None:
         self._pending.append(
             ev.TrialEnded(
@@ -194,7 +202,7 @@ class LocalEngine(Engine):
 
     # ---- events
 
-    def poll(self, timeout: float) -> list[ev.Event | Report]:
+    def poll(self, timeout: float) -> list[ev.Event | Report | Question]:
         now = self.now()
         wait = 0.0 if self._pending else max(0.0, min(timeout, self._watch_due - now))
         for key, _ in self._selector.select(wait):

@@ -29,7 +29,7 @@ from cotune.engines.ray_member import Down, Joined, Member, Slot
 from cotune.packer import events as ev
 from cotune.packer import instructions as do
 from cotune.sharing.pickling import pack
-from cotune.trial import Report, TrialSpec
+from cotune.trial import Question, Report, TrialSpec
 
 JOIN_WITHIN = 60.0
 SETTLE = 2.0
@@ -215,6 +215,11 @@ class RayEngine(Engine):
         if member is not None:
             member.commands.append(("verdict", (trial, attempt)))
 
+    def answer(self, trial: int, attempt: int, payload: bytes) -> None:
+        member = self._by_trial.get(trial)
+        if member is not None:
+            member.commands.append(("answer", (trial, attempt, payload)))
+
     def _flush(self) -> None:
         for member in self._members:
             if member.commands:
@@ -229,7 +234,7 @@ class RayEngine(Engine):
     def wake(self) -> None:
         self._arrived.put(None)
 
-    def poll(self, timeout: float) -> list[ev.Event | Report]:
+    def poll(self, timeout: float) -> list[ev.Event | Report | Question]:
         self._flush()
         if self.now() >= self._look_due:
             self._look()
@@ -243,8 +248,8 @@ class RayEngine(Engine):
             self._homeless = []
         return happened
 
-    def _gather(self, timeout: float) -> list[ev.Event | Report]:
-        happened: list[ev.Event | Report] = []
+    def _gather(self, timeout: float) -> list[ev.Event | Report | Question]:
+        happened: list[ev.Event | Report | Question] = []
         with contextlib.suppress(queue.Empty):
             arrived = self._arrived.get(timeout=timeout)
             while True:
@@ -253,7 +258,7 @@ class RayEngine(Engine):
                 arrived = self._arrived.get_nowait()
         return happened
 
-    def _hear(self, member: _Membership, answer: Future[Any]) -> list[ev.Event | Report]:
+    def _hear(self, member: _Membership, answer: Future[Any]) -> list[ev.Event | Report | Question]:
         from ray.exceptions import RayError
 
         try:
@@ -262,7 +267,7 @@ class RayEngine(Engine):
             self._leave(member, str(error).splitlines()[0])
             return []
         self._ask(member)
-        happened: list[ev.Event | Report] = []
+        happened: list[ev.Event | Report | Question] = []
         for item in items:
             if isinstance(item, Joined):
                 happened.append(self._joined(member, item))
@@ -272,8 +277,10 @@ class RayEngine(Engine):
                 happened += self._translate(member, item)
         return happened
 
-    def _translate(self, member: _Membership, item: ev.Event | Report) -> Iterator[ev.Event | Report]:
-        if isinstance(item, Report):
+    def _translate(
+        self, member: _Membership, item: ev.Event | Report | Question
+    ) -> Iterator[ev.Event | Report | Question]:
+        if isinstance(item, (Report, Question)):
             yield item
         elif isinstance(item, ev.DeviceChanged):
             yield replace(item, time=self.now(), device=member.device)

@@ -24,9 +24,11 @@ from optuna.pruners import BasePruner
 from optuna.samplers import BaseSampler
 from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
 
-from cotune.errors import InputError
+from cotune.errors import CotuneError, InputError
 from cotune.search.journal import WriteBehindBackend
+from cotune.search.proposer import Reply
 from cotune.search.spaces import Space
+from cotune.trial import Question
 
 FLUSH_EVERY = 1.0
 CLOSE_WITHIN = 10.0
@@ -62,7 +64,7 @@ class Failure:
     error: BaseException
 
 
-Answer = Suggestion | Verdict | Exhausted | Failure
+Answer = Suggestion | Verdict | Reply | Exhausted | Failure
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,9 +160,13 @@ class Search:
         values = list(values)
         self._commands.put(lambda: self._tell(trial, TrialState.PRUNED, None, values))
 
-    def fail(self, trial: int) -> None:
+    def fail(self, trial: int, error: CotuneError | None = None) -> None:
         """Tells that a trial failed."""
         self._commands.put(lambda: self._tell(trial, TrialState.FAIL, None, []))
+
+    def question(self, question: Question) -> None:
+        """Trials of a run know all there is to know when they start: this one is told nothing."""
+        self._answer(Reply(question.trial, question.attempt, b""))
 
     def answers(self) -> list[Answer]:
         """What has been answered since the last call."""

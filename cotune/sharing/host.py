@@ -1,9 +1,9 @@
 """Inside a lane process: the main thread on the socket, a thread per resident trial.
 
-driver ──OPEN, START, STOP, RESIZE, EXIT──▶ main thread ──flags──▶ trial threads
-driver ──verdicts─────────────────────────▶ trial threads
-driver ◀─READY, RESIZED──────────────────── main thread
-driver ◀─REPORT, PROGRESS, HOLDS, ENDED──── trial thread that has the turn
+driver ──OPEN, START, STOP, ANSWER, RESIZE, EXIT──▶ main thread ──flags──▶ trial threads
+driver ──verdicts─────────────────────────────────▶ trial threads
+driver ◀─READY, RESIZED──────────────────────────── main thread
+driver ◀─REPORT, ASK, PROGRESS, HOLDS, ENDED─────── trial thread that has the turn
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class LaneOptions:
         seats: Trials it may host at once.
         lockstep: Whether a report waits for the verdict on itself.
         judged: Whether a verdict may be to stop: only then the end of a trial waits for the last one.
-        metric: The run's metric.
+        metric: The run's metric; empty where a trial need not report, and its end is told by a question.
         log: Where output goes that belongs to no trial.
     """
 
@@ -147,7 +147,12 @@ class Host:
 
     def handle(self, kind: int, payload: bytes) -> None:
         """Does what the driver asks."""
-        if kind == Kind.START:
+        if kind == Kind.ANSWER:
+            answer = wire.decode_question(payload)
+            asking = self._sessions.get(answer.trial)
+            if asking is not None and asking.attempt == answer.attempt:
+                asking.answered(answer.payload)
+        elif kind == Kind.START:
             seat, spec, config = wire.decode_start(payload)
             trial = TrialSession(self, self._verdicts[seat], spec, config)
             self._sessions[trial.trial] = trial

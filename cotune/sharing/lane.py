@@ -119,6 +119,9 @@ class LaneHandle:
         if trial in self._taken:
             self._free.append(self._taken.pop(trial))
 
+    def answer(self, trial: int, attempt: int, payload: bytes) -> None:
+        self._send(wire.encode_question(Kind.ANSWER, trial, attempt, payload))
+
     def resize(self, quota: int) -> None:
         self._send(wire.encode_int(Kind.RESIZE, quota))
 

@@ -99,6 +99,15 @@ def read_report(
         )
     else:
         value = math.nan
+    return value, _line(trial, step, values, time)
+
+
+def number_line(trial: int, step: int, value: float, time: float) -> bytes:
+    """A report of one number, in a run without a metric, as a line of the events file; null if it is not finite."""
+    return _line(trial, step, {"value": value if math.isfinite(value) else None}, time)
+
+
+def _line(trial: int, step: int, values: Mapping[str, Any], time: float) -> bytes:
     line = f'{{"event":"report","time":{time:.6f},"trial":{trial},"step":{step},"metrics":{_encode(values)}}}\n'
     # A lone surrogate, as in the name of a file that is not UTF-8, becomes the escape that it has in ASCII.
-    return value, line.encode(errors="backslashreplace")
+    return line.encode(errors="backslashreplace")

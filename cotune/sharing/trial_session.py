@@ -22,7 +22,7 @@ from cotune.session import TrialStopped
 from cotune.sharing import wire
 from cotune.sharing.context import Context
 from cotune.sharing.memory import out_of_memory, text_of
-from cotune.sharing.metrics import read_report, whole_step
+from cotune.sharing.metrics import number_line, read_report, whole_step
 from cotune.trial import TrialSpec
 
 if TYPE_CHECKING:
@@ -51,6 +51,12 @@ class TrialSession:
         # What was left there for the start.
         os.eventfd_read(verdicts)
         self._unjudged = False
+        # One question at a time, whichever of its threads asks.
+        self._asking = threading.Lock()
+        self._answers: list[bytes] = []
+        # Opened by whatever should have the waiting thread look again.
+        self._look = threading.Lock()
+        self._look.acquire()
         self._host = host
         self._spec = spec
         self._config = config
@@ -96,10 +102,21 @@ class TrialSession:
     def stop(self) -> None:
         self._stop = True
         self._due = 0.0
+        self._wake()
+
+    def answered(self, payload: bytes) -> None:
+        self._answers.append(payload)
+        self._wake()
 
     def turn_wanted(self) -> None:
         self._turn_due = 0.0
         self._due = 0.0
+        self._wake()
+
+    def _wake(self) -> None:
+        # Open already, if others were quicker.
+        with contextlib.suppress(RuntimeError):
+            self._look.release()
 
     def torch_loaded(self) -> None:
         """This trial has just imported torch."""
@@ -210,11 +227,22 @@ class TrialSession:
     # ---- what the trainable calls
 
     def report(self, metrics: Mapping[str, Any], step: int | None) -> None:
+        metric = self._host.options.metric
+        if not metric:
+            raise InputError(
+                "cotune.report() was called in an Optuna objective",
+                hint="call trial.report(value, step) there, and return the final value",
+            )
         number = self._reports + 1
         where = number if step is None else whole_step(step)
-        value, line = read_report(metrics, self._host.options.metric, number == 1, self.trial, where, time.time())
+        self._pass_on(where, *read_report(metrics, metric, number == 1, self.trial, where, time.time()))
+
+    def observe(self, value: float, step: int) -> None:
+        self._pass_on(step, value, number_line(self.trial, step, value, time.time()))
+
+    def _pass_on(self, where: int, value: float, line: bytes) -> None:
         self._await_verdict()
-        self._reports = number
+        self._reports += 1
         self._unjudged = True
         self._host.send(wire.encode_report(self.trial, self.attempt, where, value, line))
         if self._host.options.lockstep:
@@ -223,9 +251,36 @@ class TrialSession:
             self._iterations += 1
         self._boundary()
 
+    def ask(self, payload: bytes) -> bytes:
+        with self._asking:
+            if self._over:
+                raise TrialStopped
+            self._raise_if_stopped()
+            self._answers.clear()
+            self._host.send(wire.encode_question(wire.Kind.ASK, self.trial, self.attempt, payload))
+            while not self._answers:
+                self._await_answer()
+            answer = self._answers.pop()
+        self._boundary()
+        return answer
+
     def _await_verdict(self) -> None:
         """Waits for the verdict on the last report, and obeys it."""
         self._hear_verdict()
+        if self._stop:
+            self._sample(time.monotonic())
+            raise TrialStopped
+
+    def _await_answer(self) -> None:
+        """Waits for the answer, or for another reason to look; meanwhile the others may run."""
+        if self._host.turns.others_wait:
+            self._host.turns.give_up(self)
+            self._look.acquire()
+            self._host.turns.take(self)
+        else:
+            began = self._pause()
+            self._look.acquire()
+            self._resume(began)
         if self._stop:
             self._sample(time.monotonic())
             raise TrialStopped
@@ -240,21 +295,24 @@ class TrialSession:
             verdict = os.eventfd_read(self._verdicts)
             turns.take(self)
         else:
-            verdict = self._wait_in_place()
+            began = self._pause()
+            verdict = os.eventfd_read(self._verdicts)
+            self._resume(began)
         self._unjudged = False
         if verdict >= wire.STOP:
             self._stop = True
 
-    def _wait_in_place(self) -> int:
-        """Waits for the verdict without counting that as the trial's own time, or as a missing boundary."""
-        page, began = self._host.page, time.monotonic()
-        page[0] = -1.0
-        verdict = os.eventfd_read(self._verdicts)
+    def _pause(self) -> float:
+        """Begins a wait that is neither the trial's own time nor a missing boundary."""
+        self._host.page[0] = -1.0
+        return time.monotonic()
+
+    def _resume(self, began: float) -> None:
+        page = self._host.page
         now = time.monotonic()
         self._since += now - began
         page[1] = now
         page[0] = self.trial
-        return verdict
 
     @contextlib.contextmanager
     def checkpoint(self) -> Iterator[Path]:
@@ -376,7 +434,7 @@ class TrialSession:
                 self.report(returned, None)
             elif returned is not None and (self._reports == 0 or _is_number(returned)):
                 self.report({host.options.metric: returned}, None)
-            if self._reports == 0:
+            if self._reports == 0 and host.options.metric:
                 raise NoReport(
                     "the trainable ended without a report",
                     hint=f"call cotune.report({{{host.options.metric!r}: ...}}), or return that number",

@@ -17,10 +17,11 @@ from enum import IntEnum
 from typing import Any
 
 from cotune.sharing.pickling import dumps
-from cotune.trial import Report, TrialSpec
+from cotune.trial import Question, Report, TrialSpec
 
 _HEADER = struct.Struct("<IB")
 _REPORT = struct.Struct("<IIqd")
+_QUESTION = struct.Struct("<II")
 _PROGRESS = struct.Struct("<IQdqqd")
 _INT = struct.Struct("<q")
 _PLAIN = (int, float, str, bool, type(None))
@@ -39,12 +40,14 @@ class Kind(IntEnum):
     HOLDS = 4
     ENDED = 5
     RESIZED = 6
+    ASK = 7
     # driver to lane
     OPEN = 16
     START = 17
     STOP = 18
     RESIZE = 19
     EXIT = 20
+    ANSWER = 21
 
 
 def encode(kind: Kind, payload: bytes = b"") -> bytes:
@@ -80,6 +83,16 @@ def encode_int(kind: Kind, value: int) -> bytes:
 def decode_int(payload: bytes) -> int:
     value: int = _INT.unpack(payload)[0]
     return value
+
+
+def encode_question(kind: Kind, trial: int, attempt: int, payload: bytes) -> bytes:
+    """A question of a trial (`ASK`) or the answer to it (`ANSWER`)."""
+    return encode(kind, _QUESTION.pack(trial, attempt) + payload)
+
+
+def decode_question(payload: bytes) -> Question:
+    trial, attempt = _QUESTION.unpack_from(payload)
+    return Question(trial, attempt, payload[_QUESTION.size :])
 
 
 def encode_report(trial: int, attempt: int, step: int, value: float, line: bytes) -> bytes:

@@ -38,7 +38,7 @@ from cotune.packer import (
     StopTrial,
     TrialEnded,
 )
-from cotune.trial import Report, TrialSpec
+from cotune.trial import Question, Report, TrialSpec
 
 MIB = 1 << 20
 PATIENCE = 60.0
@@ -51,12 +51,18 @@ def behave(config: dict[str, Any]) -> None:
 
     `reports`: how many; `hold`: bytes kept all the time; `peak`: bytes taken and dropped between two reports;
     `raises`: a message to raise with at the end; `dies`: kill the own process at the end; `hangs`: never come to
-    another boundary; `checkpoints`: save one before every report.
+    another boundary; `checkpoints`: save one before every report; `asks`: so many questions first, the sum of the
+    answers being reported too.
     """
     import cotune
+    from cotune.session import current
 
     held = bytearray(config.get("hold", 0))
     held[:: os.sysconf("SC_PAGESIZE")] = b"x" * len(held[:: os.sysconf("SC_PAGESIZE")])
+    session = current()
+    if "asks" in config and session is not None:
+        answers = [int(session.ask(str(number).encode())) for number in range(config["asks"])]
+        cotune.report({"loss": float(sum(answers))})
     start = 0
     saved = cotune.restore()
     if saved is not None:
@@ -86,7 +92,7 @@ class EngineUnderTest:
 
     def __init__(self, engine: Engine, folder: Path) -> None:
         self.engine = engine
-        self.heard: list[Event | Report] = []
+        self.heard: list[Event | Report | Question] = []
         self._folder = folder
         self._attempts: dict[int, int] = {}
 
@@ -123,6 +129,14 @@ class EngineUnderTest:
                     self.engine.verdict(item.trial, item.attempt)
             self.heard += arrived
         raise AssertionError(f"no {kind.__name__} within {PATIENCE} s; heard {self.heard}")
+
+    def listen(self, seconds: float) -> list[Event | Report | Question]:
+        """Everything that is said within some time."""
+        deadline = time.monotonic() + seconds
+        heard: list[Event | Report | Question] = []
+        while (left := deadline - time.monotonic()) > 0:
+            heard += self.engine.poll(left)
+        return heard
 
     def collect(self, trial: int) -> tuple[list[Report], TrialEnded]:
         """Everything a trial reports up to its end, and the end."""
@@ -252,6 +266,37 @@ class EngineConformance:
             assert engine.collect(trial)[1].outcome is Outcome.DONE
         residues = [event.residue for event in engine.heard if isinstance(event, LaneHolds)]
         assert all(residue < 64 * MIB for residue in residues)
+
+    def test_a_question_waits_for_its_answer(self, engine: EngineUnderTest) -> None:
+        engine.open()
+        engine.begin(3, asks=2, reports=0)
+        for number in range(2):
+            question = engine.wait(Question)
+            assert (question.trial, question.attempt, question.payload) == (3, 0, str(number).encode())
+            engine.engine.answer(3, 0, str(10 + number).encode())
+        reports, ended = engine.collect(3)
+        assert [report.value for report in reports] == [21.0]
+        assert ended.outcome is Outcome.DONE
+
+    def test_whoever_waits_for_an_answer_lets_residents_run_and_is_not_quiet(self, engine: EngineUnderTest) -> None:
+        engine.open()
+        engine.begin(0, asks=1)
+        engine.wait(Question)
+        engine.begin(1, reports=20)
+        assert engine.collect(1)[1].outcome is Outcome.DONE
+        assert not [item for item in engine.listen(2.0) if isinstance(item, LaneQuiet)]
+        engine.engine.answer(0, 0, b"1")
+        assert engine.collect(0)[1].outcome is Outcome.DONE
+
+    def test_a_trial_that_waits_for_an_answer_can_be_stopped(self, engine: EngineUnderTest) -> None:
+        engine.open()
+        engine.begin(0, asks=1)
+        engine.wait(Question)
+        engine.engine.execute(StopTrial(0))
+        assert engine.wait(TrialEnded).outcome is Outcome.STOPPED
+        engine.engine.answer(0, 0, b"1")
+        engine.begin(1)
+        assert engine.collect(1)[1].outcome is Outcome.DONE
 
     def test_wake_ends_a_poll_that_waits(self, engine: EngineUnderTest) -> None:
         engine.open()

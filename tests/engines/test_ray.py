@@ -13,7 +13,7 @@ def cluster(tmp_path_factory):
     """A cluster of one node, with this process in it."""
     import ray
 
-    ray.init(num_cpus=2, num_gpus=0, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    ray.init("local", num_cpus=2, num_gpus=0, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     yield
     ray.shutdown()
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cotune.errors import MetricError, UnknownMetric
-from cotune.sharing.metrics import number, plain, read_report, whole_step
+from cotune.sharing.metrics import number, number_line, plain, read_report, whole_step
 
 
 class Kind(enum.StrEnum):
@@ -239,3 +239,9 @@ def test_whatever_is_reported_reads_back(metrics):
     _, event = read(metrics)
     # As text, in which NaN equals NaN.
     assert json.dumps(event["metrics"]) == json.dumps(metrics)
+
+
+@pytest.mark.parametrize(("value", "kept"), [(0.5, 0.5), (math.nan, None), (-math.inf, None)])
+def test_a_number_alone_is_a_line_of_the_events_file_whatever_it_is(value, kept):
+    event = json.loads(number_line(3, 7, value, 1.5))
+    assert event == {"event": "report", "time": 1.5, "trial": 3, "step": 7, "metrics": {"value": kept}}

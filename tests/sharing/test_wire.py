@@ -127,3 +127,10 @@ def test_a_trial_arrives_with_a_plain_config_in_it():
 def test_a_trial_whose_config_cannot_be_sent_is_named():
     with pytest.raises(NotPicklable, match="the config of trial 3"):
         wire.encode_start(0, TrialSpec(3, 0, {"generator": (x for x in ())}, 5, Path("/"), 0))
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(0, 2**32 - 1), st.binary(max_size=200))
+def test_a_question_and_its_answer_arrive_as_they_were_sent(trial, attempt, payload):
+    for kind in (Kind.ASK, Kind.ANSWER):
+        got = wire.decode_question(payload_of(wire.encode_question(kind, trial, attempt, payload)))
+        assert (got.trial, got.attempt, got.payload) == (trial, attempt, payload)

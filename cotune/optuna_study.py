@@ -1,0 +1,287 @@
+"""`cotune.optimize`: an Optuna study and its objective, unchanged, on cotune's lanes."""
+
+from __future__ import annotations
+
+import contextlib
+import copyreg
+import inspect
+import os
+import secrets
+import shutil
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import optuna
+
+from cotune._run import _NAME, MAX_RESIDENTS, _check_callbacks, _count, _locked, _made_up, _seconds, _seed
+from cotune.dashboard.views import make_view
+from cotune.engines.local import LocalEngine, LocalOptions
+from cotune.errors import InputError, RunError, RunNameInUse
+from cotune.event_log import EventLog, read_events
+from cotune.packer import Packer, PackerOptions, Policy, make_policy
+from cotune.paths import RunFolder, default_storage
+from cotune.search.lane_trial import StudyObjective, study_in_lane
+from cotune.search.study_search import StudySearch
+from cotune.sharing.devices import find_devices
+from cotune.sweep import Sweep, SweepOptions
+
+_LANE_MODULE = "cotune.search.lane_trial"
+_INSTEAD = {
+    "n_jobs": "lanes= says how many trials run at once on each device; left out, that is measured",
+    "gc_after_trial": "leave it out: lanes collect garbage after every trial",
+    "show_progress_bar": "pass dashboard=True",
+    "func": "pass the objective as second argument",
+    "sampler": "give it to optuna.create_study(sampler=...)",
+    "pruner": "give it to optuna.create_study(pruner=...)",
+}
+
+
+def optimize(
+    study: optuna.Study,
+    objective: Callable[[optuna.Trial], float | Sequence[float]],
+    n_trials: int | None = None,
+    *,
+    timeout: float | timedelta | None = None,
+    catch: Iterable[type[Exception]] | type[Exception] = (),
+    callbacks: Iterable[Callable[[optuna.Study, optuna.trial.FrozenTrial], Any]] | None = None,
+    gpus: int | Sequence[int | str] | None = None,
+    devices: Sequence[str] | None = None,
+    lanes: int | None = None,
+    residents: int = 1,
+    threads: int | None = None,
+    policy: str | Policy | None = None,
+    seed: int | None = None,
+    iteration_timeout: float | None = None,
+    dashboard: bool | None = None,
+    name: str | None = None,
+    storage: str | os.PathLike[str] | None = None,
+    **unsupported: Any,
+) -> None:
+    """Runs an Optuna objective as `study.optimize` does, packed onto the devices by measured memory.
+
+    Args:
+        study: Any study: its sampler, pruner and storage are used as they are, in this process.
+        objective: As for `study.optimize`. It runs in other processes; what it asks its trial for is answered here.
+        n_trials: How many; None for no limit, until the timeout, `study.stop()` or Ctrl-C.
+        timeout: Seconds after which no further trial begins.
+        catch: Exceptions of the objective that end only their trial. Any other ends it all and is raised here.
+        callbacks: Each is called with the study and every trial that has ended.
+        gpus: How many GPUs, or which; see `cotune.run`.
+        devices: Explicit devices, such as `["cpu:0@4GiB"]`.
+        lanes: Trials that run at once on each device; found by measuring if left out.
+        residents: Trials that may share a lane by turns.
+        threads: Threads of one operation in a trial; 1 on CPU devices if left out.
+        policy: Which waiting trial goes first.
+        seed: Of the random generators in the trials; the sampler has its own.
+        iteration_timeout: Seconds without a report or an optimizer step after which a trial is overdue and killed.
+        dashboard: True shows a live table. None does in a terminal where Optuna's lines are switched off.
+        name: Of the folder for logs, tracebacks and checkpoints; made up if left out.
+        storage: The folder that is made in; `COTUNE_STORAGE` or `~/cotune_runs` if left out. Not the study's.
+
+    Raises:
+        CotuneError: What was asked for is wrong or cannot go on; the `hint` says what to do.
+        Exception: What the objective raised, if it is not among `catch`; or a callback, the sampler or the storage.
+        KeyboardInterrupt: Ctrl-C was pressed. Running trials have been told to have failed.
+    """
+    caught = _check(study, objective, catch, name, unsupported)
+    heard_by = tuple(callbacks) if isinstance(callbacks, Iterable) else callbacks or ()
+    _check_callbacks(heard_by)
+    options = PackerOptions(
+        width=_count("lanes", lanes),
+        residents=_count("residents", residents, most=MAX_RESIDENTS) or 1,
+        policy=make_policy(policy),
+        iteration_timeout=_seconds("iteration_timeout", iteration_timeout),
+    )
+    wanted, seconds = _count("n_trials", n_trials), _seconds("timeout", timeout)
+    base = secrets.randbits(32) if seed is None else _seed(seed) or 0
+    found = find_devices(gpus, devices, _count("threads", threads))
+    folder = _folder(study, name, storage)
+    if dashboard is None:
+        dashboard = optuna.logging.get_verbosity() > optuna.logging.INFO and sys.stderr.isatty()
+    with _locked(folder), _as_proxy(study), contextlib.ExitStack() as stack:
+        trainable = StudyObjective(objective, len(study.directions))
+        how = LocalOptions("", threads, judged=False, residents=options.residents, preload=(_LANE_MODULE,))
+        engine = LocalEngine(trainable, found, folder.lanes, how)
+        stack.callback(engine.close)
+        search = StudySearch(
+            study,
+            timeout=seconds,
+            catch=caught,
+            callbacks=heard_by,
+            prepare=lambda number: _prepare(folder, number),
+            wake=engine.wake,
+        )
+        log = EventLog(folder.events)
+        stack.callback(log.close)
+        log.write("run", time.time(), version=1, name=folder.path.name, study=study.study_name, seed=base)
+        view = make_view(dashboard)
+        kind = getattr(objective, "__name__", type(objective).__name__)
+        settings = SweepOptions(kind, "", "min", wanted, None, lockstep=True, seed=base)
+        sweep = Sweep(_Later(), search, Packer(options), engine, folder, log, view, settings)
+        stack.callback(lambda: view.close(sweep.snapshot()))
+        _logger.info(f"Logs and tracebacks of its trials are in {folder.path}")
+        _serve(study, search, sweep)
+
+
+_logger = optuna.logging.get_logger("optuna.study.cotune")
+
+
+class _Later:
+    """Parameters of a trial that are not known yet when it starts: it asks for them."""
+
+    def config(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        return {}
+
+    def features(self, params: Mapping[str, Any]) -> dict[str, float]:
+        return {}
+
+
+def _serve(study: optuna.Study, search: StudySearch, sweep: Sweep) -> None:
+    """Runs the driver's loop on a thread of its own, and the study on this one."""
+    loop = threading.Thread(target=_loop, args=(sweep, search), name="cotune-driver", daemon=True)
+    failure: BaseException = KeyboardInterrupt()
+    serving = threading.Event()
+    study._stop_flag = False
+    study._thread_local.in_optimize_loop = True
+    with _interrupts(sweep, serving):
+        try:
+            serving.set()
+            loop.start()
+            search.serve()
+        except BaseException as error:
+            failure = error
+            raise
+        finally:
+            serving.clear()
+            # Twice is at once; after the end of the loop it changes nothing.
+            sweep.interrupt()
+            sweep.interrupt()
+            loop.join()
+            search.give_up(failure)
+            study._thread_local.in_optimize_loop = False
+            study._storage.remove_session()
+
+
+def _loop(sweep: Sweep, search: StudySearch) -> None:
+    failure: BaseException | None = None
+    try:
+        sweep.run()
+    except BaseException as error:
+        failure = error
+    search.finished(failure)
+
+
+@contextlib.contextmanager
+def _interrupts(sweep: Sweep, serving: threading.Event) -> Iterator[None]:
+    """Ctrl-C and SIGTERM end the sweep in order, then do what they would have done.
+
+    The second time, whatever runs on this thread is broken off, unless it is the tidying up.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    received: list[int] = []
+
+    def receive(number: int, _frame: Any) -> None:
+        received.append(number)
+        sweep.interrupt()
+        if len(received) > 1 and serving.is_set():
+            raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, receive) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        if received and sys.exc_info()[0] is None:
+            signal.raise_signal(received[0])
+
+
+@contextlib.contextmanager
+def _as_proxy(study: optuna.Study) -> Iterator[None]:
+    """Has an objective that refers to the study, as `lambda trial: f(trial, study)`, find its proxy in the lane.
+
+    A copy would look like the study and never hear of anything.
+    """
+
+    def reduce(other: optuna.Study) -> Any:
+        return (study_in_lane, ()) if other is study else other.__reduce_ex__(2)
+
+    before = copyreg.dispatch_table.get(optuna.Study)
+    copyreg.pickle(optuna.Study, reduce)
+    try:
+        yield
+    finally:
+        del copyreg.dispatch_table[optuna.Study]
+        if before is not None:
+            copyreg.dispatch_table[optuna.Study] = before
+
+
+def _prepare(folder: RunFolder, number: int) -> None:
+    """A folder for a new trial, without what an earlier study of the same name may have left there."""
+    trial = folder.trial(number)
+    shutil.rmtree(trial.path, ignore_errors=True)
+    trial.create()
+
+
+def _folder(study: optuna.Study, name: str | None, storage: str | os.PathLike[str] | None) -> RunFolder:
+    if storage is not None and (not isinstance(storage, (str, os.PathLike)) or "://" in str(storage)):
+        raise InputError(
+            f"storage={storage!r} is not a folder",
+            hint="it is where cotune keeps logs; give the study's own storage to optuna.create_study(storage=...)",
+        )
+    root = Path(storage if storage is not None else default_storage()).expanduser().absolute()
+    folder = RunFolder(root / (name or _made_up(study.study_name)))
+    if folder.events.exists():
+        first, _ = next(read_events(folder.events), ({}, b""))
+        if first.get("study") != study.study_name:
+            raise RunNameInUse(f"a run named {name!r} is in {root} already", hint="choose another name=")
+    folder.create()
+    return folder
+
+
+# ---- what was passed
+
+
+def _check(study: Any, objective: Any, catch: Any, name: Any, unsupported: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Refuses what cannot work before anything starts; gives `catch` as a tuple."""
+    if not sys.platform.startswith("linux"):
+        raise RunError(f"cotune runs on Linux, this is {sys.platform}", hint="use a Linux machine, or WSL 2")
+    for unknown in unsupported:
+        hint = _INSTEAD.get(unknown, "see help(cotune.optimize)")
+        raise InputError(f"cotune.optimize() takes no {unknown}=", hint=hint)
+    if not isinstance(study, optuna.Study):
+        raise InputError(f"study={study!r} is not an Optuna study", hint="write cotune.optimize(study, objective, ...)")
+    if study._thread_local.in_optimize_loop:
+        raise InputError("optimize() was called within optimize() of the same study", hint="call it afterwards")
+    _check_objective(objective)
+    caught = tuple(catch) if isinstance(catch, Iterable) else (catch,)
+    if not all(isinstance(kind, type) and issubclass(kind, BaseException) for kind in caught):
+        raise InputError(f"catch={catch!r} are not exceptions", hint="write catch=(ValueError,)")
+    if name is not None and not (isinstance(name, str) and _NAME.fullmatch(name)):
+        raise InputError(f"name={name!r} cannot name a folder", hint="use letters, digits, . _ + = @ -")
+    return caught
+
+
+def _check_objective(objective: Any) -> None:
+    if not callable(objective) or isinstance(objective, type):
+        raise InputError(
+            f"objective={objective!r} cannot be called with a trial",
+            hint="pass a function, def objective(trial): ..., or an object with __call__(self, trial)",
+        )
+    try:
+        inspect.signature(objective).bind(None)
+    except TypeError:
+        raise InputError(
+            f"the objective {inspect.signature(objective)} cannot be called with one argument",
+            hint="it is called with the trial; bind others: lambda trial: objective(trial, data)",
+        ) from None
+    except ValueError:
+        pass

@@ -1,0 +1,204 @@
+"""What an Optuna objective sees in a lane: a trial and a study that ask the driver, where the real ones are.
+
+objective ──trial.suggest_float(...)──▶ LaneTrial ──question──▶ driver: the real trial of the real study
+          ◀──────── 0.12 ──────────────           ◀──answer───
+
+Nothing is remembered here: what a trial is told is what the study knows at that moment.
+"""
+
+from __future__ import annotations
+
+import inspect
+import pickle
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import cloudpickle
+import optuna
+
+from cotune import session
+from cotune.errors import RunError
+from cotune.session import Session, TrialStopped
+
+_PLAIN = (float, int, str, bool, type(None))
+
+C = TypeVar("C", bound=type)
+
+
+class Line:
+    """The way from a trial to its study."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+
+    def ask(self, target: str, name: str, *args: Any, **kwargs: Any) -> Any:
+        """What an attribute of the real object is, or what calling it gives or raises."""
+        answer = self.session.ask(pack((target, name, args, kwargs)))
+        is_value, value = pickle.loads(answer)
+        if is_value:
+            return value
+        raise unpack_error(value) or RunError(f"{target}.{name} failed with an error that cannot travel", hint="")
+
+
+def _forwards(target: str) -> Callable[[C], C]:
+    """Has every public method and property of the Optuna class above ask the driver, unless it is written out."""
+
+    def method(name: str) -> Callable[..., Any]:
+        return lambda self, *args, **kwargs: self._line.ask(target, name, *args, **kwargs)
+
+    def attribute(name: str) -> property:
+        return property(lambda self: self._line.ask(target, name))
+
+    def decorate(cls: C) -> C:
+        for name, member in inspect.getmembers_static(cls.__mro__[1]):
+            if not name.startswith("_") and name not in vars(cls):
+                setattr(cls, name, attribute(name) if isinstance(member, property) else method(name))
+        return cls
+
+    return decorate
+
+
+@_forwards("study")
+class LaneStudy(optuna.Study):
+    """A study, seen from a lane: `trial.study`, or the study itself where an objective refers to it."""
+
+    def __init__(self, line: Line) -> None:
+        self._line = line
+
+    def __getattr__(self, name: str) -> Any:
+        return _attribute(self, "study", name)
+
+
+@_forwards("trial")
+class LaneTrial(optuna.Trial):
+    """A trial, seen from a lane.
+
+    Args:
+        line: To its study.
+        objectives: How many values the objective returns.
+    """
+
+    def __init__(self, line: Line, objectives: int) -> None:
+        self._line = line
+        self._objectives = objectives
+        self.study = LaneStudy(line)
+
+    @property
+    def number(self) -> int:
+        return self._line.session.trial
+
+    def report(self, value: float, step: int) -> None:
+        """Reports without waiting for the storage; what Optuna refuses, it refuses itself."""
+        try:
+            number, where = float(value), int(step)
+        except Exception:
+            where = -1
+        if self._objectives > 1 or not 0 <= where < 2**63:
+            self._line.ask("trial", "report", value, step)
+        else:
+            self._line.session.observe(number, where)
+
+    def __getattr__(self, name: str) -> Any:
+        return _attribute(self, "trial", name)
+
+
+def _attribute(proxy: LaneStudy | LaneTrial, target: str, name: str) -> Any:
+    if (name.startswith("_") and name != "_trial_id") or name == "storage":
+        raise AttributeError(f"{target}.{name} is not there in a lane: the {target} itself is in the driver")
+    return proxy._line.ask(target, name)
+
+
+def study_in_lane() -> LaneStudy:
+    """What stands for the study in an objective that refers to it."""
+    current = session.current()
+    if current is None:
+        raise RunError("a study was sent to a lane outside of a trial", hint="use it within the objective only")
+    return LaneStudy(Line(current))
+
+
+class StudyObjective:
+    """The trainable of a study: calls the objective with a trial, and tells how that ended.
+
+    Attributes:
+        func: What the objective is made of, for those who look into it.
+    """
+
+    def __init__(self, objective: Callable[[Any], Any], objectives: int) -> None:
+        self.func = getattr(objective, "func", objective)
+        self._objective = objective
+        self._objectives = objectives
+
+    def __call__(self, config: Any) -> None:
+        current = session.current()
+        assert current is not None
+        line = Line(current)
+        try:
+            value = self._objective(LaneTrial(line, self._objectives))
+        except TrialStopped:
+            raise
+        except optuna.TrialPruned as pruned:
+            # It is stopped instead of answered.
+            line.ask("end", "pruned", str(pruned))
+        except BaseException as error:
+            line.ask("end", "raised", (pack_error(error), "".join(traceback.format_exception(error))))
+            raise
+        else:
+            line.ask("end", "returned", _told(value))
+
+
+class Shown:
+    """What no study can keep, as it shows itself."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def __repr__(self) -> str:
+        return self._text
+
+
+def _told(value: Any) -> Any:
+    """A returned value as it can travel: numbers of any library as floats, so that the driver needs no such library."""
+    if type(value) in _PLAIN:
+        return value
+    if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
+        items = [_told(item) for item in value]
+        return tuple(items) if isinstance(value, tuple) else items
+    try:
+        return float(value)
+    except Exception:
+        return Shown(repr(value))
+
+
+# ---- what travels
+
+
+def pack(value: Any) -> bytes:
+    """Pickles, by value what the other side cannot import."""
+    return bytes(cloudpickle.dumps(value))
+
+
+def pack_error(error: BaseException) -> bytes:
+    """An exception, as whole as it can travel: itself, else its class, arguments and attributes; else nothing."""
+    kind = type(error)
+    for candidate in (error, (kind, error.args, vars(error)), (kind, error.args, {}), (kind, (str(error),), {})):
+        try:
+            blob = pack(candidate)
+            unpack_error(blob)
+        except Exception:
+            continue
+        return blob
+    return pack(None)
+
+
+def unpack_error(blob: bytes) -> BaseException | None:
+    """The exception again, if it could travel."""
+    packed = pickle.loads(blob)
+    if packed is None or isinstance(packed, BaseException):
+        return packed
+    kind, args, attributes = packed
+    # Not by calling it, since many an exception takes other arguments than those it keeps.
+    error: BaseException = kind.__new__(kind, *args)
+    error.args = args
+    error.__dict__.update(attributes)
+    return error

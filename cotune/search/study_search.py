@@ -1,0 +1,301 @@
+"""A study of the user's own, served on the thread that called `cotune.optimize`, as `study.optimize` would be.
+
+    driver's loop ──ask, report, question, tell──▶ queue ──▶ caller's thread ──▶ study, sampler, pruner, callbacks
+    driver's loop ◀──Suggestion, Verdict, Reply── answers, and a wake-up
+
+Whatever of the user's runs in this process runs on that thread, so an exception in it simply ends the call.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import pickle
+import queue
+import time
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import optuna
+from optuna.storages._heartbeat import get_heartbeat_thread, is_heartbeat_enabled
+from optuna.trial import FrozenTrial, Trial, TrialState
+
+from cotune.errors import CotuneError, LaneDied, RunError, TrialFailed, TrialOverdue, TrialTooLarge
+from cotune.search.lane_trial import pack, pack_error, unpack_error
+from cotune.search.proposer import Reply
+from cotune.search.search import Answer, Exhausted, Suggestion, Verdict
+from cotune.trial import Question
+
+# Reports on their way to the storage before trials wait for it.
+BACKLOG = 256
+# The objective raised nothing that could be caught: these fail their trial alone.
+_ALONE = (TrialTooLarge, LaneDied, TrialOverdue)
+
+_logger = optuna.logging.get_logger("optuna.study.cotune")
+
+
+@dataclass(slots=True)
+class _Running:
+    """A trial that was asked for and not told.
+
+    Attributes:
+        attempt: Of the last report.
+        end: How the objective ended in the last attempt that came to that: `returned` a value, `pruned` with some
+            words, or `raised` an exception, packed, with its traceback.
+    """
+
+    trial: Trial
+    heartbeat: Any
+    attempt: int = 0
+    end: tuple[str, Any] = ("", None)
+
+
+class StudySearch:
+    """Asks a study for trials, answers what they ask, and tells it what became of them.
+
+    Args:
+        study: The user's.
+        timeout: Seconds after which no trial is asked for any more.
+        catch: What an objective may raise without ending it all.
+        callbacks: Called with the study and each trial that has ended.
+        prepare: Called with the number of every new trial, before it is suggested.
+        wake: Called whenever there is an answer.
+    """
+
+    judges = True
+
+    def __init__(
+        self,
+        study: optuna.Study,
+        *,
+        timeout: float | None = None,
+        catch: tuple[type[BaseException], ...] = (),
+        callbacks: Sequence[Callable[[optuna.Study, FrozenTrial], Any]] = (),
+        prepare: Callable[[int], None] = lambda _: None,
+        wake: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._study = study
+        self._deadline = None if timeout is None else time.monotonic() + timeout
+        self._catch = catch
+        self._callbacks = callbacks
+        self._prepare = prepare
+        self._wake = wake
+        self._answers: deque[Answer] = deque()
+        self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._wanted = 0
+        self._dropping = False
+        self._running: dict[int, _Running] = {}
+        self._failure: BaseException | None = None
+
+    # ---- for the driver's loop
+
+    def ask(self, count: int = 1) -> None:
+        self._commands.put(lambda: self._want(count))
+
+    def report(self, trial: int, attempt: int, step: int, value: float) -> None:
+        # Nobody waits for the storage, as long as that keeps up.
+        keeps_up = self._commands.qsize() < BACKLOG
+        self._commands.put(lambda: self._report(trial, attempt, step, value, is_judged=keeps_up))
+        if keeps_up:
+            self._answers.append(Verdict(trial, attempt, False))
+
+    def question(self, question: Question) -> None:
+        self._commands.put(lambda: self._reply(question))
+
+    def complete(self, trial: int, value: float, values: Iterable[tuple[int, float]] = ()) -> None:
+        self._commands.put(lambda: self._end(trial))
+
+    def prune(self, trial: int, values: Iterable[tuple[int, float]] = ()) -> None:
+        self._commands.put(lambda: self._end(trial, is_pruned=True))
+
+    def fail(self, trial: int, error: CotuneError | None = None) -> None:
+        self._commands.put(lambda: self._end(trial, error))
+
+    def answers(self) -> list[Answer]:
+        found: list[Answer] = []
+        while self._answers:
+            found.append(self._answers.popleft())
+        return found
+
+    def drop_asks(self) -> None:
+        self._dropping = True
+        self._commands.put(lambda: _logger.warning("Running trials stop now. Press Ctrl-C again to end at once."))
+        self._answer(Exhausted())
+
+    def finished(self, failure: BaseException | None) -> None:
+        """The loop is over, well or not: `serve` returns, or raises the failure."""
+        self._failure = failure
+        self._commands.put(None)
+
+    # ---- on the caller's thread
+
+    def serve(self) -> None:
+        """Serves until the loop is over.
+
+        Raises:
+            BaseException: What an objective raised that is not to be caught, what a callback, the sampler or the
+                storage raised, or why the loop could not go on.
+        """
+        while True:
+            try:
+                # Whoever waits for an answer goes before a trial that is not there yet.
+                command = self._commands.get_nowait() if self._wanted else self._commands.get()
+            except queue.Empty:
+                self._wanted -= 1
+                self._ask()
+                continue
+            if command is None:
+                if self._failure is not None:
+                    raise self._failure
+                return
+            command()
+
+    def give_up(self, why: BaseException) -> None:
+        """Tells the study how trials ended that it still counts as running: failed, unless they came to their end."""
+        for number in list(self._running):
+            running = self._running.pop(number)
+            state = {"returned": None, "pruned": TrialState.PRUNED}.get(running.end[0], TrialState.FAIL)
+            try:
+                self._tell(running, state, why if state is TrialState.FAIL else None)
+            except Exception as error:
+                # Such as a storage that is gone, or another process that has told it already.
+                _logger.warning(f"Trial {number} could not be told to have failed: {error!r}")
+
+    def _want(self, count: int) -> None:
+        self._wanted += count
+
+    def _answer(self, answer: Answer) -> None:
+        self._answers.append(answer)
+        self._wake()
+
+    def _ask(self) -> None:
+        late = self._deadline is not None and time.monotonic() >= self._deadline
+        if self._dropping or late or self._study._stop_flag:
+            self._wanted = 0
+            self._answer(Exhausted())
+            return
+        if is_heartbeat_enabled(self._study._storage):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+                optuna.storages.fail_stale_trials(self._study)
+        trial = self._study.ask()
+        heartbeat = get_heartbeat_thread(trial._trial_id, self._study._storage)
+        self._running[trial.number] = _Running(trial, heartbeat)
+        heartbeat.start()
+        self._prepare(trial.number)
+        self._answer(Suggestion(trial.number, {}))
+
+    def _report(self, number: int, attempt: int, step: int, value: float, *, is_judged: bool) -> None:
+        running = self._running.get(number)
+        if running is not None:
+            if attempt > running.attempt:
+                running.attempt = attempt
+                _take_back(running.trial, step)
+            running.trial.report(value, step)
+        if not is_judged:
+            self._answer(Verdict(number, attempt, False))
+
+    def _reply(self, question: Question) -> None:
+        running = self._running.get(question.trial)
+        stop, payload = False, b""
+        if running is not None:
+            try:
+                target, name, args, kwargs = pickle.loads(question.payload)
+                if target == "end":
+                    running.end = (name, args[0])
+                    stop, value = name == "pruned", None
+                else:
+                    value = _ask(running.trial if target == "trial" else self._study, name, args, kwargs)
+                payload = pack((True, value))
+            except Exception as error:
+                payload = pack((False, pack_error(error)))
+        self._answer(Reply(question.trial, question.attempt, payload, stop))
+
+    # ---- how trials end
+
+    def _end(self, number: int, error: CotuneError | None = None, *, is_pruned: bool = False) -> None:
+        """Tells the study how a trial ended, and the callbacks; raises what nobody catches."""
+        running = self._running.pop(number)
+        raised = None if is_pruned else _raised(running, error)
+        self._tell(running, TrialState.PRUNED if is_pruned else TrialState.FAIL if raised is not None else None, raised)
+        if raised is not None and not isinstance(raised, (*_ALONE, *self._catch)):
+            raise raised
+        frozen = self._study._storage.get_trial(running.trial._trial_id)
+        for callback in self._callbacks:
+            callback(self._study, copy.deepcopy(frozen))
+
+    def _tell(self, running: _Running, state: TrialState | None, raised: BaseException | None) -> None:
+        """Tells and logs as `study.optimize` does, also when the sampler raises on being told."""
+        running.heartbeat.join()
+        trial, value, complaint = running.trial, running.end[1] if state is None else None, ""
+        try:
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                told = self._study.tell(trial, value, state=state)
+            if state is None and told.state is TrialState.FAIL:
+                complaint = str(caught.pop(0).message)
+            for warning in caught:
+                warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
+        finally:
+            frozen = self._study._storage.get_trial(trial._trial_id)
+            if frozen.state is TrialState.COMPLETE:
+                _log_completed(self._study, frozen)
+            elif frozen.state is TrialState.PRUNED:
+                _logger.info(f"Trial {frozen.number} pruned. {running.end[1]}")
+            else:
+                _log_failed(frozen, complaint or repr(raised), raised, value)
+
+
+def _ask(asked: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if isinstance(asked, optuna.Study) and name == "ask":
+        raise RunError("study.ask() was called in a lane", hint="a further trial belongs to the driver: enqueue one")
+    value = getattr(asked, name)
+    return value(*args, **kwargs) if callable(value) else value
+
+
+def _raised(running: _Running, error: CotuneError | None) -> BaseException | None:
+    """What ended a trial: what its objective raised, if that could travel; else what befell it."""
+    how, what = running.end
+    if isinstance(error, _ALONE) or how != "raised":
+        return error
+    blob, trace = what
+    raised = unpack_error(blob)
+    if raised is None:
+        return error or TrialFailed(f"trial {running.trial.number} raised what cannot leave its lane", hint=trace)
+    raised.add_note(f"\nIn the lane of trial {running.trial.number}:\n{trace}")
+    return raised
+
+
+def _log_completed(study: optuna.Study, trial: FrozenTrial) -> None:
+    if not _logger.isEnabledFor(optuna.logging.INFO):
+        return
+    names, values = study.metric_names, trial.values
+    shown = values if names is None else dict(zip(names, values, strict=False))
+    if len(values) > 1:
+        _logger.info(f"Trial {trial.number} finished with values: {shown} and parameters: {trial.params}.")
+        return
+    best = ""
+    # While no trial is feasible there is no best one.
+    with contextlib.suppress(ValueError):
+        best = f" Best is trial {study.best_trial.number} with value: {study.best_value}."
+    value = values[0] if names is None else shown
+    _logger.info(f"Trial {trial.number} finished with value: {value} and parameters: {trial.params}.{best}")
+
+
+def _log_failed(trial: FrozenTrial, why: str, raised: BaseException | None, value: Any) -> None:
+    info = None if raised is None else (type(raised), raised, raised.__traceback__)
+    _logger.warning(
+        f"Trial {trial.number} failed with parameters: {trial.params} because of the following error: {why}.",
+        exc_info=info,
+    )
+    _logger.warning(f"Trial {trial.number} failed with value {value!r}.")
+
+
+def _take_back(trial: Trial, step: int) -> None:
+    """Forgets reports from a step on: the trial was started again and makes them again, and Optuna takes the first."""
+    values = trial._cached_frozen_trial.intermediate_values
+    for later in [known for known in values if known >= step]:
+        del values[later]

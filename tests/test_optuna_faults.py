@@ -1,0 +1,268 @@
+"""`cotune.optimize` when processes die, memory runs out, others share the study, and Ctrl-C is pressed."""
+
+import json
+import os
+import select
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import optuna
+import pytest
+from optuna.trial import TrialState
+
+import cotune
+from cotune.demand import MIB
+
+ROOT = Path(cotune.__file__).parents[1]
+
+
+@pytest.fixture
+def optimize(tmp_path):
+    defaults = {"devices": ["cpu:0@2GiB"], "storage": tmp_path / "runs", "dashboard": False}
+
+    def start(study, objective, n_trials=None, **options):
+        return cotune.optimize(study, objective, n_trials, **{**defaults, **options})
+
+    return start
+
+
+def states(study):
+    return [t.state.name for t in study.trials]
+
+
+def test_a_trial_whose_lane_is_killed_starts_again_as_the_same_trial(optimize, tmp_path):
+    def objective(trial):
+        x = trial.suggest_float("x", 0, 1)
+        marker = tmp_path / "killed"
+        for step in range(4):
+            trial.report(x + step + (10 if not marker.exists() else 0), step)
+            if trial.number == 1 and step == 2 and not marker.exists():
+                trial.should_prune()  # so that the reports have arrived
+                marker.write_text(str(x))
+                os.kill(os.getpid(), signal.SIGKILL)
+        return x
+
+    study = optuna.create_study()
+    optimize(study, objective, n_trials=3, lanes=1)
+    assert states(study) == ["COMPLETE"] * 3
+    assert study.trials[1].params == {"x": float((tmp_path / "killed").read_text())}
+    assert study.trials[1].intermediate_values == {step: study.trials[1].value + step for step in range(4)}
+
+
+def test_a_trial_that_keeps_killing_its_lane_is_told_to_have_failed_and_others_go_on(optimize):
+    def objective(trial):
+        if trial.number == 0:
+            os.kill(os.getpid(), signal.SIGSEGV)
+        return 1.0
+
+    study = optuna.create_study()
+    optimize(study, objective, n_trials=3, lanes=1)
+    assert states(study) == ["FAIL", "COMPLETE", "COMPLETE"]
+
+
+def test_a_trial_out_of_memory_gets_more_and_the_study_never_hears_of_it(optimize, tmp_path):
+    def objective(trial):
+        import numpy as np
+
+        # Nothing tells beforehand which trial is large.
+        size = 500 if trial.number == 4 else 50
+        with open(tmp_path / f"attempts-{trial.number}", "a") as file:
+            file.write("x")
+        for step in range(3):
+            scratch = np.ones(size * MIB, dtype=np.uint8)
+            trial.report(float(scratch[0]), step)
+        return 1.0
+
+    study = optuna.create_study()
+    heard = []
+    optimize(study, objective, n_trials=6, lanes=2, callbacks=[lambda study, trial: heard.append(trial.number)])
+    assert states(study) == ["COMPLETE"] * 6
+    assert sorted(heard) == list(range(6))
+    assert len((tmp_path / "attempts-4").read_text()) > 1
+
+
+def test_a_trial_larger_than_any_device_fails_alone(optimize):
+    def objective(trial):
+        import numpy as np
+
+        np.ones((3000 if trial.number == 1 else 10) * MIB, dtype=np.uint8)
+        return 1.0
+
+    study = optuna.create_study()
+    optimize(study, objective, n_trials=3, devices=["cpu:0@1GiB"])
+    assert states(study) == ["COMPLETE", "FAIL", "COMPLETE"]
+
+
+def test_an_exception_in_one_lane_stops_the_trials_in_the_others(optimize, tmp_path):
+    def objective(trial):
+        (tmp_path / str(trial.number)).touch()
+        while not ((tmp_path / "0").exists() and (tmp_path / "1").exists()):
+            trial.report(0.0, 0) if not trial.number else None
+            time.sleep(0.01)
+        if trial.number == 1:
+            raise ValueError("no luck")
+        while True:
+            time.sleep(60)
+
+    study = optuna.create_study()
+    with pytest.warns(UserWarning, match="already reported"), pytest.raises(ValueError, match="no luck"):
+        optimize(study, objective, lanes=2)
+    assert states(study) == ["FAIL", "FAIL"]
+
+
+@pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
+def test_a_stale_trial_is_failed_and_retried_and_ours_have_a_heartbeat(optimize, tmp_path):
+    storage = optuna.storages.RDBStorage(
+        f"sqlite:///{tmp_path}/study.db",
+        heartbeat_interval=1,
+        grace_period=1,
+        heartbeat_stale_trial_callback=optuna.storages.RetryHeartbeatStaleTrialCallback(),
+    )
+    study = optuna.create_study(storage=storage)
+    study.enqueue_trial({"x": 0.25})
+    with pytest.warns(UserWarning, match="Heartbeat"):
+        stale = study.ask()
+    storage.record_heartbeat(stale._trial_id)
+    while not storage._get_stale_trial_ids(study._study_id):
+        time.sleep(0.1)
+
+    def beats():
+        with sqlite3.connect(tmp_path / "study.db") as database:
+            return {row[0] for row in database.execute("select trial_id from trial_heartbeats")}
+
+    before = beats()
+    optimize(study, lambda trial: trial.suggest_float("x", 0, 1), n_trials=2, lanes=1)
+    assert states(study) == ["FAIL", "COMPLETE", "COMPLETE"]
+    assert study.trials[1].params == {"x": 0.25}
+    assert len(beats() - before) == 2
+
+
+# No `if __name__ == "__main__"`, on purpose.
+SCRIPT = """
+import os, sys, time
+import optuna, cotune
+
+class Unlucky(Exception):
+    pass
+
+folder, how = sys.argv[1:]
+study = optuna.create_study(study_name="it", storage=f"sqlite:///{folder}/study.db", load_if_exists=True)
+
+def helper(x):
+    return x * 2
+
+def objective(trial):
+    x = helper(trial.suggest_float("x", 0, 1))
+    if how == "unlucky" and trial.number % 2:
+        raise Unlucky(trial.number)
+    if how in ("reports", "hangs"):
+        with open(f"{folder}/running", "w") as pipe:
+            pipe.write(f"{os.getpid()}\\n")
+    if how == "hangs":
+        time.sleep(600)
+    for step in range(10**6 if how == "reports" else 3):
+        trial.report(x, step)
+        trial.should_prune()
+        time.sleep(0.01)
+    return x
+
+cotune.optimize(
+    study, objective, n_trials=8, catch=[Unlucky], devices=["cpu:0@2GiB"], lanes=2, storage=folder + "/runs",
+    dashboard=False,
+)
+print("done")
+"""
+
+
+class Driver:
+    def __init__(self, folder, how):
+        self.folder = folder
+        (folder / "script.py").write_text(SCRIPT)
+        self.process = subprocess.Popen(
+            [sys.executable, str(folder / "script.py"), str(folder), how],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )
+
+    def lanes(self, count):
+        """The pids of that many running trials."""
+        heard = ""
+        while heard.count("\n") < count:
+            # Until one opens the other end; trials open, write and close.
+            with open(self.folder / "running") as pipe:
+                heard += pipe.read()
+        return [int(pid) for pid in heard.split()]
+
+    @property
+    def study(self):
+        return optuna.load_study(study_name="it", storage=f"sqlite:///{self.folder}/study.db")
+
+
+def wait_gone(pids):
+    for pid in pids:
+        try:
+            fd = os.pidfd_open(pid)
+        except ProcessLookupError:
+            continue
+        assert select.select([fd], [], [], 30)[0], f"process {pid} is still there"
+        os.close(fd)
+
+
+def test_two_processes_work_on_one_study_at_once(tmp_path):
+    optuna.create_study(study_name="it", storage=f"sqlite:///{tmp_path}/study.db")
+    drivers = [Driver(tmp_path, "unlucky") for _ in range(2)]
+    for driver in drivers:
+        out, err = driver.process.communicate(timeout=100)
+        assert driver.process.returncode == 0, err
+        assert out == "done\n"
+    study = drivers[0].study
+    assert [t.number for t in study.trials] == list(range(16))
+    assert states(study) == ["COMPLETE", "FAIL"] * 8
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_stops_running_trials_and_leaves_none_running(tmp_path, number):
+    os.mkfifo(tmp_path / "running")
+    driver = Driver(tmp_path, "reports")
+    lanes = driver.lanes(2)
+    driver.process.send_signal(number)
+    _, err = driver.process.communicate(timeout=30)
+    assert "at once" in err
+    assert driver.process.returncode == -number
+    assert err.endswith("KeyboardInterrupt\n") == (number == signal.SIGINT)
+    wait_gone(lanes)
+    assert set(states(driver.study)) == {"FAIL"}
+
+
+def test_ctrl_c_twice_ends_at_once_whatever_runs(tmp_path):
+    os.mkfifo(tmp_path / "running")
+    driver = Driver(tmp_path, "hangs")
+    lanes = driver.lanes(1)
+    driver.process.send_signal(signal.SIGINT)
+    while "at once" not in driver.process.stderr.readline():
+        pass
+    began = time.monotonic()
+    driver.process.send_signal(signal.SIGINT)
+    _, err = driver.process.communicate(timeout=30)
+    assert time.monotonic() - began < 4
+    assert "KeyboardInterrupt" in err
+    wait_gone(lanes)
+    assert set(states(driver.study)) == {"FAIL"}
+
+
+def test_a_killed_driver_takes_its_lanes_along_and_the_study_can_go_on(tmp_path):
+    os.mkfifo(tmp_path / "running")
+    driver = Driver(tmp_path, "hangs")
+    lanes = driver.lanes(1)
+    driver.process.kill()
+    driver.process.communicate()
+    wait_gone(lanes)
+    assert {t.state for t in driver.study.trials} == {TrialState.RUNNING}
+    events = next((tmp_path / "runs").glob("*/events.jsonl")).read_text().splitlines()
+    assert json.loads(events[0])["study"] == "it"

@@ -1,0 +1,538 @@
+"""`cotune.optimize` with real lanes: Optuna's own guides, run both ways."""
+
+import functools
+import importlib.util
+import logging
+import os
+import threading
+import time
+import warnings
+
+import optuna
+import pytest
+from optuna.trial import TrialState
+
+import cotune
+
+CPU = ["cpu:0@2GiB"]
+
+
+@pytest.fixture
+def optimize(tmp_path):
+    defaults = {"devices": CPU, "storage": tmp_path / "runs", "dashboard": False}
+
+    def start(study, objective, n_trials=None, **options):
+        return cotune.optimize(study, objective, n_trials, **{**defaults, **options})
+
+    return start
+
+
+@pytest.fixture
+def said():
+    """What Optuna's loggers say, less our own line on where the logs are."""
+    lines = []
+
+    class Collect(logging.Handler):
+        def emit(self, record):
+            if "Logs and tracebacks" not in record.getMessage():
+                lines.append((record.levelname, record.getMessage()))
+
+    handler = Collect()
+    logging.getLogger("optuna").addHandler(handler)
+    yield lines
+    logging.getLogger("optuna").removeHandler(handler)
+
+
+def outcome(study):
+    """All that a study knows of its trials, but times. As text, since NaN is not itself."""
+    return repr(
+        [
+            (t.number, t.state, t.values, t.params, t.intermediate_values, t.user_attrs, t.system_attrs)
+            for t in study.trials
+        ]
+    )
+
+
+def quadratic(trial):
+    x = trial.suggest_float("x", -10, 10)
+    return (x - 2) ** 2
+
+
+def learning_curve(trial):
+    x = trial.suggest_float("x", 0, 1)
+    for step in range(5):
+        trial.report(x + 1 / (step + 1), step)
+        if trial.should_prune():
+            raise optuna.TrialPruned(f"at {step}")
+    return x
+
+
+def conditional(trial):
+    if trial.suggest_categorical("classifier", ["svc", "forest"]) == "svc":
+        return trial.suggest_float("svc_c", 1e-10, 1e10, log=True) % 7
+    return trial.suggest_int("depth", 2, 32, log=True) + trial.suggest_float("part", 0, 1, step=0.25)
+
+
+def attributes(trial):
+    trial.set_user_attr("number", trial.number)
+    x = trial.suggest_float("x", 0, 1)
+    trial.set_user_attr("params", trial.params)
+    assert trial.user_attrs["number"] == trial.number
+    assert trial.distributions == {"x": optuna.distributions.FloatDistribution(0, 1)}
+    assert trial.datetime_start is not None
+    assert isinstance(trial, optuna.Trial)
+    assert isinstance(trial.study, optuna.Study)
+    assert trial.study.direction == optuna.study.StudyDirection.MINIMIZE
+    assert len(trial.study.trials) == trial.number + 1
+    return x
+
+
+@pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
+@pytest.mark.parametrize("objective", [quadratic, learning_curve, conditional, attributes])
+def test_one_lane_repeats_what_optuna_does(optimize, said, objective):
+    alone, ours = (
+        optuna.create_study(
+            sampler=optuna.samplers.TPESampler(seed=3, n_startup_trials=4, multivariate=objective is conditional),
+            pruner=optuna.pruners.MedianPruner(n_startup_trials=2),
+            study_name="study",
+        )
+        for _ in range(2)
+    )
+    said.clear()
+    alone.optimize(objective, n_trials=12)
+    expected = list(said)
+    said.clear()
+    optimize(ours, objective, n_trials=12, lanes=1)
+    assert outcome(ours) == outcome(alone)
+    assert said == expected
+
+
+class Odd(Exception):
+    """Takes other arguments than it keeps."""
+
+    def __init__(self, one, two):
+        super().__init__(f"{one} and {two}")
+        self.one = one
+
+
+def returned(value):
+    return lambda trial: value
+
+
+def pruned(*reports):
+    def end(trial):
+        for step, value in enumerate(reports):
+            trial.report(value, step)
+        raise optuna.TrialPruned(f"after {reports}")
+
+    return end
+
+
+def raises(kind, *args):
+    def end(trial):
+        raise kind(*args)
+
+    return end
+
+
+def changes_a_choice(trial):
+    trial.suggest_categorical("c", [1, 2])
+    trial.suggest_categorical("c", [1, 2, 3])
+
+
+ENDS = [
+    returned(1), returned(float("nan")), returned(None), returned((1.0, 2.0)), returned([3.0]), returned("abc"),
+    returned(float("inf")), returned(True), returned({"a": 1}), pruned(), pruned(3.0, 2.0), pruned(3.0, float("nan")),
+    raises(ValueError, "no luck"), raises(Odd, 1, 2), raises(UnicodeDecodeError, "utf-8", b"x", 0, 1, "reason"),
+    lambda trial: trial.suggest_float("y", 1, 0), lambda trial: trial.report("much", 1),
+    lambda trial: trial.report(1.0, -1), lambda trial: trial.set_user_attr("key", "value"), changes_a_choice,
+]  # fmt: skip
+
+
+def ends(trial):
+    """Ends in another way every time."""
+    trial.suggest_float("x", 0, 1)
+    return ENDS[trial.number](trial)
+
+
+def test_however_a_trial_ends_the_study_keeps_what_optuna_would(optimize, said):
+    found = []
+    for run, options in ((optuna.Study.optimize, {}), (optimize, {"lanes": 1})):
+        study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=1), study_name="study")
+        said.clear()
+        run(study, ends, n_trials=len(ENDS), catch=(ValueError, TypeError, Odd), **options)
+        found.append((outcome(study), list(said)))
+    assert found[0][0] == found[1][0]
+    assert found[0][1] == found[1][1]
+
+
+@pytest.mark.parametrize("error", [(Odd, 1, 2), (KeyboardInterrupt,)], ids=["exception", "interrupt"])
+def test_what_is_not_caught_ends_it_as_in_optuna(optimize, said, error):
+    found = []
+    for run, options in ((optuna.Study.optimize, {}), (optimize, {"lanes": 1})):
+        study = optuna.create_study(study_name="study")
+        said.clear()
+        with pytest.raises(error[0]) as caught:
+            run(study, raises(*error), n_trials=3, catch=(ValueError,), **options)
+        found.append((outcome(study), repr(caught.value), vars(caught.value).get("one"), list(said)))
+    assert found[0] == found[1]
+
+
+def test_an_exception_of_a_class_in_a_script_is_the_same_class_outside(optimize):
+    class Local(Exception):
+        pass
+
+    def objective(trial):
+        raise Local({"what": trial.number})
+
+    study = optuna.create_study()
+    with pytest.raises(Local) as caught:
+        optimize(study, objective, n_trials=5)
+    assert caught.value.args == ({"what": 0},)
+    assert "in objective" in caught.value.__notes__[0]
+    assert {t.state for t in study.trials} == {TrialState.FAIL}
+
+
+def test_an_exception_that_cannot_travel_is_still_of_its_class(optimize):
+    def objective(trial):
+        raise LookupError("held", threading.Lock())
+
+    study = optuna.create_study()
+    with pytest.raises(LookupError, match="held"):
+        optimize(study, objective, n_trials=1)
+    optimize(study, objective, n_trials=2, catch=LookupError)
+    assert {t.state for t in study.trials} == {TrialState.FAIL}
+
+
+@pytest.mark.skipif(not hasattr(optuna.Trial, "set_constraint"), reason="since Optuna 5")
+def test_constraints_are_set_and_read_through_the_trial(optimize):
+    def objective(trial):
+        x = trial.suggest_float("x", 0, 1)
+        trial.set_constraint("half", 0.5 - x)
+        assert trial.constraints == {"half": 0.5 - x}
+        return x
+
+    study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=0))
+    optimize(study, objective, n_trials=8)
+    assert study.best_value >= 0.5
+
+
+def test_pruning_a_classifier(optimize):
+    # https://optuna.readthedocs.io, "Efficient optimization algorithms"
+    if not importlib.util.find_spec("sklearn"):
+        pytest.skip("scikit-learn is not installed")
+
+    def objective(trial):
+        from sklearn.datasets import load_iris
+        from sklearn.linear_model import SGDClassifier
+        from sklearn.model_selection import train_test_split
+
+        data = cotune.shared("iris", lambda: load_iris(return_X_y=True))
+        train_x, valid_x, train_y, valid_y = train_test_split(*data, test_size=0.25, random_state=0)
+        alpha = trial.suggest_float("alpha", 1e-5, 1e-1, log=True)
+        clf = SGDClassifier(alpha=alpha, random_state=0)
+        for step in range(20):
+            clf.partial_fit(train_x, train_y, classes=[0, 1, 2])
+            trial.report(1.0 - clf.score(valid_x, valid_y), step)
+            if trial.should_prune():
+                raise optuna.TrialPruned
+        return 1.0 - clf.score(valid_x, valid_y)
+
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0), pruner=optuna.pruners.MedianPruner())
+    optimize(study, objective, n_trials=12, lanes=2)
+    assert {t.state for t in study.trials} == {TrialState.COMPLETE, TrialState.PRUNED}
+    assert min(len(t.intermediate_values) for t in study.trials) < 20
+
+
+def test_pruning_a_torch_loop_with_values_that_are_tensors(optimize):
+    if not importlib.util.find_spec("torch"):
+        pytest.skip("torch is not installed")
+
+    def objective(trial):
+        import torch
+        from torch import nn
+
+        width = trial.suggest_int("width", 2, 8)
+        model = nn.Sequential(nn.Linear(4, width), nn.Tanh(), nn.Linear(width, 1))
+        optimizer = torch.optim.Adam(model.parameters(), lr=trial.suggest_float("lr", 1e-4, 1e-1, log=True))
+        x = torch.ones(8, 4)
+        for epoch in range(3):
+            loss = model(x).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            trial.report(loss, epoch)
+            if trial.should_prune():
+                raise optuna.TrialPruned
+        return loss
+
+    study = optuna.create_study()
+    optimize(study, objective, n_trials=4, lanes=2)
+    assert [t.state for t in study.trials] == [TrialState.COMPLETE] * 4
+    assert all(len(t.intermediate_values) == 3 for t in study.trials)
+
+
+def test_several_objectives_and_constraints(optimize):
+    def objective(trial):
+        x, y = trial.suggest_float("x", -15, 30), trial.suggest_float("y", -15, 30)
+        trial.set_user_attr("constraint", ((x - 5) ** 2 + y**2 - 25, -((x - 8) ** 2) - (y + 3) ** 2 + 7.7))
+        return 4 * x**2 + 4 * y**2, (x - 5) ** 2 + (y - 5) ** 2
+
+    found = []
+    for run, options in ((optuna.Study.optimize, {}), (optimize, {"lanes": 1})):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Optuna 5 has trial.set_constraint() instead
+            sampler = optuna.samplers.NSGAIISampler(
+                constraints_func=lambda trial: trial.user_attrs["constraint"], seed=1, population_size=5
+            )
+        study = optuna.create_study(directions=["minimize", "minimize"], sampler=sampler)
+        run(study, objective, n_trials=14, **options)
+        found.append((outcome(study), [t.number for t in study.best_trials]))
+    assert found[0] == found[1]
+
+
+def test_reports_of_several_objectives_are_refused_as_by_optuna(optimize):
+    def objective(trial):
+        trial.report(1.0, 0)
+
+    study = optuna.create_study(directions=["minimize", "minimize"])
+    with pytest.raises(NotImplementedError, match="multi-objective"):
+        optimize(study, objective, n_trials=1)
+
+
+def test_callbacks_hear_of_every_trial_and_can_stop_the_study(optimize):
+    heard = []
+
+    def callback(study, trial):
+        heard.append((trial.number, trial.state))
+        if trial.number == 4:
+            study.stop()
+
+    study = optuna.create_study()
+    optimize(study, quadratic, n_trials=50, lanes=1, callbacks=[callback])
+    assert heard == [(number, TrialState.COMPLETE) for number in range(5)]
+    assert len(study.trials) == 5
+
+
+def test_an_objective_can_stop_the_study_also_one_it_refers_to(optimize):
+    study = optuna.create_study()
+
+    def objective(trial):
+        if trial.number == 2:
+            trial.study.stop()
+        if trial.number == 7:
+            study.stop()
+        return trial.suggest_float("x", 0, 1) + len(study.trials)
+
+    optimize(study, objective, lanes=1)
+    assert [t.value // 1 for t in study.trials] == [1, 2, 3]
+    optimize(study, objective, lanes=1)
+    assert len(study.trials) == 8
+
+
+def test_a_callback_that_raises_ends_it(optimize):
+    def callback(study, trial):
+        raise KeyError(trial.number)
+
+    study = optuna.create_study()
+    with pytest.raises(KeyError):
+        optimize(study, quadratic, n_trials=20, callbacks=[callback])
+    assert TrialState.RUNNING not in {t.state for t in study.trials}
+
+
+def test_max_trials_callback_and_enqueued_trials(optimize):
+    study = optuna.create_study()
+    study.enqueue_trial({"x": 2.0})
+    study.enqueue_trial({"x": 5.0}, user_attrs={"memo": "guess"})
+    optimize(study, quadratic, callbacks=[optuna.study.MaxTrialsCallback(6)], lanes=1)
+    assert [t.value for t in study.trials[:2]] == [0.0, 9.0]
+    assert study.trials[1].user_attrs == {"memo": "guess"}
+    assert len(study.trials) == 6
+
+
+@pytest.mark.parametrize("storage", ["sqlite", "journal"])
+def test_a_stored_study_is_resumed_by_running_it_again(optimize, tmp_path, storage):
+    def load():
+        where = f"sqlite:///{tmp_path}/study.db"
+        if storage == "journal":
+            backend = optuna.storages.journal.JournalFileBackend(str(tmp_path / "journal.log"))
+            where = optuna.storages.JournalStorage(backend)
+        return optuna.create_study(study_name="mine", storage=where, load_if_exists=True)
+
+    for total in (3, 6):
+        study = load()
+        optimize(study, learning_curve, n_trials=3, lanes=2, name="mine")
+        assert len(study.trials) == total
+    assert [t.number for t in load().trials] == list(range(6))
+    assert all(t.state.is_finished() for t in load().trials)
+    with pytest.raises(cotune.RunNameInUse):
+        optimize(optuna.create_study(), quadratic, n_trials=1, name="mine")
+
+
+def test_the_grid_of_a_grid_sampler_is_run_once(optimize):
+    grid = {"x": [-50, 0, 50], "y": [-99, 99]}
+
+    def objective(trial):
+        return trial.suggest_float("x", -100, 100) ** 2 + trial.suggest_int("y", -100, 100) ** 2
+
+    study = optuna.create_study(sampler=optuna.samplers.GridSampler(grid, seed=0))
+    optimize(study, objective, lanes=1)
+    assert sorted((t.params["x"], t.params["y"]) for t in study.trials) == [
+        (x, y) for x in (-50, 0, 50) for y in (-99, 99)
+    ]
+
+
+@pytest.mark.parametrize("form", ["class", "lambda", "partial"])
+def test_every_form_of_objective_runs(optimize, form):
+    class Objective:
+        def __init__(self, low, high):
+            self.low, self.high = low, high
+
+        def __call__(self, trial):
+            return trial.suggest_float("x", self.low, self.high)
+
+    data = {"low": 3, "high": 4}
+    objective = {
+        "class": Objective(3, 4),
+        "lambda": lambda trial: Objective(**data)(trial),
+        "partial": functools.partial(lambda low, trial: Objective(low, 4)(trial), 3),
+    }[form]
+    study = optuna.create_study()
+    optimize(study, objective, n_trials=2)
+    assert all(3 <= t.value <= 4 for t in study.trials)
+
+
+def test_warnings_of_what_a_trial_asks_for_are_heard_in_the_driver(optimize):
+    def objective(trial):
+        trial.report(1.0, 0)
+        trial.report(2.0, 0)
+        return trial.suggest_uniform("x", 0, 1)
+
+    study = optuna.create_study()
+    with pytest.warns(FutureWarning, match="suggest_uniform"), pytest.warns(UserWarning, match="already reported"):
+        optimize(study, objective, n_trials=1)
+    assert study.trials[0].intermediate_values == {0: 1.0}
+
+
+def test_several_lanes_run_at_once_and_every_trial_is_told(optimize):
+    def objective(trial):
+        x = trial.suggest_float("x", 0, 1)
+        for step in range(5):
+            time.sleep(0.02)
+            trial.report(x, step)
+        trial.set_user_attr("pid", os.getpid())
+        return x
+
+    study = optuna.create_study()
+    optimize(study, objective, n_trials=8, lanes=2)
+    assert [t.state for t in study.trials] == [TrialState.COMPLETE] * 8
+    assert len({t.user_attrs["pid"] for t in study.trials}) == 2
+
+
+def test_a_database_in_memory_is_seen_by_one_thread_only_which_is_ours(optimize):
+    study = optuna.create_study(storage="sqlite:///:memory:")
+    optimize(study, learning_curve, n_trials=3, lanes=2)
+    assert [t.state.is_finished() for t in study.trials] == [True] * 3
+
+
+def test_what_belongs_to_the_driver_is_refused_in_a_lane(optimize):
+    def objective(trial):
+        with pytest.raises(AttributeError, match="in the driver"):
+            trial.storage.get_all_trials(0)
+        with pytest.raises(cotune.RunError, match=r"study\.ask"):
+            trial.study.ask()
+        with pytest.raises(AttributeError):
+            trial.nonsense()
+        trial.study.set_user_attr("asked by", trial.number)
+        assert trial.study.user_attrs == {"asked by": 0}
+        assert trial.study.sampler is not None
+        assert trial.relative_params == {}
+        return 1.0
+
+    study = optuna.create_study()
+    optimize(study, objective, n_trials=1)
+    assert [t.value for t in study.trials] == [1.0]
+
+
+def test_an_objective_cannot_optimize_its_own_study(optimize):
+    study = optuna.create_study()
+    with pytest.raises(RuntimeError, match="Nested"):
+        optimize(study, lambda trial: trial.study.optimize(quadratic, n_trials=1), n_trials=1)
+    with pytest.raises(cotune.InputError, match="within"):
+        optimize(study, quadratic, n_trials=1, callbacks=[lambda study, trial: optimize(study, quadratic, 1)])
+    assert {t.state.is_finished() for t in study.trials} == {True}
+
+
+def test_residents_of_one_lane_ask_by_turns(optimize):
+    def objective(trial):
+        values = [trial.suggest_float(f"x{number}", 0, 1) for number in range(20)]
+        for step in range(20):
+            trial.report(values[step], step)
+            trial.should_prune()
+        trial.set_user_attr("pid", os.getpid())
+        return sum(values)
+
+    study = optuna.create_study()
+    optimize(study, objective, n_trials=6, lanes=1, residents=3)
+    assert [t.state for t in study.trials] == [TrialState.COMPLETE] * 6
+    assert all(t.value == sum(t.params.values()) for t in study.trials)
+    assert len({t.user_attrs["pid"] for t in study.trials}) == 1
+
+
+def test_a_timeout_lets_running_trials_finish_and_begins_no_other(optimize):
+    def objective(trial):
+        time.sleep(0.4)
+        return 1.0
+
+    study = optuna.create_study()
+    optimize(study, objective, timeout=1, lanes=1)
+    assert 1 <= len(study.trials) <= 3
+    assert {t.state for t in study.trials} == {TrialState.COMPLETE}
+
+
+def test_what_a_trainable_of_cotune_calls_works_too(optimize, tmp_path):
+    def objective(trial):
+        assert cotune.device() == "cpu"
+        assert cotune.trial_id() == trial.number
+        assert cotune.shared("data", lambda: 5) == 5
+        trial.report(1.0, 0)
+        with cotune.checkpoint() as path:
+            (path / "state").write_text("saved")
+        print("printed")
+        assert (cotune.restore() / "state").read_text() == "saved"
+        cotune.report({"loss": 1.0})
+
+    with pytest.raises(cotune.InputError, match=r"trial\.report"):
+        optimize(optuna.create_study(), objective, n_trials=1, name="run")
+    folder = tmp_path / "runs" / "run" / "trials" / "0000"
+    assert (folder / "log.txt").read_text() == "printed\n"
+    assert "InputError" in (folder / "error.txt").read_text()
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"study": None}, "not an Optuna study"),
+        ({"objective": 3}, "cannot be called"),
+        ({"objective": lambda: 3}, "one argument"),
+        ({"n_trials": 0}, "n_trials=0"),
+        ({"n_trials": -1}, "n_trials=-1"),
+        ({"n_trials": "10"}, "n_trials='10'"),
+        ({"n_jobs": 4}, "lanes="),
+        ({"show_progress_bar": True}, "dashboard=True"),
+        ({"catch": 3}, "catch"),
+        ({"callbacks": 3}, "callbacks"),
+        ({"timeout": -3}, "timeout"),
+        ({"lanes": 0}, "lanes=0"),
+        ({"gpus": 99}, "gpu"),
+        ({"storage": "sqlite:///study.db"}, "create_study"),
+        ({"name": "a/b"}, "name="),
+    ],
+)
+def test_bad_input_is_refused_with_a_hint_before_anything_starts(tmp_path, change, says):
+    options = {"study": optuna.create_study(), "objective": quadratic, "n_trials": 3, "storage": tmp_path / "runs"}
+    with pytest.raises(cotune.InputError) as caught:
+        cotune.optimize(**{**options, **change})
+    assert says in str(caught.value)
+    assert caught.value.hint
+    assert not (tmp_path / "runs").exists()
