@@ -3,25 +3,35 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
-import re
 import secrets
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from datetime import datetime, timedelta
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cotune._arguments import (
+    MAX_RESIDENTS,
+    check_callbacks,
+    check_choice,
+    check_goal,
+    check_run_name,
+    checked_count,
+    checked_seconds,
+    checked_seed,
+    made_up,
+)
 from cotune.engines.base import Engine
 from cotune.engines.local import LocalEngine, LocalOptions
 from cotune.errors import InputError, RunError, RunNameInUse
 from cotune.packer import Packer, PackerOptions, Policy, make_policy
 from cotune.paths import RunFolder, default_storage
 from cotune.results import Results, TrialResult
+from cotune.run_lock import locked
 from cotune.search import PRUNERS, SAMPLERS
 from cotune.search.spaces import Space
 from cotune.sharing.devices import DeviceInfo, find_devices
@@ -33,12 +43,6 @@ if TYPE_CHECKING:
 
     from cotune.record import Saved
     from cotune.sweep import Sweep
-
-
-# Each keeps a file descriptor in every lane.
-MAX_RESIDENTS = 64
-# What any file system takes as the name of a folder, and nobody has to quote.
-_NAME = re.compile(r"\w[\w.+=@-]{0,127}")
 
 
 def run(
@@ -114,39 +118,40 @@ def run(
     kind = check_trainable(trainable)
     tree = Space(space)
     options = PackerOptions(
-        width=_count("lanes", lanes),
-        residents=_count("residents", residents, most=MAX_RESIDENTS) or 1,
+        width=checked_count("lanes", lanes),
+        residents=checked_count("residents", residents, most=MAX_RESIDENTS) or 1,
         policy=make_policy(policy),
-        max_failures=_count("max_failures", max_failures, least=0) or 0,
-        iteration_timeout=_seconds("iteration_timeout", iteration_timeout),
+        max_failures=checked_count("max_failures", max_failures, least=0) or 0,
+        iteration_timeout=checked_seconds("iteration_timeout", iteration_timeout),
     )
-    _check_names(metric, mode, name)
-    _check_choice("sampler", sampler, SAMPLERS)
-    _check_choice("pruner", pruner, PRUNERS)
-    _check_callbacks(callbacks)
-    budget = _seconds("time_budget", time_budget)
+    check_goal(metric, mode)
+    check_run_name(name)
+    check_choice("sampler", sampler, SAMPLERS)
+    check_choice("pruner", pruner, PRUNERS)
+    check_callbacks(callbacks)
+    budget = checked_seconds("time_budget", time_budget)
     is_grid = isinstance(sampler, str) and sampler.lower() == "grid"
     if is_grid:
         tree.grid()
     grid = tree.grid_size() if is_grid else None
-    wanted = _count("trials", trials)
+    wanted = checked_count("trials", trials)
     if wanted is None and budget is None and grid is None:
         raise InputError("neither trials= nor time_budget= says when to end", hint="pass trials=50, for example")
     if grid is not None:
         wanted = min(grid, wanted or grid)
-    _count("threads", threads)
+    checked_count("threads", threads)
     found = find_devices(gpus, devices, threads) if cluster is None else []
     _check_cluster(cluster, gpus, devices)
-    folder, saved = _open_run(name or _made_up(kind), storage, resume)
+    folder, saved = _open_run(name or made_up(kind), storage, resume)
     judged = pruner is not None and pruner != "none"
-    with _locked(folder):
+    with locked(folder):
         how = LocalOptions(metric, threads, lockstep, judged, residents=options.residents)
         engine = _engine(trainable, found, cluster, gpus, folder, how)
         try:
             # Optuna takes a while to import; the zygote starts meanwhile.
             sweep, finish = _assemble(
                 kind, tree, folder, saved, engine, Packer(options), metric=metric, mode=mode, trials=wanted,
-                sampler=sampler, pruner=pruner, seed=_seed(seed), budget=budget, lockstep=lockstep,
+                sampler=sampler, pruner=pruner, seed=checked_seed(seed), budget=budget, lockstep=lockstep,
                 callbacks=callbacks, dashboard=dashboard,
             )  # fmt: skip
             try:
@@ -278,28 +283,8 @@ def _open_run(name: str, storage: str | os.PathLike[str] | None, resume: bool) -
     from cotune.record import read_run
 
     # Only whoever holds the lock may read a consistent state.
-    with _locked(folder):
+    with locked(folder):
         return folder, read_run(folder)
-
-
-@contextlib.contextmanager
-def _locked(folder: RunFolder) -> Iterator[None]:
-    """Holds the run's lock, which ends with this process, however it ends."""
-    fd = os.open(folder.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            owner = os.read(fd, 32).decode(errors="replace").strip() or "unknown"
-            raise RunNameInUse(
-                f"run {folder.path.name!r} is running now, in process {owner}",
-                hint="wait for it, stop it, or choose another name=",
-            ) from error
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, str(os.getpid()).encode(), 0)
-        yield
-    finally:
-        os.close(fd)
 
 
 @contextlib.contextmanager
@@ -318,23 +303,6 @@ def _interrupts(sweep: Sweep) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _made_up(kind: str) -> str:
-    safe = "".join(letter if letter.isalnum() or letter in "-_" else "-" for letter in kind)
-    return f"{safe}-{datetime.now():%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
-
-
-def _check_names(metric: Any, mode: Any, name: Any) -> None:
-    if not isinstance(metric, str) or not metric:
-        raise InputError(f"metric={metric!r} is not a name", hint="name one of the metrics that the trainable reports")
-    if mode not in ("min", "max"):
-        raise InputError(f"mode={mode!r} is neither 'min' nor 'max'", hint="say which way is better")
-    if name is not None and not (isinstance(name, str) and _NAME.fullmatch(name)):
-        raise InputError(
-            f"name={name!r} cannot name a folder",
-            hint="use up to 128 letters, digits, . _ + = @ -, beginning with a letter or digit",
-        )
-
-
 def _check_cluster(cluster: Any, gpus: Any, devices: Any) -> None:
     if cluster is None:
         return
@@ -347,44 +315,3 @@ def _check_cluster(cluster: Any, gpus: Any, devices: Any) -> None:
         )
     if gpus is not None and (isinstance(gpus, bool) or not isinstance(gpus, int) or gpus < 0):
         raise InputError(f"gpus={gpus!r} is not a count", hint="on a cluster gpus= says how many, such as gpus=4")
-
-
-def _check_callbacks(callbacks: Any) -> None:
-    if not isinstance(callbacks, Iterable) or not all(map(callable, callbacks)):
-        raise InputError(f"callbacks={callbacks!r} is not a list of functions", hint="write callbacks=[function]")
-
-
-def _check_choice(what: str, value: Any, names: Sequence[str]) -> None:
-    """Refuses a name nobody knows before anything starts; objects are looked at once Optuna is loaded."""
-    if isinstance(value, str) and value.lower() not in names:
-        listed = ", ".join(map(repr, names))
-        raise InputError(f"{what}={value!r} is not a {what}", hint=f"known are {listed}; or pass an object of Optuna's")
-
-
-def _count(what: str, value: Any, least: int = 1, most: int | None = None) -> int | None:
-    if value is None:
-        return None
-    if type(value) is int and most is not None and value > most:
-        raise InputError(f"{what}={value} is too many", hint=f"pass {what}={most} or less")
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise InputError(
-            f"{what}={value!r} is not a number of {least} or more", hint=f"pass an int, such as {what}={max(least, 2)}"
-        )
-    return value
-
-
-def _seconds(what: str, value: Any) -> float | None:
-    if value is None:
-        return None
-    seconds = value.total_seconds() if isinstance(value, timedelta) else value
-    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 < seconds < float("inf"):
-        raise InputError(f"{what}={value!r} is not a time", hint=f"give seconds or a timedelta, such as {what}=3600")
-    return float(seconds)
-
-
-def _seed(seed: Any) -> int | None:
-    if seed is None:
-        return None
-    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**32:
-        raise InputError(f"seed={seed!r} is not an integer from 0 to 2**32 - 1", hint="pass seed=0, for example")
-    return seed

@@ -19,13 +19,22 @@ from typing import Any
 
 import optuna
 
-from cotune._run import _NAME, MAX_RESIDENTS, _check_callbacks, _count, _locked, _made_up, _seconds, _seed
+from cotune._arguments import (
+    MAX_RESIDENTS,
+    check_callbacks,
+    check_run_name,
+    checked_count,
+    checked_seconds,
+    checked_seed,
+    made_up,
+)
 from cotune.dashboard.views import make_view
 from cotune.engines.local import LocalEngine, LocalOptions
 from cotune.errors import InputError, RunError, RunNameInUse
 from cotune.event_log import EventLog, read_events
 from cotune.packer import Packer, PackerOptions, Policy, make_policy
 from cotune.paths import RunFolder, default_storage
+from cotune.run_lock import locked
 from cotune.search.lane_trial import StudyObjective, study_in_lane
 from cotune.search.study_search import StudySearch
 from cotune.sharing.devices import find_devices
@@ -91,20 +100,20 @@ def optimize(
     """
     caught = _check(study, objective, catch, name, unsupported)
     heard_by = tuple(callbacks) if isinstance(callbacks, Iterable) else callbacks or ()
-    _check_callbacks(heard_by)
+    check_callbacks(heard_by)
     options = PackerOptions(
-        width=_count("lanes", lanes),
-        residents=_count("residents", residents, most=MAX_RESIDENTS) or 1,
+        width=checked_count("lanes", lanes),
+        residents=checked_count("residents", residents, most=MAX_RESIDENTS) or 1,
         policy=make_policy(policy),
-        iteration_timeout=_seconds("iteration_timeout", iteration_timeout),
+        iteration_timeout=checked_seconds("iteration_timeout", iteration_timeout),
     )
-    wanted, seconds = _count("n_trials", n_trials), _seconds("timeout", timeout)
-    base = secrets.randbits(32) if seed is None else _seed(seed) or 0
-    found = find_devices(gpus, devices, _count("threads", threads))
+    wanted, seconds = checked_count("n_trials", n_trials), checked_seconds("timeout", timeout)
+    base = secrets.randbits(32) if seed is None else checked_seed(seed) or 0
+    found = find_devices(gpus, devices, checked_count("threads", threads))
     folder = _folder(study, name, storage)
     if dashboard is None:
         dashboard = optuna.logging.get_verbosity() > optuna.logging.INFO and sys.stderr.isatty()
-    with _locked(folder), _as_proxy(study), contextlib.ExitStack() as stack:
+    with locked(folder), _as_proxy(study), contextlib.ExitStack() as stack:
         trainable = StudyObjective(objective, len(study.directions))
         how = LocalOptions("", threads, judged=False, residents=options.residents, preload=(_LANE_MODULE,))
         engine = LocalEngine(trainable, found, folder.lanes, how)
@@ -238,7 +247,7 @@ def _folder(study: optuna.Study, name: str | None, storage: str | os.PathLike[st
             hint="it is where cotune keeps logs; give the study's own storage to optuna.create_study(storage=...)",
         )
     root = Path(storage if storage is not None else default_storage()).expanduser().absolute()
-    folder = RunFolder(root / (name or _made_up(study.study_name)))
+    folder = RunFolder(root / (name or made_up(study.study_name)))
     if folder.events.exists():
         first, _ = next(read_events(folder.events), ({}, b""))
         if first.get("study") != study.study_name:
@@ -265,8 +274,7 @@ def _check(study: Any, objective: Any, catch: Any, name: Any, unsupported: Mappi
     caught = tuple(catch) if isinstance(catch, Iterable) else (catch,)
     if not all(isinstance(kind, type) and issubclass(kind, BaseException) for kind in caught):
         raise InputError(f"catch={catch!r} are not exceptions", hint="write catch=(ValueError,)")
-    if name is not None and not (isinstance(name, str) and _NAME.fullmatch(name)):
-        raise InputError(f"name={name!r} cannot name a folder", hint="use letters, digits, . _ + = @ -")
+    check_run_name(name)
     return caught
 
 

@@ -16,7 +16,7 @@ PACKAGE = Path(cotune.__file__).parent
 LAYERS = [
     [{"errors", "demand", "trial", "paths", "session", "trainable"}],
     [{"packer"}, {"sharing"}, {"search"}],
-    [{"event_log", "results", "record"}],
+    [{"event_log", "results", "record", "run_lock", "_arguments"}],
     [{"engines"}, {"dashboard"}],
     [{"sweep"}],
     [{"_run", "optuna_study"}],

@@ -1,0 +1,79 @@
+"""Checking what was passed, for every front door: a wrong value is named before anything starts."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Iterable, Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+from cotune.errors import InputError
+
+# Each keeps a file descriptor in every lane.
+MAX_RESIDENTS = 64
+# What any file system takes as the name of a folder, and nobody has to quote.
+RUN_NAME = re.compile(r"\w[\w.+=@-]{0,127}")
+
+
+def made_up(kind: str) -> str:
+    """A name for a run that has none."""
+    safe = "".join(letter if letter.isalnum() or letter in "-_" else "-" for letter in kind)
+    return f"{safe}-{datetime.now():%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
+
+
+def checked_count(what: str, value: Any, least: int = 1, most: int | None = None) -> int | None:
+    if value is None:
+        return None
+    if type(value) is int and most is not None and value > most:
+        raise InputError(f"{what}={value} is too many", hint=f"pass {what}={most} or less")
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise InputError(
+            f"{what}={value!r} is not a number of {least} or more", hint=f"pass an int, such as {what}={max(least, 2)}"
+        )
+    return value
+
+
+def checked_seconds(what: str, value: Any) -> float | None:
+    """Seconds from a number or a timedelta."""
+    if value is None:
+        return None
+    seconds = value.total_seconds() if isinstance(value, timedelta) else value
+    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 < seconds < float("inf"):
+        raise InputError(f"{what}={value!r} is not a time", hint=f"give seconds or a timedelta, such as {what}=3600")
+    return float(seconds)
+
+
+def checked_seed(seed: Any) -> int | None:
+    if seed is None:
+        return None
+    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**32:
+        raise InputError(f"seed={seed!r} is not an integer from 0 to 2**32 - 1", hint="pass seed=0, for example")
+    return seed
+
+
+def check_choice(what: str, value: Any, names: Sequence[str]) -> None:
+    """Refuses a name nobody knows before anything starts; objects are looked at once Optuna is loaded."""
+    if isinstance(value, str) and value.lower() not in names:
+        listed = ", ".join(map(repr, names))
+        raise InputError(f"{what}={value!r} is not a {what}", hint=f"known are {listed}; or pass an object of Optuna's")
+
+
+def check_callbacks(callbacks: Any) -> None:
+    if not isinstance(callbacks, Iterable) or not all(map(callable, callbacks)):
+        raise InputError(f"callbacks={callbacks!r} is not a list of functions", hint="write callbacks=[function]")
+
+
+def check_goal(metric: Any, mode: Any) -> None:
+    if not isinstance(metric, str) or not metric:
+        raise InputError(f"metric={metric!r} is not a name", hint="name one of the metrics that the trainable reports")
+    if mode not in ("min", "max"):
+        raise InputError(f"mode={mode!r} is neither 'min' nor 'max'", hint="say which way is better")
+
+
+def check_run_name(name: Any) -> None:
+    if name is not None and not (isinstance(name, str) and RUN_NAME.fullmatch(name)):
+        raise InputError(
+            f"name={name!r} cannot name a folder",
+            hint="use up to 128 letters, digits, . _ + = @ -, beginning with a letter or digit",
+        )
