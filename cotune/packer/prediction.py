@@ -40,6 +40,11 @@ class Prediction:
         self._surprises = 0
         self._largest = 0.0
 
+    @property
+    def is_known(self) -> bool:
+        """Whether anything was measured."""
+        return self._largest > 0.0
+
     def observe(self, trial: int, features: Mapping[str, float], value: float) -> None:
         """Notes a measurement; a later one of the same trial replaces it."""
         value = max(float(value), self._floor)
@@ -63,7 +68,7 @@ class Prediction:
 
     def estimate(self, features: Mapping[str, float]) -> float | None:
         """The estimate with its margin, or None before the first measurement."""
-        if self._largest == 0.0:
+        if not self.is_known:
             return None
         if self._terms is None:
             return self._largest * MARGIN
@@ -127,6 +132,7 @@ class KindModel:
         self._persistent = Prediction(floor=MIB)
         self._ephemeral = Prediction(floor=MIB)
         self._seconds = Prediction(floor=0.001)
+        self._busy: float | None = None
 
     @property
     def version(self) -> int:
@@ -135,13 +141,19 @@ class KindModel:
     def observe_demand(self, trial: int, features: Mapping[str, float], demand: Demand) -> None:
         self._persistent.observe(trial, features, demand.persistent)
         self._ephemeral.observe(trial, features, demand.ephemeral)
+        if demand.busy is not None:
+            self._busy = demand.busy if self._busy is None else 0.9 * self._busy + 0.1 * demand.busy
 
     def observe_seconds(self, trial: int, features: Mapping[str, float], seconds: float) -> None:
         self._seconds.observe(trial, features, seconds)
 
+    @property
+    def knows_demand(self) -> bool:
+        return self._persistent.is_known
+
     def demand(self, features: Mapping[str, float]) -> Demand | None:
         persistent, ephemeral = self._persistent.estimate(features), self._ephemeral.estimate(features)
-        return None if persistent is None or ephemeral is None else Demand(int(persistent), int(ephemeral))
+        return None if persistent is None or ephemeral is None else Demand(int(persistent), int(ephemeral), self._busy)
 
     def seconds(self, features: Mapping[str, float]) -> float | None:
         return self._seconds.estimate(features)

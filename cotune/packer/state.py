@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 
 from cotune.demand import MIB, Demand
@@ -31,6 +31,11 @@ class Trial:
         had_all: This attempt began with a whole device and a clean lane.
         solo: It must have a lane for itself (two lanes died with it in them).
         overtaken: Trials that started while this one was first in line and did not fit.
+        group: As the policy has it, when it last waited.
+        exclusive: The policy wants no other lane beside it on its device.
+        hint: What its owner expects it to need, until it was measured.
+        seconds_hint: How long its owner expects it to take alone.
+        since: When it began to wait.
     """
 
     id: int
@@ -39,6 +44,11 @@ class Trial:
     features: Mapping[str, float]
     priority: float
     max_steps: int | None
+    hint: Demand | None = None
+    seconds_hint: float | None = None
+    since: float = 0.0
+    group: Hashable = None
+    exclusive: bool = False
     lane: Lane | None = None
     seen: Demand | None = None
     demand: Demand | None = None
@@ -64,11 +74,6 @@ class Trial:
     @property
     def wants_all(self) -> bool:
         return self.alone or self.oversized
-
-    @property
-    def size(self) -> int:
-        """Bytes by which waiting trials are compared: no larger one fits where this one does not."""
-        return 0 if self.expected is None or self.wants_all else self.expected.peak
 
     def with_floor(self, demand: Demand) -> Demand:
         """The demand, raised to what out-of-memory taught."""
@@ -140,15 +145,18 @@ class Device:
     """A device: capacity, lanes, width.
 
     Attributes:
+        number: Its place in the order in which devices were found.
         full: The largest capacity it was seen with: what it has when others use none of it.
         held: Sum of the quotas of its lanes, which never grows beyond `capacity`.
         context: Bytes of a bare lane here: a guess at first, then the largest measured.
         shared: Bytes of shared objects in a lane here, the largest seen.
+        room: The largest peak it has room for when nothing else runs here.
         holes: What fits here, as `Fitting` has worked it out; None after every change.
         reserved_for: The trial that has waited long enough for nothing else to start here.
     """
 
     name: str
+    number: int
     capacity: int
     context: int
     width: WidthControl
@@ -156,6 +164,7 @@ class Device:
     shared: int = 0
     held: int = 0
     lanes: dict[int, Lane] = field(default_factory=dict)
+    room: int = 0
     holes: tuple[int, int] | None = None
     reserved_for: Trial | None = None
 
@@ -166,6 +175,13 @@ class Device:
     @property
     def active(self) -> int:
         return sum(1 for lane in self.lanes.values() if lane.residents)
+
+    @property
+    def has_own_seat(self) -> bool:
+        """Whether another lane may run here."""
+        running = [lane for lane in self.lanes.values() if lane.residents]
+        exclusive = any(trial.exclusive for lane in running for trial in lane.residents.values())
+        return len(running) < self.width.width and not exclusive
 
     @property
     def idle(self) -> list[Lane]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from cotune.errors import InputError
-from cotune.packer.policies.base import Policy, Waiting
+from cotune.packer.policies.base import Candidate, Policy, Waiting
 from cotune.packer.policies.fifo import Fifo
 from cotune.packer.policies.makespan import Makespan
 
-__all__ = ["POLICIES", "Fifo", "Makespan", "Policy", "Waiting", "make_policy"]
+__all__ = ["POLICIES", "Candidate", "Fifo", "Makespan", "Policy", "Waiting", "make_policy"]
 
 POLICIES: dict[str, type[Policy]] = {policy.name: policy for policy in (Makespan, Fifo)}
 
