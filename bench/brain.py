@@ -98,7 +98,9 @@ class Body:
         batch = 2 ** self._random.uniform(0, 2)
         noise = self._random.uniform(0.9, 1.1)
         large = 3.0 if self._bound == "memory" else 0.2
-        job = Job(int(large * width * 0.3 * GIB * noise), int(large * width * batch * 0.2 * GIB * noise), 60 * width * noise)
+        job = Job(
+            int(large * width * 0.3 * GIB * noise), int(large * width * batch * 0.2 * GIB * noise), 60 * width * noise
+        )
         number = len(self._jobs)
         self._jobs[number] = job
         self._tell(TrialAdded(self._clock, number, "", {"width": width, "batch": batch}))
@@ -183,8 +185,9 @@ def main() -> int:
             row = measure(bound, devices, waiting, options.events, options.policy)
             rows.append(row)
             print(
-                "| {bound} | {devices:,} | {waiting:,} | {running:,} | {p50:.3f} | {p99:.3f} | {max:.2f} | {slowest} |"
-                .format(**row),
+                "| {bound} | {devices:,} | {waiting:,} | {running:,} | {p50:.3f} | {p99:.3f} | {max:.2f} | {slowest} |".format(
+                    **row
+                ),
                 flush=True,
             )
     flat = flatness()

@@ -16,6 +16,8 @@ from cotune.packer.state import Device, Lane, Trial, padded
 
 SHORT = 8
 
+_NOTHING = Demand(0, 0)
+
 
 @dataclass(frozen=True, slots=True)
 class Place:
@@ -210,13 +212,7 @@ class Fitting:
 
 def resident_demands(lane: Lane) -> list[Demand]:
     """What the residents need, margins included: as measured or, before that, as expected."""
-    nothing = Demand(0, 0)
-    return [needed(t, t.demand) if t.demand else t.expected or nothing for t in lane.residents.values()]
-
-
-def needed(trial: Trial, measured: Demand) -> Demand:
-    """What to set aside for a trial that was measured to need this much."""
-    return trial.with_floor(Demand(padded(measured.persistent), padded(measured.ephemeral), measured.busy))
+    return [trial.measured or trial.expected or _NOTHING for trial in lane.residents.values()]
 
 
 def _busy(trial: Trial) -> float:

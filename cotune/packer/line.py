@@ -7,13 +7,13 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from itertools import chain
 
-from cotune.packer.fitting import Fitting, needed
+from cotune.packer.fitting import Fitting
 from cotune.packer.policies import Policy, Waiting
 from cotune.packer.prediction import KindModel
 from cotune.packer.queue import Entry, Key, Mark, Queue
 from cotune.packer.state import Trial
 
-SORT_AT_ONCE = 8
+SORT_AT_ONCE = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,8 +134,10 @@ class Line:
         """Looks at a waiting trial anew; True if that changes its shape or size."""
         before = self._spots[trial.id]
         self.appraise(trial)
-        self.leave(trial)
         spot = self._spot(trial)
+        if (spot.shape, spot.size, spot.key) == (before.shape, before.size, before.key):
+            return False
+        self.leave(trial)
         self._put(trial, spot)
         return (spot.shape, spot.size) != (before.shape, before.size)
 
@@ -174,7 +176,8 @@ class Line:
     def appraise(self, trial: Trial) -> None:
         """Notes what is expected of the trial as of now."""
         known = trial.demand or trial.hint or self.model(trial).demand(trial.features)
-        trial.expected = expected = needed(trial, known) if known else None
+        trial.expected = expected = trial.needing(known) if known else None
+        trial.believe(trial.demand)
         trial.oversized = expected is not None and expected.peak > self._fitting.largest_room
 
     def view(self, trial: Trial) -> Waiting:

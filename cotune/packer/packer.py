@@ -29,6 +29,7 @@ STOP_GRACE = 5.0
 STOP_GRACE_SHARED = 30.0
 OVERDUE_FLOOR = 1800.0
 
+
 @dataclass(frozen=True, slots=True)
 class PackerOptions:
     """The brain's settings.
@@ -223,14 +224,17 @@ class Packer:
         persistent = max(before.persistent, event.persistent)
         peak = max(before.peak, event.persistent + event.ephemeral)
         trial.seen = Demand(persistent, peak - persistent, before.busy if event.busy is None else event.busy)
+        width, demand = device.width.width, trial.demand
         if trial.iterations >= PROBE_ITERATIONS or trial.demand is not None:
             self._believe(trial, lane)
         device.width.review(device.active, bool(self._line))
-        self._ledger.touch(device)
+        if trial.demand != demand or device.width.width != width:
+            self._ledger.touch(device)
 
     def _believe(self, trial: Trial, lane: Lane) -> None:
         """Takes what was seen of a trial for its demand, and acts on it."""
-        before, trial.demand = trial.demand, trial.seen
+        before = trial.demand
+        trial.believe(trial.seen)
         if trial.demand is None:
             return
         if before is None or trial.demand.peak != before.peak:

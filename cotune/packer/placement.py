@@ -183,17 +183,23 @@ class Placement:
             )
             if not found:
                 return
-            self._make_own_room(found)
+            if found.promised is None or not found.promised.is_returning:
+                self._make_own_room(found)
             limit = min(self._line.size(found) - 1, self._pool.roomiest_later)
 
     def _make_own_room(self, trial: Trial) -> bool:
         assert trial.expected is not None
         devices = self._pool.with_room_later(trial.expected.peak)
-        return self._make_room(self._fitting.short(trial, devices))
+        places = self._fitting.short(trial, devices)
+        trial.promised = self._make_room(places)
+        return trial.promised is not None
 
-    def _make_room(self, places: list[Place]) -> bool:
-        """Has the bytes returned that are missing at one of these places; False if nobody can return them."""
-        return any(self._ledger.reclaim(place.device, place.missing, keep=place.lane) for place in places)
+    def _make_room(self, places: list[Place]) -> Device | None:
+        """Has the bytes returned that are missing at one of these places; None if nobody can return them."""
+        for place in places:
+            if self._ledger.reclaim(place.device, place.missing, keep=place.lane):
+                return place.device
+        return None
 
     # ---- reservation
 
@@ -232,9 +238,9 @@ class Placement:
             found = self._fitting.find_whole(trial, [] if device.active else [device])
             place, short = (found, []) if isinstance(found, Place) else (None, found)
         else:
-            # Alone there is what it was kept free for; that it is meant to be exclusive was seen when it was tried.
-            place = self._fitting.find(trial, [device])
-            short = [] if place else self._fitting.short(trial, [device])
+            now, later = self._fitting.holes(device)
+            place = self._fitting.find(trial, [device]) if now >= trial.expected.peak else None
+            short = self._fitting.short(trial, [device]) if place is None and later >= trial.expected.peak else []
         if place is not None:
             self._start(trial, place)
         else:

@@ -24,9 +24,11 @@ class Trial:
     Attributes:
         seen: What was measured, over all attempts.
         demand: The same, once it can be relied on: None before the second iteration.
+        measured: `demand` with margins: what to set aside for it while it runs.
         expected: What to set aside for it, margins included, as last looked at; None if it must be probed.
         floor: Bytes it is known to need at least, since it ran out of memory with less.
         alone: It must have a device for itself (it ran out of memory twice).
+        promised: Where room was last asked for it.
         oversized: It is expected to exceed every device, and must have one for itself to prove it.
         had_all: This attempt began with a whole device and a clean lane.
         solo: It must have a lane for itself (two lanes died with it in them).
@@ -52,6 +54,8 @@ class Trial:
     lane: Lane | None = None
     seen: Demand | None = None
     demand: Demand | None = None
+    measured: Demand | None = None
+    promised: Device | None = None
     expected: Demand | None = None
     floor: int = 0
     alone: bool = False
@@ -74,6 +78,15 @@ class Trial:
     @property
     def wants_all(self) -> bool:
         return self.alone or self.oversized
+
+    def believe(self, demand: Demand | None) -> None:
+        """Takes this for its measured demand."""
+        self.demand = demand
+        self.measured = self.needing(demand) if demand else None
+
+    def needing(self, measured: Demand) -> Demand:
+        """What to set aside for it if it was measured to need this much."""
+        return self.with_floor(Demand(padded(measured.persistent), padded(measured.ephemeral), measured.busy))
 
     def with_floor(self, demand: Demand) -> Demand:
         """The demand, raised to what out-of-memory taught."""
@@ -175,6 +188,11 @@ class Device:
     @property
     def active(self) -> int:
         return sum(1 for lane in self.lanes.values() if lane.residents)
+
+    @property
+    def is_returning(self) -> bool:
+        """Whether memory that was asked back is still under way."""
+        return any(lane.closing or lane.asked < lane.quota for lane in self.lanes.values())
 
     @property
     def has_own_seat(self) -> bool:
