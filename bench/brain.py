@@ -184,12 +184,8 @@ def main() -> int:
             bystanders.look()
             row = measure(bound, devices, waiting, options.events, options.policy)
             rows.append(row)
-            print(
-                "| {bound} | {devices:,} | {waiting:,} | {running:,} | {p50:.3f} | {p99:.3f} | {max:.2f} | {slowest} |".format(
-                    **row
-                ),
-                flush=True,
-            )
+            figures = "{p50:.3f} | {p99:.3f} | {max:.2f} | {slowest} |".format(**row)
+            print(f"| {bound} | {devices:,} | {waiting:,} | {row['running']:,} | {figures}", flush=True)
     flat = flatness()
     print("\n| finished trials | mean us an event | p99 us |\n|---|---|---|")
     for part in flat:

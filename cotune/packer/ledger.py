@@ -19,6 +19,7 @@ class Ledger:
         lanes: By number, over all devices.
         pool: The devices where another trial could run.
         version: Counts changes to how large the largest device is.
+        stirred: Devices where something has changed, for whoever clears it.
         out: Instructions given and not yet taken away.
 
     Args:
@@ -30,6 +31,7 @@ class Ledger:
         self.lanes: dict[int, Lane] = {}
         self.pool = Pool(fitting)
         self.version = 0
+        self.stirred: set[Device] = set()
         self.out: list[do.Instruction] = []
         self._fitting = fitting
         self._opened = 0
@@ -57,6 +59,7 @@ class Ledger:
             return
         if device.held > device.capacity:
             self.reclaim(device, device.held - device.capacity, partly=True)
+        self.stirred.add(device)
         device.holes = None
         if device.room != device.full - device.context - device.shared:
             self._note_room(device)

@@ -92,6 +92,9 @@ class Packer:
         self._now = event.time
         self._handlers[type(event)](event)
         self._placement.place(is_idle=len(self._trials) == len(self._line))
+        if self._options.policy.preempts:
+            self._give_turns()
+        self._ledger.stirred.clear()
         out, self._ledger.out = self._ledger.out, []
         return out
 
@@ -170,6 +173,7 @@ class Packer:
             return
         self._placement.forget(device)
         for trial in self._ledger.remove(device):
+            self._options.policy.ended(trial.id, trial.group)
             self._retry_or_stop(trial, f"{event.device} is gone")
         if not self._ledger.devices:
             for trial in list(self._trials.values()):
@@ -214,7 +218,8 @@ class Packer:
         is_first = trial.iterations == 0
         trial.iterations += event.count
         trial.seconds += event.seconds
-        self._options.policy.ran(trial.group, event.seconds)
+        self._ledger.stirred.add(device)
+        self._options.policy.ran(trial.id, trial.group, event.seconds)
         if event.count:
             trial.longest = max(trial.longest, event.seconds / event.count)
         if not is_first:
@@ -378,6 +383,7 @@ class Packer:
         if lane is None:
             return
         for trial in self._ledger.forget(lane):
+            self._options.policy.ended(trial.id, trial.group)
             if trial.id == lane.overdue and trial.withdrawn_at is None:
                 reason = f"no iteration boundary in time (longest before: {trial.longest:.1f} s)"
                 self._failed(trial, "TrialOverdue", reason)
@@ -399,3 +405,16 @@ class Packer:
             trial.lane.least = 0
             del trial.lane.residents[trial.id]
             trial.lane = None
+            self._options.policy.ended(trial.id, trial.group)
+
+    def _give_turns(self) -> None:
+        """Where the policy preempts, the first of a lane's residents in its order has every turn."""
+        for lane in [lane for device in self._ledger.stirred for lane in device.lanes.values()]:
+            if len(lane.residents) < 2:
+                lane.turn = None
+                continue
+            views = [self._line.view(trial) for trial in lane.residents.values()]
+            first = min(views, key=self._options.policy.key).trial
+            if first != lane.turn:
+                lane.turn = first
+                self._ledger.out.append(do.GiveTurn(lane.id, first))

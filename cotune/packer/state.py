@@ -110,6 +110,7 @@ class Lane:
         served: A trial has ended in it.
         retiring: It takes no further trial and is closed when empty.
         overdue: The trial for whose sake it is being killed.
+        turn: The resident that was given every turn.
     """
 
     id: int
@@ -128,6 +129,7 @@ class Lane:
     retiring: bool = False
     closing: bool = False
     overdue: int | None = None
+    turn: int | None = None
 
     @property
     def base(self) -> int:

@@ -99,7 +99,8 @@ class WidthControl:
     def _accept(self) -> bool:
         """Ends a trial of a width that was measured: kept if it was worth it, else half as wide.
 
-        One lane more must add `gain` (5% by default) to the sum of speeds. A guess of several must leave each at least half its speed.
+        One lane more must add `gain` (5% by default) to the sum of speeds. A guess of several must leave each at
+        least half its speed.
         """
         before, width = self._trying_from, self.width
         self._trying_from = 0

@@ -9,7 +9,7 @@ from world import MIB, World
 
 from cotune.packer import events as ev
 from cotune.packer.packer import PackerOptions
-from cotune.packer.policies import make_policy
+from cotune.packer.policies import POLICIES, make_policy
 
 CONTEXT = 20 * MIB
 pick = st.integers(0, 1 << 16)
@@ -24,7 +24,7 @@ class Chaos(RuleBasedStateMachine):
         capacities=st.lists(st.sampled_from([300, 600, 1000]), min_size=1, max_size=3),
         width=st.sampled_from([None, 1, 2, 4]),
         residents=st.integers(1, 3),
-        policy=st.sampled_from(["makespan", "fifo"]),
+        policy=st.sampled_from(list(POLICIES)),
         max_failures=st.integers(0, 2),
         surprise=st.sampled_from([0, 0, 15]),
         patience=st.sampled_from([2, 8]),

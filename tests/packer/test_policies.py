@@ -43,4 +43,4 @@ def test_own_policy_is_taken_as_it_is() -> None:
 def test_unknown_policy_names_the_choice(wrong: object) -> None:
     with pytest.raises(InputError, match="is not a policy") as error:
         make_policy(wrong)  # type: ignore[arg-type]
-    assert "makespan, fifo" in error.value.hint
+    assert "makespan, fifo, srtf" in error.value.hint

@@ -306,6 +306,9 @@ class World:
                     self.lanes[lane].residents[trial] = job
             case do.StopTrial(trial):
                 self.jobs[trial].stopping = True
+            case do.GiveTurn(lane, trial):
+                assert trial in self.packer._ledger.lanes[lane].residents
+                assert len(self.packer._ledger.lanes[lane].residents) > 1
             case do.RetryTrial(trial):
                 assert self.where[trial] is not None, "retried though it did not run"
                 self.where[trial] = None
@@ -402,6 +405,10 @@ class World:
                     continue
                 free = device.capacity - sum(lane.quota for lane in lanes)
                 running = [lane for lane in lanes if lane.residents]
+                if any(other.exclusive for lane in running for other in lane.residents.values()):
+                    continue
+                if trial.exclusive and running:
+                    continue
                 if len(running) < device.width.width:
                     assert device.context + device.shared + demand.peak > free, f"{trial_id} fits a new lane"
                     for lane in lanes:

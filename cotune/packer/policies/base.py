@@ -81,14 +81,17 @@ class Policy(ABC):
         """Where a group stands now; that with the smallest goes first."""
         return 0.0
 
-    def joined(self, waiting: Waiting, group: Hashable) -> None:
+    def joined(self, waiting: Waiting, group: Hashable) -> None:  # noqa: B027
         """A trial waits."""
 
-    def left(self, waiting: Waiting, group: Hashable, started: bool) -> None:
+    def left(self, waiting: Waiting, group: Hashable, started: bool) -> None:  # noqa: B027
         """A trial waits no longer, since it starts or was withdrawn; `waiting` is what was said when it joined."""
 
-    def ran(self, group: Hashable, seconds: float) -> None:
-        """A trial of a group had a device for some seconds."""
+    def ran(self, trial: int, group: Hashable, seconds: float) -> None:  # noqa: B027
+        """A trial had a lane for some seconds."""
+
+    def ended(self, trial: int, group: Hashable) -> None:  # noqa: B027
+        """A trial is in a lane no longer."""
 
     def exclusive(self, waiting: Waiting, devices: int) -> bool:
         """Whether the trial should have a device to itself."""
