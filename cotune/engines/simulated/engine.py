@@ -103,7 +103,10 @@ class SimulatedEngine(Engine):
 
     def at(self, time: float, event: Happened) -> None:
         """Has something happen at a later time that the engine knows nothing of."""
-        self._later(time - self._time, self._out.append, event)
+        self._later(time - self._time, self._say, event)
+
+    def _say(self, event: Happened) -> None:
+        self._out.append(event)
 
     # ---- lanes
 
@@ -162,7 +165,7 @@ class SimulatedEngine(Engine):
         if place is None or place.gone:
             return
         work = self._model(spec)
-        run = Run(spec.trial, spec.attempt, work, place, self._costs.start + work.startup)
+        run = Run(spec.trial, spec.attempt, work, place, self._costs.start + work.startup, settled=self._time)
         done = self._saved.get(spec.trial, 0) if work.checkpoints else 0
         run.counted = done
         run.progress = done * work.step_seconds
@@ -184,6 +187,10 @@ class SimulatedEngine(Engine):
     def _reach(self, run: Run) -> None:
         """A trial has come to the boundary after iteration `run.goal`."""
         work, goal = run.work, run.goal
+        if run.is_starting:
+            run.is_starting = False
+            self._pace(run.place)
+            return
         if goal > run.counted and self._is_short(run):
             return
         is_report = run.reported < len(work.report_at) and goal == work.report_at[run.reported]
@@ -259,14 +266,14 @@ class SimulatedEngine(Engine):
     def _pace(self, place: Place) -> None:
         """Works out anew how fast the trials of a device run, and when each comes to its next boundary."""
         host = place.host
-        lanes = [lane for lane in host.places.values() if lane.moving()]
-        # Alone nothing slows a trial down, however busy it keeps the device.
-        speed = self._speed(sum(lane.busy() for lane in lanes)) if len(lanes) > 1 else 1.0
+        loads = [load for lane in host.places.values() if (load := lane.busy())]
+        # Alone nothing slows a trial down, however busy it keeps the device; nor while it starts up.
+        speed = self._speed(sum(loads)) if len(loads) > 1 else 1.0
         for lane in host.places.values():
             moving = lane.moving()
             for run in lane.runs.values():
                 share = 1.0 / len(moving) if run in moving else 0.0
-                self._set_pace(run, speed * share, share)
+                self._set_pace(run, share if run.is_starting else speed * share, share)
 
     def _set_pace(self, run: Run, rate: float, share: float) -> None:
         run.settle(self._time)
@@ -284,7 +291,8 @@ class SimulatedEngine(Engine):
         if version != run.version:
             return
         run.settle(self._time)
-        run.progress, run.startup = run.goal * run.work.step_seconds, 0.0
+        run.startup = 0.0
+        run.progress = run.goal * run.work.step_seconds
         run.booked = False
         self._reach(run)
         if self._runs.get(run.trial) is run:

@@ -55,7 +55,7 @@ class Place:
 
     def busy(self) -> float:
         moving = self.moving()
-        return sum(run.work.busy for run in moving) / max(len(moving), 1)
+        return sum(run.work.busy for run in moving if not run.is_starting) / max(len(moving), 1)
 
 
 @dataclass(slots=True, eq=False)
@@ -76,6 +76,7 @@ class Run:
         blocked: It waits for that.
         version: Counts changes of plan, so that an outdated one in the calendar is known.
         booked: A plan is in the calendar.
+        is_starting: It has not come to its first iteration, and does not use the device.
         settled: Up to when `progress` is right.
     """
 
@@ -99,6 +100,7 @@ class Run:
     version: int = 0
     booked: bool = False
     settled: float = 0.0
+    is_starting: bool = True
 
     @property
     def is_moving(self) -> bool:
@@ -123,6 +125,8 @@ class Run:
     def next_goal(self) -> int:
         """The next iteration after which something is to be done."""
         work, counted = self.work, self.counted
+        if self.is_starting:
+            return counted
         if self.stopping:
             step = work.step_seconds
             reached = math.floor(self.progress / step + 1e-9) if step > 0 else counted
