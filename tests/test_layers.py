@@ -18,8 +18,8 @@ LAYERS = [
     [{"packer"}, {"sharing"}, {"search"}],
     [{"event_log", "results", "record"}],
     [{"engines"}, {"dashboard"}],
-    [{"sweep"}],
-    [{"_run"}],
+    [{"sweep"}, {"simulation"}],
+    [{"_run"}, {"cli"}],
     [{"__init__"}],
     [{"testing"}],
 ]

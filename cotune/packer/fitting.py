@@ -7,7 +7,7 @@ back.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from cotune.demand import Demand, format_bytes
@@ -43,6 +43,7 @@ class Fitting:
     Attributes:
         largest: Bytes of the largest device when others use none of it.
         largest_room: The largest peak that any device has room for when nothing else runs there.
+        admits: Whether a trial should share a lane with those that are in it.
 
     Args:
         residents: Trials that may share a lane by turns.
@@ -52,6 +53,7 @@ class Fitting:
     def __init__(self, residents: int, policy: Policy) -> None:
         self.largest = 0
         self.largest_room = 0
+        self.admits: Callable[[Trial, Lane], bool] = lambda trial, lane: True
         self._residents = residents
         self._policy = policy
 
@@ -170,7 +172,7 @@ class Fitting:
         """Lanes on this device where the trial could take turns, room or not."""
         if not trial.solo:
             for lane in device.lanes.values():
-                if self._takes_resident(lane):
+                if self._takes_resident(lane) and self.admits(trial, lane):
                     yield self._place(device, lane, lane.need([*resident_demands(lane), demand]))
 
     def _place(self, device: Device, lane: Lane, need: int) -> Place:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from itertools import chain
 
+from cotune.demand import Demand
 from cotune.packer.fitting import Fitting
 from cotune.packer.policies import Policy, Waiting
 from cotune.packer.prediction import KindModel
@@ -14,6 +15,7 @@ from cotune.packer.queue import Entry, Key, Mark, Queue
 from cotune.packer.state import Trial
 
 SORT_AT_ONCE = 4
+HINTS_SHORT = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,8 @@ class Line:
         self._spots: dict[int, _Spot] = {}
         self._models: dict[str, KindModel] = {}
         self._version = 0
+        self._hints = self._short_hints = self._hint_version = 0
+        self._trusts_hints = True
         self._outdated: deque[Trial] = deque()
 
     def __len__(self) -> int:
@@ -150,7 +154,7 @@ class Line:
         Returns:
             Whether a part was left to be sorted.
         """
-        version += sum(model.version for model in self._models.values())
+        version += self._hint_version + sum(model.version for model in self._models.values())
         if version != self._version:
             self._version = version
             self._outdated = deque(entry[3] for entry in chain.from_iterable(self._queues.values()))
@@ -175,10 +179,29 @@ class Line:
 
     def appraise(self, trial: Trial) -> None:
         """Notes what is expected of the trial as of now."""
-        known = trial.demand or trial.hint or self.model(trial).demand(trial.features)
+        known = trial.demand or self._predicted(trial)
         trial.expected = expected = trial.needing(known) if known else None
         trial.believe(trial.demand)
         trial.oversized = expected is not None and expected.peak > self._fitting.largest_room
+
+    def judge_hint(self, trial: Trial, peak: int) -> None:
+        """Compares what was expected of a trial with what it was measured to need."""
+        if trial.hint is not None:
+            self._hints += 1
+            self._short_hints += peak > trial.needing(trial.hint).peak
+            trusts = self._short_hints <= max(2, HINTS_SHORT * self._hints)
+            self._hint_version += trusts != self._trusts_hints
+            self._trusts_hints = trusts
+
+    def _predicted(self, trial: Trial) -> Demand | None:
+        """Hints are believed until more than one in twenty was too low; then measured siblings are, once they do."""
+        hint, model = trial.hint, self.model(trial)
+        if hint is not None and self._trusts_hints:
+            return hint
+        known = model.demand(trial.features)
+        if hint is None or known is None or model.is_fitted:
+            return known or hint
+        return max(hint, known, key=lambda demand: demand.peak)
 
     def view(self, trial: Trial) -> Waiting:
         """The trial as a policy sees it."""

@@ -63,6 +63,8 @@ class Packer:
         self._placement = Placement(
             options.policy, options.residents, options.patience, self._ledger, self._line, self._fitting
         )
+        if options.policy.preempts:
+            self._fitting.admits = self._goes_before
         self._trials: dict[int, Trial] = {}
         self._withdrawn: dict[int, Trial] = {}
         self._arrivals = 0
@@ -242,6 +244,8 @@ class Packer:
         trial.believe(trial.seen)
         if trial.demand is None:
             return
+        if before is None:
+            self._line.judge_hint(trial, trial.demand.peak)
         if before is None or trial.demand.peak != before.peak:
             self._line.model(trial).observe_demand(trial.id, trial.features, trial.demand)
         if lane.device.active == 1 and len(lane.residents) == 1:
@@ -299,6 +303,8 @@ class Packer:
             return
         expected = trial.demand or trial.hint or self._line.model(trial).demand(trial.features)
         trial.alone = trial.alone or trial.out_of_memories > 1 or expected is None
+        if trial.demand is None:
+            self._line.judge_hint(trial, trial.floor)
         learnt = trial.with_floor(expected or Demand(0, 0))
         self._line.model(trial).observe_demand(trial.id, trial.features, learnt)
         self._retry_or_stop(trial, f"out of memory: {figures}")
@@ -406,6 +412,11 @@ class Packer:
             del trial.lane.residents[trial.id]
             trial.lane = None
             self._options.policy.ended(trial.id, trial.group)
+
+    def _goes_before(self, trial: Trial, lane: Lane) -> bool:
+        """Whether a trial would have the turn in this lane: else it would only take memory from those that would."""
+        key, view = self._options.policy.key, self._line.view
+        return key(view(trial)) < min(key(view(other)) for other in lane.residents.values())
 
     def _give_turns(self) -> None:
         """Where the policy preempts, the first of a lane's residents in its order has every turn."""

@@ -46,6 +46,10 @@ class Prediction:
         """Whether anything was measured."""
         return self._largest > 0.0
 
+    @property
+    def is_fitted(self) -> bool:
+        return self._terms is not None
+
     def observe(self, trial: int, features: Mapping[str, float], value: float) -> None:
         """Notes a measurement; a later one of the same trial replaces it."""
         value = max(float(value), self._floor)
@@ -157,6 +161,11 @@ class KindModel:
 
     def observe_seconds(self, trial: int, features: Mapping[str, float], seconds: float) -> None:
         self._seconds.observe(trial, features, seconds)
+
+    @property
+    def is_fitted(self) -> bool:
+        """Whether there are enough measurements to tell one trial from another."""
+        return self._persistent.is_fitted and self._ephemeral.is_fitted
 
     @property
     def knows_demand(self) -> bool:

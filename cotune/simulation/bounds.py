@@ -55,7 +55,8 @@ def lower_bounds(
     jobs = sorted(workload.jobs, key=lambda job: job.arrival)
     begin = jobs[0].arrival if jobs else 0.0
     counts = ran if ran is not None else [job.iterations for job in jobs]
-    seconds = [job.startup + count * job.step_seconds for job, count in zip(jobs, counts, strict=True)]
+    # What did not run at all, since it fits no device, takes no time.
+    seconds = [(job.startup + n * job.step_seconds) if n else 0.0 for job, n in zip(jobs, counts, strict=True)]
     # Only the iterations load the device; a start-up has it wait, but takes a lane and memory.
     loads = [count * job.step_seconds * job.busy for job, count in zip(jobs, counts, strict=True)]
     sizes = [(job.peak + workload.context) / room for job in jobs]

@@ -89,8 +89,9 @@ class Notes:
         self._open[trial] = device, lane, time
         self.ran[trial] = 0
 
-    def progressed(self, trial: int, count: int) -> None:
+    def progressed(self, trial: int, count: int, seconds: float) -> None:
         job = self._jobs[trial]
+        self._held += seconds * job.ephemeral
         self.ran[trial] += count
         self._used += count * job.step_seconds * job.busy
 
@@ -99,7 +100,7 @@ class Notes:
         if trial not in self._open:
             return
         device, lane, start = self._open.pop(trial)
-        self._held += (time - start) * self._jobs[trial].peak
+        self._held += (time - start) * self._jobs[trial].persistent
         self._counts[how] = self._counts.get(how, 0) + 1
         if self._keep:
             self.segments.append(Segment(trial, device, lane, start, time, how))

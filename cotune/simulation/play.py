@@ -143,7 +143,7 @@ class _Player:
         if isinstance(event, TrialAdded):
             self._coming = False
         elif isinstance(event, IterationsDone):
-            self._notes.progressed(event.trial, event.count)
+            self._notes.progressed(event.trial, event.count, event.seconds)
         elif isinstance(event, TrialEnded):
             self._notes.left(event.trial, event.time, event.outcome)
         self._feed(event)

@@ -416,7 +416,7 @@ class World:
                             room = lane.quota - lane.context - lane.shared - lane.residue + free
                             assert free < 0 or demand.peak > room, f"{trial_id} fits idle lane {lane.id}"
                     continue
-                for lane in [] if pending else running:
+                for lane in [] if pending or self.options.policy.preempts else running:
                     others = list(lane.residents.values())
                     measured = [t.demand for t in others if t.demand and not t.alone and not t.solo]
                     if trial.solo or lane.retiring or len(measured) < len(others):
