@@ -55,17 +55,17 @@ def _of(model: Model, seconds: float, arrival: float = 0.0) -> Job:
 
 def salus_100(dice: random.Random, count: int) -> Workload:
     """The mix of training jobs on one GPU."""
-    sigma, mean = 1.3, 303.0 * 60 / 100
-    jobs = []
-    for _ in range(count):
-        seconds = mean * math.exp(dice.gauss(-sigma * sigma / 2, sigma))
-        jobs.append(_of(dice.choice(MODELS), min(max(seconds, 60.0), 7200.0)))
+    models = [dice.choice(MODELS) for _ in range(count)]
+    lengths = [math.exp(dice.gauss(0, 1.3)) for _ in range(count)]
+    left = 303 * 60 * count / 100 - sum(model.startup for model in models)
+    unit = left / sum(lengths)
+    jobs = [_of(model, model.startup + unit * length) for model, length in zip(models, lengths, strict=True)]
     return Workload(
         "salus-100",
         jobs,
         "Salus, MLSys'20, section 5.1: 100 jobs of 33 measured model and batch pairs, 303 minutes in all. Assumed: "
-        "all there at the beginning; log-normal durations from 1 minute to 2 hours, whose spread (sigma 1.3) follows "
-        "from the printed averages, so the gain of SRTF over FIFO tests the brain, not the shape.",
+        "all there at the beginning; log-normal training times whose spread (sigma 1.3) follows from the printed "
+        "averages, so the gain of SRTF over FIFO tests the brain, not the shape.",
     )
 
 

@@ -86,9 +86,7 @@ class _Player:
         capacity = setting.capacity or workload.capacity
         found = devices(setting.devices, capacity, workload.context, setting.max_width)
         self._engine = SimulatedEngine(found, self._work, setting.costs)
-        options = PackerOptions(
-            width=setting.width, residents=setting.residents, policy=make_policy(setting.policy)
-        )
+        options = PackerOptions(width=setting.width, residents=setting.residents, policy=make_policy(setting.policy))
         self._packer = Packer(options)
         self._notes = Notes(self._jobs, capacity, setting.devices, setting.keep)
         self._next = 0

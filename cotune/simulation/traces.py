@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from cotune.demand import MIB
+from cotune.demand import GIB, MIB
 from cotune.engines.simulated import slowdown
 from cotune.errors import InputError
 from cotune.paths import RunFolder
@@ -85,7 +85,7 @@ def from_gavel(trace: Path, pairs: Path, gpu: str = "v100") -> Workload:
     """Gavel's makespan trace (OSDI'20), with the measured throughputs of single jobs and pairs on one kind of GPU.
 
     What a job uses of the device follows from how much the pairs it is in were slowed down. Its memory is not in the
-    trace: any two fit, as in Gavel. Jobs of several GPUs are left out.
+    trace: any two fit and no three, as in Gavel. Jobs of several GPUs are left out.
 
     Args:
         trace: `minimize_makespan.trace`, tab-separated.
@@ -100,12 +100,12 @@ def from_gavel(trace: Path, pairs: Path, gpu: str = "v100") -> Workload:
             continue
         steps, name = int(fields[5]), fields[0]
         seconds = steps / alone[name]
-        jobs.append(
-            Job(_STEPS, seconds / _STEPS, 0, 15 * 512 * MIB, busy[name], 0.0, float(fields[-1]), name)
-        )
+        jobs.append(Job(_STEPS, seconds / _STEPS, 0, 6 * GIB, busy[name], 0.0, float(fields[-1]), name))
     if not jobs:
         raise InputError(f"{trace} has no job of one GPU that {pairs} knows", hint="give Gavel's files")
-    note = f"Gavel, OSDI'20, minimize_makespan.trace on a {gpu}: {len(jobs)} jobs; memory assumed: any two fit"
+    note = (
+        f"Gavel, OSDI'20, minimize_makespan.trace on a {gpu}: {len(jobs)} jobs; memory assumed: two fit, three do not"
+    )
     return Workload(f"gavel-{gpu}", jobs, note, context=256 * MIB)
 
 
