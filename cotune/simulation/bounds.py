@@ -20,7 +20,7 @@ class Bounds:
         chain: The last arrival of work and the longest trial.
         device_time: All work over what all devices can do at best when shared.
         memory: All bytes times seconds over all memory.
-        large: The same with sizes rounded by dual feasible functions, which know that two large ones do not fit at once.
+        large: The same with sizes rounded by dual feasible functions, which know that two large ones do not fit.
         lanes: All seconds over all lanes.
     """
 

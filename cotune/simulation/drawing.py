@@ -38,7 +38,7 @@ def _mark(segments: Sequence[Segment], start: float, end: float) -> str:
 
 
 def chrome_trace(segments: Sequence[Segment]) -> dict[str, Any]:
-    """The segments in Chrome's trace format: a process a device, a thread a lane; for `chrome://tracing` or Perfetto."""
+    """The segments as a Chrome trace (for `chrome://tracing` or Perfetto): a process a device, a thread a lane."""
     devices = {name: number for number, name in enumerate(sorted({segment.device for segment in segments}), start=1)}
     events: list[dict[str, Any]] = [
         {"ph": "M", "name": "process_name", "pid": number, "tid": 0, "args": {"name": name}}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from cotune.demand import Demand
@@ -60,7 +60,7 @@ class Setting:
     error: float | None = 0.0
     ahead: int = 10_000
     seed: int = 0
-    costs: Costs = Costs()
+    costs: Costs = field(default_factory=Costs)
     keep: bool = True
 
 
