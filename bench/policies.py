@@ -22,6 +22,7 @@ from typing import Any
 
 from _common import Bystanders, describe, machine, write_json
 
+from cotune.engines.simulated import Costs
 from cotune.packer import POLICIES
 from cotune.simulation import GENERATORS, Job, Setting, Workload, lower_bounds, make_workload, simulate
 from cotune.simulation.models import MODELS
@@ -185,7 +186,9 @@ def million(count: int = 1_000_000) -> None:
     """Simulates a million trials, and says how long that took."""
     workload = make_workload("hpo", 0, count)
     began = time.perf_counter()
-    outcome = simulate(workload, Setting(devices=8, keep=False, ahead=1000))
+    outcome = simulate(
+        workload, Setting(devices=8, width=4, keep=False, ahead=1000, costs=Costs(start=0.0, progress=1))
+    )
     taken = time.perf_counter() - began
     print(
         f"\n{count:,} trials on 8 devices: {taken:.0f} s ({1e6 * taken / count:.0f} us a trial, {outcome.events:,} "

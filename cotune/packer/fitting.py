@@ -57,21 +57,24 @@ class Fitting:
         self._residents = residents
         self._policy = policy
 
-    def has_seat(self, device: Device) -> bool:
-        """Whether another trial could run on the device, as far as lanes go."""
-        return device.has_own_seat or any(self._takes_resident(lane) for lane in device.lanes.values())
+    def takes_resident(self, device: Device) -> bool:
+        """Whether a lane here takes another resident, as far as numbers go."""
+        return self._residents > 1 and any(self._takes_resident(lane) for lane in device.lanes.values())
 
     def seats(self, device: Device) -> int:
         """How many more trials could run on the device, as far as lanes go; memory may allow fewer."""
         running = [len(lane.residents) for lane in device.lanes.values() if lane.residents]
+        if self._residents == 1:
+            return max(0, device.width.width - len(running))
         return max(0, device.width.width - len(running)) * self._residents + sum(self._residents - n for n in running)
 
     def slack(self, lane: Lane) -> int:
         """Bytes the lane holds and its trials do not need."""
-        if lane.closing or lane.asked < lane.quota or lane.is_probing or lane.quota <= lane.base:
+        if lane.closing or lane.asked < lane.quota or lane.quota <= lane.base:
             return 0
-        if any(trial.alone for trial in lane.residents.values()):
-            return 0
+        for trial in lane.residents.values():
+            if trial.alone or trial.is_probe:
+                return 0
         spare = lane.quota - max(lane.need(resident_demands(lane)), lane.least)
         return spare if spare > max(padded(0), lane.quota // 50) else 0
 
@@ -149,8 +152,10 @@ class Fitting:
 
     def shared_hole(self, device: Device) -> int:
         """The most persistent bytes that a further resident of a lane here could have; negative if none takes one."""
+        if not self.takes_resident(device):
+            return -1
         lanes = [lane for lane in device.lanes.values() if self._takes_resident(lane)]
-        room = max((lane.quota - lane.need(resident_demands(lane)) for lane in lanes), default=-1 - device.free)
+        room = max(lane.quota - lane.need(resident_demands(lane)) for lane in lanes)
         return room + device.free if device.free >= 0 else -1
 
     def _candidate(self, device: Device, trial: Trial) -> Candidate:

@@ -43,12 +43,15 @@ class Pool:
         self._counted[device.name] = seats, device.width.width
         self.seats += seats
         self.breadth += device.width.width
-        if self._fitting.has_seat(device):
+        if not seats:
+            return
+        own = device.has_own_seat
+        if own or self._fitting.takes_resident(device):
             self.with_seat[device.name] = device
-        if device.reserved_for is not None or not seats:
+        if device.reserved_for is not None:
             return
         kept = self._kept[device.name]
-        if device.has_own_seat:
+        if own:
             now, later = self._fitting.holes(device)
             active = device.active
             self._keep(kept, self._now.setdefault(active, []), (now, device.number, device))

@@ -152,6 +152,8 @@ class Lane:
         """Salus's safety condition for one lane: persistent bytes add up, ephemeral ones are shared."""
         if not demands:
             return self.base
+        if len(demands) == 1:
+            return self.base + demands[0].peak
         return self.base + sum(d.persistent for d in demands) + max(d.ephemeral for d in demands)
 
 
@@ -199,9 +201,14 @@ class Device:
     @property
     def has_own_seat(self) -> bool:
         """Whether another lane may run here."""
-        running = [lane for lane in self.lanes.values() if lane.residents]
-        exclusive = any(trial.exclusive for lane in running for trial in lane.residents.values())
-        return len(running) < self.width.width and not exclusive
+        running = 0
+        for lane in self.lanes.values():
+            if lane.residents:
+                running += 1
+                for trial in lane.residents.values():
+                    if trial.exclusive:
+                        return False
+        return running < self.width.width
 
     @property
     def idle(self) -> list[Lane]:

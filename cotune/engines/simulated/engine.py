@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from cotune.engines.base import Engine
-from cotune.engines.simulated.lanes import Host, Place, Run
+from cotune.engines.simulated.lanes import Host, Place, Run, busy
 from cotune.engines.simulated.model import Costs, Ending, Work, slowdown
 from cotune.packer import events as ev
 from cotune.packer import instructions as do
@@ -170,6 +170,7 @@ class SimulatedEngine(Engine):
         run.counted = done
         run.progress = done * work.step_seconds
         run.reported = bisect_right(work.report_at, done)
+        run.is_starting = run.startup > 0
         run.every = max(1, work.iterations // max(self._costs.progress, 1))
         self._runs[spec.trial] = place.runs[spec.trial] = run
         self._pace(place)
@@ -182,6 +183,7 @@ class SimulatedEngine(Engine):
         if run.blocked:
             self._finish(run, Outcome.STOPPED)
         else:
+            run.booked = False
             self._pace(run.place)
 
     def _reach(self, run: Run) -> None:
@@ -265,21 +267,20 @@ class SimulatedEngine(Engine):
 
     def _pace(self, place: Place) -> None:
         """Works out anew how fast the trials of a device run, and when each comes to its next boundary."""
-        host = place.host
-        loads = [load for lane in host.places.values() if (load := lane.busy())]
+        lanes = [(lane, lane.moving()) for lane in place.host.places.values()]
+        loads = [load for _, moving in lanes if (load := busy(moving))]
         # Alone nothing slows a trial down, however busy it keeps the device; nor while it starts up.
         speed = self._speed(sum(loads)) if len(loads) > 1 else 1.0
-        for lane in host.places.values():
-            moving = lane.moving()
+        for lane, moving in lanes:
             for run in lane.runs.values():
                 share = 1.0 / len(moving) if run in moving else 0.0
                 self._set_pace(run, share if run.is_starting else speed * share, share)
 
     def _set_pace(self, run: Run, rate: float, share: float) -> None:
+        if rate == run.rate and run.booked:
+            return
         run.settle(self._time)
         goal = run.next_goal()
-        if (rate, goal) == (run.rate, run.goal) and run.booked:
-            return
         run.rate, run.share, run.goal = rate, share, goal
         run.version += 1
         run.booked = rate > 0.0

@@ -45,17 +45,15 @@ class Place:
 
     def moving(self) -> list[Run]:
         """The residents that share the turns."""
-        if not self.ready or self.gone:
+        if not self.ready or self.gone or not self.runs:
             return []
+        if len(self.runs) == 1:
+            return [run for run in self.runs.values() if run.is_moving]
         runs = [run for run in self.runs.values() if run.is_moving]
         if len(runs) < len(self.runs) and any(run.hung_since is not None for run in self.runs.values()):
             return []
         given = [run for run in runs if run.trial == self.given]
         return given or runs
-
-    def busy(self) -> float:
-        moving = self.moving()
-        return sum(run.work.busy for run in moving if not run.is_starting) / max(len(moving), 1)
 
 
 @dataclass(slots=True, eq=False)
@@ -135,3 +133,8 @@ class Run:
         if self.reported < len(work.report_at):
             goal = min(goal, work.report_at[self.reported])
         return min(goal, work.iterations)
+
+
+def busy(moving: list[Run]) -> float:
+    """What the residents of a lane use of the device, turn by turn."""
+    return sum(run.work.busy for run in moving if not run.is_starting) / len(moving) if moving else 0.0
