@@ -97,6 +97,8 @@ class Placement:
             found, short = self._fitting.find(trial, devices), self._fitting.short(trial, devices)
         if found is not None:
             return "its turn has not come"
+        if trial.exclusive:
+            return "its policy wants a device without other lanes for it, and none is unused"
         reason = self._fitting.explain(trial, devices)
         for place in short:
             lanes = (lane for lane in place.device.lanes.values() if lane is not place.lane)

@@ -63,6 +63,7 @@ class Chaos(RuleBasedStateMachine):
         explained=st.booleans(),
         seconds=st.sampled_from([0.5, 1.0, 3.0]),
         busy=st.sampled_from([None, 0.2, 0.6, 1.0]),
+        hint=st.sampled_from([None, None, 0.6, 1.0, 1.5]),
     )
     def add(
         self,
@@ -75,6 +76,7 @@ class Chaos(RuleBasedStateMachine):
         explained: bool,
         seconds: float,
         busy: float | None,
+        hint: float | None,
     ) -> None:
         features = {"size": float(persistent)} if explained else {}
         self.world.add(
@@ -88,6 +90,7 @@ class Chaos(RuleBasedStateMachine):
             kind=kind,
             features=features,
             priority=priority,
+            hint=hint,
         )
         self.count += 1
 

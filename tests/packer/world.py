@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from cotune.demand import MIB
+from cotune.demand import MIB, Demand
 from cotune.packer import events as ev
 from cotune.packer import instructions as do
 from cotune.packer.events import Outcome
@@ -136,10 +136,16 @@ class World:
         kind: str = "",
         features: dict[str, float] | None = None,
         priority: float = 0.0,
+        hint: float | None = None,
     ) -> list[do.Instruction]:
+        """A trial; with `hint`, its owner expects it to need that many times what it will."""
         self.jobs[trial] = Job(trial, persistent, ephemeral, steps, late, seconds, busy)
         self.where[trial] = None
-        return self.send(ev.TrialAdded(self.time, trial, kind, features or {}, priority))
+        expected = Demand(int(persistent * hint), int(ephemeral * hint)) if hint else None
+        length = steps * seconds * hint if hint else None
+        return self.send(
+            ev.TrialAdded(self.time, trial, kind, features or {}, priority, expected=expected, seconds=length)
+        )
 
     def withdraw(self, trial: int) -> list[do.Instruction]:
         return self.send(ev.TrialWithdrawn(self.time, trial))
