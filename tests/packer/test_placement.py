@@ -143,10 +143,10 @@ def test_every_policy_finishes_everything(name: str, residents: int) -> None:
     world = World(PackerOptions(policy=policy, residents=residents, patience=3))
     world.device("gpu 0", GIB, CONTEXT)
     world.device("gpu 1", GIB // 2, CONTEXT)
-    for trial in range(30):
+    for trial in range(16):
         if trial % 2:
-            hinted(world, trial, 50 + trial * 20, seconds=float(trial % 7 + 1))
+            hinted(world, trial, 50 + trial * 35, seconds=float(trial % 7 + 1))
         else:
-            world.add(trial, (50 + trial * 20) * MIB, features={"size": float(trial)}, kind="ab"[trial % 4 // 2])
+            world.add(trial, (50 + trial * 35) * MIB, features={"size": float(trial)}, kind="ab"[trial % 4 // 2])
     world.run(rounds=3000)
-    assert len(world.concluded) == 30
+    assert len(world.concluded) == 16

@@ -90,14 +90,14 @@ def test_asha_keeps_the_best_third() -> None:
 @pytest.mark.parametrize("policy", list(POLICIES))
 def test_every_policy_plays_every_shape_of_workload(policy: str) -> None:
     for name in ("salus-100", "tiresias-60", "asha"):
-        workload = make_workload(name, jobs=40)
+        workload = make_workload(name, jobs=15)
         outcome = simulate(workload, Setting(devices=2, policy=policy, residents=2, error=0.3))
         figures = outcome.figures
         assert figures.failed == 0
         assert figures.makespan >= lower_bounds(workload, 2, ran=outcome.ran).best
         assert figures.fill < 1.0
         last = [segment for segment in outcome.segments if segment.how in ("done", "stopped")]
-        assert sorted(segment.trial for segment in last) == list(range(40))
+        assert sorted(segment.trial for segment in last) == list(range(15))
 
 
 @pytest.mark.parametrize("setting", [Setting(devices=0), Setting(ahead=0), Setting(capacity=0)])
