@@ -90,7 +90,8 @@ def run(
         lanes: Trials that run at once on each device; found by measuring if left out.
         residents: Trials that may share a lane by turns.
         threads: Threads of one operation in a trial; 1 on CPU devices if left out.
-        policy: Which waiting trial goes first: `makespan` (the default), `fifo`, or a `Policy`.
+        policy: Which waiting trial goes first: `makespan` (the default), `fifo`, `srtf`, `fair`, `pack`, `horus`,
+            `gandiva`, `fluid` (see docs/scheduling.md), or a `Policy`.
         sampler: `tpe` (the default), `random`, `grid`, or any Optuna sampler.
         pruner: `asha`, `hyperband`, `median`, or any Optuna pruner; none if left out.
         seed: Makes suggestions and every trial repeatable (suggestions exactly with `lanes=1, lockstep=True`).

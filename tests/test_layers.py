@@ -18,8 +18,8 @@ LAYERS = [
     [{"packer"}, {"sharing"}, {"search"}],
     [{"event_log", "results", "record", "run_lock", "_arguments"}],
     [{"engines"}, {"dashboard"}],
-    [{"sweep"}],
-    [{"_run", "optuna_study"}],
+    [{"sweep"}, {"simulation"}],
+    [{"_run", "optuna_study"}, {"cli"}],
     [{"__init__"}],
     [{"testing"}],
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
 from cotune.packer import DeviceFound, Event, Instruction
 from cotune.trial import Question, Report, TrialSpec
@@ -28,7 +29,7 @@ class Engine(ABC):
         """
 
     @abstractmethod
-    def poll(self, timeout: float) -> list[Event | Report | Question]:
+    def poll(self, timeout: float) -> Sequence[Event | Report | Question]:
         """What happened, in order; waits up to `timeout` seconds for something to happen."""
 
     @abstractmethod

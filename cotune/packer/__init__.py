@@ -20,6 +20,7 @@ from cotune.packer.events import (
 from cotune.packer.instructions import (
     CloseLane,
     ConcludeTrial,
+    GiveTurn,
     Instruction,
     OpenLane,
     ResizeLane,
@@ -28,10 +29,11 @@ from cotune.packer.instructions import (
     StopTrial,
 )
 from cotune.packer.packer import Packer, PackerOptions
-from cotune.packer.policies import Policy, make_policy
+from cotune.packer.policies import POLICIES, Policy, make_policy
 from cotune.packer.snapshot import DeviceView, LaneView, PackerView, WaitingView
 
 __all__ = [
+    "POLICIES",
     "CloseLane",
     "ConcludeTrial",
     "DeviceChanged",
@@ -39,6 +41,7 @@ __all__ = [
     "DeviceLost",
     "DeviceView",
     "Event",
+    "GiveTurn",
     "Instruction",
     "IterationsDone",
     "LaneHolds",

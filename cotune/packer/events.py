@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from cotune.demand import Demand
+
 
 class Outcome(StrEnum):
     """How one attempt at a trial ended."""
@@ -63,6 +65,8 @@ class TrialAdded(Event):
         features: Numeric hyperparameters, from which the demand is predicted.
         priority: Higher goes first, before everything the policy looks at.
         max_steps: Iterations it will run, where that is declared.
+        expected: What its owner expects it to need, margin not included; believed until it was measured.
+        seconds: How long its owner expects it to take alone.
     """
 
     trial: int
@@ -70,6 +74,8 @@ class TrialAdded(Event):
     features: Mapping[str, float] = field(default_factory=dict)
     priority: float = 0.0
     max_steps: int | None = None
+    expected: Demand | None = None
+    seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,16 +1,22 @@
 """Lane fitting: where, if anywhere, a trial fits now.
 
-Salus's search (MLSys'20, section 3.3: open, best fit, resize, wait) over the lanes of all devices. We differ in
-that a warm idle lane goes before a new one, and that room others hold without needing it is asked back.
+Salus's search (MLSys'20, section 3.3: open, best fit, resize, wait) over the lanes of the devices that `Pool` hands
+it. We differ in that a warm idle lane goes before a new one, and that room others hold without needing it is asked
+back.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from cotune.demand import Demand, format_bytes
+from cotune.packer.policies import Candidate, Policy
 from cotune.packer.state import Device, Lane, Trial, padded
+
+SHORT = 8
+
+_NOTHING = Demand(0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,33 +31,50 @@ class Place:
     quota: int
     missing: int = 0
 
+    @property
+    def growth(self) -> int:
+        """Bytes that the lane takes on top of what it has."""
+        return self.quota - (self.lane.quota if self.lane else 0)
+
 
 class Fitting:
     """Answers where a trial fits.
 
     Attributes:
         largest: Bytes of the largest device when others use none of it.
+        largest_room: The largest peak that any device has room for when nothing else runs there.
+        admits: Whether a trial should share a lane with those that are in it.
 
     Args:
         residents: Trials that may share a lane by turns.
+        policy: May have a say in which of several devices is taken.
     """
 
-    def __init__(self, residents: int) -> None:
+    def __init__(self, residents: int, policy: Policy) -> None:
         self.largest = 0
+        self.largest_room = 0
+        self.admits: Callable[[Trial, Lane], bool] = lambda trial, lane: True
         self._residents = residents
+        self._policy = policy
 
-    def has_seat(self, device: Device) -> bool:
-        """Whether another trial could run on the device, as far as lanes go."""
-        if device.active < device.width.width:
-            return True
+    def takes_resident(self, device: Device) -> bool:
+        """Whether a lane here takes another resident, as far as numbers go."""
         return self._residents > 1 and any(self._takes_resident(lane) for lane in device.lanes.values())
+
+    def seats(self, device: Device) -> int:
+        """How many more trials could run on the device, as far as lanes go; memory may allow fewer."""
+        running = [len(lane.residents) for lane in device.lanes.values() if lane.residents]
+        if self._residents == 1:
+            return max(0, device.width.width - len(running))
+        return max(0, device.width.width - len(running)) * self._residents + sum(self._residents - n for n in running)
 
     def slack(self, lane: Lane) -> int:
         """Bytes the lane holds and its trials do not need."""
-        if lane.closing or lane.asked < lane.quota or lane.is_probing or lane.quota <= lane.base:
+        if lane.closing or lane.asked < lane.quota or lane.quota <= lane.base:
             return 0
-        if any(trial.alone for trial in lane.residents.values()):
-            return 0
+        for trial in lane.residents.values():
+            if trial.alone or trial.is_probe:
+                return 0
         spare = lane.quota - max(lane.need(resident_demands(lane)), lane.least)
         return spare if spare > max(padded(0), lane.quota // 50) else 0
 
@@ -63,41 +86,39 @@ class Fitting:
         """Whether the device would do for the trial if nothing else ran there."""
         return self._needs(trial, device) <= device.capacity or (trial.oversized and self.is_whole(device.capacity))
 
-    def find(self, trial: Trial, devices: Iterable[Device], share: bool = False) -> Place | list[Place]:
-        """Where the trial fits now, or else the places that would do once other lanes returned memory.
+    def find(self, trial: Trial, devices: Iterable[Device], share: bool = False) -> Place | None:
+        """Where the trial fits now.
 
         Args:
-            trial: A waiting trial.
-            devices: Those with a seat that are not reserved for another trial.
+            trial: A waiting trial that does not want all of a device.
+            devices: Those to look at; among equals the first is taken.
             share: Look at lanes that run other trials, not at idle and new ones.
         """
-        if trial.expected is None or trial.wants_all:
-            return self._find_whole(trial, devices)
-        demand, peak = trial.expected, trial.expected.peak
-        best: tuple[tuple[int, int], Place] | None = None
-        short: list[Place] = []
+        demand = trial.expected
+        assert demand is not None
+        best: tuple[tuple[float, int, int], Place] | None = None
         for device in devices:
-            if not share:
-                now, later = self.holes(device)
-                if peak > now and (peak > later or best is not None):
-                    continue
             places = list((self._shared_places if share else self._places)(trial, demand, device))
-            place = min(places, key=lambda place: place.missing, default=None)
+            place = min(places, key=lambda place: (place.missing, place.growth), default=None)
             if place is not None and place.missing <= 0:
-                extra = place.quota - (place.lane.quota if place.lane else 0)
-                rank = (device.active, extra)
+                cost = self._policy.cost(self._candidate(device, trial)) if self._policy.places else 0.0
+                rank = (cost, device.active, place.growth)
                 if best is None or rank < best[0]:
                     best = rank, place
-            elif best is None:
-                short += places
-        if best is not None:
-            return best[1]
-        return sorted(short, key=lambda place: (place.device.reserved_for is not trial, place.missing))
+        return best[1] if best else None
+
+    def short(self, trial: Trial, devices: Iterable[Device], share: bool = False) -> list[Place]:
+        """Where it would fit once other lanes returned memory, what is kept free for it and misses least first."""
+        demand = trial.expected
+        assert demand is not None
+        find = self._shared_places if share else self._places
+        places = [place for device in devices for place in find(trial, demand, device) if place.missing > 0]
+        return sorted(places, key=lambda place: (place.device.reserved_for is not trial, place.missing))
 
     def explain(self, trial: Trial, devices: list[Device]) -> str:
         """Why a trial that `find` has no place for must wait, with figures."""
         if trial.expected is not None and not trial.wants_all:
-            roomy = [device for device in devices if device.active < device.width.width]
+            roomy = [device for device in devices if device.has_own_seat]
             if not roomy:
                 return "every lane is taken"
             best = max(roomy, key=lambda device: max(self.holes(device)[0], device.free))
@@ -120,7 +141,7 @@ class Fitting:
         """The largest peak for which a lane of its own is there now, and once all that is not needed was returned."""
         if device.holes is None:
             device.holes = -1, -1
-            if device.active < device.width.width:
+            if device.has_own_seat:
                 idle, bare = device.idle, device.context + device.shared
                 room = max([-bare, *(lane.quota - lane.base for lane in idle)]) + device.free
                 running = [lane for lane in device.lanes.values() if lane.residents and not lane.closing]
@@ -129,9 +150,24 @@ class Fitting:
                 device.holes = room if device.free >= 0 else -1, max(room, returned)
         return device.holes
 
+    def shared_hole(self, device: Device) -> int:
+        """The most persistent bytes that a further resident of a lane here could have; negative if none takes one."""
+        if not self.takes_resident(device):
+            return -1
+        lanes = [lane for lane in device.lanes.values() if self._takes_resident(lane)]
+        room = max(lane.quota - lane.need(resident_demands(lane)) for lane in lanes)
+        return room + device.free if device.free >= 0 else -1
+
+    def _candidate(self, device: Device, trial: Trial) -> Candidate:
+        running = [other for lane in device.lanes.values() for other in lane.residents.values()]
+        needs = sum(demand.peak for lane in device.lanes.values() for demand in resident_demands(lane))
+        busy = sum(_busy(other) for other in running) + _busy(trial)
+        peak = trial.expected.peak if trial.expected else 0
+        return Candidate((needs + peak) / max(device.capacity, 1), busy)
+
     def _places(self, trial: Trial, demand: Demand, device: Device) -> Iterator[Place]:
         """Lanes of its own that the trial could have on this device, room or not."""
-        if device.active < device.width.width:
+        if device.has_own_seat and not (trial.exclusive and device.active):
             for lane in device.idle:
                 yield self._place(device, lane, lane.need([demand]))
             fresh = device.context + device.shared + demand.peak
@@ -141,18 +177,26 @@ class Fitting:
         """Lanes on this device where the trial could take turns, room or not."""
         if not trial.solo:
             for lane in device.lanes.values():
-                if self._takes_resident(lane):
+                if self._takes_resident(lane) and self.admits(trial, lane):
                     yield self._place(device, lane, lane.need([*resident_demands(lane), demand]))
 
     def _place(self, device: Device, lane: Lane, need: int) -> Place:
         quota = max(need, lane.asked)
         return Place(device, lane, quota, max(quota - lane.quota, 0) - device.free)
 
-    def _find_whole(self, trial: Trial, devices: Iterable[Device]) -> Place | list[Place]:
-        """A device for the trial alone, with all its memory; the largest first."""
+    def find_whole(self, trial: Trial, unused: Iterable[Device]) -> Place | list[Place]:
+        """A device for the trial alone, with all its memory, or else those where idle lanes must return it first.
+
+        Args:
+            trial: A waiting trial.
+            unused: Devices where nothing runs, the largest first.
+        """
         short: list[Place] = []
-        unused = [device for device in devices if not device.active and self.suits(trial, device)]
-        for device in sorted(unused, key=lambda device: -device.capacity):
+        for device in unused:
+            if not self.suits(trial, device):
+                continue
+            if len(short) == SHORT:
+                break
             lane = min(device.idle, key=lambda lane: lane.residue, default=None)
             if lane is not None and lane.residue and trial.wants_all:
                 lane = None
@@ -166,18 +210,18 @@ class Fitting:
 
     def _takes_resident(self, lane: Lane) -> bool:
         return (
-            0 < len(lane.residents) < self._residents
+            self._residents > 1
+            and 0 < len(lane.residents) < self._residents
             and lane.is_open
-            and not any(t.solo or t.alone or t.is_probe for t in lane.residents.values())
+            and not any(t.solo or t.alone or t.exclusive or t.is_probe for t in lane.residents.values())
         )
 
 
 def resident_demands(lane: Lane) -> list[Demand]:
     """What the residents need, margins included: as measured or, before that, as expected."""
-    nothing = Demand(0, 0)
-    return [needed(t, t.demand) if t.demand else t.expected or nothing for t in lane.residents.values()]
+    return [trial.measured or trial.expected or _NOTHING for trial in lane.residents.values()]
 
 
-def needed(trial: Trial, measured: Demand) -> Demand:
-    """What to set aside for a trial that was measured to need this much."""
-    return trial.with_floor(Demand(padded(measured.persistent), padded(measured.ephemeral), measured.busy))
+def _busy(trial: Trial) -> float:
+    known = trial.demand or trial.expected
+    return known.busy or 0.0 if known else 0.0

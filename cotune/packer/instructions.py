@@ -54,6 +54,17 @@ class StopTrial(Instruction):
 
 
 @dataclass(frozen=True, slots=True)
+class GiveTurn(Instruction):
+    """Let one resident of a lane have every turn until it leaves; the others keep what they hold between iterations.
+
+    Only given where the policy preempts. A body that cannot may ignore it, and residents take turns.
+    """
+
+    lane: int
+    trial: int
+
+
+@dataclass(frozen=True, slots=True)
 class RetryTrial(Instruction):
     """For the owner's information: the attempt is over, the trial waits for another one."""
 

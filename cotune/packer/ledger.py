@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from cotune.packer import instructions as do
 from cotune.packer.fitting import Fitting, resident_demands
+from cotune.packer.pool import Pool
 from cotune.packer.state import Device, Lane, Trial
 
 
@@ -16,9 +17,9 @@ class Ledger:
     Attributes:
         devices: By name.
         lanes: By number, over all devices.
-        with_seat: The devices where another trial could run as far as lanes go.
-        version: Counts changes to which devices there are and how large they are.
-        news: Whether something may fit since it was last set to False that did not before.
+        pool: The devices where another trial could run.
+        version: Counts changes to how large the largest device is.
+        stirred: Devices where something has changed, for whoever clears it.
         out: Instructions given and not yet taken away.
 
     Args:
@@ -28,28 +29,27 @@ class Ledger:
     def __init__(self, fitting: Fitting) -> None:
         self.devices: dict[str, Device] = {}
         self.lanes: dict[int, Lane] = {}
-        self.with_seat: dict[str, Device] = {}
+        self.pool = Pool(fitting)
         self.version = 0
-        self.news = False
+        self.stirred: set[Device] = set()
         self.out: list[do.Instruction] = []
         self._fitting = fitting
         self._opened = 0
 
     def add(self, device: Device) -> None:
         self.devices[device.name] = device
-        self._note_largest()
+        self._note_room(device)
         self.touch(device)
 
     def change(self, device: Device, capacity: int) -> None:
         device.capacity = capacity
         device.full = max(device.full, capacity)
-        self._note_largest()
         self.touch(device)
 
     def remove(self, device: Device) -> list[Trial]:
         """Forgets a device with its lanes; gives the trials that ran there."""
         del self.devices[device.name]
-        self.with_seat.pop(device.name, None)
+        self.pool.remove(device)
         self._note_largest()
         return [trial for lane in list(device.lanes.values()) for trial in self.forget(lane)]
 
@@ -59,18 +59,21 @@ class Ledger:
             return
         if device.held > device.capacity:
             self.reclaim(device, device.held - device.capacity, partly=True)
-        before, device.holes = device.holes, None
-        if not self.news:
-            holes = self._fitting.holes(device)
-            self.news = before is None or holes[0] > before[0] or holes[1] > before[1]
-        if self._fitting.has_seat(device):
-            self.with_seat[device.name] = device
-        else:
-            self.with_seat.pop(device.name, None)
+        self.stirred.add(device)
+        device.holes = None
+        if device.room != device.full - device.context - device.shared:
+            self._note_room(device)
+        self.pool.update(device)
+
+    def _note_room(self, device: Device) -> None:
+        device.room = device.full - device.context - device.shared
+        self._note_largest()
 
     def _note_largest(self) -> None:
-        self.version += 1
-        self._fitting.largest = max((device.full for device in self.devices.values()), default=0)
+        largest = max((device.full for device in self.devices.values()), default=0)
+        room = max((device.room for device in self.devices.values()), default=-1)
+        self.version += (largest, room) != (self._fitting.largest, self._fitting.largest_room)
+        self._fitting.largest, self._fitting.largest_room = largest, room
 
     # ---- lanes
 
@@ -153,6 +156,7 @@ class Ledger:
         under_way = sum(lane.returning for lane in lanes)
         slacks = {lane.id: self._fitting.slack(lane) for lane in lanes}
         idle = [lane for lane in device.idle if lane is not keep]
+        said = len(self.out)
         possible = under_way + sum(slacks.values()) + sum(lane.asked - slacks[lane.id] for lane in idle)
         if possible < wanted and not partly:
             return False
@@ -165,5 +169,7 @@ class Ledger:
                 under_way += lane.asked
                 lane.closing = True
                 self.out.append(do.CloseLane(lane.id))
-        device.holes = None
+        if len(self.out) > said:
+            device.holes = None
+            self.pool.update(device)
         return possible >= wanted

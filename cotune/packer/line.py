@@ -2,18 +2,53 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from itertools import chain
 
-from cotune.packer.fitting import needed
+from cotune.demand import Demand
+from cotune.packer.fitting import Fitting
 from cotune.packer.policies import Policy, Waiting
 from cotune.packer.prediction import KindModel
-from cotune.packer.state import Device, Trial
+from cotune.packer.queue import Entry, Key, Mark, Queue
+from cotune.packer.state import Trial
 
-SORT_AT_ONCE = 16
+SORT_AT_ONCE = 4
+HINTS_SHORT = 0.05
 
-_Key = tuple[float, ...]
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What trials that wait have in common: one that does not fit rules out all of its shape that are no smaller.
+
+    Attributes:
+        wants: `lane`, or all of a device, as a `probe`, `alone` or `oversized`.
+        kind: Of probes, which need the same.
+        group: As the policy has it.
+    """
+
+    wants: str
+    kind: str
+    group: Hashable
+
+    @property
+    def whole(self) -> bool:
+        return self.wants != "lane"
+
+
+# Up to which size, and behind which entry, to look among trials of a shape.
+Bound = Callable[[Shape], tuple[float, Mark | None]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Spot:
+    """Where a trial stands in the line."""
+
+    shape: Shape
+    key: Key
+    size: int
+    waiting: Waiting
 
 
 class Line:
@@ -21,67 +56,115 @@ class Line:
 
     Args:
         policy: Orders trials of the same priority.
-        devices: Where they may run.
+        fitting: Knows how large a trial may be.
+        by_persistent: Whether the size of a trial is what it holds all the time (it may share the rest with others),
+            instead of its peak.
     """
 
-    def __init__(self, policy: Policy, devices: Mapping[str, Device]) -> None:
+    def __init__(self, policy: Policy, fitting: Fitting, by_persistent: bool = False) -> None:
         self._policy = policy
-        self._devices = devices
-        self._entries: list[tuple[_Key, int, int, Trial]] = []
-        self._sizes: list[tuple[int, int]] = []
-        self._keys: dict[int, tuple[_Key, int]] = {}
+        self._fitting = fitting
+        self._by_persistent = by_persistent
+        self._queues: dict[Shape, Queue] = {}
+        self._spots: dict[int, _Spot] = {}
         self._models: dict[str, KindModel] = {}
         self._version = 0
+        self._hints = self._short_hints = self._hint_version = 0
+        self._trusts_hints = True
         self._outdated: deque[Trial] = deque()
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self._spots)
 
-    def __iter__(self) -> Iterator[tuple[int, Trial]]:
-        """Those that wait now, with their sizes, whatever joins or leaves meanwhile."""
-        for _, _, size, trial in list(self._entries):
-            yield size, trial
+    def __contains__(self, trial: Trial) -> bool:
+        return trial.id in self._spots
 
-    @property
-    def smallest(self) -> int:
-        """The size of the smallest trial."""
-        return self._sizes[0][0]
+    def head(self) -> Trial | None:
+        """The first in line."""
+        return self.next(lambda shape: (float("inf"), None))
+
+    def next(self, bound: Bound) -> Trial | None:
+        """The first in line within the bounds."""
+        best: tuple[tuple[float, ...], Entry] | None = None
+        for shape, queue in self._queues.items():
+            entry = queue.first(*bound(shape))
+            if entry is not None:
+                order = self._order(shape.group, entry)
+                if best is None or order < best[0]:
+                    best = order, entry
+        return best[1][3] if best else None
 
     def first(self, count: int) -> list[Trial]:
-        return [entry[3] for entry in self._entries[:count]]
+        """Some of the line, in order."""
+        found: list[tuple[tuple[float, ...], Trial]] = []
+        for shape, queue in self._queues.items():
+            mark = None
+            for _ in range(count):
+                entry = queue.first(float("inf"), mark)
+                if entry is None:
+                    break
+                mark = entry[:2]
+                found.append((self._order(shape.group, entry), entry[3]))
+        return [trial for _, trial in sorted(found, key=lambda item: item[0])[:count]]
+
+    def shape(self, trial: Trial) -> Shape:
+        """The shape of a waiting trial."""
+        return self._spots[trial.id].shape
+
+    def mark(self, trial: Trial) -> Mark:
+        """The place of a waiting trial among those of its shape."""
+        return self._spots[trial.id].key, trial.arrival
+
+    def size(self, trial: Trial) -> int:
+        """The bytes by which a waiting trial is compared with those of its shape."""
+        return self._spots[trial.id].size
 
     def join(self, trial: Trial) -> None:
         self.appraise(trial)
-        key, size = self._keys[trial.id] = self._key(trial), trial.size
-        insort(self._entries, (key, trial.arrival, size, trial))
-        insort(self._sizes, (size, trial.arrival))
+        self._put(trial, self._spot(trial))
 
-    def leave(self, trial: Trial) -> None:
+    def leave(self, trial: Trial, started: bool = False) -> None:
         """Takes the trial out, if it is in."""
-        if trial.id in self._keys:
-            key, size = self._keys.pop(trial.id)
-            del self._entries[bisect_left(self._entries, (key, trial.arrival), key=lambda entry: entry[:2])]
-            del self._sizes[bisect_left(self._sizes, (size, trial.arrival))]
+        spot = self._spots.pop(trial.id, None)
+        if spot is None:
+            return
+        queue = self._queues[spot.shape]
+        queue.remove((spot.key, trial.arrival))
+        if not queue:
+            del self._queues[spot.shape]
+        self._policy.left(spot.waiting, spot.shape.group, started)
 
-    def sort(self, version: int) -> Iterator[Trial]:
+    def refresh(self, trial: Trial) -> bool:
+        """Looks at a waiting trial anew; True if that changes its shape or size."""
+        before = self._spots[trial.id]
+        self.appraise(trial)
+        spot = self._spot(trial)
+        if (spot.shape, spot.size, spot.key) == (before.shape, before.size, before.key):
+            return False
+        self.leave(trial)
+        self._put(trial, spot)
+        return (spot.shape, spot.size) != (before.shape, before.size)
+
+    def sort(self, version: int) -> bool:
         """Brings the order up to date, a part of a long line at a time, when what it rests on has changed.
 
         Args:
             version: Of the devices; that of the predictions comes on top.
 
-        Yields:
-            Trials that were looked at anew.
+        Returns:
+            Whether a part was left to be sorted.
         """
-        version += sum(model.version for model in self._models.values())
+        version += self._hint_version + sum(model.version for model in self._models.values())
         if version != self._version:
             self._version = version
-            self._outdated = deque(entry[3] for entry in self._entries)
+            self._outdated = deque(entry[3] for entry in chain.from_iterable(self._queues.values()))
+        if not self._outdated:
+            return False
         for _ in range(min(len(self._outdated), SORT_AT_ONCE)):
             trial = self._outdated.popleft()
-            if trial.id in self._keys:
-                self.leave(trial)
-                self.join(trial)
-                yield trial
+            if trial in self:
+                self.refresh(trial)
+        return True
 
     def model(self, trial: Trial) -> KindModel:
         """What is known of trials of its kind."""
@@ -90,15 +173,73 @@ class Line:
             model = self._models[trial.kind] = KindModel()
         return model
 
+    def is_known(self, kind: str) -> bool:
+        """Whether trials of this kind need no probe any more."""
+        return kind in self._models and self._models[kind].knows_demand
+
     def appraise(self, trial: Trial) -> None:
         """Notes what is expected of the trial as of now."""
-        known = trial.demand or self.model(trial).demand(trial.features)
-        trial.expected = expected = needed(trial, known) if known else None
-        trial.oversized = expected is not None and all(
-            device.context + device.shared + expected.peak > device.full for device in self._devices.values()
-        )
+        known = trial.demand or self._predicted(trial)
+        trial.expected = expected = trial.needing(known) if known else None
+        trial.believe(trial.demand)
+        trial.oversized = expected is not None and expected.peak > self._fitting.largest_room
 
-    def _key(self, trial: Trial) -> _Key:
-        seconds = self.model(trial).seconds(trial.features) if self._policy.uses_predictions else None
-        waiting = Waiting(trial.id, trial.arrival, seconds, trial.expected.peak if trial.expected else None)
-        return (-trial.priority, *self._policy.key(waiting))
+    def judge_hint(self, trial: Trial, peak: int) -> None:
+        """Compares what was expected of a trial with what it was measured to need."""
+        if trial.hint is not None:
+            self._hints += 1
+            self._short_hints += peak > trial.needing(trial.hint).peak
+            trusts = self._short_hints <= max(2, HINTS_SHORT * self._hints)
+            self._hint_version += trusts != self._trusts_hints
+            self._trusts_hints = trusts
+
+    def _predicted(self, trial: Trial) -> Demand | None:
+        """Hints are believed until more than one in twenty was too low; then measured siblings are, once they do."""
+        hint, model = trial.hint, self.model(trial)
+        if hint is not None and self._trusts_hints:
+            return hint
+        known = model.demand(trial.features)
+        if hint is None or known is None or model.is_fitted:
+            return known or hint
+        return max(hint, known, key=lambda demand: demand.peak)
+
+    def view(self, trial: Trial) -> Waiting:
+        """The trial as a policy sees it."""
+        left = self._seconds_left(trial) if self._policy.uses_predictions else None
+        expected = trial.expected
+        need, busy = (expected.peak, expected.busy) if expected else (None, None)
+        return Waiting(trial.id, trial.arrival, left, need, trial.kind, busy, trial.since, trial.seconds)
+
+    def _seconds_left(self, trial: Trial) -> float | None:
+        if trial.max_steps and trial.iterations:
+            return max(trial.max_steps - trial.iterations, 0) * trial.seconds / trial.iterations
+        whole = trial.seconds_hint
+        if whole is None:
+            whole = self.model(trial).seconds(trial.features)
+        return None if whole is None else max(whole - trial.seconds, whole / 100)
+
+    def _spot(self, trial: Trial) -> _Spot:
+        waiting = self.view(trial)
+        group = trial.group = self._policy.group(waiting)
+        expected = trial.expected
+        if expected is None:
+            shape, size = Shape("probe", trial.kind, group), 0
+        elif trial.wants_all:
+            shape, size = Shape("alone" if trial.alone else "oversized", "", group), expected.peak
+        else:
+            size = expected.persistent if self._by_persistent else expected.peak
+            shape = Shape("lane", "", group)
+        return _Spot(shape, (-trial.priority, *self._policy.key(waiting)), size, waiting)
+
+    def _put(self, trial: Trial, spot: _Spot) -> None:
+        self._spots[trial.id] = spot
+        queue = self._queues.get(spot.shape)
+        if queue is None:
+            queue = self._queues[spot.shape] = Queue()
+        queue.add(spot.key, spot.size, trial)
+        self._policy.joined(spot.waiting, spot.shape.group)
+
+    def _order(self, group: Hashable, entry: Entry) -> tuple[float, ...]:
+        """The place of an entry among those of all shapes: priority, rank of its group, key, arrival."""
+        key, arrival, _, _ = entry
+        return (key[0], self._policy.rank(group), *key[1:], arrival)

@@ -6,8 +6,7 @@ run exactly this code. One `handle()` call brings the state up to date and then 
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,9 +14,10 @@ from cotune.demand import Demand, format_bytes
 from cotune.packer import events as ev
 from cotune.packer import instructions as do
 from cotune.packer.events import Outcome
-from cotune.packer.fitting import Fitting, Place
+from cotune.packer.fitting import Fitting
 from cotune.packer.ledger import Ledger
 from cotune.packer.line import Line
+from cotune.packer.placement import Placement
 from cotune.packer.policies import Makespan, Policy
 from cotune.packer.snapshot import DeviceView, LaneView, PackerView, WaitingView
 from cotune.packer.state import Device, Lane, Trial
@@ -28,9 +28,6 @@ LEAK_GROWTH = 64 << 20
 STOP_GRACE = 5.0
 STOP_GRACE_SHARED = 30.0
 OVERDUE_FLOOR = 1800.0
-
-# Such events free no room by themselves; if one does all the same, the holes of its device tell.
-_QUIET = (ev.TrialAdded, ev.IterationsDone, ev.LaneReady, ev.LaneHolds, ev.LaneQuiet, ev.Tick)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,15 +56,20 @@ class Packer:
     """Decides which trial runs where, in which lane, with which quota, and what happens when that goes wrong."""
 
     def __init__(self, options: PackerOptions | None = None) -> None:
-        self._options = options or PackerOptions()
-        self._fitting = Fitting(self._options.residents)
+        self._options = options = options or PackerOptions()
+        self._fitting = Fitting(options.residents, options.policy)
         self._ledger = Ledger(self._fitting)
-        self._line = Line(self._options.policy, self._ledger.devices)
+        self._line = Line(options.policy, self._fitting, by_persistent=options.residents > 1)
+        self._placement = Placement(
+            options.policy, options.residents, options.patience, self._ledger, self._line, self._fitting
+        )
+        if options.policy.preempts:
+            self._fitting.admits = self._goes_before
         self._trials: dict[int, Trial] = {}
+        self._withdrawn: dict[int, Trial] = {}
         self._arrivals = 0
-        self._reserved: Device | None = None
-        self._too_large = math.inf
-        self._unprobed: set[str] = set()
+        self._found = 0
+        self._now = 0.0
         self._handlers: dict[type[ev.Event], Callable[[Any], None]] = {
             ev.DeviceFound: self._device_found,
             ev.DeviceChanged: self._device_changed,
@@ -89,9 +91,12 @@ class Packer:
 
         Events about lanes and trials that are gone already are ignored: a body may report late.
         """
-        self._ledger.news = self._options.residents > 1 or not isinstance(event, _QUIET)
+        self._now = event.time
         self._handlers[type(event)](event)
-        self._place_waiting()
+        self._placement.place(is_idle=len(self._trials) == len(self._line))
+        if self._options.policy.preempts:
+            self._give_turns()
+        self._ledger.stirred.clear()
         out, self._ledger.out = self._ledger.out, []
         return out
 
@@ -109,17 +114,12 @@ class Packer:
     @property
     def seats(self) -> int:
         """How many more trials could run at once as far as lanes go; memory may allow fewer."""
-        per_lane = self._options.residents
-        total = 0
-        for device in self._ledger.devices.values():
-            total += max(0, device.width.width - device.active) * per_lane
-            total += sum(per_lane - len(lane.residents) for lane in device.lanes.values() if lane.residents)
-        return total
+        return self._ledger.pool.seats
 
     @property
     def breadth(self) -> int:
         """Trials that run at once when every lane is taken."""
-        return sum(device.width.width for device in self._ledger.devices.values()) * self._options.residents
+        return self._ledger.pool.breadth * self._options.residents
 
     def lane_of(self, trial: int) -> tuple[int, str] | None:
         """The lane and device a trial runs in."""
@@ -133,7 +133,7 @@ class Packer:
     def why_waiting(self, trial: int) -> str | None:
         """Why a trial waits, with figures; None if it does not."""
         state = self._trials.get(trial)
-        return self._why(state) if state and state.lane is None else None
+        return self._placement.why(state) if state and state.lane is None else None
 
     def snapshot(self, max_waiting: int = 8) -> PackerView:
         devices = tuple(
@@ -149,7 +149,7 @@ class Packer:
             )
             for device in self._ledger.devices.values()
         )
-        waiting = tuple(WaitingView(trial.id, self._why(trial)) for trial in self._line.first(max_waiting))
+        waiting = tuple(WaitingView(trial.id, self._placement.why(trial)) for trial in self._line.first(max_waiting))
         return PackerView(devices, waiting, len(self._line))
 
     # ---- devices
@@ -157,8 +157,12 @@ class Packer:
     def _device_found(self, event: ev.DeviceFound) -> None:
         if event.device in self._ledger.devices:
             return self._device_changed(ev.DeviceChanged(event.time, event.device, event.capacity))
-        width = WidthControl(limit=event.max_width, fixed=self._options.width)
-        self._ledger.add(Device(event.device, event.capacity, event.context, width, full=event.capacity))
+        policy = self._options.policy
+        fixed = self._options.width or (event.max_width if policy.packs else None)
+        width = WidthControl(event.max_width, fixed, gain=policy.gain, guesses=policy.guesses)
+        self._found += 1
+        device = Device(event.device, self._found, event.capacity, event.context, width, full=event.capacity)
+        self._ledger.add(device)
 
     def _device_changed(self, event: ev.DeviceChanged) -> None:
         device = self._ledger.devices.get(event.device)
@@ -169,9 +173,9 @@ class Packer:
         device = self._ledger.devices.get(event.device)
         if device is None:
             return
-        if self._reserved is device:
-            self._reserved = None
+        self._placement.forget(device)
         for trial in self._ledger.remove(device):
+            self._options.policy.ended(trial.id, trial.group)
             self._retry_or_stop(trial, f"{event.device} is gone")
         if not self._ledger.devices:
             for trial in list(self._trials.values()):
@@ -182,16 +186,27 @@ class Packer:
     def _trial_added(self, event: ev.TrialAdded) -> None:
         if event.trial in self._trials:
             return
-        trial = Trial(event.trial, self._arrivals, event.kind, event.features, event.priority, event.max_steps)
+        trial = Trial(
+            event.trial,
+            self._arrivals,
+            event.kind,
+            event.features,
+            event.priority,
+            event.max_steps,
+            event.expected,
+            event.seconds,
+            event.time,
+        )
         self._arrivals += 1
         self._trials[trial.id] = trial
-        self._wait(trial)
+        self._line.join(trial)
 
     def _trial_withdrawn(self, event: ev.TrialWithdrawn) -> None:
         trial = self._trials.get(event.trial)
         if trial is None or trial.withdrawn_at is not None:
             return
         trial.withdrawn_at = event.time
+        self._withdrawn[trial.id] = trial
         if trial.lane is None:
             self._conclude(trial, Outcome.STOPPED, reason="withdrawn before it ran")
         else:
@@ -205,6 +220,8 @@ class Packer:
         is_first = trial.iterations == 0
         trial.iterations += event.count
         trial.seconds += event.seconds
+        self._ledger.stirred.add(device)
+        self._options.policy.ran(trial.id, trial.group, event.seconds)
         if event.count:
             trial.longest = max(trial.longest, event.seconds / event.count)
         if not is_first:
@@ -214,16 +231,21 @@ class Packer:
         persistent = max(before.persistent, event.persistent)
         peak = max(before.peak, event.persistent + event.ephemeral)
         trial.seen = Demand(persistent, peak - persistent, before.busy if event.busy is None else event.busy)
+        width, demand = device.width.width, trial.demand
         if trial.iterations >= PROBE_ITERATIONS or trial.demand is not None:
             self._believe(trial, lane)
         device.width.review(device.active, bool(self._line))
-        self._ledger.touch(device)
+        if trial.demand != demand or device.width.width != width:
+            self._ledger.touch(device)
 
     def _believe(self, trial: Trial, lane: Lane) -> None:
         """Takes what was seen of a trial for its demand, and acts on it."""
-        before, trial.demand = trial.demand, trial.seen
+        before = trial.demand
+        trial.believe(trial.seen)
         if trial.demand is None:
             return
+        if before is None:
+            self._line.judge_hint(trial, trial.demand.peak)
         if before is None or trial.demand.peak != before.peak:
             self._line.model(trial).observe_demand(trial.id, trial.features, trial.demand)
         if lane.device.active == 1 and len(lane.residents) == 1:
@@ -279,8 +301,10 @@ class Packer:
         if trial.had_all and whole and not lane.residents and (trial.alone or not lane.residue):
             self._conclude(trial, Outcome.FAILED, "TrialTooLarge", figures)
             return
-        expected = trial.demand or self._line.model(trial).demand(trial.features)
+        expected = trial.demand or trial.hint or self._line.model(trial).demand(trial.features)
         trial.alone = trial.alone or trial.out_of_memories > 1 or expected is None
+        if trial.demand is None:
+            self._line.judge_hint(trial, trial.floor)
         learnt = trial.with_floor(expected or Demand(0, 0))
         self._line.model(trial).observe_demand(trial.id, trial.features, learnt)
         self._retry_or_stop(trial, f"out of memory: {figures}")
@@ -289,14 +313,15 @@ class Packer:
         if trial.withdrawn_at is not None:
             self._conclude(trial, Outcome.STOPPED, reason="withdrawn")
             return
-        trial.iterations, trial.seconds = 0, 0.0
-        self._wait(trial)
+        trial.iterations, trial.seconds, trial.since = 0, 0.0, self._now
+        self._line.join(trial)
         self._ledger.out.append(do.RetryTrial(trial.id, reason))
 
     def _conclude(self, trial: Trial, outcome: Outcome, error: str = "", reason: str = "") -> None:
         self._line.leave(trial)
         del self._trials[trial.id]
-        self._unreserve(trial)
+        self._withdrawn.pop(trial.id, None)
+        self._placement.unreserve(trial)
         self._ledger.out.append(do.ConcludeTrial(trial.id, outcome, error, reason, trial.seen))
 
     # ---- lanes
@@ -346,14 +371,13 @@ class Packer:
             self._kill(lane, trial)
 
     def _tick(self, event: ev.Tick) -> None:
-        for lane in list(self._ledger.lanes.values()):
-            for trial in lane.residents.values():
-                if trial.withdrawn_at is None or lane.closing:
-                    continue
-                grace = STOP_GRACE if len(lane.residents) == 1 else STOP_GRACE_SHARED
-                if event.time - trial.withdrawn_at > max(grace, 3 * trial.longest):
-                    self._kill(lane, trial)
-                    break
+        for trial in list(self._withdrawn.values()):
+            lane = trial.lane
+            if lane is None or lane.closing or trial.withdrawn_at is None:
+                continue
+            grace = STOP_GRACE if len(lane.residents) == 1 else STOP_GRACE_SHARED
+            if event.time - trial.withdrawn_at > max(grace, 3 * trial.longest):
+                self._kill(lane, trial)
 
     def _kill(self, lane: Lane, trial: Trial) -> None:
         if not lane.closing:
@@ -365,6 +389,7 @@ class Packer:
         if lane is None:
             return
         for trial in self._ledger.forget(lane):
+            self._options.policy.ended(trial.id, trial.group)
             if trial.id == lane.overdue and trial.withdrawn_at is None:
                 reason = f"no iteration boundary in time (longest before: {trial.longest:.1f} s)"
                 self._failed(trial, "TrialOverdue", reason)
@@ -386,141 +411,21 @@ class Packer:
             trial.lane.least = 0
             del trial.lane.residents[trial.id]
             trial.lane = None
+            self._options.policy.ended(trial.id, trial.group)
 
-    # ---- placement
+    def _goes_before(self, trial: Trial, lane: Lane) -> bool:
+        """Whether a trial would have the turn in this lane: else it would only take memory from those that would."""
+        key, view = self._options.policy.key, self._line.view
+        return key(view(trial)) < min(key(view(other)) for other in lane.residents.values())
 
-    def _wait(self, trial: Trial) -> None:
-        self._line.join(trial)
-        self._ledger.news = self._ledger.news or not self._is_hopeless(trial, trial.size)
-
-    def _is_hopeless(self, trial: Trial, size: int) -> bool:
-        """Whether a trial that needs no more found no place in the last search."""
-        return size >= self._too_large or (trial.expected is None and trial.kind in self._unprobed)
-
-    def _candidates(self, trial: Trial) -> Iterable[Device]:
-        """Devices with a seat, less those kept free for another trial."""
-        devices = self._ledger.with_seat.values()
-        if self._reserved is None:
-            return devices
-        return [device for device in devices if device.reserved_for in (None, trial)]
-
-    def _place_waiting(self) -> None:
-        """Starts what fits. A search is spared where nothing has changed for the better since the last one."""
-        if self._ledger.news:
-            self._too_large, self._unprobed = math.inf, set()
-        if not self._line or not self._ledger.with_seat:
-            return
-        for trial in self._line.sort(self._ledger.version):
-            self._ledger.news = self._ledger.news or not self._is_hopeless(trial, trial.size)
-        self._check_reservation()
-        if not self._ledger.news:
-            return
-        reserved = self._reserved
-        first_blocked = self._place_in_order()
-        if reserved is not None and self._reserved is None:
-            # Trials that were passed over for its sake may have the rest of the device now.
-            first_blocked = self._place_in_order()
-        if first_blocked is not None:
-            self._reserve(first_blocked)
-
-    def _place_in_order(self) -> Trial | None:
-        """Starts what fits; returns the first trial in line that does not."""
-        first_blocked: Trial | None = None
-        self._too_large, self._unprobed = math.inf, set()
-        favoured = self._reserved.reserved_for if self._reserved else None
-        for size, trial in self._line:
-            if trial is favoured:
-                favoured = None
-            elif (size >= self._too_large or self._unprobed) and self._is_hopeless(trial, size):
-                if favoured is None and self._line.smallest >= self._too_large:
-                    break
+    def _give_turns(self) -> None:
+        """Where the policy preempts, the first of a lane's residents in its order has every turn."""
+        for lane in [lane for device in self._ledger.stirred for lane in device.lanes.values()]:
+            if len(lane.residents) < 2:
+                lane.turn = None
                 continue
-            if not self._ledger.with_seat:
-                break
-            self._line.appraise(trial)
-            place = self._find(trial)
-            if place is not None:
-                self._start(trial, place)
-                if first_blocked is not None:
-                    first_blocked.overtaken += 1
-                continue
-            if trial.expected is None:
-                self._unprobed.add(trial.kind)
-            elif trial.size and self._options.residents == 1:
-                roomiest = max((self._fitting.holes(d)[1] for d in self._candidates(trial)), default=0)
-                self._too_large = min(self._too_large, trial.size, roomiest + 1)
-            first_blocked = first_blocked or trial
-        return first_blocked
-
-    def _find(self, trial: Trial) -> Place | None:
-        """A place now; turns in a lane of others only where no room for an own lane is under way."""
-        found = self._fitting.find(trial, self._candidates(trial))
-        if isinstance(found, Place):
-            return found
-        if self._make_room(found) or self._options.residents == 1 or trial.expected is None or trial.wants_all:
-            return None
-        shared = self._fitting.find(trial, self._candidates(trial), share=True)
-        if isinstance(shared, Place):
-            return shared
-        self._make_room(shared)
-        return None
-
-    def _make_room(self, places: list[Place]) -> bool:
-        """Has the bytes returned that are missing at one of these places; False if nobody can return them."""
-        return any(self._ledger.reclaim(place.device, place.missing, keep=place.lane) for place in places)
-
-    def _why(self, trial: Trial) -> str:
-        """Why the trial waits, with figures."""
-        if not self._ledger.with_seat:
-            return "its turn has not come"
-        devices = list(self._candidates(trial))
-        if not devices:
-            return "a device is kept free for a trial that has waited longer"
-        found = self._fitting.find(trial, devices)
-        if isinstance(found, Place):
-            return "its turn has not come"
-        reason = self._fitting.explain(trial, devices)
-        for place in found:
-            lanes = (lane for lane in place.device.lanes.values() if lane is not place.lane)
-            if sum(lane.returning for lane in lanes) >= place.missing:
-                return f"{reason}; it is being freed"
-        return reason
-
-    def _reserve(self, trial: Trial) -> None:
-        """Keeps a device free for a trial that others have overtaken too often."""
-        if trial.overtaken < self._options.patience or self._reserved is not None:
-            return
-        able = [device for device in self._ledger.devices.values() if self._fitting.suits(trial, device)]
-        if able:
-            self._reserved = max(able, key=lambda d: (d.capacity if trial.wants_all else 0, d.free, -d.active))
-            self._reserved.reserved_for = trial
-
-    def _check_reservation(self) -> None:
-        """Lets go of a device that would no longer do for the trial it is kept free for."""
-        trial = self._reserved.reserved_for if self._reserved else None
-        if self._reserved and trial:
-            self._line.appraise(trial)
-            if not self._fitting.suits(trial, self._reserved):
-                self._unreserve(trial)
-
-    def _unreserve(self, trial: Trial) -> None:
-        if self._reserved is not None and self._reserved.reserved_for is trial:
-            self._reserved.reserved_for = None
-            self._reserved = None
-            self._ledger.news = True
-
-    def _start(self, trial: Trial, place: Place) -> None:
-        device, lane = place.device, place.lane
-        if lane is None:
-            lane = self._ledger.open(device, place.quota)
-        else:
-            self._ledger.resize(lane, place.quota)
-        self._line.leave(trial)
-        self._unreserve(trial)
-        trial.overtaken = 0
-        trial.had_all = lane.asked >= device.capacity and not lane.residents and not lane.residue
-        trial.lane = lane
-        lane.least = 0
-        lane.residents[trial.id] = trial
-        self._ledger.out.append(do.StartTrial(trial.id, lane.id))
-        self._ledger.touch(device)
+            views = [self._line.view(trial) for trial in lane.residents.values()]
+            first = min(views, key=self._options.policy.key).trial
+            if first != lane.turn:
+                lane.turn = first
+                self._ledger.out.append(do.GiveTurn(lane.id, first))

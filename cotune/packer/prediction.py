@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,7 +32,8 @@ class Prediction:
     def __init__(self, floor: float = TINY) -> None:
         self.version = 0
         self._floor = floor
-        self._samples: dict[int, tuple[Mapping[str, float], float]] = {}
+        self._names: tuple[str, ...] = ()
+        self._samples: dict[int, tuple[tuple[float, ...], float]] = {}
         self._terms: list[_Term] | None = None
         self._base = 0.0
         self._margin = 0.0
@@ -40,11 +41,22 @@ class Prediction:
         self._surprises = 0
         self._largest = 0.0
 
+    @property
+    def is_known(self) -> bool:
+        """Whether anything was measured."""
+        return self._largest > 0.0
+
+    @property
+    def is_fitted(self) -> bool:
+        return self._terms is not None
+
     def observe(self, trial: int, features: Mapping[str, float], value: float) -> None:
         """Notes a measurement; a later one of the same trial replaces it."""
         value = max(float(value), self._floor)
+        if len(features) != len(self._names) or any(name not in features for name in self._names):
+            self._rename(features)
         before = self._samples.get(trial)
-        self._samples[trial] = (features, value)
+        self._samples[trial] = tuple(_number(features, name) for name in self._names), value
         if before is None and len(self._samples) > MAX_SAMPLES:
             del self._samples[next(iter(self._samples))]
         expected = self.estimate(features)
@@ -63,7 +75,7 @@ class Prediction:
 
     def estimate(self, features: Mapping[str, float]) -> float | None:
         """The estimate with its margin, or None before the first measurement."""
-        if self._largest == 0.0:
+        if not self.is_known:
             return None
         if self._terms is None:
             return self._largest * MARGIN
@@ -73,12 +85,20 @@ class Prediction:
         # Beyond what was seen a power law is a guess: four times the largest is as far as it is believed.
         return math.exp(min(log_value, math.log(4 * self._largest))) * MARGIN
 
+    def _rename(self, features: Mapping[str, float]) -> None:
+        """Makes columns for features that are new."""
+        names = tuple(sorted({*self._names, *features}))
+        for trial, (row, value) in self._samples.items():
+            known = dict(zip(self._names, row, strict=True))
+            self._samples[trial] = tuple(known.get(name, 0.0) for name in names), value
+        self._names = names
+
     def _fit(self) -> None:
         self.version += 1
         self._fitted_on = len(self._samples)
         self._surprises = 0
-        names = sorted({name for features, _ in self._samples.values() for name in features})
-        table = np.array([[_number(features, name) for name in names] for features, _ in self._samples.values()])
+        names: Sequence[str] = self._names
+        table = np.array([row for row, _ in self._samples.values()])
         varying = np.ptp(table, axis=0) > 0 if names else np.zeros(0, dtype=bool)
         if len(self._samples) < int(varying.sum()) + 3:
             self._terms = None
@@ -127,6 +147,7 @@ class KindModel:
         self._persistent = Prediction(floor=MIB)
         self._ephemeral = Prediction(floor=MIB)
         self._seconds = Prediction(floor=0.001)
+        self._busy: float | None = None
 
     @property
     def version(self) -> int:
@@ -135,13 +156,24 @@ class KindModel:
     def observe_demand(self, trial: int, features: Mapping[str, float], demand: Demand) -> None:
         self._persistent.observe(trial, features, demand.persistent)
         self._ephemeral.observe(trial, features, demand.ephemeral)
+        if demand.busy is not None:
+            self._busy = demand.busy if self._busy is None else 0.9 * self._busy + 0.1 * demand.busy
 
     def observe_seconds(self, trial: int, features: Mapping[str, float], seconds: float) -> None:
         self._seconds.observe(trial, features, seconds)
 
+    @property
+    def is_fitted(self) -> bool:
+        """Whether there are enough measurements to tell one trial from another."""
+        return self._persistent.is_fitted and self._ephemeral.is_fitted
+
+    @property
+    def knows_demand(self) -> bool:
+        return self._persistent.is_known
+
     def demand(self, features: Mapping[str, float]) -> Demand | None:
         persistent, ephemeral = self._persistent.estimate(features), self._ephemeral.estimate(features)
-        return None if persistent is None or ephemeral is None else Demand(int(persistent), int(ephemeral))
+        return None if persistent is None or ephemeral is None else Demand(int(persistent), int(ephemeral), self._busy)
 
     def seconds(self, features: Mapping[str, float]) -> float | None:
         return self._seconds.estimate(features)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 
 from cotune.demand import MIB, Demand
@@ -24,13 +24,20 @@ class Trial:
     Attributes:
         seen: What was measured, over all attempts.
         demand: The same, once it can be relied on: None before the second iteration.
+        measured: `demand` with margins: what to set aside for it while it runs.
         expected: What to set aside for it, margins included, as last looked at; None if it must be probed.
         floor: Bytes it is known to need at least, since it ran out of memory with less.
         alone: It must have a device for itself (it ran out of memory twice).
+        promised: Where room was last asked for it.
         oversized: It is expected to exceed every device, and must have one for itself to prove it.
         had_all: This attempt began with a whole device and a clean lane.
         solo: It must have a lane for itself (two lanes died with it in them).
         overtaken: Trials that started while this one was first in line and did not fit.
+        group: As the policy has it, when it last waited.
+        exclusive: The policy wants no other lane beside it on its device.
+        hint: What its owner expects it to need, until it was measured.
+        seconds_hint: How long its owner expects it to take alone.
+        since: When it began to wait.
     """
 
     id: int
@@ -39,9 +46,16 @@ class Trial:
     features: Mapping[str, float]
     priority: float
     max_steps: int | None
+    hint: Demand | None = None
+    seconds_hint: float | None = None
+    since: float = 0.0
+    group: Hashable = None
+    exclusive: bool = False
     lane: Lane | None = None
     seen: Demand | None = None
     demand: Demand | None = None
+    measured: Demand | None = None
+    promised: Device | None = None
     expected: Demand | None = None
     floor: int = 0
     alone: bool = False
@@ -65,10 +79,14 @@ class Trial:
     def wants_all(self) -> bool:
         return self.alone or self.oversized
 
-    @property
-    def size(self) -> int:
-        """Bytes by which waiting trials are compared: no larger one fits where this one does not."""
-        return 0 if self.expected is None or self.wants_all else self.expected.peak
+    def believe(self, demand: Demand | None) -> None:
+        """Takes this for its measured demand."""
+        self.demand = demand
+        self.measured = self.needing(demand) if demand else None
+
+    def needing(self, measured: Demand) -> Demand:
+        """What to set aside for it if it was measured to need this much."""
+        return self.with_floor(Demand(padded(measured.persistent), padded(measured.ephemeral), measured.busy))
 
     def with_floor(self, demand: Demand) -> Demand:
         """The demand, raised to what out-of-memory taught."""
@@ -92,6 +110,7 @@ class Lane:
         served: A trial has ended in it.
         retiring: It takes no further trial and is closed when empty.
         overdue: The trial for whose sake it is being killed.
+        turn: The resident that was given every turn.
     """
 
     id: int
@@ -110,6 +129,7 @@ class Lane:
     retiring: bool = False
     closing: bool = False
     overdue: int | None = None
+    turn: int | None = None
 
     @property
     def base(self) -> int:
@@ -132,6 +152,8 @@ class Lane:
         """Salus's safety condition for one lane: persistent bytes add up, ephemeral ones are shared."""
         if not demands:
             return self.base
+        if len(demands) == 1:
+            return self.base + demands[0].peak
         return self.base + sum(d.persistent for d in demands) + max(d.ephemeral for d in demands)
 
 
@@ -140,15 +162,18 @@ class Device:
     """A device: capacity, lanes, width.
 
     Attributes:
+        number: Its place in the order in which devices were found.
         full: The largest capacity it was seen with: what it has when others use none of it.
         held: Sum of the quotas of its lanes, which never grows beyond `capacity`.
         context: Bytes of a bare lane here: a guess at first, then the largest measured.
         shared: Bytes of shared objects in a lane here, the largest seen.
+        room: The largest peak it has room for when nothing else runs here.
         holes: What fits here, as `Fitting` has worked it out; None after every change.
         reserved_for: The trial that has waited long enough for nothing else to start here.
     """
 
     name: str
+    number: int
     capacity: int
     context: int
     width: WidthControl
@@ -156,6 +181,7 @@ class Device:
     shared: int = 0
     held: int = 0
     lanes: dict[int, Lane] = field(default_factory=dict)
+    room: int = 0
     holes: tuple[int, int] | None = None
     reserved_for: Trial | None = None
 
@@ -166,6 +192,23 @@ class Device:
     @property
     def active(self) -> int:
         return sum(1 for lane in self.lanes.values() if lane.residents)
+
+    @property
+    def is_returning(self) -> bool:
+        """Whether memory that was asked back is still under way."""
+        return any(lane.closing or lane.asked < lane.quota for lane in self.lanes.values())
+
+    @property
+    def has_own_seat(self) -> bool:
+        """Whether another lane may run here."""
+        running = 0
+        for lane in self.lanes.values():
+            if lane.residents:
+                running += 1
+                for trial in lane.residents.values():
+                    if trial.exclusive:
+                        return False
+        return running < self.width.width
 
     @property
     def idle(self) -> list[Lane]:

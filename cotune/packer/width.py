@@ -39,11 +39,15 @@ class WidthControl:
     Attributes:
         limit: Never more lanes than this.
         fixed: The user's choice, or None to search.
+        gain: By what factor one lane more must raise the sum of speeds.
+        guesses: Whether the utilisation of one trial says where to begin.
         width: Lanes that may run at once now.
     """
 
     limit: int
     fixed: int | None = None
+    gain: float = GAIN
+    guesses: bool = True
     width: int = 1
     _guessed: bool = False
     _trying_from: int = 0
@@ -58,7 +62,7 @@ class WidthControl:
 
     def guess(self, busy: float | None) -> None:
         """Tries the width that leaves no room, by what one trial alone used of the device; only once."""
-        if self.fixed is not None or self._guessed or self._trying_from or not busy:
+        if self.fixed is not None or not self.guesses or self._guessed or self._trying_from or not busy:
             return
         self._guessed = True
         self._try(max(1, min(self.limit, round(1.0 / busy))))
@@ -95,11 +99,12 @@ class WidthControl:
     def _accept(self) -> bool:
         """Ends a trial of a width that was measured: kept if it was worth it, else half as wide.
 
-        One lane more must add 5% to the sum of speeds. A guess of several must leave each at least half its speed.
+        One lane more must add `gain` (5% by default) to the sum of speeds. A guess of several must leave each at
+        least half its speed.
         """
         before, width = self._trying_from, self.width
         self._trying_from = 0
-        if self._gain(before) > (GAIN if width == before + 1 else width / before / 2):
+        if self._gain(before) > (self.gain if width == before + 1 else width / before / 2):
             self._refusals = 0
             return True
         self._refusals += 1

@@ -267,6 +267,13 @@ class EngineConformance:
         residues = [event.residue for event in engine.heard if isinstance(event, LaneHolds)]
         assert all(residue < 64 * MIB for residue in residues)
 
+
+class RealEngineConformance(EngineConformance):
+    """What holds on top where trials are not imagined: they ask questions, and a poll waits in real time.
+
+    Used like `EngineConformance`.
+    """
+
     def test_a_question_waits_for_its_answer(self, engine: EngineUnderTest) -> None:
         engine.open()
         engine.begin(3, asks=2, reports=0)

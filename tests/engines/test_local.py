@@ -2,11 +2,11 @@ import pytest
 
 from cotune.engines.local import LocalEngine, LocalOptions
 from cotune.sharing.devices import find_devices
-from cotune.testing import EngineConformance, EngineUnderTest
+from cotune.testing import EngineUnderTest, RealEngineConformance
 from cotune.testing.engines import behave
 
 
-class TestLocalEngine(EngineConformance):
+class TestLocalEngine(RealEngineConformance):
     @pytest.fixture
     def engine(self, tmp_path):
         devices = find_devices(devices=["cpu:0@4GiB"])

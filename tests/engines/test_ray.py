@@ -2,7 +2,7 @@
 
 import pytest
 
-from cotune.testing import EngineConformance, EngineUnderTest
+from cotune.testing import EngineUnderTest, RealEngineConformance
 from cotune.testing.engines import behave
 
 pytestmark = pytest.mark.ray
@@ -18,7 +18,7 @@ def cluster(tmp_path_factory):
     ray.shutdown()
 
 
-class TestRayEngine(EngineConformance):
+class TestRayEngine(RealEngineConformance):
     @pytest.fixture
     def engine(self, tmp_path, cluster):
         from cotune.engines.local import LocalOptions

@@ -9,7 +9,7 @@ from world import MIB, World
 
 from cotune.packer import events as ev
 from cotune.packer.packer import PackerOptions
-from cotune.packer.policies import make_policy
+from cotune.packer.policies import POLICIES, make_policy
 
 CONTEXT = 20 * MIB
 pick = st.integers(0, 1 << 16)
@@ -24,7 +24,7 @@ class Chaos(RuleBasedStateMachine):
         capacities=st.lists(st.sampled_from([300, 600, 1000]), min_size=1, max_size=3),
         width=st.sampled_from([None, 1, 2, 4]),
         residents=st.integers(1, 3),
-        policy=st.sampled_from(["makespan", "fifo"]),
+        policy=st.sampled_from(list(POLICIES)),
         max_failures=st.integers(0, 2),
         surprise=st.sampled_from([0, 0, 15]),
         patience=st.sampled_from([2, 8]),
@@ -63,6 +63,7 @@ class Chaos(RuleBasedStateMachine):
         explained=st.booleans(),
         seconds=st.sampled_from([0.5, 1.0, 3.0]),
         busy=st.sampled_from([None, 0.2, 0.6, 1.0]),
+        hint=st.sampled_from([None, None, 0.6, 1.0, 1.5]),
     )
     def add(
         self,
@@ -75,6 +76,7 @@ class Chaos(RuleBasedStateMachine):
         explained: bool,
         seconds: float,
         busy: float | None,
+        hint: float | None,
     ) -> None:
         features = {"size": float(persistent)} if explained else {}
         self.world.add(
@@ -88,6 +90,7 @@ class Chaos(RuleBasedStateMachine):
             kind=kind,
             features=features,
             priority=priority,
+            hint=hint,
         )
         self.count += 1
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from cotune.demand import MIB
+from cotune.demand import MIB, Demand
 from cotune.packer import events as ev
 from cotune.packer import instructions as do
 from cotune.packer.events import Outcome
@@ -136,10 +136,16 @@ class World:
         kind: str = "",
         features: dict[str, float] | None = None,
         priority: float = 0.0,
+        hint: float | None = None,
     ) -> list[do.Instruction]:
+        """A trial; with `hint`, its owner expects it to need that many times what it will."""
         self.jobs[trial] = Job(trial, persistent, ephemeral, steps, late, seconds, busy)
         self.where[trial] = None
-        return self.send(ev.TrialAdded(self.time, trial, kind, features or {}, priority))
+        expected = Demand(int(persistent * hint), int(ephemeral * hint)) if hint else None
+        length = steps * seconds * hint if hint else None
+        return self.send(
+            ev.TrialAdded(self.time, trial, kind, features or {}, priority, expected=expected, seconds=length)
+        )
 
     def withdraw(self, trial: int) -> list[do.Instruction]:
         return self.send(ev.TrialWithdrawn(self.time, trial))
@@ -306,6 +312,9 @@ class World:
                     self.lanes[lane].residents[trial] = job
             case do.StopTrial(trial):
                 self.jobs[trial].stopping = True
+            case do.GiveTurn(lane, trial):
+                assert trial in self.packer._ledger.lanes[lane].residents
+                assert len(self.packer._ledger.lanes[lane].residents) > 1
             case do.RetryTrial(trial):
                 assert self.where[trial] is not None, "retried though it did not run"
                 self.where[trial] = None
@@ -402,6 +411,10 @@ class World:
                     continue
                 free = device.capacity - sum(lane.quota for lane in lanes)
                 running = [lane for lane in lanes if lane.residents]
+                if any(other.exclusive for lane in running for other in lane.residents.values()):
+                    continue
+                if trial.exclusive and running:
+                    continue
                 if len(running) < device.width.width:
                     assert device.context + device.shared + demand.peak > free, f"{trial_id} fits a new lane"
                     for lane in lanes:
@@ -409,7 +422,7 @@ class World:
                             room = lane.quota - lane.context - lane.shared - lane.residue + free
                             assert free < 0 or demand.peak > room, f"{trial_id} fits idle lane {lane.id}"
                     continue
-                for lane in [] if pending else running:
+                for lane in [] if pending or self.options.policy.preempts else running:
                     others = list(lane.residents.values())
                     measured = [t.demand for t in others if t.demand and not t.alone and not t.solo]
                     if trial.solo or lane.retiring or len(measured) < len(others):

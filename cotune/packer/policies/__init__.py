@@ -3,13 +3,35 @@
 from __future__ import annotations
 
 from cotune.errors import InputError
-from cotune.packer.policies.base import Policy, Waiting
+from cotune.packer.policies.base import Candidate, Policy, Waiting
+from cotune.packer.policies.fair import Fair
 from cotune.packer.policies.fifo import Fifo
+from cotune.packer.policies.fluid import Fluid
+from cotune.packer.policies.gandiva import Gandiva
+from cotune.packer.policies.horus import Horus
 from cotune.packer.policies.makespan import Makespan
+from cotune.packer.policies.pack import Pack
+from cotune.packer.policies.srtf import Srtf
 
-__all__ = ["POLICIES", "Fifo", "Makespan", "Policy", "Waiting", "make_policy"]
+__all__ = [
+    "POLICIES",
+    "Candidate",
+    "Fair",
+    "Fifo",
+    "Fluid",
+    "Gandiva",
+    "Horus",
+    "Makespan",
+    "Pack",
+    "Policy",
+    "Srtf",
+    "Waiting",
+    "make_policy",
+]
 
-POLICIES: dict[str, type[Policy]] = {policy.name: policy for policy in (Makespan, Fifo)}
+POLICIES: dict[str, type[Policy]] = {
+    policy.name: policy for policy in (Makespan, Fifo, Srtf, Fair, Pack, Horus, Gandiva, Fluid)
+}
 
 
 def make_policy(policy: str | Policy | None) -> Policy:

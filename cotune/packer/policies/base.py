@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Hashable
 from dataclasses import dataclass
 
 
@@ -15,23 +16,87 @@ class Waiting:
         arrival: Its place in the order of arrival.
         seconds_left: Predicted time it still needs when alone; None if nothing like it has finished yet.
         need: Predicted bytes; None before anything was measured.
+        kind: Trials of one kind belong together.
+        busy: Predicted share of a device's time; None before anything was measured.
+        since: When it began to wait.
+        served: Seconds it has run.
     """
 
     trial: int
     arrival: int
     seconds_left: float | None
     need: int | None
+    kind: str = ""
+    busy: float | None = None
+    since: float = 0.0
+    served: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """What a device would look like with the trial on it.
+
+    Attributes:
+        memory: Share of its capacity that its trials would need.
+        busy: Sum of its trials' shares of its time when alone.
+    """
+
+    memory: float
+    busy: float
 
 
 class Policy(ABC):
     """Says in which order waiting trials are tried; the first that fits starts.
 
-    A policy never decides where a trial goes, nor whether it fits, and priority comes before it.
+    A policy never decides whether a trial fits, and priority comes before it. Only `name` and `key` must be given;
+    all else has a neutral default.
+
+    Attributes:
+        name: By which it is chosen.
+        uses_predictions: Whether `key` looks at `seconds_left`.
+        packs: Run as many lanes as memory holds, instead of searching for the width that pays.
+        gain: By how much another lane must raise the sum of normalised speeds to be kept.
+        guesses: Whether the first width is guessed from the utilisation of one trial.
+        preempts: Among the residents of a lane, the first by `key` has every turn (`GiveTurn`).
+        places: Whether `cost` says which of several devices is taken.
     """
 
     name: str
     uses_predictions: bool = False
+    packs: bool = False
+    gain: float = 1.05
+    guesses: bool = True
+    preempts: bool = False
+    places: bool = False
 
     @abstractmethod
     def key(self, waiting: Waiting) -> tuple[float, ...]:
         """Sort key; the smallest goes first. Ties go to the earlier arrival."""
+
+    def group(self, waiting: Waiting) -> Hashable:
+        """Trials of one group are ordered by `key`, groups among each other by `rank`."""
+        return None
+
+    def rank(self, group: Hashable) -> float:
+        """Where a group stands now; that with the smallest goes first."""
+        return 0.0
+
+    def joined(self, waiting: Waiting, group: Hashable) -> None:  # noqa: B027
+        """A trial waits."""
+
+    def left(self, waiting: Waiting, group: Hashable, started: bool) -> None:  # noqa: B027
+        """A trial waits no longer, since it starts or was withdrawn; `waiting` is what was said when it joined."""
+
+    def ran(self, trial: int, group: Hashable, seconds: float) -> None:  # noqa: B027
+        """A trial had a lane for some seconds."""
+
+    def ended(self, trial: int, group: Hashable) -> None:  # noqa: B027
+        """A trial is in a lane no longer."""
+
+    def exclusive(self, waiting: Waiting, devices: int) -> bool:
+        """Whether the trial should have a device to itself."""
+        return False
+
+    def cost(self, candidate: Candidate) -> float:
+        """What it costs to put a trial on a device; the cheapest is taken."""
+        return 0.0

@@ -1,0 +1,30 @@
+"""The `cotune` command; one module per subcommand."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from cotune.cli import simulate
+from cotune.errors import CotuneError
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command line; 2 if something about it was wrong, with a hint on stderr."""
+    parser = argparse.ArgumentParser(prog="cotune", description="Hyperparameter tuning that packs trials onto devices.")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    simulate.add_to(commands)
+    options = parser.parse_args(arguments)
+    try:
+        code: int = options.run_command(options)
+    except CotuneError as error:
+        print(f"cotune: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # Whoever read the output has seen enough.
+        sys.stderr.close()
+        return 1
+    return code

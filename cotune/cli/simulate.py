@@ -1,0 +1,118 @@
+"""`cotune simulate`: what a sweep would have cost on other devices or in another order."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from cotune.demand import parse_bytes
+from cotune.errors import InputError
+from cotune.packer import POLICIES
+from cotune.paths import RunFolder, default_storage
+from cotune.simulation import (
+    GENERATORS,
+    Outcome,
+    Setting,
+    Workload,
+    from_csv,
+    from_run,
+    lower_bounds,
+    make_workload,
+    simulate,
+)
+from cotune.simulation.drawing import chrome_trace, gantt, summary
+
+_EPILOG = """\
+examples:
+  cotune simulate --run my-sweep --gpus 4
+  cotune simulate --workload salus-100 --policy srtf --residents 32 --width 1
+  cotune simulate --csv jobs.csv --gpus 2 --memory 24GiB --trace out.json
+"""
+
+
+def add_to(commands: Any) -> None:
+    """Adds the subcommand."""
+    parser = commands.add_parser(
+        "simulate",
+        help="play a workload on imagined devices",
+        description="Plays a workload through the scheduler that real runs use, on a virtual clock.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--run", metavar="NAME", help="the trials of a finished run, as they went")
+    what.add_argument("--workload", metavar="NAME", help=f"a generated one: {', '.join(GENERATORS)}")
+    what.add_argument("--csv", metavar="FILE", type=Path, help="a table of jobs (docs/scheduling.md)")
+    parser.add_argument("--storage", metavar="DIR", type=Path, help="where runs are; COTUNE_STORAGE or ~/cotune_runs")
+    parser.add_argument("--gpus", "--devices", dest="devices", metavar="N", type=int, default=1)
+    parser.add_argument("--memory", metavar="SIZE", help="of a device, such as 16GiB; else what the workload is for")
+    parser.add_argument("--policy", metavar="NAME", default="makespan", help=f"one of {', '.join(POLICIES)}")
+    parser.add_argument("--width", metavar="N", type=int, help="lanes a device; found by measuring if left out")
+    parser.add_argument("--residents", metavar="N", type=int, default=1, help="trials that may share a lane by turns")
+    parser.add_argument("--error", metavar="SHARE", type=float, default=0.0, help="of predictions, 0.5 for 50%%")
+    parser.add_argument("--learn", action="store_true", help="no predictions but what finished trials teach")
+    parser.add_argument("--busy", metavar="SHARE", type=float, help="of a device, that a trial of --run uses alone")
+    parser.add_argument("--jobs", metavar="N", type=int, help="how many jobs to generate")
+    parser.add_argument("--seed", metavar="N", type=int, default=0)
+    parser.add_argument("--trace", metavar="FILE", type=Path, help="write a Chrome trace")
+    parser.add_argument("--gantt", action="store_true", help="draw the lanes")
+    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
+    parser.set_defaults(run_command=run_command)
+
+
+def run_command(options: argparse.Namespace) -> int:
+    """Plays, prints, draws."""
+    _check(options)
+    workload = _workload(options)
+    memory = parse_bytes(options.memory) if options.memory else None
+    setting = Setting(
+        devices=options.devices,
+        capacity=memory,
+        policy=options.policy,
+        width=options.width,
+        residents=options.residents,
+        error=None if options.learn else options.error,
+        seed=options.seed,
+        keep=bool(options.gantt or options.trace),
+    )
+    outcome = simulate(workload, setting)
+    bound = lower_bounds(workload, options.devices, memory, ran=outcome.ran).best
+    if options.json:
+        print(json.dumps({"workload": workload.name, "lower_bound": bound, **asdict(outcome.figures)}, indent=1))
+    else:
+        print(f"{workload.name} on {options.devices} device(s), policy {options.policy}: {workload.note}")
+        print(summary(outcome.figures, bound))
+    if options.gantt:
+        print(gantt(outcome.segments))
+    if options.trace:
+        _write_trace(options.trace, outcome)
+    return 0
+
+
+def _check(options: argparse.Namespace) -> None:
+    for name in ("devices", "width", "residents"):
+        value = getattr(options, name)
+        if value is not None and value < 1:
+            raise InputError(f"--{name} {value} is not a count", hint="give 1 or more")
+    if not 0.0 <= options.error < 1.0:
+        raise InputError(f"--error {options.error} is not a share", hint="give 0.5 for 50%")
+    if options.busy is not None and not 0.0 < options.busy <= 1.0:
+        raise InputError(f"--busy {options.busy} is not a share", hint="give 0.5 for 50%")
+
+
+def _workload(options: argparse.Namespace) -> Workload:
+    if options.run:
+        return from_run(RunFolder((options.storage or default_storage()) / options.run), options.busy)
+    if options.csv:
+        return from_csv(options.csv)
+    return make_workload(options.workload, options.seed, options.jobs)
+
+
+def _write_trace(path: Path, outcome: Outcome) -> None:
+    try:
+        path.write_text(json.dumps(chrome_trace(outcome.segments)), encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"cannot write {path}: {error.strerror or error}", hint="choose another --trace") from error

@@ -1,0 +1,311 @@
+"""The simulated body: lanes, turns and trials as entries of a calendar."""
+
+from __future__ import annotations
+
+import heapq
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from cotune.engines.base import Engine
+from cotune.engines.simulated.lanes import Host, Place, Run, busy
+from cotune.engines.simulated.model import Costs, Ending, Work, slowdown
+from cotune.packer import events as ev
+from cotune.packer import instructions as do
+from cotune.packer.events import Outcome
+from cotune.trial import Report, TrialSpec
+
+Happened = ev.Event | Report
+
+
+class SimulatedEngine(Engine):
+    """Runs imagined trials on imagined devices; `poll()` lets virtual time pass until something happens.
+
+    Lanes run in parallel and slow each other down by the sum of what their trials use of the device; residents of a
+    lane take turns evenly, or as `GiveTurn` says. A trial that exceeds its lane's quota runs out of memory.
+
+    Args:
+        devices: What is there.
+        model: What a trial is.
+        costs: What acting costs.
+        speed: The speed of trials beside each other, by the sum of their busy shares.
+    """
+
+    def __init__(
+        self,
+        devices: Iterable[ev.DeviceFound],
+        model: Callable[[TrialSpec], Work],
+        costs: Costs | None = None,
+        speed: Callable[[float], float] = slowdown,
+    ) -> None:
+        self._devices = {found.device: found for found in devices}
+        self._model = model
+        self._costs = costs or Costs()
+        self._speed = speed
+        self._time = 0.0
+        self._count = 0
+        self._calendar: list[tuple[float, int, Callable[[Any], None], Any]] = []
+        self._out: list[Happened] = []
+        self._hosts = {name: Host() for name in self._devices}
+        self._places: dict[int, Place] = {}
+        self._runs: dict[int, Run] = {}
+        self._saved: dict[int, int] = {}
+        self._handlers: dict[type[do.Instruction], Callable[[Any], None]] = {
+            do.OpenLane: self._open,
+            do.ResizeLane: self._resize,
+            do.CloseLane: self._close,
+            do.StopTrial: self._stop,
+            do.GiveTurn: self._give_turn,
+        }
+
+    # ---- the contract
+
+    def start(self) -> list[ev.DeviceFound]:
+        return list(self._devices.values())
+
+    def execute(self, instruction: do.Instruction, spec: TrialSpec | None = None) -> None:
+        if isinstance(instruction, do.StartTrial):
+            assert spec is not None
+            self._start(instruction, spec)
+        elif handler := self._handlers.get(type(instruction)):
+            handler(instruction)
+
+    def poll(self, timeout: float) -> list[Happened]:
+        """What happens next; the clock jumps there, or by `timeout` seconds if nothing does before."""
+        until = self._time + timeout
+        while not self._out and self._calendar and self._calendar[0][0] <= until:
+            self._time, _, act, what = heapq.heappop(self._calendar)
+            act(what)
+        if not self._out and timeout != float("inf"):
+            self._time = until
+        out, self._out = self._out, []
+        return out
+
+    def verdict(self, trial: int, attempt: int) -> None:
+        run = self._runs.get(trial)
+        if run is not None and run.attempt == attempt:
+            run.unjudged = False
+            if run.blocked:
+                run.blocked = False
+                self._reach(run)
+                self._pace(run.place)
+
+    def answer(self, trial: int, attempt: int, payload: bytes) -> None:
+        """Nothing to do: imagined trials ask nothing."""
+
+    def wake(self) -> None:
+        """Nothing to do: a poll never waits in real time."""
+
+    def close(self) -> None:
+        self._calendar.clear()
+        self._places.clear()
+        self._runs.clear()
+
+    def now(self) -> float:
+        return self._time
+
+    def at(self, time: float, event: Happened) -> None:
+        """Has something happen at a later time that the engine knows nothing of."""
+        self._later(time - self._time, self._say, event)
+
+    def _say(self, event: Happened) -> None:
+        self._out.append(event)
+
+    # ---- lanes
+
+    def _open(self, instruction: do.OpenLane) -> None:
+        host, found = self._hosts[instruction.device], self._devices[instruction.device]
+        place = Place(instruction.lane, host, instruction.quota, found.context)
+        self._places[place.lane] = host.places[place.lane] = place
+        self._later(self._costs.open, self._opened, place)
+
+    def _opened(self, place: Place) -> None:
+        if not place.gone:
+            place.ready = True
+            self._out.append(ev.LaneReady(self._time, place.lane, place.context))
+            self._pace(place)
+
+    def _resize(self, instruction: do.ResizeLane) -> None:
+        place = self._places.get(instruction.lane)
+        if place is not None:
+            place.quota = max(instruction.quota, min(place.quota, place.held))
+            self._later(self._costs.resize, self._resized, (place, place.quota))
+
+    def _resized(self, answer: tuple[Place, int]) -> None:
+        place, quota = answer
+        if not place.gone:
+            self._out.append(ev.LaneResized(self._time, place.lane, quota))
+
+    def _close(self, instruction: do.CloseLane) -> None:
+        place = self._places.get(instruction.lane)
+        if place is not None and not place.gone:
+            self._end_lane(place, "killed" if instruction.kill else "closed", self._costs.close)
+
+    def _end_lane(self, place: Place, detail: str, after: float = 0.0) -> None:
+        """The lane's process ends, with whatever runs in it; its bytes are free when that is said."""
+        holder = place.holder
+        place.gone = True
+        for run in list(place.runs.values()):
+            self._forget(run)
+        self._later(after, self._lost, (place, holder.trial if holder else None, detail))
+        self._pace(place)
+
+    def _lost(self, what: tuple[Place, int | None, str]) -> None:
+        place, holder, detail = what
+        del self._places[place.lane], place.host.places[place.lane]
+        self._out.append(ev.LaneLost(self._time, place.lane, holder, detail))
+
+    def _give_turn(self, instruction: do.GiveTurn) -> None:
+        place = self._places.get(instruction.lane)
+        if place is not None:
+            place.given = instruction.trial
+            self._pace(place)
+
+    # ---- trials
+
+    def _start(self, instruction: do.StartTrial, spec: TrialSpec) -> None:
+        place = self._places.get(instruction.lane)
+        if place is None or place.gone:
+            return
+        work = self._model(spec)
+        run = Run(spec.trial, spec.attempt, work, place, self._costs.start + work.startup, settled=self._time)
+        done = self._saved.get(spec.trial, 0) if work.checkpoints else 0
+        run.counted = done
+        run.progress = done * work.step_seconds
+        run.reported = bisect_right(work.report_at, done)
+        run.is_starting = run.startup > 0
+        run.every = max(1, work.iterations // max(self._costs.progress, 1))
+        self._runs[spec.trial] = place.runs[spec.trial] = run
+        self._pace(place)
+
+    def _stop(self, instruction: do.StopTrial) -> None:
+        run = self._runs.get(instruction.trial)
+        if run is None:
+            return
+        run.stopping = True
+        if run.blocked:
+            self._finish(run, Outcome.STOPPED)
+        else:
+            run.booked = False
+            self._pace(run.place)
+
+    def _reach(self, run: Run) -> None:
+        """A trial has come to the boundary after iteration `run.goal`."""
+        work, goal = run.work, run.goal
+        if run.is_starting:
+            run.is_starting = False
+            self._pace(run.place)
+            return
+        if goal > run.counted and self._is_short(run):
+            return
+        is_report = run.reported < len(work.report_at) and goal == work.report_at[run.reported]
+        if is_report and run.unjudged:
+            run.blocked = True
+            return
+        self._note_progress(run)
+        if is_report:
+            self._report(run)
+        if run.stopping:
+            self._finish(run, Outcome.STOPPED)
+        elif goal >= work.iterations:
+            self._reach_end(run)
+
+    def _is_short(self, run: Run) -> bool:
+        """Ends the trial if its lane's quota does not hold it."""
+        needed = run.work.persistent + run.work.peak(run.goal)
+        others = sum(other.work.persistent for other in run.place.runs.values() if other is not run and other.counted)
+        if run.place.context + others + needed <= run.place.quota:
+            return False
+        self._finish(run, Outcome.OUT_OF_MEMORY, needed=needed)
+        return True
+
+    def _note_progress(self, run: Run) -> None:
+        work, count = run.work, run.goal - run.counted
+        if count > 0:
+            largest = work.peak(run.goal)
+            seconds, run.seconds = run.seconds, 0.0
+            done = ev.IterationsDone(self._time, run.trial, count, seconds, work.persistent, largest, work.busy)
+            self._out.append(done)
+            run.counted = run.goal
+
+    def _report(self, run: Run) -> None:
+        run.reported += 1
+        run.unjudged = True
+        if run.work.checkpoints:
+            self._saved[run.trial] = run.goal - 1
+        self._out.append(Report(run.trial, run.attempt, run.goal - 1, run.work.value(run.goal - 1), b""))
+
+    def _reach_end(self, run: Run) -> None:
+        match run.work.ending:
+            case Ending.RETURNS:
+                self._finish(run, Outcome.DONE)
+            case Ending.RAISES:
+                self._finish(run, Outcome.FAILED, detail=f"RuntimeError: {run.work.message}")
+            case Ending.DIES:
+                self._end_lane(run.place, "killed by signal 9")
+            case Ending.HANGS:
+                run.hung_since = self._time
+                self._later(self._costs.quiet, self._say_quiet, run)
+
+    def _say_quiet(self, run: Run) -> None:
+        if self._runs.get(run.trial) is run and run.hung_since is not None:
+            quiet = ev.LaneQuiet(self._time, run.place.lane, run.trial, self._time - run.hung_since)
+            self._out.append(quiet)
+            self._later(self._costs.quiet, self._say_quiet, run)
+
+    def _finish(self, run: Run, outcome: Outcome, needed: int | None = None, detail: str = "") -> None:
+        self._forget(run)
+        self._out.append(ev.TrialEnded(self._time, run.trial, outcome, needed, detail=detail))
+        self._pace(run.place)
+
+    def _forget(self, run: Run) -> None:
+        del self._runs[run.trial], run.place.runs[run.trial]
+        run.version += 1
+
+    # ---- time
+
+    def _later(self, seconds: float, act: Callable[[Any], None], what: Any) -> None:
+        self._count += 1
+        heapq.heappush(self._calendar, (self._time + seconds, self._count, act, what))
+
+    def _pace(self, place: Place) -> None:
+        """Works out anew how fast the trials of a device run, and when each comes to its next boundary."""
+        lanes = [(lane, lane.moving()) for lane in place.host.places.values()]
+        loads = [load for _, moving in lanes if (load := busy(moving))]
+        # Alone nothing slows a trial down, however busy it keeps the device; nor while it starts up.
+        speed = self._speed(sum(loads)) if len(loads) > 1 else 1.0
+        for lane, moving in lanes:
+            for run in lane.runs.values():
+                share = 1.0 / len(moving) if run in moving else 0.0
+                self._set_pace(run, share if run.is_starting else speed * share, share)
+
+    def _set_pace(self, run: Run, rate: float, share: float) -> None:
+        if rate == run.rate and run.booked:
+            return
+        run.settle(self._time)
+        goal = run.next_goal()
+        run.rate, run.share, run.goal = rate, share, goal
+        run.version += 1
+        run.booked = rate > 0.0
+        if run.booked:
+            self._later(run.seconds_to(goal) / rate, self._arrive, (run, run.version))
+
+    def _arrive(self, what: tuple[Run, int]) -> None:
+        run, version = what
+        if version != run.version:
+            return
+        run.settle(self._time)
+        run.startup = 0.0
+        run.progress = run.goal * run.work.step_seconds
+        run.booked = False
+        self._reach(run)
+        if self._runs.get(run.trial) is run:
+            if run.is_moving:
+                self._set_pace(run, run.rate, run.share)
+            else:
+                self._pace(run.place)
+
+
+def devices(count: int, capacity: int, context: int = 0, max_width: int = 16) -> Sequence[ev.DeviceFound]:
+    """So many equal devices."""
+    return [ev.DeviceFound(0.0, f"gpu {number}", capacity, context, max_width) for number in range(count)]

@@ -1,0 +1,140 @@
+"""The parts of the simulated body: devices, lanes, trials that run."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from cotune.engines.simulated.model import Work
+
+
+@dataclass(slots=True, eq=False)
+class Host:
+    """An imagined device."""
+
+    places: dict[int, Place] = field(default_factory=dict)
+
+
+@dataclass(slots=True, eq=False)
+class Place:
+    """An imagined lane.
+
+    Attributes:
+        given: The resident that has every turn, as the brain wants it.
+        gone: Its process has ended.
+    """
+
+    lane: int
+    host: Host
+    quota: int
+    context: int
+    ready: bool = False
+    gone: bool = False
+    given: int | None = None
+    runs: dict[int, Run] = field(default_factory=dict)
+
+    @property
+    def held(self) -> int:
+        return self.context + sum(run.work.persistent for run in self.runs.values() if run.counted)
+
+    @property
+    def holder(self) -> Run | None:
+        """Who has the turn; among several that pass it on, the one that keeps it, or the first."""
+        hung = [run for run in self.runs.values() if run.hung_since is not None]
+        return next(iter(hung or self.moving() or self.runs.values()), None)
+
+    def moving(self) -> list[Run]:
+        """The residents that share the turns."""
+        if not self.ready or self.gone or not self.runs:
+            return []
+        if len(self.runs) == 1:
+            return [run for run in self.runs.values() if run.is_moving]
+        runs = [run for run in self.runs.values() if run.is_moving]
+        if len(runs) < len(self.runs) and any(run.hung_since is not None for run in self.runs.values()):
+            return []
+        given = [run for run in runs if run.trial == self.given]
+        return given or runs
+
+
+@dataclass(slots=True, eq=False)
+class Run:
+    """An attempt at a trial.
+
+    Attributes:
+        startup: Seconds before its first iteration that are left.
+        progress: Seconds of iterations done, as if alone.
+        counted: Iterations that the brain was told of.
+        seconds: Time its turns took since then.
+        every: Iterations between two events about its progress.
+        goal: The iteration after which something is to be done next.
+        rate: Its speed; 1 alone.
+        share: Its part of the turns of its lane.
+        reported: Reports made.
+        unjudged: The last one has no verdict yet.
+        blocked: It waits for that.
+        version: Counts changes of plan, so that an outdated one in the calendar is known.
+        booked: A plan is in the calendar.
+        is_starting: It has not come to its first iteration, and does not use the device.
+        settled: Up to when `progress` is right.
+    """
+
+    trial: int
+    attempt: int
+    work: Work
+    place: Place
+    startup: float
+    progress: float = 0.0
+    counted: int = 0
+    seconds: float = 0.0
+    every: int = 1
+    goal: int = 0
+    rate: float = 0.0
+    share: float = 0.0
+    reported: int = 0
+    unjudged: bool = False
+    blocked: bool = False
+    stopping: bool = False
+    hung_since: float | None = None
+    version: int = 0
+    booked: bool = False
+    settled: float = 0.0
+    is_starting: bool = True
+
+    @property
+    def is_moving(self) -> bool:
+        return not self.blocked and self.hung_since is None
+
+    def settle(self, now: float) -> None:
+        """Brings the books up to now."""
+        elapsed = now - self.settled
+        self.settled = now
+        if self.rate <= 0.0:
+            return
+        self.seconds += elapsed * self.share
+        done = elapsed * self.rate
+        first = min(done, self.startup)
+        self.startup -= first
+        self.progress += done - first
+
+    def seconds_to(self, goal: int) -> float:
+        """Seconds to an iteration's end, as if alone."""
+        return max(0.0, self.startup + goal * self.work.step_seconds - self.progress)
+
+    def next_goal(self) -> int:
+        """The next iteration after which something is to be done."""
+        work, counted = self.work, self.counted
+        if self.is_starting:
+            return counted
+        if self.stopping:
+            step = work.step_seconds
+            reached = math.floor(self.progress / step + 1e-9) if step > 0 else counted
+            return min(max(counted, reached) + 1, work.iterations)
+        goal = counted + 1 if counted < 2 else counted + self.every - counted % self.every
+        if self.reported < len(work.report_at):
+            goal = min(goal, work.report_at[self.reported])
+        return min(goal, work.iterations)
+
+
+def busy(moving: list[Run]) -> float:
+    """What the residents of a lane use of the device, turn by turn."""
+    return sum(run.work.busy for run in moving if not run.is_starting) / len(moving) if moving else 0.0

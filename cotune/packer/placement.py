@@ -1,0 +1,267 @@
+"""Placement: which waiting trial starts now, and where.
+
+The first in line that fits starts, what does not fit being passed over (backfill), until nothing fits any more. A
+trial that others overtake too often gets a device kept free for it. Neither the line nor the devices are walked
+through: `Line.next` finds the first trial that needs no more than the largest hole, `Pool` the devices with one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from cotune.packer import instructions as do
+from cotune.packer.fitting import Fitting, Place
+from cotune.packer.ledger import Ledger
+from cotune.packer.line import SORT_AT_ONCE, Bound, Line, Shape
+from cotune.packer.policies import Policy
+from cotune.packer.queue import Mark
+from cotune.packer.state import Device, Trial
+
+# For how many trials room is asked for after one event; the answer is an event too.
+ROOM_AT_ONCE = 2
+
+
+@dataclass(slots=True)
+class _Search:
+    """What one walk along the line has ruled out."""
+
+    limits: dict[Shape, float] = field(default_factory=dict)
+    tried: dict[Shape, Mark] = field(default_factory=dict)
+
+
+class Placement:
+    """Starts waiting trials.
+
+    Args:
+        policy: Says who goes first.
+        residents: Trials that may share a lane by turns.
+        patience: How many trials may overtake one that does not fit before a device is kept free for it.
+        ledger: Has the devices.
+        line: Who waits.
+        fitting: Knows what fits.
+    """
+
+    def __init__(
+        self, policy: Policy, residents: int, patience: int, ledger: Ledger, line: Line, fitting: Fitting
+    ) -> None:
+        self._policy = policy
+        self._residents = residents
+        self._patience = patience
+        self._ledger = ledger
+        self._pool = ledger.pool
+        self._line = line
+        self._fitting = fitting
+        self._reserved: Device | None = None
+
+    def place(self, is_idle: bool) -> None:
+        """Starts what fits.
+
+        Args:
+            is_idle: Nothing runs, so that no later event would bring up what was put off.
+        """
+        if not self._line or not self._pool.with_seat:
+            return
+        more = self._line.sort(self._ledger.version)
+        while more and is_idle:
+            more = self._line.sort(self._ledger.version)
+        self._check_reservation()
+        self._try_reserved()
+        self._place_in_order()
+        self._ask_for_room()
+        self._reserve()
+
+    def unreserve(self, trial: Trial) -> None:
+        """Lets go of the device that is kept free for the trial, if one is."""
+        device = self._reserved
+        if device is not None and device.reserved_for is trial:
+            device.reserved_for = self._reserved = None
+            self._ledger.touch(device)
+
+    def forget(self, device: Device) -> None:
+        """A device is gone."""
+        if self._reserved is device:
+            self._reserved = None
+
+    def why(self, trial: Trial) -> str:
+        """Why the trial waits, with figures."""
+        if not self._pool.with_seat:
+            return "its turn has not come"
+        devices = [device for device in self._pool.with_seat.values() if device.reserved_for in (None, trial)]
+        if not devices:
+            return "a device is kept free for a trial that has waited longer"
+        if trial.expected is None or trial.wants_all:
+            unused = [device for device in devices if not device.active]
+            whole = self._fitting.find_whole(trial, sorted(unused, key=lambda device: -device.capacity))
+            found, short = (whole, []) if isinstance(whole, Place) else (None, whole)
+        else:
+            found, short = self._fitting.find(trial, devices), self._fitting.short(trial, devices)
+        if found is not None:
+            return "its turn has not come"
+        if trial.exclusive:
+            return "its policy wants a device without other lanes for it, and none is unused"
+        reason = self._fitting.explain(trial, devices)
+        for place in short:
+            lanes = (lane for lane in place.device.lanes.values() if lane is not place.lane)
+            if sum(lane.returning for lane in lanes) >= place.missing:
+                return f"{reason}; it is being freed"
+        return reason
+
+    # ---- in order
+
+    def _place_in_order(self) -> None:
+        search, patience = _Search(), SORT_AT_ONCE
+        bound = self._bound_for(search)
+        while self._pool.with_seat:
+            trial = self._line.next(bound)
+            if trial is None:
+                return
+            if patience and self._line.refresh(trial):
+                # What is known of it has changed: it is looked for again where it now stands.
+                patience -= 1
+                continue
+            place = self._find(trial)
+            if place is not None:
+                self._overtake(trial)
+                self._start(trial, place)
+                patience = SORT_AT_ONCE
+            else:
+                self._rule_out(search, trial)
+
+    def _bound_for(self, search: _Search) -> Bound:
+        """Up to which size, and from where on, trials of a shape are worth looking at."""
+
+        def bound(shape: Shape) -> tuple[float, Mark | None]:
+            limit, after = search.limits.get(shape, float("inf")), search.tried.get(shape)
+            if shape.whole:
+                is_outdated = shape.wants == "probe" and self._line.is_known(shape.kind)
+                return (limit if self._pool.has_unused or is_outdated else -1), after
+            if self._residents == 1:
+                limit = min(limit, self._pool.roomiest)
+            elif self._pool.most_shared < 0:
+                # A lane of its own is all it could get, even after others made room.
+                limit = min(limit, self._pool.roomiest_later)
+            return limit, after
+
+        return bound
+
+    def _rule_out(self, search: _Search, trial: Trial) -> None:
+        """Notes what a trial without a place says of those behind it."""
+        shape = self._line.shape(trial)
+        if shape.whole or (self._residents == 1 and not trial.exclusive):
+            search.limits[shape] = self._line.size(trial) - 1
+        else:
+            search.tried[shape] = self._line.mark(trial)
+
+    def _find(self, trial: Trial) -> Place | None:
+        """A place now; turns in a lane of others only where no room for an own lane is under way."""
+        demand = trial.expected
+        if demand is None or trial.wants_all:
+            found = self._fitting.find_whole(trial, self._pool.unused())
+            if isinstance(found, Place):
+                return found
+            self._make_room(found)
+            return None
+        trial.exclusive = self._policy.exclusive(self._line.view(trial), len(self._ledger.devices))
+        if trial.exclusive:
+            return self._fitting.find(trial, self._pool.unused())
+        place = self._fitting.find(trial, self._pool.with_room(demand.peak, self._policy.places))
+        if place is not None or self._residents == 1 or self._make_own_room(trial):
+            return place
+        place = self._fitting.find(trial, self._pool.with_turns(demand.persistent), share=True)
+        if place is None:
+            self._make_room(self._fitting.short(trial, self._pool.with_turns(0), share=True))
+        return place
+
+    # ---- room
+
+    def _ask_for_room(self) -> None:
+        """Has memory returned for the first in line that would fit then; each time for a smaller one."""
+        if self._residents > 1:
+            return
+        limit: float = self._pool.roomiest_later
+        for _ in range(ROOM_AT_ONCE):
+            found = limit > self._pool.roomiest and self._line.next(
+                lambda shape: (-1 if shape.whole else limit, None)  # noqa: B023 - called at once
+            )
+            if not found:
+                return
+            if found.promised is None or not found.promised.is_returning:
+                self._make_own_room(found)
+            limit = min(self._line.size(found) - 1, self._pool.roomiest_later)
+
+    def _make_own_room(self, trial: Trial) -> bool:
+        assert trial.expected is not None
+        devices = self._pool.with_room_later(trial.expected.peak)
+        places = self._fitting.short(trial, devices)
+        trial.promised = self._make_room(places)
+        return trial.promised is not None
+
+    def _make_room(self, places: list[Place]) -> Device | None:
+        """Has the bytes returned that are missing at one of these places; None if nobody can return them."""
+        for place in places:
+            if self._ledger.reclaim(place.device, place.missing, keep=place.lane):
+                return place.device
+        return None
+
+    # ---- reservation
+
+    def _overtake(self, trial: Trial) -> None:
+        """Counts against who is first in line that another one starts."""
+        head = self._line.head()
+        if head is not None and head is not trial:
+            head.overtaken += 1
+
+    def _reserve(self) -> None:
+        """Keeps a device free for a trial that others have overtaken too often."""
+        trial = self._line.head()
+        if trial is None or trial.overtaken < self._patience or self._reserved is not None:
+            return
+        able = [device for device in self._ledger.devices.values() if self._fitting.suits(trial, device)]
+        if able:
+            device = max(able, key=lambda device: (device.capacity if trial.wants_all else 0, device.free))
+            self._reserved, device.reserved_for = device, trial
+            self._ledger.touch(device)
+
+    def _check_reservation(self) -> None:
+        """Lets go of a device that would no longer do for the trial it is kept free for."""
+        trial = self._reserved.reserved_for if self._reserved else None
+        if self._reserved and trial:
+            self._line.refresh(trial)
+            if not self._fitting.suits(trial, self._reserved):
+                self.unreserve(trial)
+
+    def _try_reserved(self) -> None:
+        """Starts the trial that a device is kept free for, if it fits there by now; or makes room there."""
+        device = self._reserved
+        trial = device.reserved_for if device else None
+        if device is None or trial is None or trial not in self._line:
+            return
+        if trial.expected is None or trial.wants_all:
+            found = self._fitting.find_whole(trial, [] if device.active else [device])
+            place, short = (found, []) if isinstance(found, Place) else (None, found)
+        else:
+            now, later = self._fitting.holes(device)
+            place = self._fitting.find(trial, [device]) if now >= trial.expected.peak else None
+            short = self._fitting.short(trial, [device]) if place is None and later >= trial.expected.peak else []
+        if place is not None:
+            self._start(trial, place)
+        else:
+            self._make_room(short)
+
+    # ---- starting
+
+    def _start(self, trial: Trial, place: Place) -> None:
+        device, lane = place.device, place.lane
+        if lane is None:
+            lane = self._ledger.open(device, place.quota)
+        else:
+            self._ledger.resize(lane, place.quota)
+        self._line.leave(trial, started=True)
+        self.unreserve(trial)
+        trial.overtaken = 0
+        trial.had_all = lane.asked >= device.capacity and not lane.residents and not lane.residue
+        trial.lane = lane
+        lane.least = 0
+        lane.residents[trial.id] = trial
+        self._ledger.out.append(do.StartTrial(trial.id, lane.id))
+        self._ledger.touch(device)

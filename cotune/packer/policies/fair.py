@@ -1,0 +1,64 @@
+"""Least served first."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Hashable, Mapping
+
+from cotune.packer.policies.base import Policy, Waiting
+
+
+class Fair(Policy):
+    """The least served kind first, weighted, and in it the least served trial (Salus, MLSys'20, section 4.2, FAIR).
+
+    Equalises device time among kinds of trials (one kind is one trainable: one user, one study), in the proportion of
+    their weights. Assumes nothing; a started trial is charged what it is predicted to take, corrected as it runs, or
+    a burst of free lanes would all go to one kind. A kind that comes late begins at the level of the least served
+    one, as in start-time fair queueing (Goyal et al., SIGCOMM'96): it has no claim on the past. Salus shares among
+    jobs at every iteration; residents of a lane do that here by taking turns, whatever the policy.
+
+    Args:
+        weights: By kind; 1 if not given.
+    """
+
+    name = "fair"
+    uses_predictions = True
+
+    def __init__(self, weights: Mapping[str, float] | None = None) -> None:
+        self._weights = dict(weights or {})
+        self._served: dict[Hashable, float] = {}
+        self._waiting: defaultdict[Hashable, int] = defaultdict(int)
+        self._charged: dict[int, float] = {}
+
+    def key(self, waiting: Waiting) -> tuple[float, ...]:
+        return (waiting.served, waiting.arrival)
+
+    def group(self, waiting: Waiting) -> Hashable:
+        return waiting.kind
+
+    def rank(self, group: Hashable) -> float:
+        return self._served.get(group, 0.0) / self._weight(group)
+
+    def joined(self, waiting: Waiting, group: Hashable) -> None:
+        if not self._waiting[group]:
+            least = min((self.rank(other) for other, count in self._waiting.items() if count), default=0.0)
+            self._served[group] = max(self._served.get(group, 0.0), least * self._weight(group))
+        self._waiting[group] += 1
+
+    def left(self, waiting: Waiting, group: Hashable, started: bool) -> None:
+        self._waiting[group] -= 1
+        if started:
+            self._charged[waiting.trial] = charge = waiting.seconds_left or 1.0
+            self._served[group] += charge
+
+    def ran(self, trial: int, group: Hashable, seconds: float) -> None:
+        paid = min(seconds, self._charged.get(trial, 0.0))
+        self._served[group] = self._served.get(group, 0.0) + seconds - paid
+        if paid:
+            self._charged[trial] -= paid
+
+    def ended(self, trial: int, group: Hashable) -> None:
+        self._served[group] = self._served.get(group, 0.0) - self._charged.pop(trial, 0.0)
+
+    def _weight(self, group: Hashable) -> float:
+        return self._weights.get(str(group), 1.0)

@@ -1,0 +1,108 @@
+"""Classes of like trials, weighted by how long they wait; placed by predicted memory and utilisation."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Hashable
+from itertools import islice
+
+from cotune.packer.policies.base import Candidate, Policy, Waiting
+
+CLASSES = 3
+SAMPLES = 512
+FLOOR = 1.0
+STEEP = 10.0
+
+
+class Horus(Policy):
+    """Weighted fair queues of like trials, each placed where memory and utilisation cost least (Horus, TPDS'21).
+
+    Trials are put into three classes by k-means on their predicted memory; a class weighs
+    `max(median wait, floor) * length`, and the one served least for its weight goes first, so no class waits much
+    longer than another. Of the devices with room the one with the least
+    `w1 * memory + w2 * f(sum of utilisations)` is taken, f being steep above 100%. Optimises utilisation
+    and waiting time; assumes that both figures can be predicted. We differ in that demands come from measured
+    siblings, not from the model's graph, in that a device is full when its width says so, and in that the sum of
+    utilisations decides among devices that `Pool` offers, not whether to start at all.
+
+    Args:
+        memory: w1.
+        busy: w2.
+    """
+
+    name = "horus"
+    places = True
+
+    def __init__(self, memory: float = 0.5, busy: float = 0.5) -> None:
+        self._memory = memory
+        self._busy = busy
+        self._needs: list[float] = []
+        self._seen = 0
+        self._centers: list[float] = []
+        self._since: defaultdict[Hashable, dict[int, float]] = defaultdict(dict)
+        self._latest = 0.0
+        self._started: defaultdict[Hashable, int] = defaultdict(int)
+        self._weights: dict[Hashable, tuple[int, float]] = {}
+        self._changes = 0
+
+    def key(self, waiting: Waiting) -> tuple[float, ...]:
+        return (waiting.arrival,)
+
+    def group(self, waiting: Waiting) -> Hashable:
+        if waiting.need is None or not self._centers:
+            return 0
+        size = math.log(max(waiting.need, 1))
+        return min(range(len(self._centers)), key=lambda number: abs(self._centers[number] - size))
+
+    def rank(self, group: Hashable) -> float:
+        return self._started[group] / self._weight(group)
+
+    def joined(self, waiting: Waiting, group: Hashable) -> None:
+        self._since[group][waiting.trial] = waiting.since
+        self._latest = max(self._latest, waiting.since)
+        self._changes += 1
+        if waiting.need is not None:
+            self._learn(math.log(max(waiting.need, 1)))
+
+    def left(self, waiting: Waiting, group: Hashable, started: bool) -> None:
+        self._since[group].pop(waiting.trial, None)
+        self._started[group] += started
+        self._changes += 1
+
+    def cost(self, candidate: Candidate) -> float:
+        busy = candidate.busy
+        return self._memory * candidate.memory + self._busy * (busy if busy <= 1 else 1 + STEEP * (busy - 1))
+
+    def _weight(self, group: Hashable) -> float:
+        """Median wait times length; looked at anew when a part of the line has changed."""
+        changes, weight = self._weights.get(group, (-1, FLOOR))
+        since = self._since[group]
+        if changes < 0 or self._changes - changes > len(since) // 16:
+            middle = next(islice(since.values(), len(since) // 2, None), self._latest)
+            weight = max(self._latest - middle, FLOOR) * max(len(since), 1)
+            self._weights[group] = self._changes, weight
+        return weight
+
+    def _learn(self, size: float) -> None:
+        """Notes a size; clusters again whenever twice as many were seen."""
+        self._needs.append(size)
+        del self._needs[:-SAMPLES]
+        self._seen += 1
+        if self._seen & (self._seen - 1) == 0:
+            self._centers = k_means(self._needs, CLASSES)
+
+
+def k_means(values: list[float], count: int) -> list[float]:
+    """The centres of `count` clusters on a line, ascending (Lloyd's algorithm from evenly spaced quantiles)."""
+    ordered = sorted(values)
+    centers = [ordered[(2 * number + 1) * len(ordered) // (2 * count)] for number in range(count)]
+    for _ in range(20):
+        parts: list[list[float]] = [[] for _ in centers]
+        for value in ordered:
+            parts[min(range(count), key=lambda number: abs(centers[number] - value))].append(value)
+        moved = [sum(part) / len(part) if part else center for part, center in zip(parts, centers, strict=True)]
+        if moved == centers:
+            break
+        centers = moved
+    return sorted(centers)

@@ -1,0 +1,126 @@
+"""Devices with a seat, in the orders in which they are looked for."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterator
+
+from cotune.packer.fitting import Fitting
+from cotune.packer.state import Device
+
+LOOK = 8
+
+_Entry = tuple[int, int, Device]
+
+
+class Pool:
+    """Finds a device for a trial without looking at all of them.
+
+    A device that is kept free for a trial is in none of the orders.
+
+    Attributes:
+        with_seat: Devices where another trial could run as far as lanes go, by name.
+        seats: How many more trials could run at once as far as lanes go.
+        breadth: Lanes that may run at once on all devices.
+    """
+
+    def __init__(self, fitting: Fitting) -> None:
+        self.with_seat: dict[str, Device] = {}
+        self.seats = 0
+        self.breadth = 0
+        self._fitting = fitting
+        self._now: dict[int, list[_Entry]] = {}
+        self._later: list[_Entry] = []
+        self._unused: list[_Entry] = []
+        self._shared: list[_Entry] = []
+        self._kept: dict[str, list[tuple[list[_Entry], _Entry]]] = {}
+        self._counted: dict[str, tuple[int, int]] = {}
+
+    def update(self, device: Device) -> None:
+        """To be called after every change to a device."""
+        self._drop(device)
+        seats = self._fitting.seats(device)
+        self._counted[device.name] = seats, device.width.width
+        self.seats += seats
+        self.breadth += device.width.width
+        if not seats:
+            return
+        own = device.has_own_seat
+        if own or self._fitting.takes_resident(device):
+            self.with_seat[device.name] = device
+        if device.reserved_for is not None:
+            return
+        kept = self._kept[device.name]
+        if own:
+            now, later = self._fitting.holes(device)
+            active = device.active
+            self._keep(kept, self._now.setdefault(active, []), (now, device.number, device))
+            self._keep(kept, self._later, (later, device.number, device))
+            if not active:
+                self._keep(kept, self._unused, (-device.capacity, device.number, device))
+        shared = self._fitting.shared_hole(device)
+        if shared >= 0:
+            self._keep(kept, self._shared, (shared, device.number, device))
+
+    def remove(self, device: Device) -> None:
+        self._drop(device)
+        del self._kept[device.name], self._counted[device.name]
+
+    @property
+    def roomiest(self) -> int:
+        """The largest peak for which a lane of its own is there now, on any device; negative if there is none."""
+        return max((order[-1][0] for order in self._now.values() if order), default=-1)
+
+    @property
+    def roomiest_later(self) -> int:
+        """The same, once all that is not needed was returned."""
+        return self._later[-1][0] if self._later else -1
+
+    @property
+    def most_shared(self) -> int:
+        """The most persistent bytes that one more resident of a lane could have; negative if none takes another."""
+        return self._shared[-1][0] if self._shared else -1
+
+    @property
+    def has_unused(self) -> bool:
+        return bool(self._unused)
+
+    def with_room(self, peak: int, widely: bool = False) -> Iterator[Device]:
+        """Devices with a lane for this peak: of those with the fewest lanes running some with the least room.
+
+        Args:
+            peak: Bytes.
+            widely: Some of those with any number of lanes running.
+        """
+        for active in sorted(self._now):
+            order = self._now[active]
+            start = bisect_left(order, (peak,))
+            yield from (device for _, _, device in order[start : start + LOOK])
+            if start < len(order) and not widely:
+                return
+
+    def with_room_later(self, peak: int) -> Iterator[Device]:
+        """Some devices that would have a lane for this peak once others returned memory."""
+        start = bisect_left(self._later, (peak,))
+        return (device for _, _, device in self._later[start : start + LOOK])
+
+    def with_turns(self, persistent: int) -> Iterator[Device]:
+        """Devices where a lane might take another resident with so many persistent bytes."""
+        return (device for _, _, device in self._shared[bisect_left(self._shared, (persistent,)) :])
+
+    def unused(self) -> Iterator[Device]:
+        """Devices where nothing runs, the largest first."""
+        return (device for _, _, device in self._unused)
+
+    def _keep(self, kept: list[tuple[list[_Entry], _Entry]], order: list[_Entry], entry: _Entry) -> None:
+        insort(order, entry)
+        kept.append((order, entry))
+
+    def _drop(self, device: Device) -> None:
+        for order, entry in self._kept.get(device.name, ()):
+            del order[bisect_left(order, entry)]
+        self._kept[device.name] = []
+        seats, width = self._counted.get(device.name, (0, 0))
+        self.seats -= seats
+        self.breadth -= width
+        self.with_seat.pop(device.name, None)

@@ -1,0 +1,88 @@
+"""A long line that can be asked: who is the first that needs no more than this?"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Iterator
+from itertools import chain
+
+from cotune.packer.state import Trial
+
+BLOCK = 256
+
+Key = tuple[float, ...]
+Mark = tuple[Key, int]
+Entry = tuple[Key, int, int, Trial]
+
+
+class Queue:
+    """Trials in the order of their keys, each with a size.
+
+    Blocks of some hundred entries, each with the size of its smallest: a block in which nothing fits is passed over
+    as a whole, so finding, adding and taking out cost about the square root of the length.
+    """
+
+    def __init__(self) -> None:
+        self._blocks: list[list[Entry]] = []
+        self._lasts: list[Mark] = []
+        self._least: list[int] = []
+
+    def __len__(self) -> int:
+        return sum(map(len, self._blocks))
+
+    def __bool__(self) -> bool:
+        return bool(self._blocks)
+
+    def __iter__(self) -> Iterator[Entry]:
+        return chain.from_iterable(self._blocks)
+
+    def add(self, key: Key, size: int, trial: Trial) -> None:
+        entry = (key, trial.arrival, size, trial)
+        if not self._blocks:
+            self._blocks, self._lasts, self._least = [[entry]], [entry[:2]], [size]
+            return
+        number = min(bisect_left(self._lasts, entry[:2]), len(self._blocks) - 1)
+        block = self._blocks[number]
+        insort(block, entry)
+        self._lasts[number] = block[-1][:2]
+        self._least[number] = min(self._least[number], size)
+        if len(block) > 2 * BLOCK:
+            self._blocks[number : number + 1] = block[:BLOCK], block[BLOCK:]
+            self._lasts[number : number + 1] = block[BLOCK - 1][:2], block[-1][:2]
+            self._least[number : number + 1] = _least(block[:BLOCK]), _least(block[BLOCK:])
+
+    def remove(self, mark: Mark) -> None:
+        """Takes out the entry with this key and arrival."""
+        number = bisect_left(self._lasts, mark)
+        block = self._blocks[number]
+        _, _, size, _ = block.pop(bisect_left(block, mark))
+        if not block:
+            del self._blocks[number], self._lasts[number], self._least[number]
+            return
+        self._lasts[number] = block[-1][:2]
+        if size == self._least[number]:
+            self._least[number] = _least(block)
+
+    def first(self, limit: float, after: Mark | None = None) -> Entry | None:
+        """The first entry behind `after` whose size is at most `limit`."""
+        start = 0
+        if after is not None:
+            start = bisect_right(self._lasts, after)
+            if start < len(self._blocks) and self._least[start] <= limit:
+                block = self._blocks[start]
+                for entry in block[bisect_right(block, after, key=_mark) :]:
+                    if entry[2] <= limit:
+                        return entry
+            start += 1
+        for number in range(start, len(self._least)):
+            if self._least[number] <= limit:
+                return next(entry for entry in self._blocks[number] if entry[2] <= limit)
+        return None
+
+
+def _mark(entry: Entry) -> Mark:
+    return entry[:2]
+
+
+def _least(block: list[Entry]) -> int:
+    return min(entry[2] for entry in block)

@@ -1,0 +1,26 @@
+"""What a sweep would have cost: workloads, the loop that plays them, figures, lower bounds."""
+
+from cotune.simulation.bounds import Bounds, lower_bounds
+from cotune.simulation.generators import GENERATORS, make_workload
+from cotune.simulation.outcome import Figures, Outcome, Segment
+from cotune.simulation.play import Setting, simulate
+from cotune.simulation.stopping import Asha
+from cotune.simulation.traces import from_csv, from_run
+from cotune.simulation.workload import Job, Workload
+
+__all__ = [
+    "GENERATORS",
+    "Asha",
+    "Bounds",
+    "Figures",
+    "Job",
+    "Outcome",
+    "Segment",
+    "Setting",
+    "Workload",
+    "from_csv",
+    "from_run",
+    "lower_bounds",
+    "make_workload",
+    "simulate",
+]

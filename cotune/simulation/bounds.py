@@ -1,0 +1,80 @@
+"""No schedule is shorter than this."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from cotune.engines.simulated.model import slowdown
+from cotune.simulation.workload import Workload
+
+# What a device does in all when several trials share it, in shares of its time when alone: the best there is.
+BEST_LOAD = max(load / 64 * slowdown(load / 64) for load in range(1, 256))
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Lower bounds of the makespan, in seconds.
+
+    Attributes:
+        chain: The last arrival of work and the longest trial.
+        device_time: All work over what all devices can do at best when shared.
+        memory: All bytes times seconds over all memory.
+        large: The same with sizes rounded by dual feasible functions, which know that two large ones do not fit.
+        lanes: All seconds over all lanes.
+    """
+
+    chain: float
+    device_time: float
+    memory: float
+    large: float
+    lanes: float
+
+    @property
+    def best(self) -> float:
+        return max(self.chain, self.device_time, self.memory, self.large, self.lanes)
+
+
+def lower_bounds(
+    workload: Workload,
+    devices: int,
+    capacity: int | None = None,
+    max_width: int = 16,
+    ran: Sequence[int] | None = None,
+) -> Bounds:
+    """Lower bounds of the makespan of a workload.
+
+    Args:
+        workload: What is to run.
+        devices: On how many.
+        capacity: Bytes of each; None for what the workload says.
+        max_width: Lanes of each.
+        ran: Iterations that each trial (by arrival) ran, where a stopping rule ended some.
+    """
+    room = capacity or workload.capacity
+    jobs = sorted(workload.jobs, key=lambda job: job.arrival)
+    begin = jobs[0].arrival if jobs else 0.0
+    counts = ran if ran is not None else [job.iterations for job in jobs]
+    # What did not run at all, since it fits no device, takes no time.
+    seconds = [(job.startup + n * job.step_seconds) if n else 0.0 for job, n in zip(jobs, counts, strict=True)]
+    # Only the iterations load the device; a start-up has it wait, but takes a lane and memory.
+    loads = [count * job.step_seconds * job.busy for job, count in zip(jobs, counts, strict=True)]
+    sizes = [(job.peak + workload.context) / room for job in jobs]
+    ends = [job.arrival - begin + length for job, length in zip(jobs, seconds, strict=True)]
+    return Bounds(
+        max(ends, default=0.0),
+        sum(loads) / (BEST_LOAD * devices),
+        sum(size * length for size, length in zip(sizes, seconds, strict=True)) / devices,
+        max(_rounded(sizes, seconds, parts) for parts in range(1, 9)) / devices,
+        sum(seconds) / (max_width * devices),
+    )
+
+
+def _rounded(sizes: Iterable[float], seconds: Iterable[float], parts: int) -> float:
+    """Volume with sizes rounded to parts of a device (Fekete and Schepers, Math. Program. 91, 2001, u^(k))."""
+    total = 0.0
+    for size, length in zip(sizes, seconds, strict=True):
+        scaled = (parts + 1) * size
+        whole = abs(scaled - round(scaled)) < 1e-9
+        total += length * (size if whole else int(scaled) / parts)
+    return total

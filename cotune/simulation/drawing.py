@@ -1,0 +1,82 @@
+"""Outcomes drawn: as lines of text, and as a Chrome trace."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+from cotune.simulation.outcome import Figures, Segment
+
+_MARKS = {"done": "█", "stopped": "▒", "failed": "x", "out_of_memory": "!", "retried": "!"}
+MAX_LANES = 64
+
+
+def gantt(segments: Sequence[Segment], columns: int = 72) -> str:
+    """A row a lane, a column a slice of time; marked by what most of the slice went to."""
+    if not segments:
+        return ""
+    end = max(segment.end for segment in segments) or 1.0
+    rows: dict[tuple[str, int], list[Segment]] = defaultdict(list)
+    for segment in segments:
+        rows[segment.device, segment.lane].append(segment)
+    lines = [f"{'':>16} 0{duration(end):>{columns - 1}}"]
+    for device, lane in sorted(rows)[:MAX_LANES]:
+        marks = (_mark(rows[device, lane], end * n / columns, end * (n + 1) / columns) for n in range(columns))
+        lines.append(f"{f'{device} lane {lane}':>16} {''.join(marks)}")
+    if len(rows) > MAX_LANES:
+        lines.append(f"{'':>16} and {len(rows) - MAX_LANES} lanes more")
+    lines.append(f"{'':>16} █ ran to its end  ▒ stopped  ! out of memory or lost  x failed")
+    return "\n".join(lines)
+
+
+def _mark(segments: Sequence[Segment], start: float, end: float) -> str:
+    overlaps = [(min(s.end, end) - max(s.start, start), s.how) for s in segments if s.end > start and s.start < end]
+    if sum(part for part, _ in overlaps) * 2 < end - start:
+        return "·" if overlaps else " "
+    return _MARKS.get(max(overlaps)[1], "?")
+
+
+def chrome_trace(segments: Sequence[Segment]) -> dict[str, Any]:
+    """The segments as a Chrome trace (for `chrome://tracing` or Perfetto): a process a device, a thread a lane."""
+    devices = {name: number for number, name in enumerate(sorted({segment.device for segment in segments}), start=1)}
+    events: list[dict[str, Any]] = [
+        {"ph": "M", "name": "process_name", "pid": number, "tid": 0, "args": {"name": name}}
+        for name, number in devices.items()
+    ]
+    for segment in segments:
+        events.append(
+            {
+                "ph": "X",
+                "name": f"trial {segment.trial}",
+                "cat": segment.how,
+                "pid": devices[segment.device],
+                "tid": segment.lane,
+                "ts": round(segment.start * 1e6),
+                "dur": round((segment.end - segment.start) * 1e6),
+                "args": {"trial": segment.trial, "outcome": segment.how},
+            }
+        )
+    return {"traceEvents": events, "displayTimeUnit": "ms"}
+
+
+def summary(figures: Figures, bound: float) -> str:
+    """The figures, a line each."""
+    over = figures.makespan / bound if bound > 0 else 1.0
+    counts = f"{figures.trials} trials, {figures.stopped} stopped early, {figures.failed} failed"
+    lines = [
+        ("trials", f"{counts}, {figures.out_of_memory} attempts out of memory"),
+        ("makespan", f"{duration(figures.makespan)}, {over:.2f} times the best lower bound ({duration(bound)})"),
+        ("completion", f"{duration(figures.completion)} on average, p95 {duration(figures.completion_p95)}"),
+        ("waiting", f"{duration(figures.waiting)} on average, p95 {duration(figures.waiting_p95)}"),
+        ("devices", f"{figures.utilisation:.0%} of their time used, {figures.fill:.0%} of their memory"),
+    ]
+    return "\n".join(f"{name:>12}  {text}" for name, text in lines)
+
+
+def duration(seconds: float) -> str:
+    """`2.5 s`, `3.4 min`, `5.1 h`, `2.0 d`."""
+    for limit, unit, name in ((120, 1, "s"), (7200, 60, "min"), (172800, 3600, "h")):
+        if seconds < limit:
+            return f"{seconds / unit:.1f} {name}"
+    return f"{seconds / 86400:.1f} d"

@@ -1,0 +1,142 @@
+"""What came of a simulated workload, in figures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from cotune.simulation.workload import Job
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """An attempt at a trial, as it would be drawn."""
+
+    trial: int
+    device: str
+    lane: int
+    start: float
+    end: float
+    how: str
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Seconds, counts and shares.
+
+    Attributes:
+        makespan: From the first arrival to the last end.
+        completion: From arrival to end, mean; `completion_p95` the 95th percentile.
+        waiting: From arrival to the first start, mean; `waiting_p95` the 95th percentile.
+        utilisation: Share of the devices' time that trials used, iterations that were lost included.
+        fill: Share of the devices' memory that running trials needed.
+        stopped: Trials that a stopping rule ended.
+        failed: Trials that did not fit any device.
+        out_of_memory: Attempts that ended so.
+    """
+
+    trials: int
+    makespan: float
+    completion: float
+    completion_p95: float
+    waiting: float
+    waiting_p95: float
+    utilisation: float
+    fill: float
+    stopped: int
+    failed: int
+    out_of_memory: int
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """All that was noted.
+
+    Attributes:
+        figures: In short.
+        segments: Every attempt; empty if they were not kept.
+        ran: Iterations that each trial had done at its end.
+        events: Events that the brain took in.
+    """
+
+    figures: Figures
+    segments: Sequence[Segment]
+    ran: Sequence[int]
+    events: int
+
+
+class Notes:
+    """Takes notes while a workload is played."""
+
+    def __init__(self, jobs: Sequence[Job], capacity: int, devices: int, keep: bool) -> None:
+        self.segments: list[Segment] = []
+        self.ran = [0] * len(jobs)
+        self.events = 0
+        self._jobs = jobs
+        self._capacity = capacity
+        self._devices = devices
+        self._keep = keep
+        self._first: list[float | None] = [None] * len(jobs)
+        self._end = [0.0] * len(jobs)
+        self._open: dict[int, tuple[str, int, float]] = {}
+        self._used = 0.0
+        self._held = 0.0
+        self._counts: dict[str, int] = {}
+
+    def started(self, trial: int, device: str, lane: int, time: float) -> None:
+        if self._first[trial] is None:
+            self._first[trial] = time
+        self._open[trial] = device, lane, time
+        self.ran[trial] = 0
+
+    def progressed(self, trial: int, count: int, seconds: float) -> None:
+        job = self._jobs[trial]
+        self._held += seconds * job.ephemeral
+        self.ran[trial] += count
+        self._used += count * job.step_seconds * job.busy
+
+    def left(self, trial: int, time: float, how: str) -> None:
+        """An attempt is over."""
+        if trial not in self._open:
+            return
+        device, lane, start = self._open.pop(trial)
+        self._held += (time - start) * self._jobs[trial].persistent
+        self._counts[how] = self._counts.get(how, 0) + 1
+        if self._keep:
+            self.segments.append(Segment(trial, device, lane, start, time, how))
+
+    def over(self, trial: int, time: float, how: str) -> None:
+        """A trial is over for good."""
+        self._end[trial] = time
+        self._counts["over " + how] = self._counts.get("over " + how, 0) + 1
+
+    def outcome(self) -> Outcome:
+        jobs = self._jobs
+        completion = sorted(end - job.arrival for end, job in zip(self._end, jobs, strict=True))
+        firsts = zip(self._first, self._end, jobs, strict=True)
+        waiting = sorted((end if first is None else first) - job.arrival for first, end, job in firsts)
+        begin = min((job.arrival for job in jobs), default=0.0)
+        makespan = max(self._end, default=0.0) - begin
+        there = max(makespan * self._devices, 1e-9)
+        figures = Figures(
+            len(jobs),
+            makespan,
+            _mean(completion),
+            _percentile(completion),
+            _mean(waiting),
+            _percentile(waiting),
+            self._used / there,
+            self._held / (there * self._capacity),
+            self._counts.get("over stopped", 0),
+            self._counts.get("over failed", 0),
+            self._counts.get("out_of_memory", 0),
+        )
+        return Outcome(figures, self.segments, self.ran, self.events)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else 0.0
+
+
+def _percentile(ordered: Sequence[float], share: float = 0.95) -> float:
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0

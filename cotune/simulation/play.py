@@ -1,0 +1,188 @@
+"""Plays a workload: the production brain and the simulated body, on a virtual clock."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from cotune.demand import Demand
+from cotune.engines.simulated import Costs, SimulatedEngine, Work
+from cotune.engines.simulated.engine import devices
+from cotune.errors import InputError, RunError
+from cotune.packer import (
+    ConcludeTrial,
+    Event,
+    IterationsDone,
+    Packer,
+    PackerOptions,
+    Policy,
+    RetryTrial,
+    StartTrial,
+    TrialAdded,
+    TrialEnded,
+    TrialWithdrawn,
+    make_policy,
+)
+from cotune.simulation.outcome import Notes, Outcome
+from cotune.simulation.stopping import Asha
+from cotune.simulation.workload import Job, Workload
+from cotune.trial import Report, TrialSpec
+
+_NOWHERE = Path()
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """Under what a workload is played.
+
+    Attributes:
+        devices: How many.
+        capacity: Bytes of each; None for what the workload says.
+        policy: Name or object.
+        width: Lanes a device, None to find it.
+        max_width: Never more than this.
+        residents: Trials that may share a lane by turns.
+        error: How far predictions of seconds and bytes are off, evenly within plus and minus this share; None for no
+            predictions but what the brain learns from features and finished trials.
+        ahead: Trials that may be proposed and not started.
+        seed: Of the errors.
+        costs: Of acting.
+        keep: Keep every attempt, to draw it.
+    """
+
+    devices: int = 1
+    capacity: int | None = None
+    policy: str | Policy | None = None
+    width: int | None = None
+    max_width: int = 16
+    residents: int = 1
+    error: float | None = 0.0
+    ahead: int = 10_000
+    seed: int = 0
+    costs: Costs = field(default_factory=Costs)
+    keep: bool = True
+
+
+def simulate(workload: Workload, setting: Setting | None = None) -> Outcome:
+    """Plays a workload to its end.
+
+    Raises:
+        InputError: The setting makes no sense.
+        RunError: Some trials never start, which would be a fault of the brain.
+    """
+    setting = setting or Setting()
+    if setting.devices < 1 or setting.ahead < 1 or (setting.capacity or 1) < 1:
+        raise InputError(f"{setting.devices} devices cannot play anything", hint="give one device or more")
+    return _Player(workload, setting).play()
+
+
+class _Player:
+    def __init__(self, workload: Workload, setting: Setting) -> None:
+        self._jobs = sorted(workload.jobs, key=lambda job: job.arrival)
+        self._setting = setting
+        self._dice = random.Random(setting.seed)
+        self._asha = Asha(workload.reduction)
+        capacity = setting.capacity or workload.capacity
+        found = devices(setting.devices, capacity, workload.context, setting.max_width)
+        self._engine = SimulatedEngine(found, self._work, setting.costs)
+        options = PackerOptions(width=setting.width, residents=setting.residents, policy=make_policy(setting.policy))
+        self._packer = Packer(options)
+        self._notes = Notes(self._jobs, capacity, setting.devices, setting.keep)
+        self._next = 0
+        self._coming = False
+        self._attempts: dict[int, int] = {}
+
+    def play(self) -> Outcome:
+        for found in self._engine.start():
+            self._feed(found)
+        self._propose()
+        while self._packer.unfinished or self._next < len(self._jobs) or self._coming:
+            happened = self._engine.poll(float("inf"))
+            if not happened:
+                stuck = self._packer.snapshot().waiting[:1]
+                why = stuck[0].reason if stuck else "nothing happens any more"
+                raise RunError(f"{self._packer.unfinished} trials never end: {why}")
+            for event in happened:
+                if isinstance(event, Report):
+                    self._judge(event)
+                else:
+                    self._take_in(event)
+            self._propose()
+        return self._notes.outcome()
+
+    def _propose(self) -> None:
+        """Adds the trials that have come, up to the limit, and has the next one announced."""
+        jobs, packer, now = self._jobs, self._packer, self._engine.now()
+        while self._next < len(jobs) and not self._coming and packer.waiting < self._setting.ahead:
+            number, job = self._next, jobs[self._next]
+            self._next += 1
+            if job.arrival <= now:
+                self._feed(self._added(number, job, now))
+            else:
+                self._coming = True
+                self._engine.at(job.arrival, self._added(number, job, job.arrival))
+
+    def _added(self, number: int, job: Job, time: float) -> TrialAdded:
+        expected, seconds = None, None
+        if self._setting.error is not None:
+            expected = Demand(self._about(job.persistent), self._about(job.ephemeral), job.busy)
+            seconds = job.seconds * self._factor()
+        return TrialAdded(time, number, job.kind, job.features, expected=expected, seconds=seconds)
+
+    def _about(self, count: int) -> int:
+        return int(count * self._factor())
+
+    def _factor(self) -> float:
+        error = self._setting.error or 0.0
+        return self._dice.uniform(1 - error, 1 + error)
+
+    def _take_in(self, event: Event) -> None:
+        if isinstance(event, TrialAdded):
+            self._coming = False
+        elif isinstance(event, IterationsDone):
+            self._notes.progressed(event.trial, event.count, event.seconds)
+        elif isinstance(event, TrialEnded):
+            self._notes.left(event.trial, event.time, event.outcome)
+        self._feed(event)
+
+    def _feed(self, event: Event) -> None:
+        self._notes.events += 1
+        for instruction in self._packer.handle(event):
+            if isinstance(instruction, StartTrial):
+                self._start(instruction)
+            elif isinstance(instruction, ConcludeTrial):
+                self._notes.left(instruction.trial, self._engine.now(), instruction.outcome)
+                self._notes.over(instruction.trial, self._engine.now(), instruction.outcome)
+                self._attempts.pop(instruction.trial, None)
+            elif isinstance(instruction, RetryTrial):
+                self._notes.left(instruction.trial, self._engine.now(), "retried")
+            else:
+                self._engine.execute(instruction)
+
+    def _start(self, start: StartTrial) -> None:
+        where = self._packer.lane_of(start.trial)
+        attempt = self._attempts.get(start.trial, 0)
+        self._attempts[start.trial] = attempt + 1
+        self._notes.started(start.trial, where[1] if where else "", start.lane, self._engine.now())
+        self._engine.execute(start, TrialSpec(start.trial, attempt, {}, 0, _NOWHERE))
+
+    def _judge(self, report: Report) -> None:
+        job = self._jobs[report.trial]
+        if self._asha.stops(report.step + 1, report.value) and report.step + 1 < job.iterations:
+            self._feed(TrialWithdrawn(self._engine.now(), report.trial))
+        self._engine.verdict(report.trial, report.attempt)
+
+    def _work(self, spec: TrialSpec) -> Work:
+        job = self._jobs[spec.trial]
+        values = dict(zip(job.rungs, job.values, strict=True))
+        return Work(
+            job.iterations,
+            job.step_seconds,
+            job.startup,
+            job.persistent,
+            job.ephemeral,
+            job.busy,
+            report_at=job.rungs,
+            value=lambda step: values[step + 1],
+        )

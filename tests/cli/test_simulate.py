@@ -1,0 +1,75 @@
+"""The command line: what it prints, and what it says when something is wrong."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from cotune.cli import main
+
+QUICK = ["simulate", "--workload", "salus-100", "--jobs", "12"]
+
+
+def test_figures_of_a_generated_workload(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*QUICK, "--policy", "srtf", "--devices", "2"]) == 0
+    out = capsys.readouterr().out
+    assert "salus-100 on 2 device(s), policy srtf" in out
+    for word in ("makespan", "completion", "waiting", "best lower bound", "12 trials"):
+        assert word in out
+
+
+def test_figures_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*QUICK, "--json"]) == 0
+    figures = json.loads(capsys.readouterr().out)
+    assert figures["makespan"] >= figures["lower_bound"] > 0
+    assert figures["trials"] == 12
+
+
+def test_drawings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace = tmp_path / "out.json"
+    assert main([*QUICK, "--gantt", "--trace", str(trace)]) == 0
+    assert "gpu 0 lane" in capsys.readouterr().out
+    assert json.loads(trace.read_text())["traceEvents"]
+
+
+def test_a_table_of_jobs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "mine.csv"
+    path.write_text("iterations,step_seconds,persistent_mib,ephemeral_mib\n10,1,10,10\n")
+    assert main(["simulate", "--csv", str(path), "--learn"]) == 0
+    assert "mine on 1 device(s)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--workload", "nope"], "choose one of salus-100"),
+        ([*QUICK[1:], "--policy", "best"], "choose one of makespan"),
+        ([*QUICK[1:], "--gpus", "0"], "--devices 0 is not a count"),
+        ([*QUICK[1:], "--width", "-1"], "--width -1"),
+        ([*QUICK[1:], "--memory", "much"], "'much' is not a size"),
+        ([*QUICK[1:], "--error", "50"], "give 0.5 for 50%"),
+        ([*QUICK[1:], "--busy", "2"], "--busy 2.0"),
+        ([*QUICK[1:], "--jobs", "0"], "0 jobs"),
+        ([*QUICK[1:], "--trace", "/nowhere/at/all.json"], "choose another --trace"),
+        (["--csv", "/nowhere.csv"], "check the path"),
+        (["--run", "nope", "--storage", "/nowhere"], "cannot read"),
+    ],
+)
+def test_what_is_wrong_ends_with_2_and_a_hint(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["simulate", *arguments]) == 2
+    err = capsys.readouterr().err
+    assert said in err
+    assert "hint:" in err
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("arguments", [[], ["nope"], ["simulate"], ["simulate", "--gpus", "many"]])
+def test_what_argparse_refuses_ends_with_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit:
+        main(arguments)
+    assert exit.value.code == 2
+    assert "usage: cotune" in capsys.readouterr().err

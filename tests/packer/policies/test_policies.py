@@ -1,0 +1,171 @@
+"""The order in which waiting trials are tried."""
+
+from __future__ import annotations
+
+import pytest
+
+from cotune.errors import InputError
+from cotune.packer.policies import (
+    POLICIES,
+    Candidate,
+    Fair,
+    Fifo,
+    Fluid,
+    Gandiva,
+    Horus,
+    Makespan,
+    Pack,
+    Policy,
+    Srtf,
+    Waiting,
+    make_policy,
+)
+from cotune.packer.policies.horus import k_means
+
+
+def order(policy: Policy, seconds: list[float | None]) -> list[int]:
+    waiting = [Waiting(trial, trial, left, None) for trial, left in enumerate(seconds)]
+    return [w.trial for w in sorted(waiting, key=policy.key)]
+
+
+def test_makespan_takes_the_longest_first() -> None:
+    assert order(Makespan(), [1.0, 3.0, 2.0]) == [1, 2, 0]
+
+
+def test_makespan_goes_by_arrival_as_long_as_nothing_is_predicted() -> None:
+    assert order(Makespan(), [None, None, None]) == [0, 1, 2]
+
+
+def test_makespan_breaks_ties_by_arrival() -> None:
+    assert order(Makespan(), [2.0, 3.0, 3.0]) == [1, 2, 0]
+
+
+def test_fifo_looks_at_arrival_only() -> None:
+    assert order(Fifo(), [1.0, 3.0, 2.0]) == [0, 1, 2]
+
+
+def test_policies_are_made_by_name() -> None:
+    assert isinstance(make_policy(None), Makespan)
+    assert all(isinstance(make_policy(name), policy) for name, policy in POLICIES.items())
+
+
+def test_own_policy_is_taken_as_it_is() -> None:
+    mine = Fifo()
+    assert make_policy(mine) is mine
+
+
+@pytest.mark.parametrize("wrong", ["fastest", 3, ["fifo"]])
+def test_unknown_policy_names_the_choice(wrong: object) -> None:
+    with pytest.raises(InputError, match="is not a policy") as error:
+        make_policy(wrong)  # type: ignore[arg-type]
+    assert "makespan, fifo, srtf" in error.value.hint
+
+
+def test_srtf_takes_the_shortest_first_and_what_nobody_knows_before_it() -> None:
+    assert order(Srtf(), [3.0, 1.0, None, 2.0]) == [2, 1, 3, 0]
+
+
+@pytest.mark.parametrize("policy", [Pack(), Gandiva(), Horus()])
+def test_these_go_by_arrival(policy: Policy) -> None:
+    assert order(policy, [1.0, 3.0, 2.0]) == [0, 1, 2]
+
+
+def test_pack_and_gandiva_change_the_width_not_the_order() -> None:
+    assert Pack().packs
+    assert (Gandiva().gain, Gandiva().guesses) == (1.0, False)
+    assert (Makespan().packs, Makespan().gain, Makespan().guesses) == (False, 1.05, True)
+
+
+# ---- fluid
+
+
+def test_fluid_gives_a_device_to_a_trial_as_tall_as_a_devices_part() -> None:
+    policy = Fluid()
+    trials = [Waiting(0, 0, 60.0, None), Waiting(1, 1, 30.0, None), Waiting(2, 2, 30.0, None)]
+    for waiting in trials:
+        policy.joined(waiting, None)
+    assert [policy.exclusive(waiting, 2) for waiting in trials] == [True, False, False]
+    assert [policy.exclusive(waiting, 4) for waiting in trials] == [True, True, True]
+
+
+def test_fluid_counts_running_trials_until_they_end() -> None:
+    policy = Fluid()
+    first, second = Waiting(0, 0, 90.0, None), Waiting(1, 1, 10.0, None)
+    policy.joined(first, None)
+    policy.joined(second, None)
+    policy.left(first, None, started=True)
+    assert not policy.exclusive(second, 2)
+    policy.ended(0, None)
+    assert policy.exclusive(second, 2)
+    policy.left(second, None, started=False)
+    assert not policy.exclusive(second, 2)
+
+
+# ---- fair
+
+
+def of_kind(trial: int, kind: str) -> Waiting:
+    return Waiting(trial, trial, None, None, kind)
+
+
+def test_fair_ranks_kinds_by_service_over_weight() -> None:
+    policy = Fair({"b": 2.0})
+    for trial, kind in enumerate("ab"):
+        policy.joined(of_kind(trial, kind), kind)
+        policy.left(of_kind(trial, kind), kind, started=True)
+        policy.ran(trial, kind, 10.0)
+    assert (policy.rank("a"), policy.rank("b")) == (10.0, 5.0)
+
+
+def test_fair_charges_a_start_at_once_and_returns_what_was_not_used() -> None:
+    policy = Fair()
+    waiting = Waiting(0, 0, 100.0, None, "a")
+    policy.joined(waiting, "a")
+    policy.left(waiting, "a", started=True)
+    assert policy.rank("a") == 100.0
+    policy.ran(0, "a", 30.0)
+    assert policy.rank("a") == 100.0
+    policy.ended(0, "a")
+    assert policy.rank("a") == 30.0
+
+
+def test_fair_gives_a_late_kind_no_claim_on_the_past() -> None:
+    policy = Fair()
+    policy.joined(of_kind(0, "a"), "a")
+    policy.ran(9, "a", 50.0)
+    policy.joined(of_kind(1, "b"), "b")
+    assert policy.rank("b") == 50.0
+
+
+# ---- horus
+
+
+def test_k_means_finds_clusters_on_a_line() -> None:
+    assert k_means([1.0, 1.2, 5.0, 5.2, 9.0, 9.2], 3) == pytest.approx([1.1, 5.1, 9.1])
+    assert k_means([2.0], 3) == [2.0, 2.0, 2.0]
+
+
+def test_horus_puts_like_needs_into_one_class() -> None:
+    policy = Horus()
+    needs = [100, 110, 5_000, 5_100, 400_000, 410_000, 105, 5_050]
+    for trial, need in enumerate(needs):
+        waiting = Waiting(trial, trial, None, need)
+        policy.joined(waiting, policy.group(waiting))
+    groups = [policy.group(Waiting(9, 9, None, need)) for need in needs]
+    assert groups == [0, 0, 1, 1, 2, 2, 0, 1]
+
+
+def test_horus_prefers_the_class_that_waits_longest_for_what_it_was_served() -> None:
+    policy = Horus()
+    for trial in range(8):
+        policy.joined(Waiting(trial, trial, None, None, since=float(trial)), trial % 2)
+    policy.joined(Waiting(8, 8, None, None, since=100.0), 2)
+    policy.left(Waiting(0, 0, None, None), 0, started=True)
+    assert policy.rank(1) < policy.rank(0)
+
+
+def test_horus_pays_dearly_for_more_than_a_full_device() -> None:
+    policy = Horus()
+    costs = [policy.cost(Candidate(0.5, busy)) for busy in (0.5, 1.0, 1.5)]
+    assert costs[1] - costs[0] < costs[2] - costs[1]
+    assert policy.cost(Candidate(0.2, 0.5)) < policy.cost(Candidate(0.9, 0.5))

@@ -1,0 +1,152 @@
+"""Placement by index, hints, and the turns of a lane."""
+
+from __future__ import annotations
+
+import pytest
+from world import MIB, Job, World
+
+from cotune.demand import Demand
+from cotune.packer import events as ev
+from cotune.packer import instructions as do
+from cotune.packer.packer import Packer, PackerOptions
+from cotune.packer.policies import POLICIES, Fluid, Horus, Policy, Srtf, make_policy
+
+GIB = 1024 * MIB
+CONTEXT = 20 * MIB
+
+
+def hinted(world: World, trial: int, persistent: int, ephemeral: int = 0, seconds: float = 1.0) -> None:
+    """Adds a trial whose owner knows what it needs."""
+    world.jobs[trial] = world.jobs.get(trial) or Job(trial, persistent * MIB, ephemeral * MIB)
+    world.where[trial] = None
+    expected = Demand(persistent * MIB, ephemeral * MIB)
+    world.send(ev.TrialAdded(world.time, trial, "", expected=expected, seconds=seconds))
+
+
+def test_a_trial_with_a_hint_needs_no_probe() -> None:
+    world = World(PackerOptions(width=4))
+    world.device("gpu 0", GIB, CONTEXT)
+    for trial in range(3):
+        hinted(world, trial, 100)
+    assert len(world.running()) == 3
+
+
+def test_hints_are_believed_until_several_were_too_low() -> None:
+    world = World(PackerOptions(width=1))
+    world.device("gpu 0", 4 * GIB, CONTEXT)
+    for trial in range(6):
+        world.jobs[trial] = Job(trial, 1000 * MIB, 0)
+        hinted(world, trial, 100)
+    world.run()
+    assert 1 <= len(world.retries) <= 3
+
+
+def test_the_fullest_device_that_fits_is_taken_among_those_with_as_many_lanes() -> None:
+    world = World(PackerOptions(width=4))
+    for name, capacity in (("large", 8), ("small", 2), ("medium", 4)):
+        world.device(name, capacity * GIB, CONTEXT)
+    hinted(world, 0, 1000)
+    hinted(world, 1, 3000)
+    hinted(world, 2, 7000)
+    assert [world.lane_of(trial).device for trial in (0, 1, 2)] == ["small", "medium", "large"]
+
+
+def test_the_first_in_line_that_fits_starts_however_many_large_ones_are_before_it() -> None:
+    world = World(PackerOptions(width=4, policy=make_policy("fifo")), checked=False)
+    world.device("gpu 0", GIB, CONTEXT)
+    hinted(world, 0, 600)
+    for trial in range(1, 2000):
+        hinted(world, trial, 500)
+    hinted(world, 2000, 100)
+    assert world.running() == [0, 2000]
+
+
+# ---- turns
+
+
+def turns(log: list[do.Instruction]) -> list[int]:
+    return [instruction.trial for instruction in log if isinstance(instruction, do.GiveTurn)]
+
+
+def test_srtf_gives_the_turns_to_the_shortest_and_lets_no_longer_one_in() -> None:
+    world = World(PackerOptions(width=1, residents=4, policy=Srtf()))
+    world.device("gpu 0", GIB, CONTEXT)
+    hinted(world, 0, 100, seconds=50.0)
+    world.settle()
+    hinted(world, 1, 100, seconds=90.0)
+    assert world.waiting() == [1]
+    hinted(world, 2, 100, seconds=10.0)
+    assert world.lane_of(2) is world.lane_of(0)
+    assert turns(world.log) == [2]
+    world.finish(2)
+    assert world.waiting() == [1]
+    hinted(world, 3, 100, seconds=1.0)
+    assert turns(world.log) == [2, 3]
+    world.run()
+
+
+def test_other_policies_leave_turns_to_the_lane() -> None:
+    world = World(PackerOptions(width=1, residents=4))
+    world.device("gpu 0", GIB, CONTEXT)
+    for trial in range(4):
+        hinted(world, trial, 100, seconds=float(trial))
+    assert len(world.running()) == 4
+    assert turns(world.log) == []
+
+
+# ---- policies with a say in placement
+
+
+def test_a_tall_trial_gets_a_device_to_itself_under_fluid() -> None:
+    world = World(PackerOptions(width=4, policy=Fluid()))
+    world.device("gpu 0", GIB, CONTEXT)
+    world.device("gpu 1", GIB, CONTEXT)
+    hinted(world, 0, 100, seconds=100.0)
+    for trial in range(1, 4):
+        hinted(world, trial, 100, seconds=10.0)
+    alone = world.lane_of(0).device
+    assert [world.lane_of(trial).device == alone for trial in range(1, 4)] == [False] * 3
+
+
+def test_horus_spreads_by_utilisation() -> None:
+    world = World(PackerOptions(width=4, policy=Horus()))
+    world.device("gpu 0", GIB, CONTEXT)
+    world.device("gpu 1", GIB, CONTEXT)
+    for trial in range(4):
+        hinted(world, trial, 100)
+    devices = [world.lane_of(trial).device for trial in range(4)]
+    assert devices.count("gpu 0") == 2
+
+
+def test_pack_runs_as_many_as_fit_from_the_start() -> None:
+    world = World(PackerOptions(policy=make_policy("pack")))
+    world.device("gpu 0", GIB, CONTEXT, width=8)
+    for trial in range(10):
+        hinted(world, trial, 10)
+    assert len(world.running()) == 8
+
+
+def test_fair_shares_lanes_among_kinds() -> None:
+    packer = Packer(PackerOptions(width=4, policy=make_policy("fair")))
+    expected = Demand(10 * MIB, 0)
+    for trial in range(8):
+        packer.handle(ev.TrialAdded(0.0, trial, "a" if trial < 4 else "b", expected=expected, seconds=10.0))
+    out = packer.handle(ev.DeviceFound(0.0, "gpu 0", GIB))
+    started = [instruction.trial for instruction in out if isinstance(instruction, do.StartTrial)]
+    assert sorted(trial // 4 for trial in started) == [0, 0, 1, 1]
+
+
+@pytest.mark.parametrize("name", list(POLICIES))
+@pytest.mark.parametrize("residents", [1, 3])
+def test_every_policy_finishes_everything(name: str, residents: int) -> None:
+    policy: Policy = make_policy(name)
+    world = World(PackerOptions(policy=policy, residents=residents, patience=3))
+    world.device("gpu 0", GIB, CONTEXT)
+    world.device("gpu 1", GIB // 2, CONTEXT)
+    for trial in range(16):
+        if trial % 2:
+            hinted(world, trial, 50 + trial * 35, seconds=float(trial % 7 + 1))
+        else:
+            world.add(trial, (50 + trial * 35) * MIB, features={"size": float(trial)}, kind="ab"[trial % 4 // 2])
+    world.run(rounds=3000)
+    assert len(world.concluded) == 16

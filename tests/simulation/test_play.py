@@ -1,0 +1,139 @@
+"""Workloads played by the production brain on a virtual clock."""
+
+from __future__ import annotations
+
+import pytest
+
+from cotune.demand import GIB, MIB
+from cotune.engines.simulated import Costs
+from cotune.errors import InputError
+from cotune.packer import POLICIES
+from cotune.simulation import GENERATORS, Asha, Job, Setting, Workload, lower_bounds, make_workload, simulate
+
+FREE = Costs(0.0, 0.0, 0.0, 0.0)
+LIGHT = Job(100, 0.1, 100 * MIB, 200 * MIB, busy=0.2)
+
+
+def of(*jobs: Job) -> Workload:
+    return Workload("test", jobs, capacity=4 * GIB, context=0)
+
+
+def test_one_job_takes_what_it_takes() -> None:
+    figures = simulate(of(LIGHT), Setting(costs=FREE)).figures
+    assert figures.makespan == pytest.approx(10.0)
+    assert figures.completion == pytest.approx(10.0)
+    assert figures.waiting == 0.0
+    assert figures.utilisation == pytest.approx(0.2)
+    assert figures.fill == pytest.approx(300 / 4096, rel=0.01)
+
+
+def test_jobs_one_after_another_wait_for_each_other() -> None:
+    figures = simulate(of(LIGHT, LIGHT, LIGHT), Setting(width=1, costs=FREE)).figures
+    assert figures.makespan == pytest.approx(30.0)
+    assert figures.completion == pytest.approx(20.0)
+    assert figures.waiting == pytest.approx(10.0)
+
+
+def test_light_jobs_together_are_done_sooner() -> None:
+    jobs = of(*[LIGHT] * 40)
+    alone = simulate(jobs, Setting(width=1)).figures.makespan
+    assert simulate(jobs, Setting(policy="pack")).figures.makespan < alone / 3
+    assert simulate(jobs, Setting()).figures.makespan < alone / 2
+
+
+def test_a_job_starts_no_sooner_than_it_comes() -> None:
+    late = Job(10, 1.0, MIB, MIB, arrival=500.0)
+    outcome = simulate(of(LIGHT, late), Setting(costs=FREE))
+    assert [segment.start for segment in outcome.segments] == [0.0, 500.0]
+    assert outcome.figures.makespan == pytest.approx(510.0)
+
+
+def test_the_limit_ahead_changes_when_trials_are_proposed_not_whether() -> None:
+    outcome = simulate(of(*[LIGHT] * 30), Setting(ahead=1))
+    assert len(outcome.segments) == 30
+
+
+def test_what_is_learnt_replaces_predictions() -> None:
+    outcome = simulate(of(*[LIGHT] * 10), Setting(error=None))
+    assert outcome.figures.failed == outcome.figures.out_of_memory == 0
+    assert outcome.ran == [100] * 10
+
+
+def test_wrong_predictions_end_in_retries_not_in_failures() -> None:
+    jobs = of(*[Job(50, 0.1, 400 * MIB, 800 * MIB, busy=0.5)] * 40)
+    figures = simulate(jobs, Setting(error=0.5)).figures
+    assert figures.out_of_memory > 0
+    assert figures.failed == 0
+
+
+def test_a_job_that_fits_no_device_fails_and_the_others_do_not() -> None:
+    figures = simulate(of(LIGHT, Job(10, 1.0, 5 * GIB, GIB), LIGHT)).figures
+    assert (figures.failed, figures.trials) == (1, 3)
+
+
+def test_a_stopping_rule_ends_the_worse_ones() -> None:
+    values = [(number / 10,) for number in range(10)]
+    jobs = [Job(100, 0.1, MIB, MIB, rungs=(10,), values=value) for value in values]
+    outcome = simulate(of(*jobs), Setting(width=1))
+    assert outcome.figures.stopped >= 6
+    assert outcome.ran[0] == 100
+    assert outcome.ran[9] < 20
+
+
+def test_asha_keeps_the_best_third() -> None:
+    rule = Asha(3)
+    assert not rule.stops(1, 5.0)
+    assert rule.stops(1, 6.0)
+    assert not rule.stops(1, 1.0)
+
+
+@pytest.mark.parametrize("policy", list(POLICIES))
+def test_every_policy_plays_every_shape_of_workload(policy: str) -> None:
+    for name in ("salus-100", "tiresias-60", "asha"):
+        workload = make_workload(name, jobs=15)
+        outcome = simulate(workload, Setting(devices=2, policy=policy, residents=2, error=0.3))
+        figures = outcome.figures
+        assert figures.failed == 0
+        assert figures.makespan >= lower_bounds(workload, 2, ran=outcome.ran).best
+        assert figures.fill < 1.0
+        last = [segment for segment in outcome.segments if segment.how in ("done", "stopped")]
+        assert sorted(segment.trial for segment in last) == list(range(15))
+
+
+@pytest.mark.parametrize("setting", [Setting(devices=0), Setting(ahead=0), Setting(capacity=0)])
+def test_a_setting_that_makes_no_sense_says_so(setting: Setting) -> None:
+    if setting.capacity == 0:
+        setting = Setting(capacity=-1)
+    with pytest.raises(InputError):
+        simulate(of(LIGHT), setting)
+
+
+# ---- generators and bounds
+
+
+@pytest.mark.parametrize("name", list(GENERATORS))
+def test_the_same_seed_gives_the_same_jobs(name: str) -> None:
+    one, two, three = (make_workload(name, seed, 20) for seed in (1, 1, 2))
+    assert one == two
+    assert one.jobs != three.jobs
+    assert len(one.jobs) == 20
+    assert all(job.peak + one.context < one.capacity for job in one.jobs)
+
+
+def test_the_mix_takes_as_long_in_all_as_the_published_one() -> None:
+    jobs = make_workload("salus-100", 5).jobs
+    assert sum(job.seconds for job in jobs) == pytest.approx(303 * 60, rel=0.02)
+
+
+@pytest.mark.parametrize(("name", "jobs"), [("nope", None), ("asha", 0)])
+def test_a_workload_nobody_knows_says_so(name: str, jobs: int | None) -> None:
+    with pytest.raises(InputError):
+        make_workload(name, 0, jobs)
+
+
+def test_bounds_of_simple_workloads() -> None:
+    long, large = Job(100, 1.0, 0, GIB, busy=0.1), Job(10, 1.0, 0, 3 * GIB, busy=0.1)
+    assert lower_bounds(of(long), 4).best == pytest.approx(100.0)
+    assert lower_bounds(of(*[large] * 8), 2).best == pytest.approx(40.0)
+    assert lower_bounds(of(*[long] * 64), 1).lanes == pytest.approx(400.0)
+    assert lower_bounds(of(long), 1, ran=[0]).best == 0.0

@@ -1,0 +1,135 @@
+"""Workloads from files, and outcomes drawn."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from cotune.demand import MIB
+from cotune.errors import InputError, StorageError
+from cotune.paths import RunFolder
+from cotune.simulation import Segment, Setting, from_csv, from_run, make_workload, simulate
+from cotune.simulation.drawing import chrome_trace, duration, gantt
+from cotune.simulation.traces import from_gavel
+
+HEADER = "iterations,step_seconds,persistent_mib,ephemeral_mib,busy,startup,arrival,kind\n"
+
+
+def table(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "jobs.csv"
+    path.write_text(text)
+    return path
+
+
+def test_a_table_of_jobs(tmp_path: Path) -> None:
+    workload = from_csv(table(tmp_path, HEADER + "10,0.5,100,200,0.4,3,7,cnn\n20,1,1,1,,,,\n"))
+    first, second = workload.jobs
+    assert (first.iterations, first.step_seconds, first.persistent, first.peak) == (10, 0.5, 100 * MIB, 300 * MIB)
+    assert (first.busy, first.startup, first.arrival, first.kind) == (0.4, 3.0, 7.0, "cnn")
+    assert (second.busy, second.startup, second.arrival, second.kind) == (0.9, 0.0, 0.0, "")
+
+
+@pytest.mark.parametrize(
+    ("text", "wrong"),
+    [
+        ("", "no rows"),
+        (HEADER, "no rows"),
+        ("iterations,step_seconds\n1,1\n", "persistent_mib, ephemeral_mib"),
+        (HEADER + "ten,1,1,1,,,,\n", "line 2.*iterations is 'ten'"),
+        (HEADER + "1,1,1,1,,,,\n1,nan,1,1,,,,\n", "line 3.*step_seconds"),
+        (HEADER + "1,1,-5,1,,,,\n", "persistent_mib"),
+        (HEADER + "0,1,1,1,,,,\n", "takes no time"),
+    ],
+)
+def test_a_wrong_table_says_what_is_wrong(tmp_path: Path, text: str, wrong: str) -> None:
+    with pytest.raises(InputError, match=wrong):
+        from_csv(table(tmp_path, text))
+
+
+def test_a_table_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="cannot read"):
+        from_csv(tmp_path / "nope.csv")
+
+
+def a_run(tmp_path: Path, ends: int = 4) -> RunFolder:
+    """A finished run: two lanes, trials of 10 seconds, the second one stopped, the last without a measurement."""
+    events: list[dict[str, object]] = [{"event": "run", "time": 0.0, "version": 1, "metric": "loss"}]
+    for trial in range(4):
+        start = 10.0 * (trial // 2)
+        events.append({"event": "trial", "time": 0.0, "trial": trial, "params": {}, "seed": 0})
+        events.append({"event": "start", "time": start, "trial": trial, "lane": trial % 2, "device": "cpu:0"})
+        if trial < ends:
+            sizes = (
+                {"persistent": 100 * MIB, "ephemeral": 50 * MIB}
+                if trial < 3
+                else dict.fromkeys(("persistent", "ephemeral"))
+            )
+            state = "stopped" if trial == 1 else "done"
+            end = {"event": "end", "time": start + 10.0, "trial": trial, "state": state, "error": None}
+            events.append(end | sizes)
+    folder = RunFolder(tmp_path / "my-run")
+    folder.path.mkdir()
+    folder.events.write_text("".join(json.dumps(event) + "\n" for event in events))
+    return folder
+
+
+def test_what_a_run_would_have_cost_on_more_devices(tmp_path: Path) -> None:
+    workload = from_run(a_run(tmp_path))
+    assert [job.seconds for job in workload.jobs] == pytest.approx([10.0] * 4)
+    assert {job.peak for job in workload.jobs} == {150 * MIB}
+    assert {job.busy for job in workload.jobs} == {0.5}
+    one, four = (simulate(workload, Setting(devices=count)).figures.makespan for count in (1, 4))
+    assert four < one
+
+
+def test_a_share_that_is_given_goes_before_the_guess(tmp_path: Path) -> None:
+    assert {job.busy for job in from_run(a_run(tmp_path), busy=0.8).jobs} == {0.8}
+
+
+def test_a_run_without_an_end_or_without_a_file(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no trial"):
+        from_run(a_run(tmp_path, ends=0))
+    with pytest.raises(StorageError):
+        from_run(RunFolder(tmp_path / "nope"))
+
+
+def test_gavels_files(tmp_path: Path) -> None:
+    trace, pairs = tmp_path / "trace.tsv", tmp_path / "pairs.csv"
+    columns = "gpu,job_a,job_b,iso_a_steps_s,iso_b_steps_s,co_a_steps_s,co_b_steps_s\n"
+    pairs.write_text(columns + "v100,A,A,10,10,6.3,6.3\nv100,B,B,10,10,10,10\nk80,A,A,1,1,1,1\nv100,A,B,10,10,0,0\n")
+    rows = ["A\tcmd\tdir\t-n\t1\t600\t1\t1\t-1.0\t0", "B\tcmd\tdir\t-n\t1\t100\t1\t1\t-1.0\t5"]
+    trace.write_text("\n".join([*rows, "A\tcmd\tdir\t-n\t1\t600\t4\t1\t-1.0\t0"]))
+    a, b = from_gavel(trace, pairs).jobs
+    assert (a.seconds, b.seconds, b.arrival) == (pytest.approx(60.0), pytest.approx(10.0), 5.0)
+    assert a.busy > 0.9
+    assert b.busy < 0.05
+
+
+# ---- drawings
+
+
+def test_a_gantt_chart_shows_what_ran_where() -> None:
+    segments = [Segment(0, "gpu 0", 1, 0.0, 50.0, "done"), Segment(1, "gpu 0", 2, 50.0, 100.0, "stopped")]
+    rows = gantt(segments, columns=10).splitlines()
+    assert rows[1].endswith("gpu 0 lane 1 █████     ")
+    assert rows[2].endswith("gpu 0 lane 2      ▒▒▒▒▒")
+    assert gantt([]) == ""
+
+
+def test_a_chrome_trace_has_a_process_a_device_and_an_event_an_attempt() -> None:
+    outcome = simulate(make_workload("salus-100", jobs=10), Setting(devices=2))
+    trace = json.loads(json.dumps(chrome_trace(outcome.segments)))
+    events = trace["traceEvents"]
+    assert {event["args"]["name"] for event in events if event["ph"] == "M"} == {"gpu 0", "gpu 1"}
+    bars = [event for event in events if event["ph"] == "X"]
+    assert sorted(bar["args"]["trial"] for bar in bars) == list(range(10))
+    assert all(bar["dur"] > 0 for bar in bars)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(2.5, "2.5 s"), (204.0, "3.4 min"), (18_360.0, "5.1 h"), (1e6, "11.6 d")]
+)
+def test_durations_as_people_write_them(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
