@@ -33,7 +33,6 @@ __all__ = [
     "ResourceManager",
     "ResourceRequest",
     "TrackedActorTask",
-    "allow_waiting_in_threads",
     "check",
     "class_behind",
     "controller_behind",
@@ -83,14 +82,6 @@ def check() -> None:
 
 def _name(owner: Any) -> str:
     return str(getattr(owner, "__qualname__", None) or owner.__name__)
-
-
-def allow_waiting_in_threads() -> None:
-    """Ray warns of `ray.get` in any thread of an actor with an event loop; those of trials may well wait."""
-    worker = ray._private.worker
-    for flag in ("blocking_get_inside_async_warned", "blocking_wait_inside_async_warned"):
-        if hasattr(worker, flag):
-            setattr(worker, flag, True)
 
 
 def core_worker() -> object:

@@ -104,10 +104,14 @@ class Broker:
     def ask(self, trial: Any) -> Ticket:
         """A trial wants to run."""
         ticket = Ticket(next(self._numbers), trial)
+        self._admit(ticket)
+        return ticket
+
+    def _admit(self, ticket: Ticket) -> None:
         self._tickets[ticket.number] = ticket
         self._cluster.reserve(len(self._tickets))
+        trial = ticket.trial
         self._feed(ev.TrialAdded(self._cluster.now(), ticket.number, trial.trainable_name, features(trial.config)))
-        return ticket
 
     def seat(self, ticket: Ticket, trainable: type, kwargs: Mapping[str, Any]) -> None:
         """Tune has taken up what was ready: the trial begins."""
@@ -136,12 +140,26 @@ class Broker:
             self._withdraw(ticket)
             if lane is None:
                 return ray.put(None)
-            return lane.actor.call.remote((ticket.number, ticket.attempt), number, "stop", (), {})
+            return self._send(lane, ticket, number, "stop", (), {})
+        if method == "get_auto_filled_metrics":
+            # For a table's cells until the first result.
+            return {"trial_id": ticket.trial.trial_id}
         if ticket.refusal is not None:
             return _refused.remote(ticket.refusal)
         if lane is None:
             return _refused.remote(NotHere(f"{method}(): the trial is between two lanes"))
-        return lane.actor.call.remote(ticket.key, self._number(ticket), method, args, dict(kwargs))
+        return self._send(lane, ticket, self._number(ticket), method, args, kwargs)
+
+    def _send(
+        self, lane: LaneHandle, ticket: Ticket, number: int, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Any:
+        answer = lane.actor.call.remote(ticket.key, number, method, args, dict(kwargs))
+        if method == "stop":
+            # Nobody needs to know how that went.
+            lane.calls.pop(ticket.number, None)
+        else:
+            lane.calls[ticket.number] = answer
+        return answer
 
     def _number(self, ticket: Ticket) -> int:
         ticket.calls += 1
@@ -173,13 +191,21 @@ class Broker:
             return False
         if ticket.refusal is not None:
             held.refuse(ticket.refusal)
-        elif ticket.over:
+        elif ticket.over and (ticket.stopping or not isinstance(error, RayActorError)):
             return False
+        elif ticket.over:
+            # It had come to its end, and the news was lost with the lane.
+            ticket.held.append(held)
+            self._readmit(ticket)
         elif ticket.lane is not None and ticket.attempt > attempt:
             held.again()
         else:
             ticket.held.append(held)
         return True
+
+    def _readmit(self, ticket: Ticket) -> None:
+        ticket.number, ticket.lane, ticket.over = next(self._numbers), None, False
+        self._admit(ticket)
 
     # ---- the brain
 

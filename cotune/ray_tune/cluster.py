@@ -24,7 +24,7 @@ from cotune import errors
 from cotune.demand import MIB
 from cotune.packer import events as ev
 from cotune.packer import instructions as do
-from cotune.ray_tune.lane import Beat, Lane, Site
+from cotune.ray_tune.lane import Beat, Site, lane_actor
 from cotune.sharing import cuda, wire
 from cotune.sharing.devices import CPU_SHARE, GPU_MAX_WIDTH
 from cotune.sharing.host import LaneOptions
@@ -52,6 +52,7 @@ class ClusterOptions:
         cores: CPUs a trial asks for, which bounds how many lanes pay.
         margin: Share of a device's memory that is left alone; None for the usual.
         lanes: Lanes per device if that is fixed; as many are started ahead.
+        residents: Trials that may share a lane.
         environment: For the lanes' processes.
         modules: To be imported ahead.
     """
@@ -60,6 +61,7 @@ class ClusterOptions:
     cores: float
     margin: float | None
     lanes: int | None
+    residents: int
     environment: Mapping[str, str]
     modules: Sequence[str]
 
@@ -103,6 +105,8 @@ class LaneHandle:
         news: The call of `beat()` under way.
         opening: The call of `open()`, until it is answered.
         last: The last beat, and when it came.
+        calls: The last call of each trial in it; a lane is closed when these are answered.
+        leaving: It is to be closed.
     """
 
     lane: int
@@ -113,6 +117,8 @@ class LaneHandle:
     last: Beat | None = None
     last_at: float = 0.0
     ready: bool = False
+    calls: dict[int, Any] = field(default_factory=dict)
+    leaving: bool = False
 
 
 class Cluster:
@@ -126,7 +132,7 @@ class Cluster:
         self._stillborn = 0
         self._watch_due = 0.0
         self._pending: list[ev.Event] = []
-        self._actor = ray.remote(Lane)
+        self._actor = lane_actor(options.residents)
         self.uses_gpus = (_total("GPU") >= 1) if options.gpus is None else options.gpus > 0
         if options.gpus and options.gpus > _total("GPU"):
             log.warning(
@@ -187,7 +193,7 @@ class Cluster:
     def _spawn(self, slot: Slot) -> Any:
         strategy = PlacementGroupSchedulingStrategy(slot.group, placement_group_bundle_index=0)
         resources = {"num_gpus": LANE_SHARE, "num_cpus": 0} if self.uses_gpus else {"num_cpus": LANE_SHARE}
-        return self._actor.options(**resources, max_concurrency=1000, scheduling_strategy=strategy).remote(
+        return self._actor.options(**resources, scheduling_strategy=strategy).remote(
             dict(self._options.environment), list(self._options.modules)
         )
 
@@ -244,7 +250,17 @@ class Cluster:
             if instruction.lane in self._lanes:
                 self._lanes[instruction.lane].actor.resize.remote(instruction.quota)
         elif isinstance(instruction, do.CloseLane) and instruction.lane in self._lanes:
-            _kill(self._lanes[instruction.lane].actor)
+            lane = self._lanes[instruction.lane]
+            lane.leaving = True
+            if instruction.kill:
+                lane.calls.clear()
+            self._leave(lane)
+
+    def _leave(self, lane: LaneHandle) -> None:
+        """Closes a lane once what Tune has asked there is answered: a result may be on its way."""
+        calls = list(lane.calls.values())
+        if not calls or len(ray.wait(calls, num_returns=len(calls), timeout=0)[0]) == len(calls):
+            _kill(lane.actor)
 
     def _open(self, instruction: do.OpenLane) -> None:
         slot = next((slot for slot in self.devices if slot.name == instruction.device), None)
@@ -291,6 +307,8 @@ class Cluster:
                 self._hear_opening(lane)
             if lane.news in ready and lane.lane in self._lanes:
                 self._hear_beat(lane)
+            if lane.leaving:
+                self._leave(lane)
         if self.is_watch_due:
             self._watch()
         happened, self._pending = self._pending, []

@@ -7,7 +7,6 @@ driver always has one call of under way, and what the driver wants are calls of 
 from __future__ import annotations
 
 import array
-import asyncio
 import importlib
 import logging
 import os
@@ -22,7 +21,6 @@ from typing import Any, NoReturn, cast
 import ray
 from ray import cloudpickle
 
-from cotune.ray_tune import _private
 from cotune.ray_tune.lane_trial import Call, LaneTrial, refuse, route_sessions
 from cotune.sharing import cuda, wire
 from cotune.sharing.cpu import available_memory
@@ -30,7 +28,7 @@ from cotune.sharing.host import THREAD_STACK, Host, LaneOptions
 from cotune.sharing.wire import Kind
 
 BEAT_EVERY = 1.0
-PROGRESS_WITHIN = 0.02
+PROGRESS_WITHIN = 0.05
 EVICT_AFTER = 2.0
 SWITCH_INTERVAL = 0.001
 
@@ -145,40 +143,39 @@ class Outbox:
 
     def __init__(self) -> None:
         self._frames: list[bytes] = []
-        self._lock = threading.Lock()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._news = asyncio.Event()
+        self._news = threading.Condition()
+        self._is_urgent = False
 
     def put(self, frame: bytes) -> None:
-        with self._lock:
+        with self._news:
             self._frames.append(frame)
-            loop = self._loop
-        if loop is None:
-            return
-        if frame[4] == Kind.PROGRESS:
             # Measurements can wait for company.
-            loop.call_soon_threadsafe(loop.call_later, PROGRESS_WITHIN, self._news.set)
-        else:
-            loop.call_soon_threadsafe(self._news.set)
+            self._is_urgent = self._is_urgent or frame[4] != Kind.PROGRESS
+            self._news.notify()
 
-    async def take(self, timeout: float) -> list[bytes]:
+    def take(self, timeout: float) -> list[bytes]:
         """What there is, or else what comes within `timeout` seconds."""
-        with self._lock:
-            self._loop = asyncio.get_running_loop()
-            waits = not self._frames
-        if waits:
-            try:
-                await asyncio.wait_for(self._news.wait(), timeout)
-            except (TimeoutError, asyncio.TimeoutError):
-                pass
-        self._news.clear()
-        with self._lock:
-            frames, self._frames = self._frames, []
+        deadline = time.monotonic() + timeout
+        with self._news:
+            while not self._is_urgent and (rest := deadline - time.monotonic()) > 0:
+                if self._frames:
+                    deadline = min(deadline, time.monotonic() + PROGRESS_WITHIN)
+                self._news.wait(rest if not self._frames else min(rest, PROGRESS_WITHIN))
+            frames, self._frames, self._is_urgent = self._frames, [], False
         return frames
 
 
+def lane_actor(residents: int) -> Any:
+    """The actor class of lanes for so many trials at once.
+
+    A call waits in a thread of Ray's for the trial's own; a trial has few under way, and `stop` must find one free.
+    """
+    groups = {"news": 1, "calls": 4 * residents + 4, "control": 2, "evictions": 2 * residents}
+    return ray.remote(concurrency_groups=groups)(Lane)
+
+
 class Lane:
-    """The actor.
+    """The process of a lane.
 
     Args:
         environment: What the environment must say before anything heavy is imported.
@@ -187,7 +184,6 @@ class Lane:
 
     def __init__(self, environment: Mapping[str, str], modules: Sequence[str]) -> None:
         os.environ.update(environment)
-        _private.allow_waiting_in_threads()
         sys.setswitchinterval(SWITCH_INTERVAL)
         self._modules: Sequence[str] = modules
         self._outbox = Outbox()
@@ -199,91 +195,17 @@ class Lane:
         self._over: set[Key] = set()
         self._registering = threading.Lock()
 
-    async def site(self) -> Site:
+    @ray.method(concurrency_group="control")  # type: ignore[untyped-decorator]
+    def site(self) -> Site:
         """Where we are; answered once the imports are done."""
-        return await asyncio.get_running_loop().run_in_executor(None, self._look_round)
-
-    async def open(self, options: LaneOptions) -> Site:
-        """Becomes a lane; a `READY` frame follows."""
-        return await asyncio.get_running_loop().run_in_executor(None, self._open, options)
-
-    async def beat(self) -> Beat:
-        """Waits for news, a second at most."""
-        frames = await self._outbox.take(BEAT_EVERY)
-        host = self._host
-        if host is None:
-            return Beat(frames, None, 0.0, 0, None)
-        holder, boundary = host.page[0], host.page[1]
-        quiet = time.monotonic() - boundary if holder >= 0 else 0.0
-        used = self._watch.used() if self._watch else None
-        return Beat(frames, int(holder) if holder >= 0 else None, quiet, int(host.page[2]), used)
-
-    async def begin(self, attempt: Attempt) -> None:
-        """Takes in a trial; its calls follow, or are here already."""
-        threading.Thread(
-            target=self._run, args=(attempt,), name=f"trial-{attempt.trial}", daemon=True
-        ).start()
-
-    async def call(self, key: Key, number: int, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Calls a trial's Trainable, after the calls with lower numbers."""
-        call = Call(method, args, kwargs)
-        with self._registering:
-            trial = self._trials.get(key)
-            if trial is None and key not in self._over:
-                self._early.setdefault(key, []).append((number, call))
-            elif trial is None:
-                refuse(call)
-        if trial is not None:
-            self._deliver(trial, number, call)
-        return await asyncio.wrap_future(call.answer)
-
-    async def interrupt(self, key: Key) -> None:
-        """Stops a trial at its next boundary."""
-        trial = self._trials.get(key)
-        if trial is not None:
-            trial.stop()
-
-    async def evict(self, key: Key) -> None:
-        """Ends a trial even if it does not come to a boundary; its lane-mates go on."""
-        trial = self._trials.get(key)
-        if trial is None:
-            return
-        trial.stop()
-        while key in self._trials:
-            await asyncio.sleep(EVICT_AFTER)
-            if await asyncio.get_running_loop().run_in_executor(None, trial.abandon):
-                self._forget(key)
-
-    async def resize(self, quota: int) -> None:
-        """Changes the quota; a `RESIZED` frame follows."""
-        await asyncio.get_running_loop().run_in_executor(None, self._resize, quota)
-
-    # ---- in other threads than the loop's
-
-    def _import(self) -> None:
-        for name in self._modules:
-            try:
-                importlib.import_module(name)
-            except Exception as error:
-                # The trial that needs it will say so with more authority.
-                log.debug("not imported ahead: %s: %s", name, error)
-        self._modules = ()
-
-    def _look_round(self) -> Site:
         with self._registering:
             self._import()
-        context = ray.get_runtime_context()
-        gpus = tuple(str(gpu) for gpu in context.get_accelerator_ids().get("GPU", []))
-        # Without a GPU of its own Ray leaves CUDA_VISIBLE_DEVICES as it is, which may show all of them.
-        visible = cuda.visible_gpus() if gpus and cuda.torch_has_cuda() else []
-        uuid, total, free = "", available_memory(), available_memory()
-        if visible:
-            uuid, total, free = visible[0].uuid, visible[0].total, visible[0].total - visible[0].used
-        cores = len(os.sched_getaffinity(0))
-        return Site(context.get_node_id(), gpus, uuid, total, free, cores, os.getpid())
+        return _look_round()
 
-    def _open(self, options: LaneOptions) -> Site:
-        site = self._look_round()
+    @ray.method(concurrency_group="control")  # type: ignore[untyped-decorator]
+    def open(self, options: LaneOptions) -> Site:
+        """Becomes a lane; a `READY` frame follows."""
+        site = self.site()
         route_sessions()
         self._host = LaneHost(options, self._outbox)
         if options.uuid:
@@ -294,10 +216,73 @@ class Lane:
         self._opened.set()
         return site
 
-    def _resize(self, quota: int) -> None:
+    @ray.method(concurrency_group="news")  # type: ignore[untyped-decorator]
+    def beat(self) -> Beat:
+        """Waits for news, a second at most."""
+        frames = self._outbox.take(BEAT_EVERY)
+        host = self._host
+        if host is None:
+            return Beat(frames, None, 0.0, 0, None)
+        holder, boundary = host.page[0], host.page[1]
+        quiet = time.monotonic() - boundary if holder >= 0 else 0.0
+        used = self._watch.used() if self._watch else None
+        return Beat(frames, int(holder) if holder >= 0 else None, quiet, int(host.page[2]), used)
+
+    @ray.method(concurrency_group="control")  # type: ignore[untyped-decorator]
+    def begin(self, attempt: Attempt) -> None:
+        """Takes in a trial; its calls follow, or are here already."""
+        threading.Thread(
+            target=self._run, args=(attempt,), name=f"trial-{attempt.trial}", daemon=True
+        ).start()
+
+    @ray.method(concurrency_group="calls")  # type: ignore[untyped-decorator]
+    def call(self, key: Key, number: int, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Calls a trial's Trainable, after the calls with lower numbers."""
+        call = Call(method, args, kwargs)
+        with self._registering:
+            trial = self._trials.get(key)
+            if trial is None and key not in self._over:
+                self._early.setdefault(key, []).append((number, call))
+            elif trial is None:
+                refuse(call)
+        if trial is not None:
+            self._deliver(trial, number, call)
+        return call.answer.result()
+
+    @ray.method(concurrency_group="control")  # type: ignore[untyped-decorator]
+    def interrupt(self, key: Key) -> None:
+        """Stops a trial at its next boundary."""
+        trial = self._trials.get(key)
+        if trial is not None:
+            trial.stop()
+
+    @ray.method(concurrency_group="evictions")  # type: ignore[untyped-decorator]
+    def evict(self, key: Key) -> None:
+        """Ends a trial even if it does not come to a boundary; its lane-mates go on."""
+        trial = self._trials.get(key)
+        if trial is None:
+            return
+        trial.stop()
+        while key in self._trials:
+            time.sleep(EVICT_AFTER)
+            if trial.abandon():
+                self._forget(key)
+
+    @ray.method(concurrency_group="control")  # type: ignore[untyped-decorator]
+    def resize(self, quota: int) -> None:
+        """Changes the quota; a `RESIZED` frame follows."""
         self._opened.wait()
         assert self._host is not None
         self._host.handle(Kind.RESIZE, wire.encode_int(Kind.RESIZE, quota)[5:])
+
+    def _import(self) -> None:
+        for name in self._modules:
+            try:
+                importlib.import_module(name)
+            except Exception as error:
+                # The trial that needs it will say so with more authority.
+                log.debug("not imported ahead: %s: %s", name, error)
+        self._modules = ()
 
     def _run(self, attempt: Attempt) -> None:
         self._opened.wait()
@@ -326,6 +311,17 @@ class Lane:
         with self._registering:
             self._over.add(key)
             self._trials.pop(key, None)
+
+
+def _look_round() -> Site:
+    context = ray.get_runtime_context()
+    gpus = tuple(str(gpu) for gpu in context.get_accelerator_ids().get("GPU", []))
+    # Without a GPU of its own Ray leaves CUDA_VISIBLE_DEVICES as it is, which may show all of them.
+    visible = cuda.visible_gpus() if gpus and cuda.torch_has_cuda() else []
+    uuid, total, free = "", available_memory(), available_memory()
+    if visible:
+        uuid, total, free = visible[0].uuid, visible[0].total, visible[0].total - visible[0].used
+    return Site(context.get_node_id(), gpus, uuid, total, free, len(os.sched_getaffinity(0)), os.getpid())
 
 
 def _make(attempt: Attempt) -> Any:

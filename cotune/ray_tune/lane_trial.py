@@ -159,7 +159,11 @@ class LaneTrial(TrialSession):
 
     def left_threads(self) -> bool:
         runner = self.runner
-        return self._abandoned or (runner is not None and runner.is_alive()) or super().left_threads()
+        if self._abandoned or (runner is not None and runner.is_alive()):
+            return True
+        # Threads of Ray's come as they are needed: those are not Python's own.
+        self._threads.update(thread for thread in threading.enumerate() if _is_rays(thread))
+        return super().left_threads()
 
     # ---- boundaries
 
@@ -318,6 +322,10 @@ class LaneTrial(TrialSession):
         self.inbox.close()
         host.turns.revoke(self)
         return True
+
+
+def _is_rays(thread: threading.Thread) -> bool:
+    return isinstance(thread, threading._DummyThread) or thread.name.startswith(("ray_", "asyncio", "fsspec"))
 
 
 def _clear(error: BaseException) -> None:

@@ -185,6 +185,7 @@ def _broker(trial: Any, options: Options) -> Broker:
         cores=cores,
         margin=options.memory_margin,
         lanes=options.lanes,
+        residents=options.max_residents,
         environment=_environment(cores),
         modules=_modules(trial.get_trainable_cls()),
     )
