@@ -48,7 +48,7 @@ class Ticket:
         lane: Where the brain has put it; None while it waits.
         seated: Tune has been given its handle.
         kwargs: What the Trainable is made with.
-        trainable: The pickled class in the object store.
+        trainable: What it is made from: a number, and the pickled class.
         attempt: Counts the lanes it has been in.
         calls: Counts Tune's calls in this attempt.
         held: Calls that failed by our doing, to be made again.
@@ -62,7 +62,7 @@ class Ticket:
     lane: LaneHandle | None = None
     seated: bool = False
     kwargs: Mapping[str, Any] = field(default_factory=dict)
-    trainable: Any = None
+    trainable: tuple[int, bytes] = (-1, b"")
     attempt: int = 0
     calls: int = 0
     held: list[Held] = field(default_factory=list)
@@ -97,7 +97,7 @@ class Broker:
         self._cluster = cluster
         self._tickets: dict[int, Ticket] = {}
         self._numbers = itertools.count()
-        self._blobs: dict[type, Any] = {}
+        self._blobs: dict[type, tuple[int, bytes]] = {}
 
     # ---- what Tune asks for
 
@@ -116,7 +116,7 @@ class Broker:
     def seat(self, ticket: Ticket, trainable: type, kwargs: Mapping[str, Any]) -> None:
         """Tune has taken up what was ready: the trial begins."""
         if trainable not in self._blobs:
-            self._blobs[trainable] = ray.put(cloudpickle.dumps(trainable))
+            self._blobs[trainable] = len(self._blobs), cloudpickle.dumps(trainable)
         ticket.seated, ticket.trainable, ticket.kwargs = True, self._blobs[trainable], kwargs
         if ticket.lane is not None:
             self._begin(ticket)
@@ -125,8 +125,12 @@ class Broker:
         assert ticket.lane is not None
         ticket.calls = 0
         seed = zlib.crc32(ticket.trial.trial_id.encode())
+        number, pickled = ticket.trainable
+        known = number in ticket.lane.trainables
+        ticket.lane.trainables.add(number)
+        folder = ticket.trial.local_path or ""
         attempt = Attempt(
-            *ticket.key, seed, ticket.trial.local_path or "", [ticket.trainable], ticket.kwargs, checkpoint
+            *ticket.key, seed, folder, number, None if known else pickled, ticket.kwargs, checkpoint
         )
         ticket.lane.actor.begin.remote(attempt)
 

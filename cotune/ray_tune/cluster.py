@@ -107,6 +107,7 @@ class LaneHandle:
         last: The last beat, and when it came.
         calls: The last call of each trial in it; a lane is closed when these are answered.
         leaving: It is to be closed.
+        trainables: Numbers of the pickled classes it has.
     """
 
     lane: int
@@ -119,6 +120,7 @@ class LaneHandle:
     ready: bool = False
     calls: dict[int, Any] = field(default_factory=dict)
     leaving: bool = False
+    trainables: set[int] = field(default_factory=set)
 
 
 class Cluster:

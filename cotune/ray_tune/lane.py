@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, cast
@@ -93,7 +94,8 @@ class Attempt:
         attempt: Counts its restarts.
         seed: For numpy and random.
         folder: The trial's own.
-        trainable: The pickled class, in the object store; in a list, so that Ray hands on the reference.
+        trainable: Number of the class to make it from.
+        pickled: That class, if the lane has not had it yet.
         kwargs: What Tune makes the Trainable with.
         checkpoint: What to restore first, if anything.
     """
@@ -102,7 +104,8 @@ class Attempt:
     attempt: int
     seed: int
     folder: str
-    trainable: list[Any]
+    trainable: int
+    pickled: bytes | None
     kwargs: Mapping[str, Any]
     checkpoint: Any = None
 
@@ -194,6 +197,7 @@ class Lane:
         self._early: dict[Key, list[tuple[int, Call]]] = {}
         self._over: set[Key] = set()
         self._registering = threading.Lock()
+        self._trainables: dict[int, Future[bytes]] = {}
 
     @ray.method(concurrency_group="control")  # type: ignore[untyped-decorator]
     def site(self) -> Site:
@@ -231,6 +235,8 @@ class Lane:
     @ray.method(concurrency_group="control")  # type: ignore[untyped-decorator]
     def begin(self, attempt: Attempt) -> None:
         """Takes in a trial; its calls follow, or are here already."""
+        if attempt.pickled is not None:
+            self._trainable(attempt.trainable).set_result(attempt.pickled)
         threading.Thread(
             target=self._run, args=(attempt,), name=f"trial-{attempt.trial}", daemon=True
         ).start()
@@ -288,7 +294,7 @@ class Lane:
         self._opened.wait()
         assert self._host is not None
         trial = LaneTrial(
-            self._host, attempt.trial, attempt.seed, Path(attempt.folder), lambda: _make(attempt)
+            self._host, attempt.trial, attempt.seed, Path(attempt.folder), lambda: self._make(attempt)
         )
         self._host.adopt(trial)
         with self._registering:
@@ -300,6 +306,19 @@ class Lane:
             trial.run()
         finally:
             self._forget(attempt.key)
+
+    def _trainable(self, number: int) -> Future[bytes]:
+        """A pickled class, here or on its way."""
+        with self._registering:
+            return self._trainables.setdefault(number, Future())
+
+    def _make(self, attempt: Attempt) -> Any:
+        """The Trainable, its class unpickled anew: its globals are then not its predecessor's."""
+        cls = cloudpickle.loads(self._trainable(attempt.trainable).result())
+        trainable = cls(**attempt.kwargs)
+        if attempt.checkpoint is not None:
+            trainable.restore(attempt.checkpoint)
+        return trainable
 
     def _deliver(self, trial: LaneTrial, number: int, call: Call) -> None:
         if call.method == "stop":
@@ -322,12 +341,3 @@ def _look_round() -> Site:
     if visible:
         uuid, total, free = visible[0].uuid, visible[0].total, visible[0].total - visible[0].used
     return Site(context.get_node_id(), gpus, uuid, total, free, len(os.sched_getaffinity(0)), os.getpid())
-
-
-def _make(attempt: Attempt) -> Any:
-    """The Trainable, its class unpickled anew: its globals are then not its predecessor's."""
-    cls = cloudpickle.loads(ray.get(attempt.trainable[0]))
-    trainable = cls(**attempt.kwargs)
-    if attempt.checkpoint is not None:
-        trainable.restore(attempt.checkpoint)
-    return trainable
