@@ -40,6 +40,7 @@ if TYPE_CHECKING:
         TrialTooLarge,
         UnknownMetric,
     )
+    from cotune.ray_tune.scheduler import colocate
     from cotune.results import Results, TrialResult
     from cotune.search.spaces import (
         choice,
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "cotune._run": ("run",),
+    "cotune.ray_tune.scheduler": ("colocate",),
     "cotune.results": ("Results", "TrialResult"),
     "cotune.session": ("TrialStopped", "checkpoint", "device", "report", "restore", "shared", "trial_id"),
     "cotune.search.spaces": (
@@ -112,6 +114,7 @@ __all__ = [
     "UnknownMetric",
     "checkpoint",
     "choice",
+    "colocate",
     "device",
     "lograndint",
     "loguniform",

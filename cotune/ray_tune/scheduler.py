@@ -201,7 +201,8 @@ def _environment(cores: float) -> dict[str, str]:
 def _modules(trainable: Any) -> list[str]:
     """What lanes import ahead; no guess is made of a trainable that cannot be pickled, which Ray will say."""
     try:
-        found = modules_to_preload(cloudpickle.dumps(trainable), trainable)
+        # Tune's loggers load torch into the driver, whatever the trainable uses.
+        found = modules_to_preload(cloudpickle.dumps(trainable), trainable, torch_if_loaded=False)
     except Exception:
         found = ["numpy"]
     return [name for name in found if importlib.util.find_spec(name.partition(".")[0]) is not None]
