@@ -80,6 +80,7 @@ class Held:
     """A call of Tune that is to be made again, or refused in the end."""
 
     method: str
+    error: Exception
     again: Callable[[], None]
     refuse: Callable[[Exception], None]
 
@@ -175,8 +176,7 @@ class Broker:
         self._withdraw(ticket)
 
     def evict(self, ticket: Ticket) -> None:
-        """Tune wants the trial gone, whatever it is doing; its lane-mates are to go on."""
-        ticket.held.clear()
+        """The trial is to go, whatever it is doing; its lane-mates are to go on."""
         if ticket.lane is not None and not ticket.over:
             ticket.lane.actor.evict.remote(ticket.key)
             ticket.stopping = True
@@ -188,8 +188,9 @@ class Broker:
 
     # ---- failures
 
-    def takes(self, ticket: Ticket, held: Held, attempt: int, error: Exception) -> bool:
+    def takes(self, ticket: Ticket, held: Held, attempt: int) -> bool:
         """Whether a failed call is ours to make good; if so, that has been seen to."""
+        error = held.error
         cause = getattr(error, "cause", error)
         if not isinstance(error, RayActorError) and not isinstance(cause, (OutOfMemory, NotHere)):
             return False
@@ -273,8 +274,8 @@ class Broker:
         held, ticket.held = ticket.held, []
         if end.outcome is Outcome.FAILED and end.error != "TrialFailed":
             ticket.refusal = self._refusal(ticket, end)
-            for one in held:
-                one.refuse(ticket.refusal)
+        for one in held:
+            one.refuse(ticket.refusal or one.error)
 
     def _refusal(self, ticket: Ticket, end: do.ConcludeTrial) -> Exception:
         name = f"trial {ticket.trial.trial_id}"

@@ -16,7 +16,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -135,6 +135,7 @@ class LaneTrial(TrialSession):
         self._ending = threading.Lock()
         self._abandoned = False
         self._finished = False
+        self._call: Call | None = None
 
     # ---- the turn
 
@@ -203,6 +204,7 @@ class LaneTrial(TrialSession):
         self.inbox.close()
 
     def _serve(self, call: Call) -> None:
+        self._call = call
         with self._turn():
             try:
                 answer = self._perform(call)
@@ -213,12 +215,11 @@ class LaneTrial(TrialSession):
 
     def _settle(self, call: Call, answer: Any = None, error: BaseException | None = None) -> None:
         # An abandoned trial has been answered for.
-        if call.answer.done():
-            return
-        if error is not None:
-            call.answer.set_exception(error)
-        else:
-            call.answer.set_result(answer)
+        with contextlib.suppress(InvalidStateError):
+            if error is not None:
+                call.answer.set_exception(error)
+            else:
+                call.answer.set_result(answer)
 
     def _perform(self, call: Call) -> Any:
         if call.method == "stop":
@@ -233,6 +234,7 @@ class LaneTrial(TrialSession):
             self._trainable = make()
         answer = getattr(self._trainable, call.method)(*call.args, **call.kwargs)
         if call.method.startswith("train"):
+            self._raise_if_stopped()
             last = answer[-1] if isinstance(answer, list) and answer else answer
             if isinstance(last, Mapping) and _private.RESULT_DUPLICATE in last:
                 # The function has returned: its room is free before Tune comes round to stopping it.
@@ -321,6 +323,8 @@ class LaneTrial(TrialSession):
         host.send(wire.encode_object(wire.Kind.ENDED, (self.trial, "stopped", None, "TrialFailed", "abandoned", True)))
         self.inbox.close()
         host.turns.revoke(self)
+        if self._call is not None:
+            self._settle(self._call, error=NotHere("it did not come to an iteration boundary after it was killed"))
         return True
 
 
