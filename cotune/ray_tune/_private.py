@@ -39,6 +39,9 @@ __all__ = [
     "core_worker",
     "function_trainable",
     "handle_of",
+    "has_nothing_to_save",
+    "last_result",
+    "no_result",
     "pending_actors",
     "ray_session",
 ]
@@ -51,7 +54,7 @@ _NEEDED: tuple[tuple[Any, tuple[str, ...]], ...] = (
     (ResourceManager, ("free_resources", "get_resource_futures", "update_state", "clear")),
     (AcquiredResources, ("annotate_remote_entities",)),
     (tune_controller.TuneController, ("add_trial", "_trial_task_failure")),
-    (ray_session, ("_session", "_TrainSession", "get_session", "init_session", "shutdown_session")),
+    (ray_session, ("_session", "_TrainSession", "_TrainingResult", "get_session", "init_session", "shutdown_session")),
     (ray_session._TrainSession, ("reset", "report", "get_next", "finish")),
     (function_trainable, ("init_session", "shutdown_session", "get_session", "FunctionTrainable")),
 )
@@ -116,3 +119,19 @@ def pending_actors(manager: Any) -> dict[Any, list[Any]]:
     """Actors that wait for a resource request to be granted, by request."""
     waiting: dict[Any, list[Any]] = manager._resource_request_to_pending_actors
     return waiting
+
+
+def last_result() -> Any:
+    """What a function trainable says when it has returned."""
+    return ray_session._TrainingResult(None, {RESULT_DUPLICATE: True})
+
+
+def no_result() -> Any:
+    """What `save` gives when there is no checkpoint."""
+    return ray_session._TrainingResult(None, {})
+
+
+def has_nothing_to_save(trainable: Any) -> bool:
+    """Whether a function trainable has not reported yet."""
+    is_function = isinstance(trainable, function_trainable.FunctionTrainable)
+    return is_function and getattr(trainable, "_last_training_result", None) is None

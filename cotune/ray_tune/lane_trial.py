@@ -232,6 +232,9 @@ class LaneTrial(TrialSession):
             self.host.prepare_thread()
             self._raise_if_stopped()
             self._trainable = make()
+        if call.method == "save" and _private.has_nothing_to_save(self._trainable):
+            # What was to be saved was lost with another lane.
+            return _private.no_result()
         answer = getattr(self._trainable, call.method)(*call.args, **call.kwargs)
         if call.method.startswith("train"):
             self._raise_if_stopped()
@@ -387,7 +390,7 @@ class LaneRaySession(_private.ray_session._TrainSession):  # type: ignore[misc]
                 _clear(stopped)
                 # The train() call that waits for a result need not wait for a time-out.
                 with contextlib.suppress(queue.Full):
-                    self.result_queue.put_nowait(_last_result())
+                    self.result_queue.put_nowait(_private.last_result())
             finally:
                 session.bind(None)
 
@@ -399,10 +402,6 @@ class LaneRaySession(_private.ray_session._TrainSession):  # type: ignore[misc]
         if _private.RESULT_DUPLICATE not in metrics:
             self._trial.iteration_done()
         super().report(metrics, *args, **kwargs)
-
-
-def _last_result() -> Any:
-    return _private.ray_session._TrainingResult(None, {_private.RESULT_DUPLICATE: True})
 
 
 def route_sessions() -> None:
