@@ -22,9 +22,9 @@ from ray import cloudpickle
 from ray.exceptions import RayActorError, RayTaskError
 
 from cotune import errors
+from cotune.packer import Outcome, Packer
 from cotune.packer import events as ev
 from cotune.packer import instructions as do
-from cotune.packer import Outcome, Packer
 from cotune.ray_tune.cluster import Cluster, LaneHandle
 from cotune.ray_tune.lane import Attempt
 from cotune.ray_tune.lane_trial import NotHere, OutOfMemory
@@ -130,9 +130,7 @@ class Broker:
         known = number in ticket.lane.trainables
         ticket.lane.trainables.add(number)
         folder = ticket.trial.local_path or ""
-        attempt = Attempt(
-            *ticket.key, seed, folder, number, None if known else pickled, ticket.kwargs, checkpoint
-        )
+        attempt = Attempt(*ticket.key, seed, folder, number, None if known else pickled, ticket.kwargs, checkpoint)
         ticket.lane.actor.begin.remote(attempt)
 
     def call(self, ticket: Ticket, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -156,7 +154,13 @@ class Broker:
         return self._send(lane, ticket, self._number(ticket), method, args, kwargs)
 
     def _send(
-        self, lane: LaneHandle, ticket: Ticket, number: int, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+        self,
+        lane: LaneHandle,
+        ticket: Ticket,
+        number: int,
+        method: str,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
     ) -> Any:
         answer = lane.actor.call.remote(ticket.key, number, method, args, dict(kwargs))
         if method == "stop":
@@ -292,7 +296,7 @@ class Broker:
         self._tickets.clear()
 
 
-@ray.remote(num_cpus=0)
+@ray.remote(num_cpus=0)  # type: ignore[untyped-decorator]
 def _refused(error: Exception) -> None:
     raise error
 

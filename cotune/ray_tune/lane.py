@@ -209,7 +209,7 @@ class Lane:
     @ray.method(concurrency_group="control")  # type: ignore[untyped-decorator]
     def open(self, options: LaneOptions) -> Site:
         """Becomes a lane; a `READY` frame follows."""
-        site = self.site()
+        site: Site = self.site()
         route_sessions()
         self._host = LaneHost(options, self._outbox)
         if options.uuid:
@@ -237,9 +237,7 @@ class Lane:
         """Takes in a trial; its calls follow, or are here already."""
         if attempt.pickled is not None:
             self._trainable(attempt.trainable).set_result(attempt.pickled)
-        threading.Thread(
-            target=self._run, args=(attempt,), name=f"trial-{attempt.trial}", daemon=True
-        ).start()
+        threading.Thread(target=self._run, args=(attempt,), name=f"trial-{attempt.trial}", daemon=True).start()
 
     @ray.method(concurrency_group="calls")  # type: ignore[untyped-decorator]
     def call(self, key: Key, number: int, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -293,9 +291,7 @@ class Lane:
     def _run(self, attempt: Attempt) -> None:
         self._opened.wait()
         assert self._host is not None
-        trial = LaneTrial(
-            self._host, attempt.trial, attempt.seed, Path(attempt.folder), lambda: self._make(attempt)
-        )
+        trial = LaneTrial(self._host, attempt.trial, attempt.seed, Path(attempt.folder), lambda: self._make(attempt))
         self._host.adopt(trial)
         with self._registering:
             self._trials[attempt.key] = trial

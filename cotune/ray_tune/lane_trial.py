@@ -17,10 +17,9 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, InvalidStateError
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from cotune import session
 from cotune.errors import InputError
@@ -188,10 +187,10 @@ class LaneTrial(TrialSession):
     def report(self, metrics: Mapping[str, Any], step: int | None) -> None:
         self.ray_session.report(dict(metrics))
 
-    def checkpoint(self) -> AbstractContextManager[Path]:
+    def checkpoint(self) -> NoReturn:
         raise InputError("cotune.checkpoint() is for cotune.run()", hint="pass ray.tune.report(..., checkpoint=...)")
 
-    def restore(self) -> Path | None:
+    def restore(self) -> NoReturn:
         raise InputError("cotune.restore() is for cotune.run()", hint="call ray.tune.get_checkpoint()")
 
     # ---- the thread

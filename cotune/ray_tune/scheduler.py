@@ -11,7 +11,7 @@ import importlib.util
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from ray import cloudpickle
 from ray.tune.schedulers import FIFOScheduler, TrialScheduler, create_scheduler
@@ -97,9 +97,7 @@ def _scheduler(scheduler: TrialScheduler | str | None) -> TrialScheduler:
     return scheduler
 
 
-def _check(
-    gpus: object, lanes: object, residents: object, margin: object, isolation: object, timeout: object
-) -> None:
+def _check(gpus: object, lanes: object, residents: object, margin: object, isolation: object, timeout: object) -> None:
     for name, value, least in (("gpus", gpus, 0), ("lanes", lanes, 1), ("max_residents", residents, 1)):
         if value is None and name != "max_residents":
             continue
@@ -116,14 +114,14 @@ def _check(
 def wrap(scheduler: TrialScheduler, options: Options) -> TrialScheduler:
     """Puts a scheduler into the subclass of its class that knows of lanes."""
     if getattr(scheduler, "_cotune_options", None) is None:
-        scheduler.__class__ = _colocated(type(scheduler))
+        scheduler.__class__ = _colocated(cast(Any, type(scheduler)))
     scheduler._cotune_options = options
     return scheduler
 
 
 @functools.cache
-def _colocated(base: type[TrialScheduler]) -> type[TrialScheduler]:
-    class Colocated(base):  # type: ignore[misc, valid-type]
+def _colocated(base: Any) -> type[TrialScheduler]:
+    class Colocated(base):  # type: ignore[misc]
         def on_trial_add(self, tune_controller: Any, trial: Any, **kwargs: Any) -> None:
             admit(_private.controller_behind(tune_controller), trial, self._cotune_options)
             super().on_trial_add(tune_controller, trial, **kwargs)
@@ -136,8 +134,8 @@ def _colocated(base: type[TrialScheduler]) -> type[TrialScheduler]:
     return Colocated
 
 
-def _again(base: type[TrialScheduler], state: Mapping[str, Any], options: Options) -> TrialScheduler:
-    scheduler: TrialScheduler = base.__new__(base)
+def _again(base: Any, state: Mapping[str, Any], options: Options) -> TrialScheduler:
+    scheduler = base.__new__(base)
     scheduler.__dict__.update(state)
     return wrap(scheduler, options)
 

@@ -95,16 +95,19 @@ class _Ready:
 class TrialHandle(_private.ActorHandle):  # type: ignore[misc]
     """A trial in a lane, as an actor handle.
 
-    It is one by class only so that `ray.kill` accepts it: that takes this trial out of its lane, and nothing else.
+    It is one by class only, so that `ray.kill` accepts it: that takes this trial out of its lane, and nothing else.
     """
 
+    broker: Broker
+    ticket: Ticket
+
     def __init__(self, broker: Broker, ticket: Ticket) -> None:
-        self.__dict__.update(_broker=broker, ticket=ticket)
+        self.__dict__.update(broker=broker, ticket=ticket)
 
     @property
     def _ray_actor_id(self) -> Any:
         """Asked for by `ray.kill`, which gets an actor that nobody needs."""
-        self._broker.evict(self.ticket)
+        self.broker.evict(self.ticket)
         return _Decoy.id()
 
     @property
@@ -113,12 +116,12 @@ class TrialHandle(_private.ActorHandle):  # type: ignore[misc]
 
     @property
     def __ray_terminate__(self) -> _Method:
-        return _Method(self._broker, self.ticket, "stop")
+        return _Method(self.broker, self.ticket, "stop")
 
     def __getattr__(self, name: str) -> _Method:
         if name.startswith("__"):
             raise AttributeError(name)
-        return _Method(self._broker, self.ticket, name)
+        return _Method(self.broker, self.ticket, name)
 
     def __del__(self) -> None: ...
 
@@ -144,11 +147,10 @@ class _Decoy:
     @classmethod
     def id(cls) -> Any:
         if cls._made_in is not _private.core_worker():
-            cls._made, cls._made_in = _Nothing.remote(), _private.core_worker()
+            cls._made, cls._made_in = ray.remote(num_cpus=0)(_Nothing).remote(), _private.core_worker()
         return cls._made._ray_actor_id
 
 
-@ray.remote(num_cpus=0)
 class _Nothing:
     pass
 
@@ -235,7 +237,7 @@ class LaneActorManager(_private.RayActorManager):  # type: ignore[misc]
             if _private.handle_of(self, task._tracked_actor) is handle:
                 super(LaneActorManager, self)._actor_task_failed(task, error)
 
-        return handle._broker.takes(handle.ticket, Held(method, exception, again, refuse), attempt)
+        return handle.broker.takes(handle.ticket, Held(method, exception, again, refuse), attempt)
 
     def _try_start_actors(self, max_actors: int | None = None) -> int:
         started: int = super()._try_start_actors(max_actors)

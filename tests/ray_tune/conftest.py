@@ -24,7 +24,14 @@ def quiet(tmp_path_factory):
 @pytest.fixture(scope="module")
 def cluster(quiet):
     """Two CPUs and two logical GPUs on this machine."""
-    ray.init(address="local", num_cpus=2, num_gpus=2, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+    ray.init(
+        address="local",
+        num_cpus=2,
+        num_gpus=2,
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level=logging.ERROR,
+    )
     yield
     ray.shutdown()
 
@@ -32,7 +39,14 @@ def cluster(quiet):
 @pytest.fixture(scope="module")
 def cpus(quiet):
     """Two CPUs and no GPU."""
-    ray.init(address="local", num_cpus=2, num_gpus=0, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+    ray.init(
+        address="local",
+        num_cpus=2,
+        num_gpus=0,
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level=logging.ERROR,
+    )
     yield
     ray.shutdown()
 

@@ -121,7 +121,9 @@ def test_pbt_goes_on_from_the_weights_of_another(run_config):
     tuner = tune.Tuner(
         with_checkpoints,
         param_space={"lr": tune.grid_search([0.001, 1.0])},
-        tune_config=tune.TuneConfig(metric="score", mode="max", reuse_actors=True, scheduler=colocate(scheduler, lanes=2)),
+        tune_config=tune.TuneConfig(
+            metric="score", mode="max", reuse_actors=True, scheduler=colocate(scheduler, lanes=2)
+        ),
         run_config=run_config(),
     )
     results = tuner.fit()
@@ -141,7 +143,9 @@ def test_pbt_of_classes(run_config):
     tuner = tune.Tuner(
         Trainable,
         param_space={"a": tune.grid_search([1, 100])},
-        tune_config=tune.TuneConfig(metric="score", mode="max", reuse_actors=True, scheduler=colocate(scheduler, lanes=2)),
+        tune_config=tune.TuneConfig(
+            metric="score", mode="max", reuse_actors=True, scheduler=colocate(scheduler, lanes=2)
+        ),
         run_config=run_config(
             stop={"training_iteration": 8}, checkpoint_config=tune.CheckpointConfig(checkpoint_frequency=1)
         ),

@@ -32,7 +32,9 @@ def deterministic(config):
 
 
 def outcome(results):
-    return {(result.config["seed"], result.metrics["score"], result.metrics["training_iteration"]) for result in results}
+    return {
+        (result.config["seed"], result.metrics["score"], result.metrics["training_iteration"]) for result in results
+    }
 
 
 def test_same_results_as_ray_tune_with_residents_taking_turns(run_config):
@@ -98,8 +100,6 @@ def stepper(config):
 
 def test_ray_kill_takes_one_trial_and_not_its_lane_mates(run_config):
     class Kill(tune.Callback):
-        pids = {}
-
         def on_trial_result(self, iteration, trials, trial, result, **info):
             if trial.config["steps"] == 1000 and result["training_iteration"] == 3:
                 ray.kill(trial.temporary_state.ray_actor)
@@ -113,7 +113,9 @@ def test_ray_kill_takes_one_trial_and_not_its_lane_mates(run_config):
     assert results.num_errors == 1
     alive = [result for result in results if result.error is None]
     assert sorted(result.metrics["training_iteration"] for result in alive) == [40, 41]
-    assert all(result.metrics["iterations_since_restore"] in (40, 41) for result in alive), "they went on where they were"
+    assert all(result.metrics["iterations_since_restore"] in (40, 41) for result in alive), (
+        "they went on where they were"
+    )
 
 
 def hangs(config):
