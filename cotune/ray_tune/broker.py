@@ -26,6 +26,7 @@ from cotune.packer import Outcome, Packer
 from cotune.packer import events as ev
 from cotune.packer import instructions as do
 from cotune.ray_tune.cluster import Cluster, LaneHandle
+from cotune.ray_tune.features import features
 from cotune.ray_tune.lane import Attempt
 from cotune.ray_tune.lane_trial import NotHere, OutOfMemory
 
@@ -299,20 +300,3 @@ class Broker:
 @ray.remote(num_cpus=0)  # type: ignore[untyped-decorator]
 def _refused(error: Exception) -> None:
     raise error
-
-
-def features(config: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
-    """What a regression of memory on hyperparameters sees: numbers as they are, short texts one-hot."""
-    found: dict[str, float] = {}
-    for name, value in config.items():
-        path = f"{prefix}{name}"
-        if isinstance(value, Mapping):
-            found |= features(value, f"{path}/")
-        elif isinstance(value, (bool, int, float)) or hasattr(value, "__float__"):
-            try:
-                found[path] = float(value)
-            except (TypeError, ValueError, OverflowError):
-                continue
-        elif isinstance(value, str) and len(value) <= 64:
-            found[f"{path}={value}"] = 1.0
-    return found

@@ -22,6 +22,7 @@ from cotune.packer.policies import Policy, make_policy
 from cotune.ray_tune import _private
 from cotune.ray_tune.broker import Broker
 from cotune.ray_tune.cluster import Cluster, ClusterOptions
+from cotune.ray_tune.process import Fractions
 from cotune.ray_tune.seam import LaneActorManager, LaneRequest, LaneResourceManager
 from cotune.sharing.pickling import modules_to_preload
 
@@ -80,6 +81,9 @@ def colocate(
     make_policy(policy)
     if isolation == "lane":
         _private.check()
+    else:
+        # A request made long before its trial starts would rest on what was known then.
+        os.environ.setdefault("TUNE_MAX_PENDING_TRIALS_PG", "1")
     options = Options(gpus, lanes, max_residents, memory_margin, isolation, policy, iteration_timeout)
     return wrap(chosen, options)
 
@@ -116,6 +120,7 @@ def wrap(scheduler: TrialScheduler, options: Options) -> TrialScheduler:
     if getattr(scheduler, "_cotune_options", None) is None:
         scheduler.__class__ = _colocated(cast(Any, type(scheduler)))
     scheduler._cotune_options = options
+    scheduler._cotune_fractions = Fractions()
     return scheduler
 
 
@@ -123,11 +128,18 @@ def wrap(scheduler: TrialScheduler, options: Options) -> TrialScheduler:
 def _colocated(base: Any) -> type[TrialScheduler]:
     class Colocated(base):  # type: ignore[misc]
         def on_trial_add(self, tune_controller: Any, trial: Any, **kwargs: Any) -> None:
-            admit(_private.controller_behind(tune_controller), trial, self._cotune_options)
+            if self._cotune_options.isolation == "process":
+                self._cotune_fractions.prepare(trial)
+            else:
+                admit(_private.controller_behind(tune_controller), trial, self._cotune_options)
             super().on_trial_add(tune_controller, trial, **kwargs)
 
+        def on_trial_result(self, tune_controller: Any, trial: Any, result: Any, **kwargs: Any) -> Any:
+            self._cotune_fractions.learn(trial, result)
+            return super().on_trial_result(tune_controller, trial, result, **kwargs)
+
         def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-            state = {name: value for name, value in self.__dict__.items() if name != "_cotune_options"}
+            state = {name: value for name, value in self.__dict__.items() if not name.startswith("_cotune_")}
             return _again, (base, state, self._cotune_options)
 
     Colocated.__name__, Colocated.__qualname__ = base.__name__, base.__qualname__

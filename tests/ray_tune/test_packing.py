@@ -159,6 +159,28 @@ def test_an_overdue_trial_fails_alone(run_config):
     assert "no iteration boundary in time" in str(next(r.error for r in results if r.config["hangs"]))
 
 
+def test_a_process_for_each_trial_on_a_measured_fraction(run_config, monkeypatch):
+    monkeypatch.delenv("TUNE_MAX_PENDING_TRIALS_PG", raising=False)
+    asked = []
+
+    class Watch(tune.Callback):
+        def on_trial_start(self, iteration, trials, trial, **info):
+            asked.append(trial.placement_group_factory.required_resources["GPU"])
+
+    scheduler = colocate(isolation="process")
+    monkeypatch.setenv("TUNE_MAX_PENDING_TRIALS_PG", "1")
+    results = tune.Tuner(
+        tune.with_resources(deterministic, {"cpu": 1, "gpu": 1}),
+        param_space={"seed": tune.grid_search([1, 2, 3, 4])},
+        tune_config=tune.TuneConfig(scheduler=scheduler, max_concurrent_trials=1),
+        run_config=run_config(callbacks=[Watch()]),
+    ).fit()
+    assert results.num_errors == 0
+    assert len({result.metrics["pid_"] for result in results}) == 4
+    assert asked[0] == 1
+    assert asked[-1] < 0.5
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
