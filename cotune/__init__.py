@@ -41,6 +41,7 @@ if TYPE_CHECKING:
         UnknownMetric,
     )
     from cotune.optuna_study import optimize
+    from cotune.ray_tune.scheduler import colocate
     from cotune.results import Results, TrialResult
     from cotune.search.spaces import (
         choice,
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "cotune._run": ("run",),
     "cotune.optuna_study": ("optimize",),
+    "cotune.ray_tune.scheduler": ("colocate",),
     "cotune.results": ("Results", "TrialResult"),
     "cotune.session": ("TrialStopped", "checkpoint", "device", "report", "restore", "shared", "trial_id"),
     "cotune.search.spaces": (
@@ -114,6 +116,7 @@ __all__ = [
     "UnknownMetric",
     "checkpoint",
     "choice",
+    "colocate",
     "device",
     "lograndint",
     "loguniform",

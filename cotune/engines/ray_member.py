@@ -137,7 +137,7 @@ def _own_node() -> dict[str, Any]:
     import ray
 
     own = ray.get_runtime_context().get_node_id()
-    nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
+    nodes: list[dict[str, Any]] = ray.nodes()
     return next(node for node in nodes if node["NodeID"] == own)
 
 

@@ -207,10 +207,12 @@ class Context:
     Args:
         seed: Seeds torch, numpy and random.
         home: Working directory and environment a trial starts with.
+        torch_seed: Seeds torch instead.
     """
 
-    def __init__(self, seed: int, home: Home) -> None:
+    def __init__(self, seed: int, home: Home, torch_seed: int | None = None) -> None:
         self._seed = seed
+        self._torch_seed = seed if torch_seed is None else torch_seed
         self._python: Any = None
         self._numpy = _NumpyState(seed)
         self._torch: _TorchState | None = None
@@ -259,7 +261,7 @@ class Context:
         """Starts to keep torch's state, if torch is loaded."""
         torch = sys.modules.get("torch")
         if self._torch is None and torch is not None and hasattr(torch, "default_generator"):
-            self._torch = _TorchState(torch, self._seed)
+            self._torch = _TorchState(torch, self._torch_seed)
 
     def seed_torch(self) -> None:
         """Seeds a torch that this trial has just imported."""

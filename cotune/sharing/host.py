@@ -80,6 +80,7 @@ def serve(
             os._exit(0)
         backlog.extend(received)
     host = Host(sock, page, verdicts, trainable, pickle.loads(backlog.pop(0)[1]))
+    serve_ray_tune()
     host.start()
     for kind, payload in backlog:
         host.handle(kind, payload)
@@ -137,7 +138,6 @@ class Host:
         # A process that a trial forks is not the trial: its reports print, its steps are no boundaries.
         os.register_at_fork(after_in_child=_leave_session)
         on_optimizer_step(self._after_step, self._torch_loaded)
-        serve_ray_tune()
         self.page[0] = -1.0
         context = self.memory.start()
         self._context_level = self.level = self.memory.read()[0]

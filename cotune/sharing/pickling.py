@@ -83,15 +83,21 @@ def _unimportable_module(value: Any) -> ModuleType | None:
     return module if spec is None or spec.origin != getattr(module, "__file__", spec.origin) else None
 
 
-def modules_to_preload(blob: bytes, trainable: Any) -> list[str]:
+def modules_to_preload(blob: bytes, trainable: Any, *, torch_if_loaded: bool = True) -> list[str]:
     """Installed modules that the trainable uses, so that the zygote can import them once for all lanes.
 
     A guess from the names in its pickle and in its module: one too many costs little, one too few is imported by
     the trial itself. Only what this process has loaded counts, and torch wherever it is named.
+
+    Args:
+        blob: The pickled trainable.
+        trainable: The trainable.
+        torch_if_loaded: Whether a torch that this process has loaded counts as used, if it is not named.
     """
     names = {*_strings(blob), *_names_used(getattr(trainable, "func", trainable), set())}
     preload = {name for name in names if name in sys.modules and _is_installed(sys.modules[name])}
-    uses_torch = any(name == "torch" or name.startswith("torch.") for name in names) or "torch" in sys.modules
+    uses_torch = any(name == "torch" or name.startswith("torch.") for name in names)
+    uses_torch = uses_torch or (torch_if_loaded and "torch" in sys.modules)
     if uses_torch and importlib.util.find_spec("torch") is not None:
         # The first optimizer imports torch._dynamo: 0.9 s and 110 MB in every lane, unless it is there already.
         preload |= {"torch", "torch._dynamo", "torch.utils.data"}

@@ -48,8 +48,6 @@ class TrialSession:
         self.gate = threading.Lock()
         self.gate.acquire()
         self._verdicts = verdicts
-        # What was left there for the start.
-        os.eventfd_read(verdicts)
         self._unjudged = False
         # One question at a time, whichever of its threads asks.
         self._asking = threading.Lock()
@@ -382,6 +380,8 @@ class TrialSession:
     def _run(self) -> None:
         host = self._host
         session.bind(self)
+        # What was left there for the start.
+        os.eventfd_read(self._verdicts)
         host.turns.take(self)
         self._threads = set(threading.enumerate())
         try:

@@ -66,6 +66,14 @@ class Turns:
         resident.gate.acquire()
         resident.turn_begins()
 
+    def revoke(self, resident: Resident) -> None:
+        """Takes the turn, or the place in line, from a resident that is not to have it again."""
+        with self._mutex:
+            if resident in self._queue:
+                self._queue.remove(resident)
+            elif self.holder is resident:
+                self._hand_on()
+
     def _hand_on(self) -> None:
         self.holder = self._queue.popleft() if self._queue else None
         if self.holder is not None:

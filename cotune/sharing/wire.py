@@ -54,6 +54,11 @@ def encode(kind: Kind, payload: bytes = b"") -> bytes:
     return _HEADER.pack(len(payload), kind) + payload
 
 
+def decode(frame: bytes) -> tuple[int, bytes]:
+    """Kind and payload of one frame, where whole frames travel by other means than a stream."""
+    return frame[4], frame[_HEADER.size :]
+
+
 def encode_object(kind: Kind, value: Any) -> bytes:
     return encode(kind, pickle.dumps(value, pickle.HIGHEST_PROTOCOL))
 

@@ -1,0 +1,137 @@
+"""Everything of Ray that is not public and that we rely on, in this one place.
+
+`check()` compares it with the Ray that is installed, so that a Ray we do not know is refused at the start, by name,
+instead of failing somewhere in the middle of a run. All other modules of this package take these names from here.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import ray
+from ray.actor import ActorHandle
+from ray.air.execution._internal.actor_manager import RayActorManager
+from ray.air.execution._internal.tracked_actor_task import TrackedActorTask
+from ray.air.execution.resources.placement_group import PlacementGroupResourceManager
+from ray.air.execution.resources.request import AcquiredResources, ResourceRequest
+from ray.air.execution.resources.resource_manager import ResourceManager
+from ray.train._internal import session as ray_session
+from ray.tune.execution import tune_controller
+from ray.tune.result import DONE, RESULT_DUPLICATE
+from ray.tune.trainable import function_trainable
+
+from cotune.errors import InputError
+
+__all__ = [
+    "DONE",
+    "RESULT_DUPLICATE",
+    "AcquiredResources",
+    "ActorHandle",
+    "PlacementGroupResourceManager",
+    "RayActorManager",
+    "ResourceManager",
+    "ResourceRequest",
+    "TrackedActorTask",
+    "check",
+    "class_behind",
+    "controller_behind",
+    "core_worker",
+    "function_trainable",
+    "handle_of",
+    "has_nothing_to_save",
+    "last_result",
+    "no_result",
+    "pending_actors",
+    "ray_session",
+]
+
+SUPPORTED = "2.44 to 2.60"
+
+_NEEDED: tuple[tuple[Any, tuple[str, ...]], ...] = (
+    (RayActorManager, ("_actor_task_failed", "_schedule_tracked_actor_task", "_try_start_actors", "all_actors")),
+    (ResourceManager, ("request_resources", "cancel_resource_request", "has_resources_ready", "acquire_resources")),
+    (ResourceManager, ("free_resources", "get_resource_futures", "update_state", "clear")),
+    (AcquiredResources, ("annotate_remote_entities",)),
+    (tune_controller.TuneController, ("add_trial", "_trial_task_failure")),
+    (ray_session, ("_session", "_TrainSession", "_TrainingResult", "get_session", "init_session", "shutdown_session")),
+    (ray_session._TrainSession, ("reset", "report", "get_next", "finish")),
+    (function_trainable, ("init_session", "shutdown_session", "get_session", "FunctionTrainable")),
+)
+_NEEDED_IN_INSTANCES = (
+    "_resource_manager",
+    "_live_actors_to_ray_actors_resources",
+    "_resource_request_to_pending_actors",
+)
+
+
+@functools.cache
+def check() -> None:
+    """Compares what we rely on with the Ray that is installed.
+
+    Raises:
+        InputError: Something is not there.
+    """
+    missing = [f"{_name(owner)}.{name}" for owner, names in _NEEDED for name in names if not hasattr(owner, name)]
+    if not missing:
+        blank = RayActorManager(resource_manager=None)
+        missing += [f"RayActorManager().{name}" for name in _NEEDED_IN_INSTANCES if not hasattr(blank, name)]
+    if missing:
+        raise InputError(
+            f"Ray {ray.__version__} is not one that colocate() knows: it has no {', '.join(missing)}",
+            hint=f"use Ray {SUPPORTED}, or colocate(..., isolation='process'), which needs none of that",
+        )
+
+
+def _name(owner: Any) -> str:
+    return str(getattr(owner, "__qualname__", None) or owner.__name__)
+
+
+def core_worker() -> object:
+    """Changes with every `ray.init`."""
+    return ray._private.worker.global_worker.core_worker
+
+
+def controller_behind(controller: Any) -> Any:
+    """Tune's controller, which schedulers are given in a wrapper now and bare then."""
+    controller = getattr(controller, "_tune_controller", controller)
+    if not hasattr(controller, "_actor_manager") or not hasattr(controller, "_reuse_actors"):
+        raise InputError(
+            f"Ray {ray.__version__} is not one that colocate() knows: {type(controller).__name__} has no actor manager",
+            hint=f"use Ray {SUPPORTED}",
+        )
+    return controller
+
+
+def class_behind(actor_class: Any) -> type:
+    """The trainable that Tune has made an actor class of."""
+    found: type = actor_class.__ray_metadata__.modified_class
+    return found
+
+
+def handle_of(manager: Any, tracked_actor: Any) -> Any:
+    """The handle Tune has for an actor; None if it has let it go."""
+    found = manager._live_actors_to_ray_actors_resources.get(tracked_actor)
+    return found[0] if found else None
+
+
+def pending_actors(manager: Any) -> dict[Any, list[Any]]:
+    """Actors that wait for a resource request to be granted, by request."""
+    waiting: dict[Any, list[Any]] = manager._resource_request_to_pending_actors
+    return waiting
+
+
+def last_result() -> Any:
+    """What a function trainable says when it has returned."""
+    return ray_session._TrainingResult(None, {RESULT_DUPLICATE: True})
+
+
+def no_result() -> Any:
+    """What `save` gives when there is no checkpoint."""
+    return ray_session._TrainingResult(None, {})
+
+
+def has_nothing_to_save(trainable: Any) -> bool:
+    """Whether a function trainable has not reported yet."""
+    is_function = isinstance(trainable, function_trainable.FunctionTrainable)
+    return is_function and getattr(trainable, "_last_training_result", None) is None

@@ -1,0 +1,302 @@
+"""Between Tune and the brain: what Tune asks for becomes events, what the brain decides becomes calls of lanes.
+
+Tune ──a trial wants to run──▶ TrialAdded ──▶ Packer ──StartTrial──▶ "its resources are ready"
+Tune ──train(), save(), stop()──▶ TrialHandle ──▶ the lane the trial is in
+lane ──out of memory, dead──▶ TrialEnded, LaneLost ──▶ Packer ──StartTrial──▶ the same call again, in another lane
+
+Tune decides *that* a trial runs, the brain where and when. A failure that is our doing never gets to Tune: the call
+that failed is kept, and made again when the brain has started the trial anew, from its last checkpoint.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import ray
+from ray import cloudpickle
+from ray.exceptions import RayActorError, RayTaskError
+
+from cotune import errors
+from cotune.packer import Outcome, Packer
+from cotune.packer import events as ev
+from cotune.packer import instructions as do
+from cotune.ray_tune.cluster import Cluster, LaneHandle
+from cotune.ray_tune.features import features
+from cotune.ray_tune.lane import Attempt
+from cotune.ray_tune.lane_trial import NotHere, OutOfMemory
+
+log = logging.getLogger(__name__)
+
+_HINTS = {
+    "TrialTooLarge": "shrink the model or the batch in the search space, or use a device with more memory",
+    "TrialOverdue": "raise iteration_timeout=, or report more often",
+    "LaneDied": "a native library of the trainable may crash; Ray's worker logs say more",
+}
+
+
+@dataclass(eq=False)
+class Ticket:
+    """One request of Tune: a trial that wants to run, runs, or is being run again.
+
+    Attributes:
+        number: What the brain calls it.
+        trial: Tune's trial.
+        lane: Where the brain has put it; None while it waits.
+        seated: Tune has been given its handle.
+        kwargs: What the Trainable is made with.
+        trainable: What it is made from: a number, and the pickled class.
+        attempt: Counts the lanes it has been in.
+        calls: Counts Tune's calls in this attempt.
+        held: Calls that failed by our doing, to be made again.
+        refusal: Why it will not run again.
+        stopping: Its lane has been told to stop it.
+        over: The brain has concluded it.
+    """
+
+    number: int
+    trial: Any
+    lane: LaneHandle | None = None
+    seated: bool = False
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    trainable: tuple[int, bytes] = (-1, b"")
+    attempt: int = 0
+    calls: int = 0
+    held: list[Held] = field(default_factory=list)
+    refusal: Exception | None = None
+    stopping: bool = False
+    over: bool = False
+
+    @property
+    def key(self) -> tuple[int, int]:
+        return self.number, self.attempt
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A call of Tune that is to be made again, or refused in the end."""
+
+    method: str
+    error: Exception
+    again: Callable[[], None]
+    refuse: Callable[[Exception], None]
+
+
+class Broker:
+    """Keeps the brain, the cluster and Tune's requests together.
+
+    Args:
+        packer: The brain.
+        cluster: The body.
+    """
+
+    def __init__(self, packer: Packer, cluster: Cluster) -> None:
+        self.packer = packer
+        self._cluster = cluster
+        self._tickets: dict[int, Ticket] = {}
+        self._numbers = itertools.count()
+        self._blobs: dict[type, tuple[int, bytes]] = {}
+
+    # ---- what Tune asks for
+
+    def ask(self, trial: Any) -> Ticket:
+        """A trial wants to run."""
+        ticket = Ticket(next(self._numbers), trial)
+        self._admit(ticket)
+        return ticket
+
+    def _admit(self, ticket: Ticket) -> None:
+        self._tickets[ticket.number] = ticket
+        self._cluster.reserve(len(self._tickets))
+        trial = ticket.trial
+        self._feed(ev.TrialAdded(self._cluster.now(), ticket.number, trial.trainable_name, features(trial.config)))
+
+    def seat(self, ticket: Ticket, trainable: type, kwargs: Mapping[str, Any]) -> None:
+        """Tune has taken up what was ready: the trial begins."""
+        if trainable not in self._blobs:
+            self._blobs[trainable] = len(self._blobs), cloudpickle.dumps(trainable)
+        ticket.seated, ticket.trainable, ticket.kwargs = True, self._blobs[trainable], kwargs
+        if ticket.lane is not None:
+            self._begin(ticket)
+
+    def _begin(self, ticket: Ticket, checkpoint: Any = None) -> None:
+        assert ticket.lane is not None
+        ticket.calls = 0
+        seed = zlib.crc32(ticket.trial.trial_id.encode())
+        number, pickled = ticket.trainable
+        known = number in ticket.lane.trainables
+        ticket.lane.trainables.add(number)
+        folder = ticket.trial.local_path or ""
+        attempt = Attempt(*ticket.key, seed, folder, number, None if known else pickled, ticket.kwargs, checkpoint)
+        ticket.lane.actor.begin.remote(attempt)
+
+    def call(self, ticket: Ticket, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """A call of Tune to the Trainable, as a future."""
+        lane = ticket.lane
+        if method == "stop":
+            # Told before the call is made, so that the brain knows who has stopped it.
+            number = self._number(ticket)
+            ticket.stopping = True
+            self._withdraw(ticket)
+            if lane is None:
+                return ray.put(None)
+            return self._send(lane, ticket, number, "stop", (), {})
+        if method == "get_auto_filled_metrics":
+            # For a table's cells until the first result.
+            return {"trial_id": ticket.trial.trial_id}
+        if ticket.refusal is not None:
+            return _refused.remote(ticket.refusal)
+        if lane is None:
+            return _refused.remote(NotHere(f"{method}(): the trial is between two lanes"))
+        return self._send(lane, ticket, self._number(ticket), method, args, kwargs)
+
+    def _send(
+        self,
+        lane: LaneHandle,
+        ticket: Ticket,
+        number: int,
+        method: str,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+    ) -> Any:
+        answer = lane.actor.call.remote(ticket.key, number, method, args, dict(kwargs))
+        if method == "stop":
+            # Nobody needs to know how that went.
+            lane.calls.pop(ticket.number, None)
+        else:
+            lane.calls[ticket.number] = answer
+        return answer
+
+    def _number(self, ticket: Ticket) -> int:
+        ticket.calls += 1
+        return ticket.calls - 1
+
+    def let_go(self, ticket: Ticket) -> None:
+        """Tune is done with the trial, or has given it up before it began."""
+        ticket.held.clear()
+        self._withdraw(ticket)
+
+    def evict(self, ticket: Ticket) -> None:
+        """The trial is to go, whatever it is doing; its lane-mates are to go on."""
+        if ticket.lane is not None and not ticket.over:
+            ticket.lane.actor.evict.remote(ticket.key)
+            ticket.stopping = True
+        self._withdraw(ticket)
+
+    def _withdraw(self, ticket: Ticket) -> None:
+        if not ticket.over:
+            self._feed(ev.TrialWithdrawn(self._cluster.now(), ticket.number))
+
+    # ---- failures
+
+    def takes(self, ticket: Ticket, held: Held, attempt: int) -> bool:
+        """Whether a failed call is ours to make good; if so, that has been seen to."""
+        error = held.error
+        cause = getattr(error, "cause", error)
+        if not isinstance(error, RayActorError) and not isinstance(cause, (OutOfMemory, NotHere)):
+            return False
+        if ticket.refusal is not None:
+            held.refuse(ticket.refusal)
+        elif ticket.over and (ticket.stopping or not isinstance(error, RayActorError)):
+            return False
+        elif ticket.over:
+            # It had come to its end, and the news was lost with the lane.
+            ticket.held.append(held)
+            self._readmit(ticket)
+        elif ticket.lane is not None and ticket.attempt > attempt:
+            held.again()
+        else:
+            ticket.held.append(held)
+        return True
+
+    def _readmit(self, ticket: Ticket) -> None:
+        ticket.number, ticket.lane, ticket.over = next(self._numbers), None, False
+        self._admit(ticket)
+
+    # ---- the brain
+
+    def futures(self) -> list[Any]:
+        """What is worth waking up for; asked for at every step of Tune, so here time passes too."""
+        if self._cluster.is_watch_due:
+            self.pump()
+        return self._cluster.futures()
+
+    def pump(self) -> None:
+        """Takes in what happened."""
+        for event in self._cluster.poll():
+            self._feed(event)
+            if isinstance(event, ev.Tick):
+                self._tend()
+
+    def _tend(self) -> None:
+        """Once a second: devices for those that wait, none for nobody."""
+        if self.packer.unfinished:
+            self._cluster.reserve(self.packer.unfinished)
+        if not self.packer.waiting:
+            lanes = (ticket.lane for ticket in self._tickets.values())
+            self._cluster.release_idle(lane.slot.name for lane in lanes if lane is not None)
+
+    def _feed(self, event: ev.Event) -> None:
+        for instruction in self.packer.handle(event):
+            if isinstance(instruction, do.StartTrial):
+                self._start(self._tickets[instruction.trial], instruction.lane)
+            elif isinstance(instruction, do.StopTrial):
+                self._stop(self._tickets[instruction.trial])
+            elif isinstance(instruction, do.RetryTrial):
+                self._retry(self._tickets[instruction.trial], instruction.reason)
+            elif isinstance(instruction, do.ConcludeTrial):
+                self._conclude(self._tickets[instruction.trial], instruction)
+            else:
+                self._cluster.execute(instruction)
+
+    def _start(self, ticket: Ticket, lane: int) -> None:
+        ticket.lane = self._cluster.lane(lane)
+        if not ticket.seated or ticket.lane is None:
+            return
+        ticket.attempt += 1
+        held, ticket.held = ticket.held, []
+        restores = any(one.method == "restore" for one in held)
+        self._begin(ticket, None if restores else ticket.trial.latest_checkpoint_result)
+        for one in held:
+            one.again()
+
+    def _stop(self, ticket: Ticket) -> None:
+        if ticket.lane is not None and not ticket.stopping:
+            ticket.lane.actor.interrupt.remote(ticket.key)
+
+    def _retry(self, ticket: Ticket, reason: str) -> None:
+        ticket.lane = None
+        log.info("trial %s starts again: %s", ticket.trial.trial_id, reason)
+
+    def _conclude(self, ticket: Ticket, end: do.ConcludeTrial) -> None:
+        ticket.over = True
+        ticket.lane = None if not ticket.seated else ticket.lane
+        del self._tickets[ticket.number]
+        held, ticket.held = ticket.held, []
+        if end.outcome is Outcome.FAILED and end.error != "TrialFailed":
+            ticket.refusal = self._refusal(ticket, end)
+        for one in held:
+            one.refuse(ticket.refusal or one.error)
+
+    def _refusal(self, ticket: Ticket, end: do.ConcludeTrial) -> Exception:
+        name = f"trial {ticket.trial.trial_id}"
+        if end.error == "TrialTooLarge":
+            # Tune would only find out the same again.
+            metadata, allowed = ticket.trial.run_metadata, ticket.trial.max_failures
+            metadata.num_failures = max(metadata.num_failures, allowed)
+        error = errors.named(end.error)(f"{name}: {end.reason}", hint=_HINTS.get(end.error, ""))
+        found: Exception = RayTaskError("train", str(error), error).as_instanceof_cause()
+        return found
+
+    def close(self) -> None:
+        self._cluster.close()
+        self._tickets.clear()
+
+
+@ray.remote(num_cpus=0)  # type: ignore[untyped-decorator]
+def _refused(error: Exception) -> None:
+    raise error

@@ -1,0 +1,23 @@
+"""What of a Ray Tune config may explain how much memory a trial needs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+def features(config: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
+    """What a regression of memory on hyperparameters sees: numbers as they are, short texts one-hot."""
+    found: dict[str, float] = {}
+    for name, value in config.items():
+        path = f"{prefix}{name}"
+        if isinstance(value, Mapping):
+            found |= features(value, f"{path}/")
+        elif isinstance(value, (bool, int, float)) or hasattr(value, "__float__"):
+            try:
+                found[path] = float(value)
+            except (TypeError, ValueError, OverflowError):
+                continue
+        elif isinstance(value, str) and len(value) <= 64:
+            found[f"{path}={value}"] = 1.0
+    return found

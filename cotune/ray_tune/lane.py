@@ -1,0 +1,339 @@
+"""A lane on a Ray cluster: one long-lived actor in which many trials run, one after the other or by turns.
+
+The process is an ordinary lane (`sharing.host`) on another line: frames leave it as the answer to `beat()`, which the
+driver always has one call of under way, and what the driver wants are calls of this actor.
+"""
+
+from __future__ import annotations
+
+import array
+import importlib
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn, cast
+
+import ray
+from ray import cloudpickle
+
+from cotune.ray_tune.lane_trial import Call, LaneTrial, refuse, route_sessions
+from cotune.sharing import cuda, wire
+from cotune.sharing.cpu import available_memory
+from cotune.sharing.host import THREAD_STACK, Host, LaneOptions
+from cotune.sharing.wire import Kind
+
+BEAT_EVERY = 1.0
+PROGRESS_WITHIN = 0.05
+EVICT_AFTER = 2.0
+SWITCH_INTERVAL = 0.001
+
+Key = tuple[int, int]
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """Where a lane's process has come to be.
+
+    Attributes:
+        node: Ray's id of the node.
+        accelerators: What Ray calls the GPU it has assigned.
+        uuid: The physical GPU's identity; empty if there is none behind it.
+        total: Bytes on the GPU, or of memory available on the node.
+        free: Bytes of these nobody uses.
+        cores: Cores of the machine this process may use.
+        pid: This process.
+    """
+
+    node: str
+    accelerators: tuple[str, ...]
+    uuid: str
+    total: int
+    free: int
+    cores: int
+    pid: int
+
+    @property
+    def place(self) -> tuple[str, tuple[str, ...], str]:
+        """What all lanes of one device must agree on."""
+        return self.node, self.accelerators, self.uuid
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """News of a lane.
+
+    Attributes:
+        frames: What happened, as `sharing.wire` writes it.
+        holder: The trial that has the turn, or None.
+        quiet: Seconds since its last iteration boundary.
+        held: Bytes the process keeps from others.
+        used: Bytes of the GPU in use by anyone; None for a CPU.
+    """
+
+    frames: list[bytes]
+    holder: int | None
+    quiet: float
+    held: int
+    used: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """What to run.
+
+    Attributes:
+        trial: The trial's number in the brain.
+        attempt: Counts its restarts.
+        seed: For numpy and random.
+        folder: The trial's own.
+        trainable: Number of the class to make it from.
+        pickled: That class, if the lane has not had it yet.
+        kwargs: What Tune makes the Trainable with.
+        checkpoint: What to restore first, if anything.
+    """
+
+    trial: int
+    attempt: int
+    seed: int
+    folder: str
+    trainable: int
+    pickled: bytes | None
+    kwargs: Mapping[str, Any]
+    checkpoint: Any = None
+
+    @property
+    def key(self) -> Key:
+        return self.trial, self.attempt
+
+
+class LaneHost(Host):
+    """What the trials of a lane share; its line to the driver is an outbox."""
+
+    def __init__(self, options: LaneOptions, outbox: Outbox) -> None:
+        self._outbox = outbox
+        page = memoryview(array.array("d", [-1.0, time.monotonic(), 0.0]))
+        super().__init__(cast(Any, None), cast("memoryview[float]", page), (), b"", options)
+
+    def send(self, frame: bytes) -> None:
+        self._outbox.put(frame)
+
+    def adopt(self, trial: LaneTrial) -> None:
+        """Counts a trial among the residents."""
+        self._sessions[trial.trial] = trial
+
+    def die(self) -> NoReturn:
+        os._exit(1)
+
+    # Ray takes what is printed to the driver.
+
+    def _redirect_to_lane_log(self) -> None: ...
+
+    def redirect(self, log: int) -> None: ...
+
+    def restore_streams(self) -> None: ...
+
+
+class Outbox:
+    """Frames on their way to the driver."""
+
+    def __init__(self) -> None:
+        self._frames: list[bytes] = []
+        self._news = threading.Condition()
+        self._is_urgent = False
+
+    def put(self, frame: bytes) -> None:
+        with self._news:
+            self._frames.append(frame)
+            # Measurements can wait for company.
+            self._is_urgent = self._is_urgent or frame[4] != Kind.PROGRESS
+            self._news.notify()
+
+    def take(self, timeout: float) -> list[bytes]:
+        """What there is, or else what comes within `timeout` seconds."""
+        deadline = time.monotonic() + timeout
+        with self._news:
+            while not self._is_urgent and (rest := deadline - time.monotonic()) > 0:
+                if self._frames:
+                    deadline = min(deadline, time.monotonic() + PROGRESS_WITHIN)
+                self._news.wait(rest if not self._frames else min(rest, PROGRESS_WITHIN))
+            frames, self._frames, self._is_urgent = self._frames, [], False
+        return frames
+
+
+def lane_actor(residents: int) -> Any:
+    """The actor class of lanes for so many trials at once.
+
+    A call waits in a thread of Ray's for the trial's own; a trial has few under way, and `stop` must find one free.
+    """
+    groups = {"news": 1, "calls": 4 * residents + 4, "control": 2, "evictions": 2 * residents}
+    return ray.remote(concurrency_groups=groups)(Lane)
+
+
+class Lane:
+    """The process of a lane.
+
+    Args:
+        environment: What the environment must say before anything heavy is imported.
+        modules: What trials will import, so that it is part of the bare lane and not of the first trial.
+    """
+
+    def __init__(self, environment: Mapping[str, str], modules: Sequence[str]) -> None:
+        os.environ.update(environment)
+        sys.setswitchinterval(SWITCH_INTERVAL)
+        self._modules: Sequence[str] = modules
+        self._outbox = Outbox()
+        self._host: LaneHost | None = None
+        self._watch: cuda.GpuWatch | None = None
+        self._opened = threading.Event()
+        self._trials: dict[Key, LaneTrial] = {}
+        self._early: dict[Key, list[tuple[int, Call]]] = {}
+        self._over: set[Key] = set()
+        self._registering = threading.Lock()
+        self._trainables: dict[int, Future[bytes]] = {}
+
+    @ray.method(concurrency_group="control")  # type: ignore[untyped-decorator]
+    def site(self) -> Site:
+        """Where we are; answered once the imports are done."""
+        with self._registering:
+            self._import()
+        return _look_round()
+
+    @ray.method(concurrency_group="control")  # type: ignore[untyped-decorator]
+    def open(self, options: LaneOptions) -> Site:
+        """Becomes a lane; a `READY` frame follows."""
+        site: Site = self.site()
+        route_sessions()
+        self._host = LaneHost(options, self._outbox)
+        if options.uuid:
+            self._watch = cuda.GpuWatch(options.uuid)
+        self._host.start()
+        # What a thread's stack reserves counts against the quota of a CPU lane.
+        threading.stack_size(0 if options.uuid else THREAD_STACK)
+        self._opened.set()
+        return site
+
+    @ray.method(concurrency_group="news")  # type: ignore[untyped-decorator]
+    def beat(self) -> Beat:
+        """Waits for news, a second at most."""
+        frames = self._outbox.take(BEAT_EVERY)
+        host = self._host
+        if host is None:
+            return Beat(frames, None, 0.0, 0, None)
+        holder, boundary = host.page[0], host.page[1]
+        quiet = time.monotonic() - boundary if holder >= 0 else 0.0
+        used = self._watch.used() if self._watch else None
+        return Beat(frames, int(holder) if holder >= 0 else None, quiet, int(host.page[2]), used)
+
+    @ray.method(concurrency_group="control")  # type: ignore[untyped-decorator]
+    def begin(self, attempt: Attempt) -> None:
+        """Takes in a trial; its calls follow, or are here already."""
+        if attempt.pickled is not None:
+            self._trainable(attempt.trainable).set_result(attempt.pickled)
+        threading.Thread(target=self._run, args=(attempt,), name=f"trial-{attempt.trial}", daemon=True).start()
+
+    @ray.method(concurrency_group="calls")  # type: ignore[untyped-decorator]
+    def call(self, key: Key, number: int, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Calls a trial's Trainable, after the calls with lower numbers."""
+        call = Call(method, args, kwargs)
+        with self._registering:
+            trial = self._trials.get(key)
+            if trial is None and key not in self._over:
+                self._early.setdefault(key, []).append((number, call))
+            elif trial is None:
+                refuse(call)
+        if trial is not None:
+            self._deliver(trial, number, call)
+        return call.answer.result()
+
+    @ray.method(concurrency_group="control")  # type: ignore[untyped-decorator]
+    def interrupt(self, key: Key) -> None:
+        """Stops a trial at its next boundary."""
+        trial = self._trials.get(key)
+        if trial is not None:
+            trial.stop()
+
+    @ray.method(concurrency_group="evictions")  # type: ignore[untyped-decorator]
+    def evict(self, key: Key) -> None:
+        """Ends a trial even if it does not come to a boundary; its lane-mates go on."""
+        trial = self._trials.get(key)
+        if trial is None:
+            return
+        trial.stop()
+        while key in self._trials:
+            time.sleep(EVICT_AFTER)
+            if trial.abandon():
+                self._forget(key)
+
+    @ray.method(concurrency_group="control")  # type: ignore[untyped-decorator]
+    def resize(self, quota: int) -> None:
+        """Changes the quota; a `RESIZED` frame follows."""
+        self._opened.wait()
+        assert self._host is not None
+        self._host.handle(Kind.RESIZE, wire.encode_int(Kind.RESIZE, quota)[5:])
+
+    def _import(self) -> None:
+        for name in self._modules:
+            try:
+                importlib.import_module(name)
+            except Exception as error:
+                # The trial that needs it will say so with more authority.
+                log.debug("not imported ahead: %s: %s", name, error)
+        self._modules = ()
+
+    def _run(self, attempt: Attempt) -> None:
+        self._opened.wait()
+        assert self._host is not None
+        trial = LaneTrial(self._host, attempt.trial, attempt.seed, Path(attempt.folder), lambda: self._make(attempt))
+        self._host.adopt(trial)
+        with self._registering:
+            self._trials[attempt.key] = trial
+            early = self._early.pop(attempt.key, [])
+        for number, call in early:
+            self._deliver(trial, number, call)
+        try:
+            trial.run()
+        finally:
+            self._forget(attempt.key)
+
+    def _trainable(self, number: int) -> Future[bytes]:
+        """A pickled class, here or on its way."""
+        with self._registering:
+            return self._trainables.setdefault(number, Future())
+
+    def _make(self, attempt: Attempt) -> Any:
+        """The Trainable, its class unpickled anew: its globals are then not its predecessor's."""
+        cls = cloudpickle.loads(self._trainable(attempt.trainable).result())
+        trainable = cls(**attempt.kwargs)
+        if attempt.checkpoint is not None:
+            trainable.restore(attempt.checkpoint)
+        return trainable
+
+    def _deliver(self, trial: LaneTrial, number: int, call: Call) -> None:
+        if call.method == "stop":
+            # Whatever it is doing ends at its next boundary, and then it finds the call.
+            trial.stop()
+        trial.inbox.put(number, call)
+
+    def _forget(self, key: Key) -> None:
+        with self._registering:
+            self._over.add(key)
+            self._trials.pop(key, None)
+
+
+def _look_round() -> Site:
+    context = ray.get_runtime_context()
+    gpus = tuple(str(gpu) for gpu in context.get_accelerator_ids().get("GPU", []))
+    # Without a GPU of its own Ray leaves CUDA_VISIBLE_DEVICES as it is, which may show all of them.
+    visible = cuda.visible_gpus() if gpus and cuda.torch_has_cuda() else []
+    uuid, total, free = "", available_memory(), available_memory()
+    if visible:
+        uuid, total, free = visible[0].uuid, visible[0].total, visible[0].total - visible[0].used
+    return Site(context.get_node_id(), gpus, uuid, total, free, len(os.sched_getaffinity(0)), os.getpid())

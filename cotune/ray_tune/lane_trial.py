@@ -1,0 +1,423 @@
+"""A Ray Tune trial inside a lane: its Trainable, its thread, its turn.
+
+Tune's calls (`train`, `save`, `restore`, `stop`) wait in an inbox and are served by one thread, so that whatever is
+local to a thread is the trial's own. A call has the turn of the lane while it runs. A function trainable has a second
+thread, Ray's, which runs the user's function while a `train` call waits for its next report: to the lane the two are
+one trial, and exactly one of them moves at a time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import queue
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, InvalidStateError
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from cotune import session
+from cotune.errors import InputError
+from cotune.ray_tune import _private
+from cotune.session import TrialStopped
+from cotune.sharing import wire
+from cotune.sharing.context import Context
+from cotune.sharing.memory import out_of_memory, text_of
+from cotune.sharing.trial_session import TrialSession
+from cotune.trial import TrialSpec
+
+if TYPE_CHECKING:
+    from cotune.ray_tune.lane import LaneHost
+
+# What torch seeds itself with in a fresh process, which is where Ray would have started the trial.
+TORCH_SEED = 67280421310721
+UNWIND_WITHIN = 5.0
+# Tune decides by its calls; there is no verdict to wait for.
+NO_SEAT = -1
+
+log = logging.getLogger(__name__)
+
+
+class OutOfMemory(RuntimeError):
+    """An attempt at a trial needed more than its lane may hold; the brain decides what follows."""
+
+
+class NotHere(RuntimeError):
+    """The trial has left this lane before the call was served; it goes on elsewhere, or nobody wants it any more."""
+
+
+@dataclass(slots=True)
+class Call:
+    """One call of Tune to a Trainable.
+
+    Attributes:
+        method: What to call.
+        args: Its arguments.
+        kwargs: The same.
+        answer: Resolved by the trial's thread.
+    """
+
+    method: str
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    answer: Future[Any] = field(default_factory=Future)
+
+
+class Inbox:
+    """The calls to one trial in the order they were made, whatever order they arrive in."""
+
+    def __init__(self) -> None:
+        self._calls: dict[int, Call] = {}
+        self._next = 0
+        self._arrived = threading.Condition()
+        self._closed = False
+
+    def put(self, number: int, call: Call) -> None:
+        with self._arrived:
+            if self._closed:
+                refuse(call)
+                return
+            self._calls[number] = call
+            self._arrived.notify()
+
+    def take(self) -> Call | None:
+        """The next call; None once it is closed."""
+        with self._arrived:
+            while self._next not in self._calls and not self._closed:
+                self._arrived.wait()
+            call = self._calls.pop(self._next, None)
+            self._next += 1
+            return call
+
+    def close(self) -> None:
+        """Refuses what has not been served, and all that is still to come."""
+        with self._arrived:
+            self._closed = True
+            self._arrived.notify()
+            for call in self._calls.values():
+                refuse(call)
+            self._calls.clear()
+
+
+def refuse(call: Call) -> None:
+    """Answers a call that came too late."""
+    if call.method == "stop":
+        call.answer.set_result(None)
+    else:
+        call.answer.set_exception(NotHere(f"{call.method}() came after the end of the trial"))
+
+
+class LaneTrial(TrialSession):
+    """One attempt at a Ray Tune trial.
+
+    Args:
+        host: The lane.
+        number: The trial's number in the brain.
+        seed: Seeds numpy and random; torch starts as it does in a fresh process.
+        folder: The trial's own.
+        make: Makes the Trainable; called by the trial's thread when it has its first turn.
+    """
+
+    def __init__(self, host: LaneHost, number: int, seed: int, folder: Path, make: Callable[[], Any]) -> None:
+        super().__init__(host, NO_SEAT, TrialSpec(number, 0, {}, seed, folder))
+        self.inbox = Inbox()
+        self.ray_session: Any = None
+        self.runner: threading.Thread | None = None
+        self.host = host
+        self._context = Context(seed, host.home, TORCH_SEED)
+        self._make: Callable[[], Any] | None = make
+        self._trainable: Any = None
+        self._streams = (sys.stdout, sys.stderr)
+        self._ending = threading.Lock()
+        self._abandoned = False
+        self._finished = False
+        self._call: Call | None = None
+
+    # ---- the turn
+
+    def turn_begins(self) -> None:
+        super().turn_begins()
+        sys.stdout, sys.stderr = self._streams
+
+    def turn_ends(self) -> None:
+        if not self._over:
+            self._streams = (sys.stdout, sys.stderr)
+        super().turn_ends()
+
+    @contextlib.contextmanager
+    def _turn(self) -> Iterator[None]:
+        self.host.turns.take(self)
+        try:
+            yield
+        finally:
+            # A turn that was revoked is another's by now.
+            if self.host.turns.holder is self:
+                self.host.turns.give_up(self)
+
+    def left_threads(self) -> bool:
+        runner = self.runner
+        if self._abandoned or (runner is not None and runner.is_alive()):
+            return True
+        # Threads of Ray's come as they are needed: those are not Python's own.
+        self._threads.update(thread for thread in threading.enumerate() if _is_rays(thread))
+        return super().left_threads()
+
+    # ---- boundaries
+
+    def _boundary(self) -> None:
+        if self._abandoned:
+            # The meters are another trial's by now.
+            raise TrialStopped
+        super()._boundary()
+
+    def iteration_done(self) -> None:
+        """The trial is about to report: an iteration, where no optimizer has made one of it."""
+        self._raise_if_stopped()
+        if self._steps == 0:
+            self._iterations += 1
+        # The turn ends with the report anyway.
+        self._turn_due = float("inf")
+        self._boundary()
+
+    # ---- what the trainable may call of cotune
+
+    def report(self, metrics: Mapping[str, Any], step: int | None) -> None:
+        self.ray_session.report(dict(metrics))
+
+    def checkpoint(self) -> NoReturn:
+        raise InputError("cotune.checkpoint() is for cotune.run()", hint="pass ray.tune.report(..., checkpoint=...)")
+
+    def restore(self) -> NoReturn:
+        raise InputError("cotune.restore() is for cotune.run()", hint="call ray.tune.get_checkpoint()")
+
+    # ---- the thread
+
+    def run(self) -> None:
+        """The body of the trial's thread."""
+        session.bind(self)
+        while not self._over and (call := self.inbox.take()) is not None:
+            self._serve(call)
+        self.inbox.close()
+
+    def _serve(self, call: Call) -> None:
+        self._call = call
+        with self._turn():
+            try:
+                answer = self._perform(call)
+            except BaseException as error:
+                self._settle(call, error=self._fails(error))
+            else:
+                self._settle(call, answer)
+
+    def _settle(self, call: Call, answer: Any = None, error: BaseException | None = None) -> None:
+        # An abandoned trial has been answered for.
+        with contextlib.suppress(InvalidStateError):
+            if error is not None:
+                call.answer.set_exception(error)
+            else:
+                call.answer.set_result(answer)
+
+    def _perform(self, call: Call) -> Any:
+        if call.method == "stop":
+            self._shut_down()
+            self._end("done" if self._finished else "stopped")
+            return None
+        if self._make is not None:
+            make, self._make = self._make, None
+            self._threads = set(threading.enumerate())
+            self.host.prepare_thread()
+            self._raise_if_stopped()
+            self._trainable = make()
+        if call.method == "save" and _private.has_nothing_to_save(self._trainable):
+            # What was to be saved was lost with another lane.
+            return _private.no_result()
+        answer = getattr(self._trainable, call.method)(*call.args, **call.kwargs)
+        if call.method.startswith("train"):
+            self._raise_if_stopped()
+            last = answer[-1] if isinstance(answer, list) and answer else answer
+            if isinstance(last, Mapping) and _private.RESULT_DUPLICATE in last:
+                # The function has returned: its room is free before Tune comes round to stopping it.
+                self._shut_down()
+                self._end("done")
+            else:
+                self._finished = isinstance(last, Mapping) and bool(last.get(_private.DONE))
+                if self.ray_session is None:
+                    self.iteration_done()
+        return answer
+
+    # ---- the end
+
+    def _fails(self, error: BaseException) -> BaseException:
+        """Ends the attempt for what a call raised; gives what Tune is told."""
+        host = self.host
+        if isinstance(error, TrialStopped) or self._stop:
+            self._shut_down()
+            self._end("stopped")
+            return NotHere("stopped")
+        is_memory, refused = out_of_memory(error)
+        needed = None
+        if is_memory:
+            held = self._persistent + host.memory.read()[0] - self._level
+            needed = held + refused if refused is not None else None
+            host.memory.relax()
+        text = text_of(error)[:2000]
+        _clear(error)
+        self._shut_down()
+        _clear(error)
+        if is_memory:
+            self._end("out_of_memory", needed, text[:500])
+            return OutOfMemory(text)
+        self._end("failed", None, f"{type(error).__name__}: {text}")
+        if isinstance(error, Exception):
+            return error
+        return RuntimeError(f"{type(error).__name__}: {text}")
+
+    def _shut_down(self) -> None:
+        """Lets the Trainable clean up, and its thread end."""
+        trainable, self._trainable = self._trainable, None
+        if trainable is not None:
+            try:
+                trainable.stop()
+            except BaseException as error:
+                if not self._over and not isinstance(error, (SystemExit, TrialStopped)):
+                    log.warning("cleaning up after a trial raised %s: %s", type(error).__name__, text_of(error))
+                _clear(error)
+        self.ray_session = None
+        if self.runner is not None and self.runner.is_alive():
+            threading.Thread.join(self.runner, UNWIND_WITHIN)
+
+    def _end(self, outcome: str, needed: int | None = None, detail: str = "") -> None:
+        """Books the attempt out, once, and tells the driver."""
+        with self._ending:
+            if self._over:
+                return
+            self._sample(time.monotonic(), final=True)
+            self._over = True
+        self._send_progress()
+        self._context = None
+        host = self.host
+        is_sound = host.trial_over(self, failed=outcome == "failed")
+        host.page[0] = -1.0
+        host.send(wire.encode_object(wire.Kind.ENDED, (self.trial, outcome, needed, "TrialFailed", detail, False)))
+        if not is_sound and host.turns.others_wait:
+            # They would fail for what this one did: in another lane they go on from their checkpoints.
+            host.die()
+
+    def abandon(self) -> bool:
+        """Gives up on a thread that does not come to a boundary; the lane takes no further trial then.
+
+        Called by another thread. The turn goes to the next resident; the thread that had it is stopped should it
+        ever come to a boundary.
+
+        Returns:
+            False if it does not have the turn: then the thread is not stuck, but waits for the one that has.
+        """
+        with self._ending:
+            if self._over or self.host.turns.holder is not self:
+                return False
+            self._stop = self._over = self._abandoned = True
+        self._context = None
+        host = self.host
+        host.trial_over(self, failed=False)
+        host.send(wire.encode_object(wire.Kind.ENDED, (self.trial, "stopped", None, "TrialFailed", "abandoned", True)))
+        self.inbox.close()
+        host.turns.revoke(self)
+        if self._call is not None:
+            self._settle(self._call, error=NotHere("it did not come to an iteration boundary after it was killed"))
+        return True
+
+
+def _is_rays(thread: threading.Thread) -> bool:
+    return isinstance(thread, threading._DummyThread) or thread.name.startswith(("ray_", "asyncio", "fsspec"))
+
+
+def _clear(error: BaseException) -> None:
+    """Lets go of the locals, and so the tensors, of the frames an exception went through; its traceback stays."""
+    seen: set[int] = set()
+    todo: list[BaseException | None] = [error]
+    while todo:
+        one = todo.pop()
+        if one is not None and id(one) not in seen:
+            seen.add(id(one))
+            traceback.clear_frames(one.__traceback__)
+            todo += [one.__cause__, one.__context__]
+
+
+# ---- Ray's session, one per trial instead of one per process
+
+
+def current_trial() -> LaneTrial | None:
+    """The trial the calling thread belongs to; in a thread that a trial started, the one whose turn it is."""
+    trial = session.current()
+    return trial if isinstance(trial, LaneTrial) else None
+
+
+class _Router:
+    """Stands where Ray keeps the session of a process, and is that of the trial that asks."""
+
+    def __bool__(self) -> bool:
+        trial = current_trial()
+        return trial is not None and trial.ray_session is not None
+
+    def __getattr__(self, name: str) -> Any:
+        trial = current_trial()
+        return getattr(trial.ray_session if trial is not None else None, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        trial = current_trial()
+        if trial is not None and trial.ray_session is not None:
+            setattr(trial.ray_session, name, value)
+
+
+class LaneRaySession(_private.ray_session._TrainSession):  # type: ignore[misc]
+    """Ray's session of a function trainable, its thread a part of a trial in a lane."""
+
+    def reset(self, training_func: Callable[[], Any], *args: Any, **kwargs: Any) -> None:
+        trial = current_trial()
+        assert trial is not None
+        self._trial = trial
+
+        def run() -> Any:
+            session.bind(trial)
+            trial.host.prepare_thread()
+            try:
+                return training_func()
+            except TrialStopped as stopped:
+                _clear(stopped)
+                # The train() call that waits for a result need not wait for a time-out.
+                with contextlib.suppress(queue.Full):
+                    self.result_queue.put_nowait(_private.last_result())
+            finally:
+                session.bind(None)
+
+        super().reset(run, *args, **kwargs)
+        trial.runner = self.training_thread
+        self.training_thread.name = f"trial-{trial.trial}-function"
+
+    def report(self, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> None:
+        if _private.RESULT_DUPLICATE not in metrics:
+            self._trial.iteration_done()
+        super().report(metrics, *args, **kwargs)
+
+
+def route_sessions() -> None:
+    """Gives every trial of this process a session of its own. Once per process."""
+
+    def init_session(*args: Any, **kwargs: Any) -> None:
+        trial = current_trial()
+        assert trial is not None
+        trial.ray_session = LaneRaySession(*args, **kwargs)
+
+    def shutdown_session() -> None:
+        trial = current_trial()
+        if trial is not None:
+            trial.ray_session = None
+
+    _private.ray_session._session = _Router()
+    _private.function_trainable.init_session = init_session
+    _private.function_trainable.shutdown_session = shutdown_session

@@ -1,0 +1,92 @@
+"""An actor per trial, on a measured fraction of a GPU: for trainables of which lanes are not to be had.
+
+By Ray's public API alone: each trial's process measures its own peak and reports it along with its results; the next
+trial asks for the fraction that what was measured predicts. The first one asks for a whole GPU.
+"""
+
+from __future__ import annotations
+
+import math
+import resource
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ray import tune
+
+from cotune.packer.prediction import Prediction
+from cotune.ray_tune.features import features
+from cotune.sharing.cuda import CONTEXT_GUESS
+from cotune.sharing.memory import out_of_memory
+
+SHARE = "cotune_gpu_share"
+LEAST = 0.01
+_DUPLICATE = "__duplicate__"
+
+
+class Fractions:
+    """What fraction of a GPU each trial asks for."""
+
+    def __init__(self) -> None:
+        self._shares = Prediction(floor=LEAST)
+        self._numbers: dict[str, int] = {}
+
+    def prepare(self, trial: Any) -> None:
+        """Has a trial that is about to be queued ask for what it is expected to need, and measure what it does."""
+        request = trial.placement_group_factory
+        if len(request.bundles) > 1 or not request.required_resources.get("GPU"):
+            return
+        if trial.trainable_name not in _measured:
+            _measured[trial.trainable_name] = True
+            tune.register_trainable(trial.trainable_name, measuring(trial.get_trainable_cls()))
+        if _ran_out_of_memory(trial):
+            self._observe(trial, 2 * request.required_resources["GPU"])
+        share = self._shares.estimate(features(trial.config))
+        fraction = 1.0 if share is None else min(1.0, math.ceil(share * 100) / 100)
+        trial.update_resources(tune.PlacementGroupFactory([request.bundles[0] | {"GPU": fraction}]))
+
+    def learn(self, trial: Any, result: Mapping[str, Any]) -> None:
+        """Notes what a trial was measured to need."""
+        if result.get(SHARE):
+            self._observe(trial, float(result[SHARE]))
+
+    def _observe(self, trial: Any, share: float) -> None:
+        number = self._numbers.setdefault(trial.trial_id, len(self._numbers))
+        self._shares.observe(number, features(trial.config), min(share, 1.0))
+
+
+_measured: dict[str, bool] = {}
+
+
+def _ran_out_of_memory(trial: Any) -> bool:
+    """Whether the last failure of a trial was that."""
+    if not trial.num_failures or not trial.error_file or not Path(trial.error_file).exists():
+        return False
+    last = Path(trial.error_file).read_text(encoding="utf-8", errors="replace").rpartition("Failure #")[2]
+    return out_of_memory(RuntimeError(last))[0] or "MemoryError" in last
+
+
+def measuring(trainable: Any) -> Any:
+    """A Trainable that reports, besides, the largest share of its GPU that it has used."""
+
+    class Measuring(trainable):  # type: ignore[misc]
+        def step(self) -> dict[str, Any]:
+            result: dict[str, Any] = super().step()
+            if _DUPLICATE not in result:
+                result[SHARE] = used_share()
+            return result
+
+    Measuring.__name__ = Measuring._name = getattr(trainable, "_name", trainable.__name__)
+    return Measuring
+
+
+def used_share() -> float:
+    """Peak memory of this process over all there is: of its GPU, or of the machine if it has none."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        total = torch.cuda.get_device_properties(0).total_memory
+        return float((torch.cuda.max_memory_reserved(0) + CONTEXT_GUESS) / total)
+    with open("/proc/meminfo", encoding="ascii") as meminfo:
+        total = int(meminfo.readline().split()[1])
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / total

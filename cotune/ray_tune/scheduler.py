@@ -1,0 +1,218 @@
+"""The one line people change: a scheduler, wrapped.
+
+A scheduler is what a user hands to Tune and what Tune hands its controller to, before any trial is started. The
+wrapped one is of a subclass of its own class, so that everything else it does, and every `isinstance`, stays.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+from ray import cloudpickle
+from ray.tune.schedulers import FIFOScheduler, TrialScheduler, create_scheduler
+
+from cotune.errors import InputError
+from cotune.packer import Packer, PackerOptions
+from cotune.packer.policies import Policy, make_policy
+from cotune.ray_tune import _private
+from cotune.ray_tune.broker import Broker
+from cotune.ray_tune.cluster import Cluster, ClusterOptions
+from cotune.ray_tune.process import Fractions
+from cotune.ray_tune.seam import LaneActorManager, LaneRequest, LaneResourceManager
+from cotune.sharing.pickling import modules_to_preload
+
+# What Tune's own actors are told of the driver's environment.
+_PROPAGATED = ("RAY_CHDIR_TO_TRIAL_DIR", "TUNE_", "RAY_AIR_", "RAY_TRAIN_", "AWS_")
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The arguments of `colocate`."""
+
+    gpus: int | None
+    lanes: int | None
+    max_residents: int
+    memory_margin: float | None
+    isolation: str
+    policy: str | Policy | None
+    iteration_timeout: float | None
+
+
+def colocate(
+    scheduler: TrialScheduler | str | None = None,
+    *,
+    gpus: int | None = None,
+    lanes: int | None = None,
+    max_residents: int = 1,
+    memory_margin: float | None = None,
+    isolation: str = "lane",
+    policy: str | Policy | None = None,
+    iteration_timeout: float | None = None,
+) -> TrialScheduler:
+    """Has the trials of a Ray Tune run share GPUs by measured memory.
+
+        tune.TuneConfig(scheduler=colocate(ASHAScheduler()))
+
+    Args:
+        scheduler: The scheduler to use, or its name in Ray; first in, first out if left out.
+        gpus: How many GPUs of the cluster; all if left out, 0 for none. The GPU (or the fraction) that a trial asks
+            for is not looked at: its memory is measured.
+        lanes: Lanes per device; found by measuring if left out.
+        max_residents: Trials that may take turns in one lane.
+        memory_margin: Share of each device's memory that is left alone: 0.2 of a node's memory if left out, and
+            256 MiB of a GPU's.
+        isolation: "lane", or "process" for an actor per trial on a measured fraction of a GPU.
+        policy: The order in which waiting trials start: "makespan" (longest first) or "fifo".
+        iteration_timeout: Seconds without a report (or an optimizer's step) after which a trial has failed.
+
+    Returns:
+        The same scheduler, of a subclass of its class.
+
+    Raises:
+        InputError: An argument is wrong, or this Ray is not one we know.
+    """
+    chosen = _scheduler(scheduler)
+    _check(gpus, lanes, max_residents, memory_margin, isolation, iteration_timeout)
+    make_policy(policy)
+    if isolation == "lane":
+        _private.check()
+    else:
+        # A request made long before its trial starts would rest on what was known then.
+        os.environ.setdefault("TUNE_MAX_PENDING_TRIALS_PG", "1")
+    options = Options(gpus, lanes, max_residents, memory_margin, isolation, policy, iteration_timeout)
+    return wrap(chosen, options)
+
+
+def _scheduler(scheduler: TrialScheduler | str | None) -> TrialScheduler:
+    if scheduler is None:
+        return FIFOScheduler()
+    if isinstance(scheduler, str):
+        try:
+            return create_scheduler(scheduler)
+        except ValueError as error:
+            raise InputError(f"scheduler={scheduler!r} is not one of Ray's", hint=str(error)) from None
+    if not isinstance(scheduler, TrialScheduler):
+        raise InputError(f"scheduler={scheduler!r} is no scheduler of Ray Tune", hint="write colocate(ASHAScheduler())")
+    return scheduler
+
+
+def _check(gpus: object, lanes: object, residents: object, margin: object, isolation: object, timeout: object) -> None:
+    for name, value, least in (("gpus", gpus, 0), ("lanes", lanes, 1), ("max_residents", residents, 1)):
+        if value is None and name != "max_residents":
+            continue
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise InputError(f"{name}={value!r} is not a number from {least} on", hint=f"write {name}={least + 1}")
+    if margin is not None and (isinstance(margin, bool) or not isinstance(margin, (int, float)) or not 0 <= margin < 1):
+        raise InputError(f"memory_margin={margin!r} is not a share", hint="write 0.1 to leave a tenth alone")
+    if isolation not in ("lane", "process"):
+        raise InputError(f"isolation={isolation!r} is not known", hint="write 'lane' or 'process'")
+    if timeout is not None and (not isinstance(timeout, (int, float)) or not timeout > 0):
+        raise InputError(f"iteration_timeout={timeout!r} is not a time", hint="write seconds, such as 600")
+
+
+def wrap(scheduler: TrialScheduler, options: Options) -> TrialScheduler:
+    """Puts a scheduler into the subclass of its class that knows of lanes."""
+    if getattr(scheduler, "_cotune_options", None) is None:
+        scheduler.__class__ = _colocated(cast(Any, type(scheduler)))
+    scheduler._cotune_options = options
+    scheduler._cotune_fractions = Fractions()
+    return scheduler
+
+
+@functools.cache
+def _colocated(base: Any) -> type[TrialScheduler]:
+    class Colocated(base):  # type: ignore[misc]
+        def on_trial_add(self, tune_controller: Any, trial: Any, **kwargs: Any) -> None:
+            if self._cotune_options.isolation == "process":
+                self._cotune_fractions.prepare(trial)
+            else:
+                admit(_private.controller_behind(tune_controller), trial, self._cotune_options)
+            super().on_trial_add(tune_controller, trial, **kwargs)
+
+        def on_trial_result(self, tune_controller: Any, trial: Any, result: Any, **kwargs: Any) -> Any:
+            self._cotune_fractions.learn(trial, result)
+            return super().on_trial_result(tune_controller, trial, result, **kwargs)
+
+        def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+            state = {name: value for name, value in self.__dict__.items() if not name.startswith("_cotune_")}
+            return _again, (base, state, self._cotune_options)
+
+    Colocated.__name__, Colocated.__qualname__ = base.__name__, base.__qualname__
+    return Colocated
+
+
+def _again(base: Any, state: Mapping[str, Any], options: Options) -> TrialScheduler:
+    scheduler = base.__new__(base)
+    scheduler.__dict__.update(state)
+    return wrap(scheduler, options)
+
+
+# ---- at the first trial
+
+
+def admit(controller: Any, trial: Any, options: Options) -> None:
+    """Has a trial placed by the brain, if it is one for a lane."""
+    request = trial.placement_group_factory
+    if request is None or isinstance(request, LaneRequest):
+        return
+    if len(request.bundles) > 1 or request.head_bundle_is_empty:
+        return
+    install(controller, trial, options)
+    trial.placement_group_factory = LaneRequest.of(trial)
+
+
+def install(controller: Any, trial: Any, options: Options) -> None:
+    """Puts our managers in the place of Tune's, which has not used them yet."""
+    manager = controller._actor_manager
+    if isinstance(manager, LaneActorManager):
+        return
+    if manager.all_actors:
+        raise InputError(
+            "colocate() came too late: trials of this run have actors already",
+            hint="do not mix trials of one and of several bundles in a run",
+        )
+    manager._resource_manager = LaneResourceManager(_broker(trial, options))
+    manager.__class__ = LaneActorManager
+    # Lanes do that better; Tune's own cache would keep a place in one.
+    controller._reuse_actors = False
+
+
+def _broker(trial: Any, options: Options) -> Broker:
+    packer = PackerOptions(
+        width=options.lanes,
+        residents=options.max_residents,
+        policy=make_policy(options.policy),
+        iteration_timeout=options.iteration_timeout,
+    )
+    cores = float(trial.placement_group_factory.required_resources.get("CPU", 0.0))
+    cluster = ClusterOptions(
+        gpus=options.gpus,
+        cores=cores,
+        margin=options.memory_margin,
+        lanes=options.lanes,
+        residents=options.max_residents,
+        environment=_environment(cores),
+        modules=_modules(trial.get_trainable_cls()),
+    )
+    return Broker(Packer(packer), Cluster(cluster))
+
+
+def _environment(cores: float) -> dict[str, str]:
+    told = {name: value for name, value in os.environ.items() if name.startswith(_PROPAGATED)}
+    # As Ray has it for an actor with so many CPUs.
+    return {"PL_DISABLE_FORK": "1", "OMP_NUM_THREADS": str(max(1, int(cores)))} | told
+
+
+def _modules(trainable: Any) -> list[str]:
+    """What lanes import ahead; no guess is made of a trainable that cannot be pickled, which Ray will say."""
+    try:
+        # Tune's loggers load torch into the driver, whatever the trainable uses.
+        found = modules_to_preload(cloudpickle.dumps(trainable), trainable, torch_if_loaded=False)
+    except Exception:
+        found = ["numpy"]
+    return [name for name in found if importlib.util.find_spec(name.partition(".")[0]) is not None]

@@ -1,0 +1,153 @@
+"""Lanes, nodes and drivers that die under Ray Tune's trials."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+ray = pytest.importorskip("ray")
+
+from ray import tune
+from ray.tune import Checkpoint
+
+from cotune import colocate
+
+pytestmark = [pytest.mark.ray]
+
+STEPS = 25
+
+
+def saves(config):
+    start = 0
+    checkpoint = tune.get_checkpoint()
+    if checkpoint:
+        with checkpoint.as_directory() as folder:
+            start = json.loads(Path(folder, "state.json").read_text())["step"] + 1
+    for step in range(start, STEPS):
+        time.sleep(0.05)
+        with tempfile.TemporaryDirectory() as folder:
+            Path(folder, "state.json").write_text(json.dumps({"step": step}))
+            tune.report(
+                {"step": step, "start": start, "pid_": os.getpid(), "node": ray.get_runtime_context().get_node_id()},
+                checkpoint=Checkpoint.from_directory(folder),
+            )
+
+
+class Once(tune.Callback):
+    """Does something when a trial has come to its fifth result."""
+
+    def __init__(self, act):
+        self.act = act
+        self.failures = 0
+
+    def __reduce__(self):
+        # Tune pickles its callbacks for a restore, which needs none of this.
+        return Once, (None,)
+
+    def on_trial_result(self, iteration, trials, trial, result, **info):
+        if self.act is not None and result["step"] == 5:
+            act, self.act = self.act, None
+            act(result)
+
+    def on_trial_error(self, iteration, trials, trial, **info):
+        self.failures += 1
+
+    on_trial_recover = on_trial_error
+
+
+def check_all_came_to_the_end(results, seen):
+    assert results.num_errors == 0, results.errors
+    assert seen.act is None
+    assert seen.failures == 0, "Tune has not heard of it"
+    assert {result.metrics["step"] for result in results} == {STEPS - 1}
+    assert any(result.metrics["start"] > 0 for result in results), "from a checkpoint"
+
+
+def test_a_lane_that_dies_costs_no_failure(cpus, run_config):
+    seen = Once(lambda result: os.kill(result["pid_"], signal.SIGKILL))
+    results = tune.Tuner(
+        saves,
+        param_space={"n": tune.grid_search([1, 2, 3])},
+        tune_config=tune.TuneConfig(scheduler=colocate(lanes=1, max_residents=2)),
+        run_config=run_config(callbacks=[seen], failure_config=tune.FailureConfig(max_failures=0)),
+    ).fit()
+    check_all_came_to_the_end(results, seen)
+
+
+def test_a_driver_that_dies_is_restored(cpus, tmp_path):
+    script = tmp_path / "driver.py"
+    script.write_text(
+        textwrap.dedent(f"""
+        import sys, os
+        sys.path.insert(0, {str(Path(__file__).parent)!r})
+        import ray
+        from ray import tune
+        from cotune import colocate
+        import test_faults
+        path = os.pathsep.join([{str(Path(__file__).parent)!r}, os.environ["PYTHONPATH"]])
+        ray.init(
+            address={ray.get_runtime_context().gcs_address!r},
+            log_to_driver=False,
+            runtime_env={{"env_vars": {{"PYTHONPATH": path}}}},
+        )
+        class Die(tune.Callback):
+            def on_step_end(self, iteration, trials, **info):
+                if os.environ.get("DIES") and all(trial.checkpoint for trial in trials) and trials:
+                    os.kill(os.getpid(), 9)
+        tune.Tuner(
+            test_faults.saves,
+            param_space={{"n": tune.grid_search([1, 2])}},
+            tune_config=tune.TuneConfig(scheduler=colocate(lanes=2)),
+            run_config=tune.RunConfig(storage_path={str(tmp_path)!r}, name="run", verbose=0, callbacks=[Die()]),
+        ).fit()
+        """)
+    )
+    environment = os.environ | {"TUNE_GLOBAL_CHECKPOINT_S": "0", "DIES": "yes"}
+    done = subprocess.run([sys.executable, str(script)], env=environment, timeout=60, capture_output=True, check=False)
+    assert done.returncode == -signal.SIGKILL, done.stderr.decode()[-2000:]
+    results = tune.Tuner.restore(str(tmp_path / "run"), trainable=saves).fit()
+    assert results.num_errors == 0
+    assert {result.metrics["step"] for result in results} == {STEPS - 1}
+
+
+@pytest.fixture
+def nodes(quiet):
+    from ray.cluster_utils import Cluster
+
+    if ray.is_initialized():
+        ray.shutdown()
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+    ray.init(address=cluster.address, log_to_driver=False, logging_level=logging.ERROR)
+    yield cluster
+    ray.shutdown()
+    cluster.shutdown()
+
+
+def test_nodes_come_and_go(nodes, run_config):
+    first = nodes.add_node(num_cpus=1, num_gpus=1)
+    nodes.wait_for_nodes()
+    second = []
+
+    def act(result):
+        second.append(nodes.add_node(num_cpus=1, num_gpus=1))
+        nodes.remove_node(first, allow_graceful=False)
+
+    seen = Once(act)
+    results = tune.Tuner(
+        saves,
+        param_space={"n": tune.grid_search([1, 2])},
+        tune_config=tune.TuneConfig(scheduler=colocate(lanes=1)),
+        run_config=run_config(callbacks=[seen]),
+    ).fit()
+    check_all_came_to_the_end(results, seen)
+    assert {result.metrics["node"] for result in results} == {second[0].node_id}

@@ -1,0 +1,209 @@
+"""What the brain and the lanes do to Ray Tune's trials: the same results, measured memory, retries nobody hears of."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+
+import numpy as np
+import pytest
+
+ray = pytest.importorskip("ray")
+
+from ray import tune
+from ray.tune.schedulers import FIFOScheduler
+
+import cotune
+from cotune import colocate
+from cotune.demand import MIB
+from cotune.errors import InputError, TrialTooLarge
+
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("cluster")]
+
+
+def deterministic(config):
+    np.random.seed(config["seed"])
+    random.seed(config["seed"])
+    value = 0.0
+    for _ in range(4):
+        value += np.random.randn() + random.random()
+        tune.report({"score": value, "pid_": os.getpid(), "gpu": ray.get_gpu_ids(), "cwd": os.getcwd()})
+
+
+def outcome(results):
+    return {
+        (result.config["seed"], result.metrics["score"], result.metrics["training_iteration"]) for result in results
+    }
+
+
+def test_same_results_as_ray_tune_with_residents_taking_turns(run_config):
+    def run(**kwargs):
+        return tune.Tuner(
+            deterministic,
+            param_space={"seed": tune.grid_search(list(range(6)))},
+            tune_config=tune.TuneConfig(metric="score", mode="max", **kwargs),
+            run_config=run_config(),
+        ).fit()
+
+    plain = run(reuse_actors=True, max_concurrent_trials=1)
+    packed = run(scheduler=colocate(lanes=1, max_residents=3))
+    assert outcome(packed) == outcome(plain)
+    assert {len(result.metrics["gpu"]) for result in packed} == {1}
+    assert len({result.metrics["pid_"] for result in packed}) <= 2, "one lane on each of two logical GPUs"
+    for result in packed:
+        assert result.metrics["trial_id"] in result.metrics["cwd"], "each in its own working directory"
+
+
+def hungry(config):
+    block = np.ones(config["mib"] * MIB // 8)
+    for _ in range(3):
+        tune.report({"score": float(block[0]), "device": cotune.device()})
+
+
+def test_out_of_memory_is_retried_and_costs_no_failure(run_config):
+    trials = []
+
+    class Watch(tune.Callback):
+        def on_trial_error(self, iteration, trials_, trial, **info):
+            trials.append(trial.trial_id)
+
+        on_trial_recover = on_trial_error
+
+    results = tune.Tuner(
+        hungry,
+        param_space={"mib": tune.grid_search([8, 8, 8, 600, 8])},
+        tune_config=tune.TuneConfig(scheduler=colocate(gpus=1, lanes=2, policy="fifo")),
+        run_config=run_config(callbacks=[Watch()], failure_config=tune.FailureConfig(max_failures=0)),
+    ).fit()
+    assert results.num_errors == 0
+    assert trials == [], "Tune has not heard of it"
+
+
+def test_what_fits_no_device_fails_once_with_the_figures(run_config):
+    results = tune.Tuner(
+        hungry,
+        param_space={"mib": 200_000},
+        tune_config=tune.TuneConfig(scheduler=colocate(gpus=1, lanes=1)),
+        run_config=run_config(failure_config=tune.FailureConfig(max_failures=3)),
+    ).fit()
+    assert results.num_errors == 1
+    assert "largest device leaves" in str(results[0].error)
+    assert isinstance(results[0].error.cause, TrialTooLarge)
+
+
+def stepper(config):
+    for _ in range(config["steps"]):
+        time.sleep(0.01)
+        tune.report({"score": 1})
+
+
+def test_ray_kill_takes_one_trial_and_not_its_lane_mates(run_config):
+    class Kill(tune.Callback):
+        def on_trial_result(self, iteration, trials, trial, result, **info):
+            if trial.config["steps"] == 1000 and result["training_iteration"] == 3:
+                ray.kill(trial.temporary_state.ray_actor)
+
+    results = tune.Tuner(
+        stepper,
+        param_space={"steps": tune.grid_search([1000, 40, 41])},
+        tune_config=tune.TuneConfig(scheduler=colocate(gpus=1, lanes=1, max_residents=3)),
+        run_config=run_config(callbacks=[Kill()]),
+    ).fit()
+    assert results.num_errors == 1
+    alive = [result for result in results if result.error is None]
+    assert sorted(result.metrics["training_iteration"] for result in alive) == [40, 41]
+    assert all(result.metrics["iterations_since_restore"] in (40, 41) for result in alive), (
+        "they went on where they were"
+    )
+
+
+def hangs(config):
+    tune.report({"score": 0, "pid_": os.getpid()})
+    if config["hangs"]:
+        time.sleep(3600)
+    for _ in range(100):
+        time.sleep(0.01)
+        tune.report({"score": 1, "pid_": os.getpid()})
+
+
+def test_a_killed_trial_that_hangs_leaves_its_lane_mates_their_progress(run_config):
+    class Kill(tune.Callback):
+        done = False
+
+        def on_step_end(self, iteration, trials, **info):
+            stuck = [trial for trial in trials if trial.config["hangs"] and trial.last_result.get("score") == 0]
+            if stuck and stuck[0].status == "RUNNING" and not self.done:
+                self.done = True
+                ray.kill(stuck[0].temporary_state.ray_actor)
+
+    results = tune.Tuner(
+        hangs,
+        param_space={"hangs": tune.grid_search([False, True])},
+        tune_config=tune.TuneConfig(scheduler=colocate(gpus=1, lanes=1, max_residents=2, policy="fifo")),
+        run_config=run_config(callbacks=[Kill()]),
+    ).fit()
+    good = next(result for result in results if not result.config["hangs"])
+    assert good.error is None
+    assert good.metrics["iterations_since_restore"] == 101
+
+
+def test_an_overdue_trial_fails_alone(run_config):
+    results = tune.Tuner(
+        hangs,
+        param_space={"hangs": tune.grid_search([True, False, False])},
+        tune_config=tune.TuneConfig(scheduler=colocate(gpus=1, lanes=1, policy="fifo", iteration_timeout=2)),
+        run_config=run_config(),
+    ).fit()
+    assert results.num_errors == 1
+    assert "no iteration boundary in time" in str(next(r.error for r in results if r.config["hangs"]))
+
+
+def test_a_process_for_each_trial_on_a_measured_fraction(run_config, monkeypatch):
+    monkeypatch.delenv("TUNE_MAX_PENDING_TRIALS_PG", raising=False)
+    asked = []
+
+    class Watch(tune.Callback):
+        def on_trial_start(self, iteration, trials, trial, **info):
+            asked.append(trial.placement_group_factory.required_resources["GPU"])
+
+    scheduler = colocate(isolation="process")
+    monkeypatch.setenv("TUNE_MAX_PENDING_TRIALS_PG", "1")
+    results = tune.Tuner(
+        tune.with_resources(deterministic, {"cpu": 1, "gpu": 1}),
+        param_space={"seed": tune.grid_search([1, 2, 3, 4])},
+        tune_config=tune.TuneConfig(scheduler=scheduler, max_concurrent_trials=1),
+        run_config=run_config(callbacks=[Watch()]),
+    ).fit()
+    assert results.num_errors == 0
+    assert len({result.metrics["pid_"] for result in results}) == 4
+    assert asked[0] == 1
+    assert asked[-1] < 0.5
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"gpus": -1},
+        {"gpus": True},
+        {"lanes": 0},
+        {"max_residents": 1.5},
+        {"memory_margin": 1},
+        {"isolation": "thread"},
+        {"policy": "best"},
+        {"iteration_timeout": 0},
+        {"scheduler": 3},
+        {"scheduler": "no such"},
+    ],
+)
+def test_wrong_arguments_are_refused_with_a_hint(wrong):
+    with pytest.raises(InputError) as caught:
+        colocate(**wrong)
+    assert caught.value.hint
+
+
+def test_the_scheduler_stays_what_it_is():
+    scheduler = FIFOScheduler()
+    wrapped = colocate(scheduler)
+    assert wrapped is scheduler
+    assert isinstance(wrapped, FIFOScheduler)
