@@ -12,7 +12,7 @@ help:
 	@echo "make demo    tune a small model on the digits data set, on whatever this machine has"
 	@echo "make test    lint, type check, tests"
 	@echo "make oldest  the tests of Ray and Optuna on the oldest versions that work"
-	@echo "make bench   overheads, then makespan"
+	@echo "make bench   overheads, makespan, front doors"
 	@echo "make gpu     the tests that need a CUDA device"
 	@echo "make clean   remove the environment and the caches"
 	@echo "PYTHON=$(PYTHON) and VENV=$(VENV) can be set on the command line."
@@ -38,6 +38,7 @@ oldest:
 bench: $(STAMP)
 	$(BIN)/python bench/overheads.py
 	$(BIN)/python bench/makespan.py
+	$(BIN)/python bench/front_doors.py
 
 gpu: $(STAMP)
 	$(BIN)/python -m pytest -m gpu -v
