@@ -26,6 +26,7 @@ class Record:
         lines: Its reports as they stand in the events file, less those that a restart made again.
         values: Step and metric of the same reports.
         restarted: It started again and has not reported since.
+        expected: Bytes set aside for it when it last started.
         withdrawn: Why it was told to stop: `pruned`, `interrupted` or nothing.
     """
 
@@ -45,6 +46,7 @@ class Record:
     start: float | None = None
     end: float | None = None
     demand: Demand | None = None
+    expected: int | None = None
     error: CotuneError | None = None
 
     def add(self, report: Report) -> None:
@@ -70,6 +72,13 @@ class Record:
     def last_step(self) -> int | None:
         return self.values[-1][0] if self.values else None
 
+    @property
+    def seconds(self) -> float | None:
+        """From its first start to its end, if it came to that by itself in one go."""
+        if self.state is not TrialState.DONE or self.attempts > 1 or self.start is None or self.end is None:
+            return None
+        return self.end - self.start
+
     def result(self) -> TrialResult:
         return TrialResult(
             self.trial,
@@ -78,6 +87,7 @@ class Record:
             self.error,
             self.demand.persistent if self.demand else None,
             self.demand.ephemeral if self.demand else None,
+            self.expected,
             self.device,
             self.lane,
             self.start,
@@ -140,6 +150,7 @@ def _replay(record: Record, event: dict[str, Any], line: bytes, metric: str) -> 
         record.end = event["time"]
         if event["persistent"] is not None:
             record.demand = Demand(event["persistent"], event["ephemeral"])
+        record.expected = event.get("expected")
         if event["error"] is not None:
             name, message, hint = event["error"]
             record.error = errors.named(name)(message, hint=hint)
@@ -153,6 +164,7 @@ def end_event(record: Record) -> dict[str, Any]:
         "state": str(record.state),
         "persistent": record.demand.persistent if record.demand else None,
         "ephemeral": record.demand.ephemeral if record.demand else None,
+        "expected": record.expected,
         "error": None if error is None else [type(error).__name__, error.message, error.hint],
     }
 

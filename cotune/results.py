@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 # Of the dataframe; a metric named like one of these has `metrics/` before its name there.
 _COLUMNS = frozenset(
-    ("trial", "state", "persistent", "ephemeral", "device", "lane", "start", "end", "attempts", "error")
+    ("trial", "state", "persistent", "ephemeral", "expected", "device", "lane", "start", "end", "attempts", "error")
 )
 
 
@@ -34,6 +34,8 @@ class TrialResult:
         error: Why it failed.
         persistent: Measured bytes held between iterations; None if it ended before it was measured.
         ephemeral: Measured peak bytes within an iteration, above `persistent`.
+        expected: Bytes set aside for it when it last started, margins included; None if nothing was known of trials
+            like it, and it tried a whole device.
         device: Where it ran last.
         lane: The lane it ran in last.
         start: When it first ran, in seconds since the epoch.
@@ -48,6 +50,7 @@ class TrialResult:
     error: CotuneError | None = None
     persistent: int | None = None
     ephemeral: int | None = None
+    expected: int | None = None
     device: str | None = None
     lane: int | None = None
     start: float | None = None
@@ -141,6 +144,7 @@ class Results(Sequence[TrialResult]):
                 **{f"config/{name}": value for name, value in _flat(t.config)},
                 "persistent": t.persistent,
                 "ephemeral": t.ephemeral,
+                "expected": t.expected,
                 "device": t.device,
                 "lane": t.lane,
                 "start": t.start,

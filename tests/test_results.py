@@ -162,7 +162,8 @@ def test_the_dataframe_has_a_row_a_trial():
     assert frame.iloc[1]["error"] == "trial 1: ValueError: no"
     assert set(frame.columns) == {
         *("trial", "state", "loss", "accuracy", "config/lr", "config/model/width", "config/model/kind"),
-        *("config/empty", "config/x", "persistent", "ephemeral", "device", "lane", "start", "end", "attempts", "error"),
+        *("config/empty", "config/x", "persistent", "ephemeral", "expected", "device", "lane"),
+        *("start", "end", "attempts", "error"),
     }
 
 

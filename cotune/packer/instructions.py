@@ -82,6 +82,7 @@ class ConcludeTrial(Instruction):
         error: Name of the class in `cotune.errors` that says why, if it failed.
         reason: Why, with figures.
         demand: What was measured of it, over all attempts.
+        expected: What was set aside for it when it last started; None for a probe.
     """
 
     trial: int
@@ -89,3 +90,4 @@ class ConcludeTrial(Instruction):
     error: str = ""
     reason: str = ""
     demand: Demand | None = None
+    expected: Demand | None = None
