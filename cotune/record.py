@@ -64,6 +64,11 @@ class Record:
         self.device, self.lane = device, lane
         self.start = self.start or when
 
+    def lane_up(self, when: float) -> None:
+        """Notes that the process it waited for is there."""
+        if self.attempts == 1:
+            self.start = when
+
     @property
     def last_value(self) -> float | None:
         return next((value for _, value in reversed(self.values) if not math.isnan(value)), None)
@@ -140,6 +145,8 @@ def _replay(record: Record, event: dict[str, Any], line: bytes, metric: str) -> 
     kind = event["event"]
     if kind == "start":
         record.starts(event["device"], event["lane"], event["time"])
+    elif kind == "ready":
+        record.lane_up(event["time"])
     elif kind == "report":
         value = event["metrics"].get(metric)
         record.add(

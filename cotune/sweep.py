@@ -321,7 +321,8 @@ class Sweep:
             record = self.records[trial]
             if record.lane == lane:
                 self._started[trial] = time.monotonic()
-                record.start = self._now if record.attempts == 1 else record.start
+                record.lane_up(self._now)
+                self._log.write("ready", self._now, trial=trial)
 
     def _withdraw(self, record: Record, why: str) -> None:
         record.withdrawn = record.withdrawn or why

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import statistics
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -35,8 +36,9 @@ def from_csv(path: Path) -> Workload:
 def from_run(folder: RunFolder, busy: float | None = None) -> Workload:
     """The trials of a run as they went: when they were killed they are killed again, what they took they take again.
 
-    Seconds are those measured beside others, so they are upper bounds of what a trial takes alone. What a trial uses
-    of a device is not in the events: without `busy` it is taken to be its part of the width the run had.
+    What a trial takes alone is what it took, less what those beside it have slowed it down by the simulated body's
+    measure. What it uses of a device is not in the events: without `busy` it is taken to be its part of the width the
+    run had.
 
     Args:
         folder: Of the run.
@@ -52,33 +54,53 @@ def from_run(folder: RunFolder, busy: float | None = None) -> Workload:
     measured = [record.demand for record in records if record.demand is not None]
     persistent = int(statistics.median([demand.persistent for demand in measured] or [0]))
     ephemeral = int(statistics.median([demand.ephemeral for demand in measured] or [0]))
-    share = busy or 1 / _width(records)
+    crowds = _crowds(records)
+    share = busy or 1 / max(crowd.most for crowd in crowds.values())
     jobs = []
-    for record in records:
+    for record in sorted(records, key=lambda record: record.start or 0.0):
         if record.state is TrialState.INTERRUPTED or record.start is None or record.end is None:
             continue
         demand = record.demand
         sizes = (demand.persistent, demand.ephemeral) if demand else (persistent, ephemeral)
-        jobs.append(Job(_STEPS, (record.end - record.start) / _STEPS, *sizes, busy=share))
+        beside = crowds[record.device or ""].mean(record.start, record.end)
+        seconds = (record.end - record.start) * (slowdown(beside * share) if beside > 1 else 1.0)
+        jobs.append(Job(_STEPS, seconds / _STEPS, *sizes, busy=share))
     largest = max(job.peak for job in jobs)
     note = f"{len(jobs)} trials of {folder.path.name}; each uses {share:.0%} of a device alone"
     return Workload(folder.path.name, jobs, note, capacity=16 * max(largest, MIB), context=0)
 
 
-def _width(records: Sequence[Record]) -> int:
-    """The most trials that ran at once on a device."""
-    changes: dict[str, list[tuple[float, int]]] = defaultdict(list)
+class _Crowd:
+    """How many trials ran on a device at any time, from their starts and ends."""
+
+    def __init__(self, spans: Iterable[tuple[float, float]]) -> None:
+        self._times: list[float] = []
+        self._sums: list[float] = []
+        self._counts: list[int] = []
+        self.most = 1
+        count, total, before = 0, 0.0, 0.0
+        changes = [change for start, end in spans for change in ((start, 1), (end, -1))]
+        for time, change in sorted(changes):
+            total += count * (time - before)
+            count, before = count + change, time
+            self._times.append(time)
+            self._sums.append(total)
+            self._counts.append(count)
+            self.most = max(self.most, count)
+
+    def mean(self, start: float, end: float) -> float:
+        return (self._until(end) - self._until(start)) / (end - start)
+
+    def _until(self, time: float) -> float:
+        at = bisect_right(self._times, time) - 1
+        return self._sums[at] + self._counts[at] * (time - self._times[at])
+
+
+def _crowds(records: Sequence[Record]) -> dict[str, _Crowd]:
+    spans: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)
     for record in records:
-        changes[record.device or ""] += [(record.start or 0.0, 1), (record.end or 0.0, -1)]
-    return max(_peak(sorted(ups)) for ups in changes.values())
-
-
-def _peak(changes: Iterable[tuple[float, int]]) -> int:
-    count = most = 1
-    for _, change in changes:
-        count += change
-        most = max(most, count - 1)
-    return most
+        spans[record.device or ""].append((record.start or 0.0, record.end or 0.0))
+    return {device: _Crowd(them) for device, them in spans.items()}
 
 
 def from_gavel(trace: Path, pairs: Path, gpu: str = "v100") -> Workload:

@@ -77,7 +77,9 @@ def a_run(tmp_path: Path, ends: int = 4) -> RunFolder:
 
 def test_what_a_run_would_have_cost_on_more_devices(tmp_path: Path) -> None:
     workload = from_run(a_run(tmp_path))
-    assert [job.seconds for job in workload.jobs] == pytest.approx([10.0] * 4)
+    # Of two beside each other, each using half of the device, each keeps 90.5% of its speed.
+    assert [job.seconds for job in workload.jobs] == pytest.approx([9.05] * 4)
+    assert simulate(workload, Setting(width=2)).figures.makespan == pytest.approx(20.0, abs=2.0)
     assert {job.peak for job in workload.jobs} == {150 * MIB}
     assert {job.busy for job in workload.jobs} == {0.5}
     one, four = (simulate(workload, Setting(devices=count)).figures.makespan for count in (1, 4))
