@@ -21,7 +21,7 @@ LAYERS = [
     [{"sweep"}, {"simulation"}],
     [{"_run", "optuna_study"}, {"cli"}],
     [{"__init__"}],
-    [{"testing"}],
+    [{"testing"}, {"__main__"}],
 ]
 PLACE = {
     part: (level, number)
