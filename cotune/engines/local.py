@@ -142,6 +142,9 @@ class LocalEngine(Engine):
         elif isinstance(instruction, do.StopTrial):
             if instruction.trial in self._trial_lane:
                 self._trial_lane[instruction.trial].stop(instruction.trial)
+        elif isinstance(instruction, do.GiveTurn):
+            if instruction.lane in self._lanes:
+                self._lanes[instruction.lane].prefer(instruction.trial)
         elif isinstance(instruction, do.OpenLane):
             self._open(instruction)
         elif isinstance(instruction, do.ResizeLane):

@@ -208,7 +208,7 @@ class RayEngine(Engine):
                 self._by_trial[instruction.trial] = member
         elif isinstance(instruction, do.StopTrial):
             member = self._by_trial.get(instruction.trial)
-        elif isinstance(instruction, (do.ResizeLane, do.CloseLane)):
+        elif isinstance(instruction, (do.ResizeLane, do.CloseLane, do.GiveTurn)):
             member = self._by_lane.get(instruction.lane)
         if member is not None:
             member.commands.append(("execute", (instruction, spec)))

@@ -55,9 +55,10 @@ class StopTrial(Instruction):
 
 @dataclass(frozen=True, slots=True)
 class GiveTurn(Instruction):
-    """Let one resident of a lane have every turn until it leaves; the others keep what they hold between iterations.
+    """Let one resident of a lane have every turn it wants until it leaves; the others keep what they hold meanwhile.
 
-    Only given where the policy preempts. A body that cannot may ignore it, and residents take turns.
+    Only given where the policy preempts. While it waits for something, a verdict for one, the others may run. A body
+    that cannot do this may ignore it, and residents take turns.
     """
 
     lane: int

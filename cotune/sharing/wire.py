@@ -48,6 +48,7 @@ class Kind(IntEnum):
     RESIZE = 19
     EXIT = 20
     ANSWER = 21
+    TURN = 23
 
 
 def encode(kind: Kind, payload: bytes = b"") -> bytes:
