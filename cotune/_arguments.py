@@ -29,7 +29,8 @@ def checked_count(what: str, value: Any, least: int = 1, most: int | None = None
         raise InputError(f"{what}={value} is too many", hint=f"pass {what}={most} or less")
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise InputError(
-            f"{what}={value!r} is not a number of {least} or more", hint=f"pass an int, such as {what}={max(least, 2)}"
+            f"{what}={value!r} is not a whole number of {least} or more",
+            hint=f"pass an int, such as {what}={max(least, 2)}",
         )
     return value
 

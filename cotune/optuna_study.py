@@ -42,9 +42,6 @@ from cotune.sweep import Sweep, SweepOptions
 
 _LANE_MODULE = "cotune.search.lane_trial"
 _INSTEAD = {
-    "n_jobs": "lanes= says how many trials run at once on each device; left out, that is measured",
-    "gc_after_trial": "leave it out: lanes collect garbage after every trial",
-    "show_progress_bar": "pass dashboard=True",
     "func": "pass the objective as second argument",
     "sampler": "give it to optuna.create_study(sampler=...)",
     "pruner": "give it to optuna.create_study(pruner=...)",
@@ -55,10 +52,13 @@ def optimize(
     study: optuna.Study,
     objective: Callable[[optuna.Trial], float | Sequence[float]],
     n_trials: int | None = None,
-    *,
     timeout: float | timedelta | None = None,
+    *,
     catch: Iterable[type[Exception]] | type[Exception] = (),
     callbacks: Iterable[Callable[[optuna.Study, optuna.trial.FrozenTrial], Any]] | None = None,
+    n_jobs: int = 1,
+    gc_after_trial: bool = False,
+    show_progress_bar: bool = False,
     gpus: int | Sequence[int | str] | None = None,
     devices: Sequence[str] | None = None,
     lanes: int | None = None,
@@ -81,6 +81,9 @@ def optimize(
         timeout: Seconds after which no further trial begins.
         catch: Exceptions of the objective that end only their trial. Any other ends it all and is raised here.
         callbacks: Each is called with the study and every trial that has ended.
+        n_jobs: Only 1, which changes nothing: `lanes` says how many trials run at once.
+        gc_after_trial: Lanes do that anyway.
+        show_progress_bar: The same as `dashboard`.
         gpus: How many GPUs, or which; see `cotune.run`.
         devices: Explicit devices, such as `["cpu:0@4GiB"]`.
         lanes: Trials that run at once on each device; found by measuring if left out.
@@ -99,6 +102,11 @@ def optimize(
         KeyboardInterrupt: Ctrl-C was pressed. Running trials have been told to have failed.
     """
     caught = _check(study, objective, catch, name, unsupported)
+    if n_jobs != 1:
+        raise InputError(
+            f"n_jobs={n_jobs!r}: trials run in processes here, not in threads",
+            hint="leave it out: how many run at once on each device is measured, or lanes= says it",
+        )
     heard_by = tuple(callbacks) if isinstance(callbacks, Iterable) else callbacks or ()
     check_callbacks(heard_by)
     options = PackerOptions(
@@ -112,7 +120,7 @@ def optimize(
     found = find_devices(gpus, devices, checked_count("threads", threads))
     folder = _folder(study, name, storage)
     if dashboard is None:
-        dashboard = optuna.logging.get_verbosity() > optuna.logging.INFO and sys.stderr.isatty()
+        dashboard = show_progress_bar or (optuna.logging.get_verbosity() > optuna.logging.INFO and sys.stderr.isatty())
     with locked(folder), _as_proxy(study), contextlib.ExitStack() as stack:
         trainable = StudyObjective(objective, len(study.directions))
         how = LocalOptions("", threads, judged=False, residents=options.residents, preload=(_LANE_MODULE,))

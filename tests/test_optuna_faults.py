@@ -53,6 +53,27 @@ def test_a_trial_whose_lane_is_killed_starts_again_as_the_same_trial(optimize, t
     assert study.trials[1].intermediate_values == {step: study.trials[1].value + step for step in range(4)}
 
 
+def test_a_forked_process_cannot_ask_the_trial(optimize):
+    def objective(trial):
+        theirs, ours = os.pipe()
+        if os.fork() == 0:
+            try:
+                trial.suggest_float("x", 0, 1)
+            except BaseException as error:
+                os.write(ours, repr(error).encode())
+            finally:
+                os._exit(0)
+        os.close(ours)
+        trial.set_user_attr("told", os.read(theirs, 1000).decode())
+        os.wait()
+        return trial.suggest_float("x", 0, 1)
+
+    study = optuna.create_study()
+    optimize(study, objective, n_trials=1, lanes=1)
+    assert "process that its objective has started" in study.trials[0].user_attrs["told"]
+    assert states(study) == ["COMPLETE"]
+
+
 def test_a_trial_that_keeps_killing_its_lane_is_told_to_have_failed_and_others_go_on(optimize):
     def objective(trial):
         if trial.number == 0:

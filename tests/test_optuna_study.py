@@ -519,7 +519,6 @@ def test_what_a_trainable_of_cotune_calls_works_too(optimize, tmp_path):
         ({"n_trials": -1}, "n_trials=-1"),
         ({"n_trials": "10"}, "n_trials='10'"),
         ({"n_jobs": 4}, "lanes="),
-        ({"show_progress_bar": True}, "dashboard=True"),
         ({"catch": 3}, "catch"),
         ({"callbacks": 3}, "callbacks"),
         ({"timeout": -3}, "timeout"),

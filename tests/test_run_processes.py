@@ -205,6 +205,29 @@ def test_a_trainable_from_standard_input_works(tmp_path):
     assert done.stdout.split() == ["2", "0"]
 
 
+def test_a_pool_that_a_trial_forks_finds_the_functions_of_the_script(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        textwrap.dedent(
+            f"""
+            import functools, multiprocessing, cotune
+            def double(x):
+                return 2 * x
+            def train(config, more):
+                with multiprocessing.get_context("fork").Pool(1) as pool:
+                    cotune.report({{"loss": sum(pool.map(double, [config["x"], more]))}})
+            r = cotune.run(functools.partial(train, more=5), {{"x": cotune.choice([1, 2])}}, metric="loss",
+                           sampler="grid", devices=["cpu:0@2GiB"], lanes=1, residents=2,
+                           storage={str(tmp_path)!r}, dashboard=False)
+            print(sorted(trial.metrics["loss"] for trial in r))
+            """
+        )
+    )
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60, check=True, env=env)
+    assert done.stdout.strip() == "[12, 14]"
+
+
 def test_output_that_is_not_a_terminal_gets_plain_lines(tmp_path):
     script = textwrap.dedent(
         f"""

@@ -15,6 +15,7 @@ import logging
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 
 import ray
@@ -146,8 +147,8 @@ class Broker:
                 return ray.put(None)
             return self._send(lane, ticket, number, "stop", (), {})
         if method == "get_auto_filled_metrics":
-            # For a table's cells until the first result.
-            return {"trial_id": ticket.trial.trial_id}
+            # What Tune has of a trial that never reports; asked for at once, whatever the lane is doing.
+            return {"trial_id": ticket.trial.trial_id, "config": dict(ticket.trial.config)} | _when_and_where(lane)
         if ticket.refusal is not None:
             return _refused.remote(ticket.refusal)
         if lane is None:
@@ -165,8 +166,8 @@ class Broker:
     ) -> Any:
         answer = lane.actor.call.remote(ticket.key, number, method, args, dict(kwargs))
         if method == "stop":
-            # Nobody needs to know how that went.
-            lane.calls.pop(ticket.number, None)
+            # Nobody needs to know how that went, nor what it broke off.
+            lane.unheard += [answer, *filter(None, [lane.calls.pop(ticket.number, None)])]
         else:
             lane.calls[ticket.number] = answer
         return answer
@@ -295,6 +296,16 @@ class Broker:
     def close(self) -> None:
         self._cluster.close()
         self._tickets.clear()
+
+
+def _when_and_where(lane: LaneHandle | None) -> dict[str, Any]:
+    now = datetime.now()
+    found: dict[str, Any] = {"date": now.strftime("%Y-%m-%d_%H-%M-%S"), "timestamp": int(now.timestamp())}
+    if lane is not None and lane.slot.site is not None:
+        found |= {"hostname": lane.slot.site.host, "node_ip": lane.slot.site.address}
+    if lane is not None and lane.pid is not None:
+        found["pid"] = lane.pid
+    return found
 
 
 @ray.remote(num_cpus=0)  # type: ignore[untyped-decorator]

@@ -7,6 +7,7 @@ that grows is made to, and given back when nothing runs in them.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import pickle
 import time
@@ -108,6 +109,8 @@ class LaneHandle:
         calls: The last call of each trial in it; a lane is closed when these are answered.
         leaving: It is to be closed.
         trainables: Numbers of the pickled classes it has.
+        pid: Its process, once that has opened.
+        unheard: Calls of trials that were stopped: whatever they raise is nobody's concern any more.
     """
 
     lane: int
@@ -121,6 +124,8 @@ class LaneHandle:
     calls: dict[int, Any] = field(default_factory=dict)
     leaving: bool = False
     trainables: set[int] = field(default_factory=set)
+    pid: int | None = None
+    unheard: list[Any] = field(default_factory=list)
 
 
 class Cluster:
@@ -138,7 +143,9 @@ class Cluster:
         self.uses_gpus = (_total("GPU") >= 1) if options.gpus is None else options.gpus > 0
         if options.gpus and options.gpus > _total("GPU"):
             log.warning(
-                "gpus=%d, but the cluster has %d now: the others are used when they come", options.gpus, _total("GPU")
+                "gpus=%d, but the cluster has %d now: trials for the others wait until it has more. "
+                "Where it never will, pass gpus=%d",
+                *(options.gpus, _total("GPU"), _total("GPU")),
             )
 
     @property
@@ -235,6 +242,7 @@ class Cluster:
         self._slots.remove(slot)
         for lane in slot.lanes.values():
             self._lanes.pop(lane.lane, None)
+            _look_away([*lane.unheard, *lane.calls.values()])
             _kill(lane.actor)
         for actor, _ in slot.spares:
             _kill(actor)
@@ -312,6 +320,7 @@ class Cluster:
                 self._hear_beat(lane)
             if lane.leaving:
                 self._leave(lane)
+            lane.unheard = _look_away(lane.unheard)
         if self.is_watch_due:
             self._watch()
         happened, self._pending = self._pending, []
@@ -335,6 +344,7 @@ class Cluster:
             _kill(lane.actor)
             self._count_stillborn(str(error))
             return
+        lane.pid = site.pid
         if lane.slot.site is not None and site.place != lane.slot.site.place:
             log.error("lane %d of %s is at %s: closed", lane.lane, lane.slot.name, site.place)
             _kill(lane.actor)
@@ -447,6 +457,15 @@ def _kill(actor: Any) -> None:
         ray.kill(actor)
     except (RayError, ValueError) as error:
         log.debug("not killed: %s", error)
+
+
+def _look_away(calls: list[Any]) -> list[Any]:
+    """Takes the answers that are there, or Ray would print the errors among them; gives the calls still under way."""
+    done, others = ray.wait(calls, num_returns=len(calls), timeout=0) if calls else ([], [])
+    for answer in done:
+        with contextlib.suppress(Exception):
+            ray.get(answer)
+    return list(others)
 
 
 def _first_line(error: BaseException) -> str:

@@ -10,6 +10,7 @@ import array
 import importlib
 import logging
 import os
+import platform
 import sys
 import threading
 import time
@@ -50,6 +51,8 @@ class Site:
         free: Bytes of these nobody uses.
         cores: Cores of the machine this process may use.
         pid: This process.
+        host: The machine's name.
+        address: The node's.
     """
 
     node: str
@@ -59,6 +62,8 @@ class Site:
     free: int
     cores: int
     pid: int
+    host: str
+    address: str
 
     @property
     def place(self) -> tuple[str, tuple[str, ...], str]:
@@ -199,6 +204,9 @@ class Lane:
         self._registering = threading.Lock()
         self._trainables: dict[int, Future[bytes]] = {}
 
+    def __repr__(self) -> str:
+        return f"lane {self._host.options.lane}" if self._host is not None else "spare lane"
+
     @ray.method(concurrency_group="control")  # type: ignore[untyped-decorator]
     def site(self) -> Site:
         """Where we are; answered once the imports are done."""
@@ -336,4 +344,5 @@ def _look_round() -> Site:
     uuid, total, free = "", available_memory(), available_memory()
     if visible:
         uuid, total, free = visible[0].uuid, visible[0].total, visible[0].total - visible[0].used
-    return Site(context.get_node_id(), gpus, uuid, total, free, len(os.sched_getaffinity(0)), os.getpid())
+    cores, host, address = len(os.sched_getaffinity(0)), platform.node(), ray.util.get_node_ip_address()
+    return Site(context.get_node_id(), gpus, uuid, total, free, cores, os.getpid(), host, address)

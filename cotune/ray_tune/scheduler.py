@@ -53,6 +53,7 @@ def colocate(
     isolation: str = "lane",
     policy: str | Policy | None = None,
     iteration_timeout: float | None = None,
+    **unknown: Any,
 ) -> TrialScheduler:
     """Has the trials of a Ray Tune run share GPUs by measured memory.
 
@@ -77,6 +78,11 @@ def colocate(
     Raises:
         InputError: An argument is wrong, or this Ray is not one we know.
     """
+    for name in unknown:
+        raise InputError(
+            f"colocate() takes no {name}=",
+            hint="it takes gpus=, lanes=, max_residents=, memory_margin=, isolation=, policy= and iteration_timeout=",
+        )
     chosen = _scheduler(scheduler)
     _check(gpus, lanes, max_residents, memory_margin, isolation, iteration_timeout)
     make_policy(policy)
@@ -96,7 +102,10 @@ def _scheduler(scheduler: TrialScheduler | str | None) -> TrialScheduler:
         try:
             return create_scheduler(scheduler)
         except ValueError as error:
-            raise InputError(f"scheduler={scheduler!r} is not one of Ray's", hint=str(error)) from None
+            raise InputError(
+                f"scheduler={scheduler!r} is not one of Ray's names: {error}",
+                hint="pass the scheduler itself, such as colocate(ASHAScheduler())",
+            ) from None
     if not isinstance(scheduler, TrialScheduler):
         raise InputError(f"scheduler={scheduler!r} is no scheduler of Ray Tune", hint="write colocate(ASHAScheduler())")
     return scheduler
@@ -107,7 +116,9 @@ def _check(gpus: object, lanes: object, residents: object, margin: object, isola
         if value is None and name != "max_residents":
             continue
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise InputError(f"{name}={value!r} is not a number from {least} on", hint=f"write {name}={least + 1}")
+            raise InputError(
+                f"{name}={value!r} is not a whole number of {least} or more", hint=f"write {name}={least + 1}"
+            )
     if margin is not None and (isinstance(margin, bool) or not isinstance(margin, (int, float)) or not 0 <= margin < 1):
         raise InputError(f"memory_margin={margin!r} is not a share", hint="write 0.1 to leave a tenth alone")
     if isolation not in ("lane", "process"):

@@ -9,6 +9,7 @@ Nothing is remembered here: what a trial is told is what the study knows at that
 from __future__ import annotations
 
 import inspect
+import os
 import pickle
 import traceback
 from collections.abc import Callable, Sequence
@@ -30,7 +31,22 @@ class Line:
     """The way from a trial to its study."""
 
     def __init__(self, session: Session) -> None:
-        self.session = session
+        self._session = session
+        self._process = os.getpid()
+
+    @property
+    def session(self) -> Session:
+        """The trial's, in the process it runs in.
+
+        Raises:
+            RunError: This is another one.
+        """
+        if os.getpid() != self._process:
+            raise RunError(
+                "the trial was used in a process that its objective has started",
+                hint="ask the trial in the objective itself, and hand over what it answers",
+            )
+        return self._session
 
     def ask(self, target: str, name: str, *args: Any, **kwargs: Any) -> Any:
         """What an attribute of the real object is, or what calling it gives or raises."""

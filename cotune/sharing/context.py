@@ -16,6 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from cotune.sharing.main_module import MainModule
+
 _MT_BYTES = 624 * 4 + 4
 
 
@@ -219,6 +221,17 @@ class Context:
         self._directory = home.directory
         self._environment = home.environment
         self._path = home.path
+        self._main: MainModule | None = None
+
+    def adopt(self, trainable: Any) -> None:
+        """Has the main module show what this trial's trainable brought of it."""
+        self._main = MainModule(trainable)
+        self._main.enter()
+
+    def close(self) -> None:
+        """Lets go of what is kept for this trial alone."""
+        if self._main is not None:
+            self._main.leave()
 
     def enter(self) -> None:
         """Puts this trial's state in place."""
@@ -240,6 +253,8 @@ class Context:
             _set_environment(self._environment)
         if sys.path != self._path:
             sys.path[:] = self._path
+        if self._main is not None:
+            self._main.enter()
 
     def leave(self) -> None:
         """Notes this trial's state before another's is put in place."""

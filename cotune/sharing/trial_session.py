@@ -397,7 +397,9 @@ class TrialSession:
         self._sample(time.monotonic(), final=True)
         self._send_progress()
         self._over = True
-        self._context = None
+        if self._context is not None:
+            self._context.close()
+            self._context = None
         session.bind(None)
         can_go_on = host.trial_over(self, failed=ended[0] == "failed")
         host.page[0] = -1.0
@@ -428,6 +430,8 @@ class TrialSession:
             self._raise_if_stopped()
             host.prepare_thread()
             function = host.load_trainable()
+            if self._context is not None:
+                self._context.adopt(function)
             config = host.load_config(self._config, self.trial) if self._config else self._spec.config
             self._raise_if_stopped()
             returned = trainable.call(function, config)

@@ -62,6 +62,24 @@ def with_checkpoints(config):
             )
 
 
+def sometimes(config):
+    if config["x"] == 1:
+        raise ValueError("no")
+    if config["x"] == 3:
+        tune.report({"score": 1.0})
+
+
+def test_trials_that_never_reported_have_their_config(run_config):
+    results = tune.Tuner(
+        sometimes,
+        param_space={"x": tune.grid_search([1, 2, 3])},
+        tune_config=tune.TuneConfig(scheduler=colocate()),
+        run_config=run_config(),
+    ).fit()
+    assert [result.config for result in results] == [{"x": 1}, {"x": 2}, {"x": 3}]
+    assert {"date", "hostname", "node_ip"} <= set(results[0].metrics)
+
+
 def test_function_api(run_config):
     tuner = tune.Tuner(
         trainable,

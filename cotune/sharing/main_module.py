@@ -1,0 +1,56 @@
+"""The user's script as the main module of a lane, as far as a trial has it.
+
+A lane runs no script: what a trainable uses of its own comes along in its pickle. `pickle`, and so multiprocessing in a
+trial, looks such functions up by name in the main module, where they would not be.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+from types import FunctionType, MethodType
+from typing import Any
+
+
+class MainModule:
+    """What of its script a trainable brought along.
+
+    Args:
+        trainable: As it was unpickled.
+    """
+
+    def __init__(self, trainable: Any) -> None:
+        found = _function_of(trainable)
+        self._names: dict[str, Any] = {}
+        if found is not None and found.__globals__.get("__name__") == "__main__":
+            own = {name: value for name, value in found.__globals__.items() if not name.startswith("__")}
+            self._names = {found.__name__: found} | own
+
+    def enter(self) -> None:
+        """Puts the names where they are looked for."""
+        if self._names:
+            vars(sys.modules["__main__"]).update(self._names)
+
+    def leave(self) -> None:
+        """Takes them away, and with them the last hold on what they stand for."""
+        main = vars(sys.modules["__main__"])
+        for name, value in self._names.items():
+            if main.get(name) is value:
+                del main[name]
+        self._names = {}
+
+
+def _function_of(trainable: Any) -> FunctionType | None:
+    """A function of whoever wrote the trainable."""
+    while not isinstance(trainable, (FunctionType, MethodType, type)):
+        if not isinstance(trainable, functools.partial) and "func" not in getattr(trainable, "__dict__", {}):
+            break
+        trainable = trainable.func
+    if isinstance(trainable, MethodType):
+        trainable = trainable.__func__
+    if isinstance(trainable, FunctionType):
+        inner: FunctionType = inspect.unwrap(trainable, stop=lambda inner: not isinstance(inner, FunctionType))
+        return inner
+    cls = trainable if isinstance(trainable, type) else type(trainable)
+    return next((value for value in vars(cls).values() if isinstance(value, FunctionType)), None)
