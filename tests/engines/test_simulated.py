@@ -39,6 +39,8 @@ def imagine(spec: TrialSpec) -> Work:
         ephemeral=config.get("peak", 0),
         report_at=range(1, count + 1),
         checkpoints=config.get("checkpoints", False),
+        splits=config.get("splits", 0),
+        bursts=config.get("bursts", 0),
         ending=ending,
         message=config.get("raises", ""),
     )
