@@ -204,7 +204,6 @@ class SimulatedEngine(Engine):
             run.concurrency = run.most = run.granted
             run.granted = None
             self._out.append(ev.GrantChanged(self._time, run.trial, run.concurrency))
-            self._pace(run.place)
 
     def _reach(self, run: Run) -> None:
         """A trial has come to the boundary after iteration `run.goal`."""
@@ -238,7 +237,6 @@ class SimulatedEngine(Engine):
         if at_once > 1 and (bursts or work.persistent + work.peak(run.goal, at_once) > room):
             run.concurrency = 1
             self._out.append(ev.GrantChanged(self._time, run.trial, 1, at_once))
-            self._pace(run.place)
         needed = work.persistent + work.peak(run.goal)
         if needed <= room:
             return False
@@ -328,9 +326,10 @@ class SimulatedEngine(Engine):
         run.startup = 0.0
         run.progress = run.goal * run.work.step_seconds
         run.booked = False
+        at_once = run.concurrency
         self._reach(run)
         if self._runs.get(run.trial) is run:
-            if run.is_moving:
+            if run.is_moving and run.concurrency == at_once:
                 self._set_pace(run, run.rate, run.share)
             else:
                 self._pace(run.place)
