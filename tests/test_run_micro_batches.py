@@ -84,21 +84,18 @@ def test_the_last_trial_is_lent_an_idle_core_until_another_needs_it(tmp_path):
     assert [trial.metrics["loss"] for trial in results] == [1.0] * (LAST + 1)
 
 
-def test_without_grants_and_in_lockstep_nothing_is_lent(tmp_path):
-    def train(config):
-        seen = 0
-        for count, threads in enumerate(steps(config)):
-            seen = max(seen, threads)
-            if count == 20:
-                break
-        cotune.report({"loss": float(seen)})
+@pytest.mark.parametrize(("options", "lent"), [({}, True), ({"grants": False}, False), ({"lockstep": True}, False)])
+def test_lockstep_lends_nothing_and_grants_can_be_switched_off(tmp_path, monkeypatch, options, lent):
+    asked = []
 
-    for name, options in (("a", {"grants": False}), ("b", {"lockstep": True})):
-        results = cotune.run(
-            train, {"x": 1}, metric="loss", trials=1, devices=["cpu:0@2GiB"], storage=tmp_path, name=name,
-            dashboard=False, **options,
-        )  # fmt: skip
-        assert results[0].metrics["loss"] == 1.0
+    def options_of_the_brain(**settings):
+        asked.append(settings["grants"])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("cotune._run.PackerOptions", options_of_the_brain)
+    with pytest.raises(KeyboardInterrupt):
+        cotune.run(swell, {"x": 1}, metric="loss", trials=1, storage=tmp_path, **options)
+    assert asked == [lent]
 
 
 def swell(config):
@@ -133,7 +130,7 @@ def test_memory_that_runs_out_in_a_real_lane_is_made_good_within_the_iteration(t
     """Four micro-batches at once exceed the cap of the process; the same iteration goes on one at a time."""
     engine = LocalEngine(swell, find_devices(devices=["cpu:0@2GiB"]), tmp_path, LocalOptions("loss"))
     with EngineUnderTest(engine, tmp_path) as body:
-        body.open(quota=400 * MIB)
+        body.open(quota=560 * MIB)
         body.begin(0)
         body.wait(IterationsDone, lambda event: event.splits == 4)
         body.engine.execute(GrantTrial(0, 4))
@@ -154,4 +151,4 @@ def test_memory_that_runs_out_in_a_real_lane_is_made_good_within_the_iteration(t
 
 
 def _numbers(line):
-    return json.loads(json.loads(line)["metrics"])
+    return json.loads(line)["metrics"]
