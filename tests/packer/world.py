@@ -32,6 +32,7 @@ class Job:
     busy: float | None = None
     splits: int = 0
     gain: float = 1.0
+    paces: dict[int, float] = field(default_factory=dict)
     done: int = 0
     stopping: bool = False
     concurrency: int = 1
@@ -47,7 +48,9 @@ class Job:
 
     @property
     def pace(self) -> float:
-        """Seconds of an iteration: `gain` says how much of a second micro-batch at once is won."""
+        """Seconds of an iteration: as said, or by `gain`, how much of a further micro-batch at once is won."""
+        if self.concurrency in self.paces:
+            return self.paces[self.concurrency]
         return self.seconds / (1 + self.gain * (self.concurrency - 1))
 
 
