@@ -151,8 +151,9 @@ def main() -> None:
     options = parser.parse_args()
     facts, bystanders, found = machine(), Bystanders(), []
     for device in [options.device] if options.device else _devices():
+        print(f"\n{device}, {facts['cores']} cores")
         print(
-            f"\n{device}, {facts['cores']} cores; {'micro-batches':>22} {'ms a batch':>16} {'ratio':>6} {'peak':>9} error"
+            f"{'model':12} {'micro-batches':20} {'size':>5} {'ms a batch (least)':>18} {'ratio':>6} {'peak':>8} error"
         )
         for model in MODELS:
             base = 0.0

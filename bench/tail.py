@@ -1,6 +1,6 @@
 """How long a sweep with one very long trial takes: first come first served, longest first, and with idle room lent.
 
-python bench/tail.py [--short 11] [--steps 900] [--out tail.json]
+python bench/tail.py [--short 11] [--steps 600] [--out tail.json]
 
 The same trials on two CPU lanes, each peer in a fresh process. `bench/README.md` says more.
 """
@@ -31,11 +31,11 @@ def train(config: Found) -> None:
 
     model = nn.Sequential(nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    x, y = torch.randn(2048, 512), torch.randint(0, 10, (2048,))
+    x, y = torch.randn(256, 512), torch.randint(0, 10, (256,))
     at_once: dict[int, int] = {}
     for _ in range(config["steps"]):
         optimizer.zero_grad()
-        loss = cotune.micro_batches((x, y), 256).backward(lambda x, y: F.cross_entropy(model(x), y))
+        loss = cotune.micro_batches((x, y), 32).backward(lambda x, y: F.cross_entropy(model(x), y))
         optimizer.step()
         session = cotune.session.current()
         now = session.micro_batches(8).concurrency if session is not None else 1
@@ -53,7 +53,8 @@ def sweep(options: Found) -> Found:
         {"steps": cotune.choice([*short, options["steps"]])},
         metric="loss",
         sampler="grid",
-        seed=0,
+        # With this order, which is Optuna's, the long trial is the last but one to be proposed.
+        seed=2,
         devices=["cpu:0@2GiB"],
         lanes=2,
         storage=options["folder"],
@@ -67,7 +68,7 @@ def sweep(options: Found) -> Found:
     return {
         "seconds": time.monotonic() - began,
         "makespan": results.makespan,
-        "longest": longest.duration,
+        "longest": longest.end - longest.start,
         "started": sorted(trial.config["steps"] for trial in results if trial.start < longest.start),
         "at_once": longest.metrics["at_once"],
     }
@@ -76,13 +77,11 @@ def sweep(options: Found) -> Found:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--short", type=int, default=11, help="short trials, of 20 to 40 steps")
-    parser.add_argument("--steps", type=int, default=900, help="of the long one")
+    parser.add_argument("--steps", type=int, default=600, help="of the long one")
     parser.add_argument("--out", help="a file for the JSON")
     options = parser.parse_args()
     facts, bystanders, found = machine(), Bystanders(), {}
-    print(
-        f"{'':20} {'makespan':>9} {'of fifo':>8} {'long trial':>11} {'began after':>12}  its steps, by how many at once"
-    )
+    print(f"{'':20} {'makespan':>9} {'of fifo':>8} {'long trial':>11} {'began after':>12}  steps by how many at once")
     for name, how in PEERS.items():
         bystanders.look()
         row = run_peer(__file__, "sweep", {**how, "short": options.short, "steps": options.steps})

@@ -69,7 +69,7 @@ class StreamStage:
     _streams: list[torch.cuda.Stream] = []  # noqa: RUF012 - made once a process, from torch's own fixed pool
 
     def __init__(self, loan: Loan) -> None:
-        self._home = torch.cuda.current_stream()
+        self._home = _cuda.current_stream()
         self._away: torch.cuda.Stream | None = None
         while len(self._streams) < loan.concurrency:
             self._streams.append(_cuda.Stream())
@@ -84,12 +84,12 @@ class StreamStage:
         for tensor in tensors(data):
             if tensor.is_cuda:
                 tensor.record_stream(stream)
-        torch.cuda.set_stream(stream)
+        _cuda.set_stream(stream)
 
     def home(self) -> None:
         if self._away is not None:
             self._home.wait_stream(self._away)
-            torch.cuda.set_stream(self._home)
+            _cuda.set_stream(self._home)
             self._away = None
 
     def close(self) -> None:
@@ -178,7 +178,7 @@ class Buffers:
         if not module._buffers or threading.get_ident() != self._thread:
             return
         if not self._is_ordered and id(module) in self._called:
-            torch.cuda.current_stream().wait_event(self._called[id(module)])
+            _cuda.current_stream().wait_event(self._called[id(module)])
         if self._keeps and id(module) not in self._kept:
             # Masks are constant, and may be large.
             found = {name: b for name, b in module._buffers.items() if b is not None and b.dtype != torch.bool}
@@ -186,7 +186,7 @@ class Buffers:
 
     def _after_forward(self, module: Any, _args: Any, _output: Any) -> None:
         if not self._is_ordered and module._buffers and threading.get_ident() == self._thread:
-            self._called[id(module)] = torch.cuda.current_stream().record_event()
+            self._called[id(module)] = _cuda.current_stream().record_event()
 
 
 class Generators:

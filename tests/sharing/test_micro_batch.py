@@ -78,10 +78,11 @@ def model(seed=0):
     )
 
 
-def data(count=22):
+def data(like=None):
     generator = torch.Generator().manual_seed(1)
-    x = torch.randn(count, 1, 6, 6, generator=generator)
-    return x, torch.randint(0, 5, (count,), generator=generator)
+    x = torch.randn(22, 1, 6, 6, generator=generator)
+    y = torch.randint(0, 5, (22,), generator=generator)
+    return (x, y) if like is None else (x.to(like), y.to(like.device))
 
 
 def ready(seed=0):
@@ -99,7 +100,7 @@ def state(net):
 def by_loop(net, size, **options):
     torch.manual_seed(7)
     logged = []
-    for micro in cotune.micro_batches(data(), size, **options):
+    for micro in cotune.micro_batches(data(next(net.parameters())), size, **options):
         x, y = micro.data
         loss = F.cross_entropy(net(x), y)
         logged.append(loss.item())
@@ -109,7 +110,8 @@ def by_loop(net, size, **options):
 
 def by_call(net, size):
     torch.manual_seed(7)
-    return float(cotune.micro_batches(data(), size).backward(lambda x, y: F.cross_entropy(net(x), y)))
+    batch = data(next(net.parameters()))
+    return float(cotune.micro_batches(batch, size).backward(lambda x, y: F.cross_entropy(net(x), y)))
 
 
 def assert_same(one, other):
@@ -508,3 +510,167 @@ def test_other_generators_are_put_back_too(granted):
 
     expected = draws(None)
     assert draws(granted(3)) == expected
+
+
+# ---- streams
+
+
+class FakeStream:
+    """A stream that knows what has been done before what is given to it next."""
+
+    def __init__(self):
+        self.done = set()
+
+    def record_event(self):
+        return frozenset(self.done)
+
+    def wait_event(self, event):
+        self.done |= event
+
+    def wait_stream(self, other):
+        self.done |= other.done
+
+
+class FakeCuda:
+    """As much of `torch.cuda` as micro-batches use."""
+
+    Stream = FakeStream
+
+    def __init__(self):
+        self.now = FakeStream()
+
+    def is_available(self):
+        return True
+
+    is_initialized = is_available
+
+    def current_stream(self):
+        return self.now
+
+    def set_stream(self, stream):
+        self.now = stream
+
+    def get_rng_state(self):
+        return None
+
+
+class Traced(nn.Module):
+    """Notes which calls of it, and what on the trial's own stream, came before each call."""
+
+    def __init__(self, cuda):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(()))
+        self.register_buffer("calls", torch.zeros(()))
+        self.cuda_before = []
+        self._fake = cuda
+
+    def forward(self, x):
+        self.cuda_before.append(set(self._fake.now.done))
+        self._fake.now.done.add(f"call {len(self.cuda_before) - 1}")
+        return (self.weight * x).mean()
+
+
+@pytest.mark.parametrize("loop", [True, False])
+def test_streams_wait_for_what_they_need_and_for_no_more(granted, monkeypatch, loop):
+    cuda = FakeCuda()
+    home = cuda.now
+    monkeypatch.setattr("cotune.sharing.concurrent._cuda", cuda)
+    monkeypatch.setattr("cotune.sharing.concurrent.StreamStage._streams", [])
+    granted(2)
+    net, free = Traced(cuda), []
+    home.done.add("optimizer step")
+    used = []
+
+    def forward(x):
+        used.append(cuda.now)
+        free.append(set(cuda.now.done))
+        cuda.now.done.add(f"begun {len(free) - 1}")
+        return net(x)
+
+    after = []
+    if loop:
+        for micro in cotune.micro_batches(torch.ones(4), 1):
+            micro.backward(forward(micro.data))
+            after.append((cuda.now, set(cuda.now.done)))
+    else:
+        cotune.micro_batches(torch.ones(4), 1).backward(forward)
+    assert cuda.now is home
+    assert used[0] is used[2] is not home
+    assert used[1] is used[3] is not used[0]
+    assert home not in used
+    # Within a group neither forward waits for the other, but for its turn at a module with buffers.
+    assert free[0] == {"optimizer step"}
+    assert free[1] == {"optimizer step"}
+    assert net.cuda_before[1] >= {"call 0", "optimizer step"}
+    # The next group comes after the backward of this one.
+    assert free[2] >= {"call 0", "call 1"}
+    assert home.done >= {f"call {n}" for n in range(4)}
+    for n, (stream, done) in enumerate(after):
+        assert stream is home
+        assert f"call {n}" in done
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("concurrency", [2, 4])
+@pytest.mark.parametrize("form", [by_loop, by_call])
+def test_streams_change_no_number(granted, concurrency, form):
+    torch.backends.cudnn.deterministic = True
+    plain = ready().cuda().double()
+    lent = copy.deepcopy(plain)
+    home = torch.cuda.current_stream()
+    expected = form(plain, 4)
+    granted(concurrency)
+    for _ in range(20):
+        lent.zero_grad()
+        lent.load_state_dict(ready().double().state_dict())
+        assert form(lent, 4) == pytest.approx(expected, rel=1e-6)
+        torch.cuda.synchronize()
+        for a, b in zip(state(lent)[0], state(plain)[0], strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-9)
+        for name, buffer in lent.named_buffers():
+            torch.testing.assert_close(buffer, dict(plain.named_buffers())[name], rtol=1e-9, atol=1e-12)
+    assert torch.cuda.current_stream() == home
+
+
+@pytest.mark.gpu
+def test_losses_added_up_behind_backward_are_right_on_streams(granted):
+    granted(4)
+    net = nn.Sequential(*[nn.Linear(512, 512) for _ in range(20)], nn.Linear(512, 1)).cuda()
+    x = torch.randn(64, 512, device="cuda")
+    total, alone = torch.zeros((), device="cuda"), []
+    for micro in cotune.micro_batches(x, 4):
+        loss = net(micro.data).square().mean()
+        alone.append(loss)
+        micro.backward(loss)
+        total += loss.detach()
+    assert float(total) == pytest.approx(sum(loss.item() for loss in alone), rel=1e-5)
+
+
+@pytest.mark.gpu
+def test_memory_that_runs_out_on_streams_changes_no_number(granted):
+    """Four times 256 MiB of activations do not fit 700 MiB, one does."""
+    net = nn.Sequential(nn.Linear(1024, 1024), nn.Dropout(0.1), nn.Linear(1024, 1)).cuda()
+    x = torch.randn(4 * 32768, 1024, device="cuda")
+
+    def step():
+        net.zero_grad()
+        torch.manual_seed(3)
+        loss = cotune.micro_batches(x, 32768).backward(lambda part: net(part).square().mean())
+        return float(loss), [p.grad.clone() for p in net.parameters()]
+
+    expected, grads = step()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    step()
+    room = torch.cuda.max_memory_allocated() * 1.25
+    torch.cuda.empty_cache()
+    torch.cuda.set_per_process_memory_fraction(room / torch.cuda.get_device_properties(0).total_memory)
+    try:
+        loan = granted(4)
+        total, lent = step()
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    assert loan.ran_out_with == [4]
+    assert total == pytest.approx(expected, rel=1e-4)
+    for a, b in zip(lent, grads, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-5)
