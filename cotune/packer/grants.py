@@ -7,6 +7,7 @@ so quotas never exceed the capacity; until the trial has confirmed that it stopp
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from cotune.demand import Demand
@@ -16,9 +17,11 @@ from cotune.packer.fitting import resident_demands
 from cotune.packer.ledger import Ledger
 from cotune.packer.line import Line
 from cotune.packer.state import Device, Lane, Trial
-from cotune.packer.width import GAIN, Speed
+from cotune.packer.width import GAIN, PATIENCE, Speed
 
 SAMPLES = 2
+# So much slower needs no second look: threads that wait for each other on cores that others use too.
+FAR_WORSE = 2.0
 
 
 @dataclass(slots=True, eq=False)
@@ -32,6 +35,10 @@ class Grant:
         settled: More was tried, or is not to be had, as long as nothing changes on its device.
         warming: What it says next was measured while caches and streams were new.
         speeds: By concurrency.
+        refusals: How often in a row more did not pay.
+        alone: Seconds of an iteration without it, as last measured.
+        slow: Progress events in a row that were slower than that.
+        hold: Progress events until it is tried again; 0 if that waits for a change on its device.
     """
 
     trial: Trial
@@ -41,25 +48,54 @@ class Grant:
     settled: bool = False
     warming: bool = False
     speeds: dict[int, Speed] = field(default_factory=dict)
+    refusals: int = 0
+    alone: float = math.inf
+    slow: int = 0
+    hold: int = 0
 
     @property
     def is_trying(self) -> bool:
         return self.asked > self.best
 
     def is_measured(self, concurrency: int) -> bool:
-        return concurrency in self.speeds and self.speeds[concurrency].samples >= SAMPLES
+        speed, best = self.speeds.get(concurrency), self.speeds.get(self.best)
+        if speed is None:
+            return False
+        far_worse = best is not None and speed.step_seconds > FAR_WORSE * best.step_seconds
+        return speed.samples >= SAMPLES or far_worse
+
+    def measured(self, count: int, seconds: float) -> None:
+        """Notes a speed. Time also passes for one that is held; then all is measured anew."""
+        speed = self.speeds.setdefault(self.asked, Speed())
+        speed.add(count, seconds)
+        if self.asked == 1:
+            self.alone = speed.step_seconds
+        self.slow = self.slow + 1 if self.asked > 1 and seconds > self.alone * count else 0
+        if self.hold:
+            self.hold -= 1
+            if not self.hold:
+                self.forget()
+
+    def refuse(self, best: int) -> None:
+        """More than this does not pay, for now."""
+        self.best = best
+        self.settled = True
+        self.refusals += 1
+        self.hold = PATIENCE * 2**self.refusals
+        self.slow = 0
 
     def forget(self) -> None:
         """Others came or went, and no speed from before can be compared with one from now."""
         self.speeds.clear()
         self.settled = False
+        self.hold = 0
 
 
 class Grants:
     """Lends what is idle when nothing waits.
 
     On each device the trial with the longest predicted remaining time goes first. Its concurrency is doubled as long
-    as that makes its iterations faster by 5%, and then taken back to the best.
+    as that makes its iterations faster by 5%, and then taken back to the best; after a while more is tried again.
 
     Args:
         ledger: Has the devices, and raises quotas.
@@ -90,7 +126,7 @@ class Grants:
         if grant.warming:
             grant.warming = False
         else:
-            grant.speeds.setdefault(event.concurrency, Speed()).add(event.count, event.seconds)
+            grant.measured(event.count, event.seconds)
 
     def changed(self, event: ev.GrantChanged) -> None:
         """A trial has taken up what it was told, or has given its grant back."""
@@ -150,6 +186,11 @@ class Grants:
                 if grant.is_measured(grant.asked):
                     self._judge(grant)
                 return
+            if grant.slow >= SAMPLES:
+                # Others on these cores, or on this GPU, whom we do not see.
+                grant.refuse(1)
+                self._tell(grant, 1)
+                return
         for grant in sorted(grants, key=self._order):
             trial, lane = grant.trial, grant.trial.lane
             if lane is None or trial.demand is None or trial.withdrawn_at is not None or lane.closing:
@@ -169,10 +210,11 @@ class Grants:
         """Keeps what was tried if it pays."""
         before, now = grant.speeds.get(grant.best), grant.speeds[grant.asked]
         if before is not None and before.step_seconds > now.step_seconds * GAIN:
-            grant.best = grant.asked
+            grant.best, grant.refusals = grant.asked, 0
         else:
-            # Without a speed from before, lost since others have left, it is tried again.
-            grant.settled = before is not None
+            if before is not None:
+                # Without a speed from before, lost since others have left, it is simply tried again.
+                grant.refuse(grant.best)
             self._tell(grant, grant.best)
 
     def _raise(self, grant: Grant, device: Device, lane: Lane) -> bool:

@@ -40,9 +40,11 @@ def test_concurrency_is_doubled_while_it_pays_and_taken_back_to_the_best():
     made = world()
     made.add(0, 10 * MIB, 10 * MIB, steps=1000, splits=16)
     paces(made, 0, c1=1.0, c2=0.6, c4=0.4, c8=0.39)
-    made.run_some(60)
+    made.run_some(40)
     assert told(made) == [2, 4, 8, 4]
     assert at_once(made) == 4
+    made.run_some(40)
+    assert told(made) == [2, 4, 8, 4, 8, 4]
 
 
 @pytest.mark.parametrize(
@@ -58,8 +60,33 @@ def test_what_does_not_pay_by_a_twentieth_is_not_kept(times, expected):
     made = world()
     made.add(0, 10 * MIB, 10 * MIB, steps=1000, splits=16)
     paces(made, 0, **times)
-    made.run_some(60)
+    made.run_some(30)
     assert told(made) == expected
+
+
+def test_what_is_far_worse_is_taken_back_at_once_and_tried_again_later():
+    made = world(width=2)
+    made.add(0, 10 * MIB, 10 * MIB, steps=1000, splits=16)
+    paces(made, 0, c1=1.0, c2=30.0)
+    until(made, 2)
+    made.run_some(4)
+    assert at_once(made) == 1
+    paces(made, 0, c1=1.0, c2=0.6)
+    made.run_some(50)
+    assert told(made) == [2, 1, 2]
+
+
+def test_a_grant_that_has_become_slower_than_none_is_taken_back():
+    made = world(width=2)
+    made.add(0, 10 * MIB, 10 * MIB, steps=1000, splits=16)
+    paces(made, 0, c1=1.0, c2=0.6)
+    until(made, 2)
+    made.run_some(8)
+    assert at_once(made) == 2
+    paces(made, 0, c1=1.0, c2=1.1)
+    made.run_some(4)
+    assert at_once(made) == 1
+    assert told(made) == [2, 1]
 
 
 def test_a_trial_without_micro_batches_is_lent_nothing():
