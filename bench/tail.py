@@ -1,6 +1,6 @@
 """How long a sweep with one very long trial takes: first come first served, longest first, and with idle room lent.
 
-python bench/tail.py [--short 11] [--steps 600] [--out tail.json]
+python bench/tail.py [--short 11] [--steps 200] [--out tail.json]
 
 The same trials on two CPU lanes, each peer in a fresh process. `bench/README.md` says more.
 """
@@ -22,23 +22,23 @@ PEERS = {
 
 
 def train(config: Found) -> None:
-    """Some steps of a classifier on random data, each batch as eight micro-batches."""
+    """Some steps of a classifier on random data, each batch as four micro-batches."""
     import torch
     from torch import nn
     from torch.nn import functional as F
 
     import cotune
 
-    model = nn.Sequential(nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10))
+    model = nn.Sequential(nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 10))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    x, y = torch.randn(256, 512), torch.randint(0, 10, (256,))
+    x, y = torch.randn(512, 1024), torch.randint(0, 10, (512,))
     at_once: dict[int, int] = {}
     for _ in range(config["steps"]):
         optimizer.zero_grad()
-        loss = cotune.micro_batches((x, y), 32).backward(lambda x, y: F.cross_entropy(model(x), y))
+        loss = cotune.micro_batches((x, y), 128).backward(lambda x, y: F.cross_entropy(model(x), y))
         optimizer.step()
         session = cotune.session.current()
-        now = session.micro_batches(8).concurrency if session is not None else 1
+        now = session.micro_batches(4).concurrency if session is not None else 1
         at_once[now] = at_once.get(now, 0) + 1
     cotune.report({"loss": loss, "at_once": " ".join(f"{n}:{steps}" for n, steps in sorted(at_once.items()))})
 
@@ -46,7 +46,7 @@ def train(config: Found) -> None:
 def sweep(options: Found) -> Found:
     import cotune
 
-    short = [20 + 2 * n for n in range(options["short"])]
+    short = [6 + n for n in range(options["short"])]
     began = time.monotonic()
     results = cotune.run(
         train,
@@ -76,8 +76,8 @@ def sweep(options: Found) -> Found:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--short", type=int, default=11, help="short trials, of 20 to 40 steps")
-    parser.add_argument("--steps", type=int, default=600, help="of the long one")
+    parser.add_argument("--short", type=int, default=11, help="short trials, of 6 to 16 steps")
+    parser.add_argument("--steps", type=int, default=200, help="of the long one")
     parser.add_argument("--out", help="a file for the JSON")
     options = parser.parse_args()
     facts, bystanders, found = machine(), Bystanders(), {}
