@@ -6,12 +6,13 @@ STAMP := $(VENV)/.cotune-installed
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test bench gpu clean
+.PHONY: help demo test oldest bench gpu clean
 
 help:
 	@echo "make demo    tune a small model on the digits data set, on whatever this machine has"
 	@echo "make test    lint, type check, tests"
-	@echo "make bench   overheads, then makespan"
+	@echo "make oldest  the tests of Ray and Optuna on the oldest versions that work"
+	@echo "make bench   overheads, makespan, front doors"
 	@echo "make gpu     the tests that need a CUDA device"
 	@echo "make clean   remove the environment and the caches"
 	@echo "PYTHON=$(PYTHON) and VENV=$(VENV) can be set on the command line."
@@ -25,9 +26,19 @@ test: $(STAMP)
 	$(BIN)/mypy --strict cotune
 	$(BIN)/python -m pytest
 
+# Ray 2.44 leaves sockets and processes to be collected, which is no fault of ours.
+oldest:
+	"$(PYTHON)" -m venv "$(VENV)-oldest"
+	"$(VENV)-oldest/bin/python" -m pip install --quiet --disable-pip-version-check -c constraints-oldest.txt \
+	    -e '.[dev,torch]'
+	"$(VENV)-oldest/bin/python" -m pytest tests/ray_tune tests/engines/test_ray.py tests/test_run_cluster.py \
+	    tests/test_optuna_study.py tests/test_optuna_faults.py tests/search \
+	    -W ignore::ResourceWarning -W ignore::pytest.PytestUnraisableExceptionWarning
+
 bench: $(STAMP)
 	$(BIN)/python bench/overheads.py
 	$(BIN)/python bench/makespan.py
+	$(BIN)/python bench/front_doors.py
 
 gpu: $(STAMP)
 	$(BIN)/python -m pytest -m gpu -v
@@ -50,5 +61,5 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch "$@"
 
 clean:
-	rm -rf "$(VENV)" .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
+	rm -rf "$(VENV)" "$(VENV)-oldest" .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -30,6 +30,7 @@ from cotune.engines.local import LocalEngine, LocalOptions
 from cotune.errors import InputError, RunError, RunNameInUse
 from cotune.packer import Packer, PackerOptions, Policy, make_policy
 from cotune.paths import RunFolder, default_storage
+from cotune.profile import Profile, profile_path
 from cotune.results import Results, TrialResult
 from cotune.run_lock import locked
 from cotune.search import PRUNERS, SAMPLERS
@@ -154,8 +155,10 @@ def run(
         engine = _engine(trainable, found, cluster, gpus, folder, how)
         try:
             # Optuna takes a while to import; the zygote starts meanwhile.
+            hardware = _hardware(found, cluster, gpus)
+            profile = Profile(profile_path(folder.path.parent, trainable, tree.constants, hardware))
             sweep, finish = _assemble(
-                kind, tree, folder, saved, engine, Packer(options), metric=metric, mode=mode, trials=wanted,
+                kind, tree, folder, saved, engine, Packer(options), profile, metric=metric, mode=mode, trials=wanted,
                 sampler=sampler, pruner=pruner, seed=checked_seed(seed), budget=budget, lockstep=lockstep,
                 callbacks=callbacks, dashboard=dashboard,
             )  # fmt: skip
@@ -181,6 +184,12 @@ def _engine(
     return RayEngine(cluster, trainable, gpus, folder.lanes, how)
 
 
+def _hardware(found: list[DeviceInfo], cluster: str | None, gpus: Any) -> str:
+    """What measurements hold for: bytes on a GPU are others than those of a process."""
+    on_gpus = gpus != 0 if cluster is not None else found[0].is_cuda
+    return "cuda" if on_gpus else "cpu"
+
+
 def _assemble(
     kind: str,
     space: Space,
@@ -188,6 +197,7 @@ def _assemble(
     saved: Saved | None,
     engine: Engine,
     packer: Packer,
+    profile: Profile,
     *,
     metric: str,
     mode: str,
@@ -254,11 +264,12 @@ def _assemble(
     )
     view = make_view(dashboard)
     options = SweepOptions(kind, metric, mode, trials, budget, lockstep, base, not learns(chosen), tuple(callbacks))
-    sweep = Sweep(space, search, packer, engine, folder, log, view, options, records)
+    sweep = Sweep(space, search, packer, engine, folder, log, view, options, records, profile)
 
     def finish() -> None:
         with contextlib.ExitStack() as stack:
             stack.callback(log.close)
+            stack.callback(profile.save)
             stack.callback(search.close)
             stack.callback(lambda: view.close(sweep.snapshot()))
 

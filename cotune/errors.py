@@ -41,7 +41,9 @@ class CotuneError(Exception):
         return f"{self.message}\n  hint: {self.hint}" if self.hint else self.message
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (type(self), self.message, self.hint)
+        # Ray raises an error as one of a class made for it alone, which is not made from these arguments.
+        ours = next(cls for cls in type(self).__mro__ if cls.__module__ != "ray.exceptions")
+        return _rebuild, (ours, self.message, self.hint)
 
 
 def _rebuild(cls: type[CotuneError], message: str, hint: str) -> CotuneError:

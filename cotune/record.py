@@ -26,6 +26,7 @@ class Record:
         lines: Its reports as they stand in the events file, less those that a restart made again.
         values: Step and metric of the same reports.
         restarted: It started again and has not reported since.
+        expected: Bytes set aside for it when it last started.
         withdrawn: Why it was told to stop: `pruned`, `interrupted` or nothing.
     """
 
@@ -45,6 +46,7 @@ class Record:
     start: float | None = None
     end: float | None = None
     demand: Demand | None = None
+    expected: int | None = None
     error: CotuneError | None = None
 
     def add(self, report: Report) -> None:
@@ -62,6 +64,11 @@ class Record:
         self.device, self.lane = device, lane
         self.start = self.start or when
 
+    def lane_up(self, when: float) -> None:
+        """Notes that the process it waited for is there."""
+        if self.attempts == 1:
+            self.start = when
+
     @property
     def last_value(self) -> float | None:
         return next((value for _, value in reversed(self.values) if not math.isnan(value)), None)
@@ -69,6 +76,13 @@ class Record:
     @property
     def last_step(self) -> int | None:
         return self.values[-1][0] if self.values else None
+
+    @property
+    def seconds(self) -> float | None:
+        """From its first start to its end, if it came to that by itself in one go."""
+        if self.state is not TrialState.DONE or self.attempts > 1 or self.start is None or self.end is None:
+            return None
+        return self.end - self.start
 
     def result(self) -> TrialResult:
         return TrialResult(
@@ -78,6 +92,7 @@ class Record:
             self.error,
             self.demand.persistent if self.demand else None,
             self.demand.ephemeral if self.demand else None,
+            self.expected,
             self.device,
             self.lane,
             self.start,
@@ -130,6 +145,8 @@ def _replay(record: Record, event: dict[str, Any], line: bytes, metric: str) -> 
     kind = event["event"]
     if kind == "start":
         record.starts(event["device"], event["lane"], event["time"])
+    elif kind == "ready":
+        record.lane_up(event["time"])
     elif kind == "report":
         value = event["metrics"].get(metric)
         record.add(
@@ -140,6 +157,7 @@ def _replay(record: Record, event: dict[str, Any], line: bytes, metric: str) -> 
         record.end = event["time"]
         if event["persistent"] is not None:
             record.demand = Demand(event["persistent"], event["ephemeral"])
+        record.expected = event.get("expected")
         if event["error"] is not None:
             name, message, hint = event["error"]
             record.error = errors.named(name)(message, hint=hint)
@@ -153,6 +171,7 @@ def end_event(record: Record) -> dict[str, Any]:
         "state": str(record.state),
         "persistent": record.demand.persistent if record.demand else None,
         "ephemeral": record.demand.ephemeral if record.demand else None,
+        "expected": record.expected,
         "error": None if error is None else [type(error).__name__, error.message, error.hint],
     }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import reprlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -18,8 +19,10 @@ if TYPE_CHECKING:
     import pandas
 
 # Of the dataframe; a metric named like one of these has `metrics/` before its name there.
+_SHORT = reprlib.Repr()
+_SHORT.maxdict, _SHORT.maxstring, _SHORT.maxother = 16, 80, 80
 _COLUMNS = frozenset(
-    ("trial", "state", "persistent", "ephemeral", "device", "lane", "start", "end", "attempts", "error")
+    ("trial", "state", "persistent", "ephemeral", "expected", "device", "lane", "start", "end", "attempts", "error")
 )
 
 
@@ -34,6 +37,8 @@ class TrialResult:
         error: Why it failed.
         persistent: Measured bytes held between iterations; None if it ended before it was measured.
         ephemeral: Measured peak bytes within an iteration, above `persistent`.
+        expected: Bytes set aside for it when it last started, margins included; None if nothing was known of trials
+            like it, and it tried a whole device.
         device: Where it ran last.
         lane: The lane it ran in last.
         start: When it first ran, in seconds since the epoch.
@@ -48,6 +53,7 @@ class TrialResult:
     error: CotuneError | None = None
     persistent: int | None = None
     ephemeral: int | None = None
+    expected: int | None = None
     device: str | None = None
     lane: int | None = None
     start: float | None = None
@@ -110,7 +116,7 @@ class Results(Sequence[TrialResult]):
         candidates = finished or [t for t in self.trials if t.state is TrialState.STOPPED and self.metric in t.metrics]
         if not candidates:
             failed = self.errors
-            why = f"; trial {failed[0].id} failed: {failed[0].error}" if failed else ""
+            why = f"; {failed[0].error.message}" if failed and failed[0].error else ""
             raise NoResult(
                 f"none of the {len(self.trials)} trials of {self.name!r} has a result{why}",
                 hint="look at results.errors, and at log.txt and error.txt in each trial's folder",
@@ -141,6 +147,7 @@ class Results(Sequence[TrialResult]):
                 **{f"config/{name}": value for name, value in _flat(t.config)},
                 "persistent": t.persistent,
                 "ephemeral": t.ephemeral,
+                "expected": t.expected,
                 "device": t.device,
                 "lane": t.lane,
                 "start": t.start,
@@ -172,7 +179,9 @@ class Results(Sequence[TrialResult]):
         ]
         try:
             best = self.best
-            lines.append(f"  best {self.metric}={best.metrics[self.metric]:.6g} (trial {best.id}): {best.config}")
+            lines.append(
+                f"  best {self.metric}={best.metrics[self.metric]:.6g} (trial {best.id}): {_SHORT.repr(best.config)}"
+            )
             if best.persistent is not None and best.ephemeral is not None:
                 lines.append(
                     f"  it held {format_bytes(best.persistent)} and peaked {format_bytes(best.ephemeral)} above"

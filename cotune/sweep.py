@@ -36,6 +36,7 @@ from cotune.packer import (
     TrialWithdrawn,
 )
 from cotune.paths import RunFolder
+from cotune.profile import Profile
 from cotune.record import Record, best_of, end_event, json_safe
 from cotune.results import TrialResult
 from cotune.search.proposer import Configs, Proposer, Reply
@@ -96,6 +97,7 @@ class Sweep:
         view: Shows it.
         options: See there.
         records: Trials of the run that is resumed.
+        profile: What earlier runs have measured.
     """
 
     def __init__(
@@ -109,6 +111,7 @@ class Sweep:
         view: View,
         options: SweepOptions,
         records: Sequence[Record] = (),
+        profile: Profile | None = None,
     ) -> None:
         self.records: dict[int, Record] = {record.trial: record for record in records}
         self.interrupted = False
@@ -120,6 +123,7 @@ class Sweep:
         self._log = log
         self._view = view
         self._options = options
+        self._profile = profile or Profile(None)
         self._asked = 0
         self._proposed = len(self.records)
         self._exhausted = False
@@ -130,6 +134,8 @@ class Sweep:
         self._counts = dict.fromkeys(map(str, TrialState), 0)
         for record in records:
             self._counts[record.state] += 1
+            if record.demand is not None:
+                self._profile.recall(space.features(record.params), record.demand, record.seconds)
         self._best = best_of(records, options.mode)
         self._began = time.monotonic()
         self._first_start = self._last_end = 0.0
@@ -279,7 +285,9 @@ class Sweep:
 
     def _add(self, record: Record) -> None:
         features = self._space.features(record.params)
-        self._feed(TrialAdded(self._engine.now(), record.trial, self._options.kind, features))
+        expected, seconds = self._profile.expect(features)
+        now, kind = self._engine.now(), self._options.kind
+        self._feed(TrialAdded(now, record.trial, kind, features, expected=expected, seconds=seconds))
 
     def _spec(self, start: StartTrial) -> TrialSpec:
         record = self.records[start.trial]
@@ -313,7 +321,8 @@ class Sweep:
             record = self.records[trial]
             if record.lane == lane:
                 self._started[trial] = time.monotonic()
-                record.start = self._now if record.attempts == 1 else record.start
+                record.lane_up(self._now)
+                self._log.write("ready", self._now, trial=trial)
 
     def _withdraw(self, record: Record, why: str) -> None:
         record.withdrawn = record.withdrawn or why
@@ -328,6 +337,7 @@ class Sweep:
     def _conclude(self, conclusion: ConcludeTrial) -> None:
         record = self.records[conclusion.trial]
         record.demand = conclusion.demand
+        record.expected = conclusion.expected.peak if conclusion.expected else None
         passed = [] if self._search.judges else record.values
         value = record.last_value
         metric = self._options.metric
@@ -348,6 +358,8 @@ class Sweep:
         if record.state is not TrialState.INTERRUPTED:
             self._log.write("end", time.time(), **end_event(record))
             self._call_back(record)
+        if record.demand is not None:
+            self._profile.learn(self._space.features(record.params), record.demand, record.seconds)
 
     def _fail(self, record: Record, conclusion: ConcludeTrial) -> None:
         kind = errors.named(conclusion.error)

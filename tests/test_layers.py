@@ -16,12 +16,12 @@ PACKAGE = Path(cotune.__file__).parent
 LAYERS = [
     [{"errors", "demand", "trial", "paths", "session", "trainable"}],
     [{"packer"}, {"sharing"}, {"search"}],
-    [{"event_log", "results", "record", "run_lock", "_arguments"}],
+    [{"event_log", "results", "record", "profile", "run_lock", "_arguments"}],
     [{"engines"}, {"dashboard"}, {"ray_tune"}],
     [{"sweep"}, {"simulation"}],
     [{"_run", "optuna_study"}, {"cli"}],
     [{"__init__"}],
-    [{"testing"}],
+    [{"testing"}, {"__main__"}],
 ]
 PLACE = {
     part: (level, number)

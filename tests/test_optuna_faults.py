@@ -116,12 +116,11 @@ def test_an_exception_in_one_lane_stops_the_trials_in_the_others(optimize, tmp_p
 
 @pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
 def test_a_stale_trial_is_failed_and_retried_and_ours_have_a_heartbeat(optimize, tmp_path):
-    storage = optuna.storages.RDBStorage(
-        f"sqlite:///{tmp_path}/study.db",
-        heartbeat_interval=1,
-        grace_period=1,
-        heartbeat_stale_trial_callback=optuna.storages.RetryHeartbeatStaleTrialCallback(),
-    )
+    name = "RetryHeartbeatStaleTrialCallback" if int(optuna.__version__[0]) > 4 else "RetryFailedTrialCallback"
+    retry = getattr(optuna.storages, name)()
+    callback = "heartbeat_stale_trial_callback" if int(optuna.__version__[0]) > 4 else "failed_trial_callback"
+    url = f"sqlite:///{tmp_path}/study.db"
+    storage = optuna.storages.RDBStorage(url, heartbeat_interval=1, grace_period=1, **{callback: retry})
     study = optuna.create_study(storage=storage)
     study.enqueue_trial({"x": 0.25})
     with pytest.warns(UserWarning, match="Heartbeat"):

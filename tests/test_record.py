@@ -125,6 +125,14 @@ def test_a_restart_counts_as_an_attempt_and_keeps_the_first_start(written):
     assert record.start == 3.0
 
 
+def test_a_trial_starts_when_the_process_it_waited_for_is_there(written):
+    assert written.run().trial().start().add("ready", trial=0).record().start == 4.0
+
+
+def test_a_restart_that_waits_for_a_process_keeps_the_first_start(written):
+    assert written.run().trial().start().retry().start().add("ready", trial=0).record().start == 3.0
+
+
 def test_reports_that_a_restart_makes_again_stand_once(written):
     written.run().trial().start()
     for step in (0, 1, 2):

@@ -75,7 +75,7 @@ def test_no_result_names_the_first_error():
     with pytest.raises(NoResult) as missing:
         _ = results(trial(0, state=TrialState.INTERRUPTED), failed(1, "ValueError: bad width"), failed(2)).best
     assert "none of the 3 trials of 'my-run'" in missing.value.message
-    assert "trial 1 failed: " in missing.value.message
+    assert "trial 1: ValueError: bad width" in missing.value.message
     assert "ValueError: bad width" in missing.value.message
     assert "error.txt" in missing.value.hint
 
@@ -162,7 +162,8 @@ def test_the_dataframe_has_a_row_a_trial():
     assert frame.iloc[1]["error"] == "trial 1: ValueError: no"
     assert set(frame.columns) == {
         *("trial", "state", "loss", "accuracy", "config/lr", "config/model/width", "config/model/kind"),
-        *("config/empty", "config/x", "persistent", "ephemeral", "device", "lane", "start", "end", "attempts", "error"),
+        *("config/empty", "config/x", "persistent", "ephemeral", "expected", "device", "lane"),
+        *("start", "end", "attempts", "error"),
     }
 
 
@@ -199,6 +200,10 @@ def test_the_repr_tells_counts_best_and_folder():
         "  it held 3.0 MiB and peaked 1.0 MiB above",
         "  /runs/my-run",
     ]
+
+
+def test_the_repr_shortens_a_config_with_data_in_it():
+    assert len(repr(results(trial(0, line(1, loss=1.0), config={"data": list(range(100_000))})))) < 400
 
 
 def test_the_repr_without_a_result_says_why():

@@ -11,6 +11,7 @@ import pytest
 
 import cotune
 from cotune.demand import MIB
+from cotune.packer.policies import Policy
 
 CPU = ["cpu:0@4GiB"]
 
@@ -51,6 +52,36 @@ def numbers(config):
             optimizer.step()
             time.sleep(0.002)  # so that turns of 50 ms change within the trial
         cotune.report({"loss": loss})
+
+
+def test_a_policy_that_preempts_gives_the_latest_all_turns(run, tmp_path):
+    class LatestFirst(Policy):
+        name = "latest"
+        preempts = True
+
+        def key(self, waiting):
+            return (-float(waiting.arrival),)
+
+    def stepping(config):
+        import torch
+
+        optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
+        with open(config["trace"], "ab", buffering=0) as trace:
+            for _ in range(150):
+                time.sleep(0.002)
+                trace.write(b"%d" % cotune.trial_id())
+                optimizer.step()
+
+        cotune.report({"loss": 0.0})
+
+    trace = tmp_path / "trace"
+    run(
+        stepping, {"trace": str(trace), "x": cotune.uniform(0, 1)}, trials=3, lanes=1, residents=2, policy=LatestFirst()
+    )
+    steps = trace.read_text()
+    latest = steps[steps.index("2") : steps.rindex("2")]
+    assert len(latest.replace("2", "")) <= 3
+    assert [steps.count(trial) for trial in "012"] == [150] * 3
 
 
 def test_a_sweep_with_a_pruner_finds_the_neighbourhood_of_the_optimum(run):

@@ -146,6 +146,9 @@ class LocalEngine(Engine):
         elif isinstance(instruction, do.GrantTrial):
             if instruction.trial in self._trial_lane:
                 self._trial_lane[instruction.trial].grant(instruction.trial, instruction.concurrency)
+        elif isinstance(instruction, do.GiveTurn):
+            if instruction.lane in self._lanes:
+                self._lanes[instruction.lane].prefer(instruction.trial)
         elif isinstance(instruction, do.OpenLane):
             self._open(instruction)
         elif isinstance(instruction, do.ResizeLane):

@@ -151,14 +151,17 @@ class RayEngine(Engine):
 
         where = NodeAffinitySchedulingStrategy(slot.node, soft=False) if slot.node else "SPREAD"
         how = {"num_gpus": slot.gpus, "num_cpus": slot.cpus, "scheduling_strategy": where}
-        # A thread for each direction, so that commands arrive in order while a poll waits.
+        # A thread for each direction, so that commands arrive in order while a poll waits. Said of the methods, since
+        # calls over ray:// cannot say it.
+        self._ray.method(concurrency_group="tell")(Member.do)
+        self._ray.method(concurrency_group="hear")(Member.poll)
         actor_class = self._ray.remote(concurrency_groups={"tell": 1, "hear": 1}, max_restarts=0, **how)(Member)
         member = _Membership(slot, actor_class.remote(self._packed_ref, slot, self._folder, self._options))
         self._members.add(member)
         self._ask(member)
 
     def _ask(self, member: _Membership) -> None:
-        answer = member.actor.poll.options(concurrency_group="hear").remote(POLL_FOR).future()
+        answer = member.actor.poll.remote(POLL_FOR).future()
         answer.add_done_callback(lambda done: self._arrived.put((member, done)))
 
     def _joined(self, member: _Membership, joined: Joined) -> ev.DeviceFound:
@@ -205,7 +208,7 @@ class RayEngine(Engine):
                 self._by_trial[instruction.trial] = member
         elif isinstance(instruction, (do.StopTrial, do.GrantTrial)):
             member = self._by_trial.get(instruction.trial)
-        elif isinstance(instruction, (do.ResizeLane, do.CloseLane)):
+        elif isinstance(instruction, (do.ResizeLane, do.CloseLane, do.GiveTurn)):
             member = self._by_lane.get(instruction.lane)
         if member is not None:
             member.commands.append(("execute", (instruction, spec)))
@@ -224,7 +227,7 @@ class RayEngine(Engine):
         for member in self._members:
             if member.commands:
                 commands, member.commands = member.commands, []
-                member.actor.do.options(concurrency_group="tell").remote(commands)
+                member.actor.do.remote(commands)
 
     # ---- events
 

@@ -66,9 +66,10 @@ class GrantTrial(Instruction):
 
 @dataclass(frozen=True, slots=True)
 class GiveTurn(Instruction):
-    """Let one resident of a lane have every turn until it leaves; the others keep what they hold between iterations.
+    """Let one resident of a lane have every turn it wants until it leaves; the others keep what they hold meanwhile.
 
-    Only given where the policy preempts. A body that cannot may ignore it, and residents take turns.
+    Only given where the policy preempts. While it waits for something, a verdict for one, the others may run. A body
+    that cannot do this may ignore it, and residents take turns.
     """
 
     lane: int
@@ -93,6 +94,7 @@ class ConcludeTrial(Instruction):
         error: Name of the class in `cotune.errors` that says why, if it failed.
         reason: Why, with figures.
         demand: What was measured of it, over all attempts.
+        expected: What was set aside for it when it last started; None for a probe.
     """
 
     trial: int
@@ -100,3 +102,4 @@ class ConcludeTrial(Instruction):
     error: str = ""
     reason: str = ""
     demand: Demand | None = None
+    expected: Demand | None = None

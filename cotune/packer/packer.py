@@ -337,7 +337,7 @@ class Packer:
         del self._trials[trial.id]
         self._withdrawn.pop(trial.id, None)
         self._placement.unreserve(trial)
-        self._ledger.out.append(do.ConcludeTrial(trial.id, outcome, error, reason, trial.seen))
+        self._ledger.out.append(do.ConcludeTrial(trial.id, outcome, error, reason, trial.seen, trial.expected))
 
     # ---- lanes
 

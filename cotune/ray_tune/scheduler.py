@@ -67,7 +67,8 @@ def colocate(
         memory_margin: Share of each device's memory that is left alone: 0.2 of a node's memory if left out, and
             256 MiB of a GPU's.
         isolation: "lane", or "process" for an actor per trial on a measured fraction of a GPU.
-        policy: The order in which waiting trials start: "makespan" (longest first) or "fifo".
+        policy: The order in which waiting trials start: "makespan" (longest first, the default), or another of
+            docs/scheduling.md.
         iteration_timeout: Seconds without a report (or an optimizer's step) after which a trial has failed.
 
     Returns:

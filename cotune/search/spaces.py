@@ -238,6 +238,8 @@ class Space:
         for name, leaf in _leaves(tree, ""):
             try:
                 domain = _domain(leaf)
+                if isinstance(domain, Choice):
+                    _check_options(domain)
             except SpaceError as error:
                 raise SpaceError(f"{name}: {error.message}", hint=error.hint) from None
             if domain is not None:
@@ -444,6 +446,18 @@ def _domain(leaf: Any) -> Domain | None:
     if any(module.startswith("ray.tune.search.sample") for module in names.values()):
         return _from_ray(leaf, names)
     return None
+
+
+def _check_options(choice: Choice) -> None:
+    for option in choice.options:
+        leaves = option.values() if isinstance(option, Mapping) else [option]
+        domain = next((leaf for leaf in leaves if _domain(leaf) is not None), None)
+        if domain is not None:
+            raise SpaceError(
+                f"a domain among the options of a choice would not be searched: {_shown(domain)}",
+                hint="give it a name of its own beside the choice, or write an Optuna objective (cotune.optimize), "
+                "where what is asked may depend on what was answered",
+            )
 
 
 def _from_optuna(leaf: Any, names: Mapping[str, str]) -> Domain | None:

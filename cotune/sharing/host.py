@@ -1,6 +1,6 @@
 """Inside a lane process: the main thread on the socket, a thread per resident trial.
 
-driver ──OPEN, START, STOP, ANSWER, GRANT, RESIZE, EXIT──▶ main thread ──flags──▶ trial threads
+driver ──OPEN, START, STOP, ANSWER, GRANT, TURN, RESIZE, EXIT──▶ main thread ──flags──▶ trial threads
 driver ──verdicts─────────────────────────────────▶ trial threads
 driver ◀─READY, RESIZED──────────────────────────── main thread
 driver ◀─REPORT, ASK, PROGRESS, GRANTED, HOLDS, ENDED─ trial thread that has the turn
@@ -169,6 +169,8 @@ class Host:
             resident = self._sessions.get(trial_number)
             if resident is not None:
                 resident.grant(concurrency)
+        elif kind == Kind.TURN:
+            self.turns.prefer(self._sessions.get(wire.decode_int(payload)))
         elif kind == Kind.RESIZE:
             quota = self.memory.set_quota(wire.decode_int(payload))
             self.page[2] = self.memory.held()
@@ -212,6 +214,8 @@ class Host:
             Whether the other residents can go on in this process.
         """
         self._sessions.pop(trial.trial, None)
+        if self.turns.first is trial:
+            self.turns.prefer(None)
         residents = list(self._sessions.values())
         gc.collect()
         if not self._warm:

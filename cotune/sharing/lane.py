@@ -126,6 +126,10 @@ class LaneHandle:
         if trial in self._taken:
             self._send(wire.encode_grant(trial, concurrency))
 
+    def prefer(self, trial: int) -> None:
+        """Gives a resident every turn it wants."""
+        self._send(wire.encode_int(Kind.TURN, trial))
+
     def resize(self, quota: int) -> None:
         self._send(wire.encode_int(Kind.RESIZE, quota))
 

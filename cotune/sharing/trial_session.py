@@ -181,9 +181,12 @@ class TrialSession:
         if self._loan.is_due:
             self._loan.settle()
         if now >= self._turn_due:
+            turns = self._host.turns
             self._turn_due = self._turn_end
-            if now >= self._turn_end:
-                self._host.turns.pass_on(self)
+            if now >= self._turn_end or turns.first_waits:
+                # Should it keep the turn, it has another one.
+                self._turn_due = self._turn_end = now + self._host.options.quantum
+                turns.pass_on(self)
                 self._raise_if_stopped()
         self._due = 0.0 if self._iterations < FIRST_MEASURED else min(self._measure_due, self._turn_due)
         if self._stop or self._turn_due == 0.0 or self._loan.is_asked:

@@ -52,6 +52,7 @@ class Kind(IntEnum):
     EXIT = 20
     ANSWER = 21
     GRANT = 22
+    TURN = 23
 
 
 def encode(kind: Kind, payload: bytes = b"") -> bytes:

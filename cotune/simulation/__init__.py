@@ -5,7 +5,8 @@ from cotune.simulation.generators import GENERATORS, make_workload
 from cotune.simulation.outcome import Figures, Outcome, Segment
 from cotune.simulation.play import Setting, simulate
 from cotune.simulation.stopping import Asha
-from cotune.simulation.traces import from_csv, from_run
+from cotune.simulation.table import from_csv
+from cotune.simulation.traces import from_run
 from cotune.simulation.workload import Job, Workload
 
 __all__ = [

@@ -1,11 +1,11 @@
-"""Workloads from files: a table, a finished run, published traces."""
+"""Workloads from a finished run, and from published traces."""
 
 from __future__ import annotations
 
-import csv
 import statistics
+from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from cotune.demand import GIB, MIB
@@ -13,30 +13,19 @@ from cotune.engines.simulated import slowdown
 from cotune.errors import InputError
 from cotune.paths import RunFolder
 from cotune.record import Record, read_run
+from cotune.simulation.table import lines, number_in, rows
 from cotune.simulation.workload import Job, Workload
 from cotune.trial import TrialState
 
-COLUMNS = ("iterations", "step_seconds", "persistent_mib", "ephemeral_mib")
-MORE_COLUMNS = ("busy", "startup", "arrival", "kind")
 _STEPS = 100
-
-
-def from_csv(path: Path) -> Workload:
-    """Jobs from a table with a header; `COLUMNS` must be there, `MORE_COLUMNS` may, others are ignored.
-
-    Raises:
-        InputError: The file cannot be read, or a column or a number in it is wrong.
-    """
-    rows = _rows(path, COLUMNS)
-    jobs = [_job(path, number, row) for number, row in enumerate(rows, start=2)]
-    return Workload(path.stem, jobs, f"from {path}")
 
 
 def from_run(folder: RunFolder, busy: float | None = None) -> Workload:
     """The trials of a run as they went: when they were killed they are killed again, what they took they take again.
 
-    Seconds are those measured beside others, so they are upper bounds of what a trial takes alone. What a trial uses
-    of a device is not in the events: without `busy` it is taken to be its part of the width the run had.
+    What a trial takes alone is what it took, less what those beside it have slowed it down by the simulated body's
+    measure. What it uses of a device is not in the events: without `busy` it is taken to be its part of the width the
+    run had.
 
     Args:
         folder: Of the run.
@@ -52,33 +41,53 @@ def from_run(folder: RunFolder, busy: float | None = None) -> Workload:
     measured = [record.demand for record in records if record.demand is not None]
     persistent = int(statistics.median([demand.persistent for demand in measured] or [0]))
     ephemeral = int(statistics.median([demand.ephemeral for demand in measured] or [0]))
-    share = busy or 1 / _width(records)
+    crowds = _crowds(records)
+    share = busy or 1 / max(crowd.most for crowd in crowds.values())
     jobs = []
-    for record in records:
+    for record in sorted(records, key=lambda record: record.start or 0.0):
         if record.state is TrialState.INTERRUPTED or record.start is None or record.end is None:
             continue
         demand = record.demand
         sizes = (demand.persistent, demand.ephemeral) if demand else (persistent, ephemeral)
-        jobs.append(Job(_STEPS, (record.end - record.start) / _STEPS, *sizes, busy=share))
+        beside = crowds[record.device or ""].mean(record.start, record.end)
+        seconds = (record.end - record.start) * (slowdown(beside * share) if beside > 1 else 1.0)
+        jobs.append(Job(_STEPS, seconds / _STEPS, *sizes, busy=share))
     largest = max(job.peak for job in jobs)
     note = f"{len(jobs)} trials of {folder.path.name}; each uses {share:.0%} of a device alone"
     return Workload(folder.path.name, jobs, note, capacity=16 * max(largest, MIB), context=0)
 
 
-def _width(records: Sequence[Record]) -> int:
-    """The most trials that ran at once on a device."""
-    changes: dict[str, list[tuple[float, int]]] = defaultdict(list)
+class _Crowd:
+    """How many trials ran on a device at any time, from their starts and ends."""
+
+    def __init__(self, spans: Iterable[tuple[float, float]]) -> None:
+        self._times: list[float] = []
+        self._sums: list[float] = []
+        self._counts: list[int] = []
+        self.most = 1
+        count, total, before = 0, 0.0, 0.0
+        changes = [change for start, end in spans for change in ((start, 1), (end, -1))]
+        for time, change in sorted(changes):
+            total += count * (time - before)
+            count, before = count + change, time
+            self._times.append(time)
+            self._sums.append(total)
+            self._counts.append(count)
+            self.most = max(self.most, count)
+
+    def mean(self, start: float, end: float) -> float:
+        return (self._until(end) - self._until(start)) / (end - start)
+
+    def _until(self, time: float) -> float:
+        at = bisect_right(self._times, time) - 1
+        return self._sums[at] + self._counts[at] * (time - self._times[at])
+
+
+def _crowds(records: Sequence[Record]) -> dict[str, _Crowd]:
+    spans: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)
     for record in records:
-        changes[record.device or ""] += [(record.start or 0.0, 1), (record.end or 0.0, -1)]
-    return max(_peak(sorted(ups)) for ups in changes.values())
-
-
-def _peak(changes: Iterable[tuple[float, int]]) -> int:
-    count = most = 1
-    for _, change in changes:
-        count += change
-        most = max(most, count - 1)
-    return most
+        spans[record.device or ""].append((record.start or 0.0, record.end or 0.0))
+    return {device: _Crowd(them) for device, them in spans.items()}
 
 
 def from_gavel(trace: Path, pairs: Path, gpu: str = "v100") -> Workload:
@@ -94,7 +103,7 @@ def from_gavel(trace: Path, pairs: Path, gpu: str = "v100") -> Workload:
     """
     alone, busy = _from_pairs(pairs, gpu)
     jobs = []
-    for row in _lines(trace):
+    for row in lines(trace):
         fields = row.split("\t")
         if len(fields) < 8 or fields[0] not in alone or fields[6] != "1":
             continue
@@ -114,11 +123,11 @@ def _from_pairs(path: Path, gpu: str) -> tuple[dict[str, float], dict[str, float
     alone: dict[str, float] = {}
     kept: defaultdict[str, list[float]] = defaultdict(list)
     columns = ("gpu", "job_a", "job_b", "iso_a_steps_s", "co_a_steps_s", "iso_b_steps_s", "co_b_steps_s")
-    for number, row in enumerate(_rows(path, columns), start=2):
+    for number, row in enumerate(rows(path, columns), start=2):
         if row["gpu"] == gpu:
-            one, other = _number(path, number, row, "iso_a_steps_s"), _number(path, number, row, "iso_b_steps_s")
+            one, other = number_in(path, number, row, "iso_a_steps_s"), number_in(path, number, row, "iso_b_steps_s")
             alone[row["job_a"]] = one
-            a, b = _number(path, number, row, "co_a_steps_s"), _number(path, number, row, "co_b_steps_s")
+            a, b = number_in(path, number, row, "co_a_steps_s"), number_in(path, number, row, "co_b_steps_s")
             if a > 0 and b > 0:
                 kept[row["job_a"]].append((a / one + b / other) / 2)
     shares = {name: _load(statistics.median(kept[name])) / 2 if kept[name] else 1.0 for name in alone}
@@ -128,48 +137,3 @@ def _from_pairs(path: Path, gpu: str) -> tuple[dict[str, float], dict[str, float
 def _load(kept: float) -> float:
     """The sum of busy shares at which trials keep this part of their speed."""
     return next((load / 64 for load in range(1, 128) if slowdown(load / 64) <= kept), 2.0)
-
-
-def _job(path: Path, number: int, row: Mapping[str, str]) -> Job:
-    def get(name: str, default: float) -> float:
-        return _number(path, number, row, name) if row.get(name) else default
-
-    job = Job(
-        int(_number(path, number, row, "iterations")),
-        _number(path, number, row, "step_seconds"),
-        int(_number(path, number, row, "persistent_mib") * MIB),
-        int(_number(path, number, row, "ephemeral_mib") * MIB),
-        get("busy", 0.9),
-        get("startup", 0.0),
-        get("arrival", 0.0),
-        row.get("kind") or "",
-    )
-    if job.iterations < 1 or job.step_seconds <= 0:
-        raise InputError(f"line {number} of {path} is a trial that takes no time", hint="give it an iteration")
-    return job
-
-
-def _number(path: Path, number: int, row: Mapping[str, str], name: str) -> float:
-    try:
-        value = float(row[name])
-    except (TypeError, ValueError):
-        value = -1.0
-    if not 0 <= value < float("inf"):
-        raise InputError(f"line {number} of {path}: {name} is {row[name]!r}", hint="write a number, 0 or more")
-    return value
-
-
-def _rows(path: Path, columns: Sequence[str]) -> list[dict[str, str]]:
-    rows = list(csv.DictReader(_lines(path)))
-    missing = [name for name in columns if rows and name not in rows[0]]
-    if missing or not rows:
-        what = f"{path} lacks the columns {', '.join(missing)}" if missing else f"{path} has no rows"
-        raise InputError(what, hint=f"the first line must name {', '.join(columns)}")
-    return rows
-
-
-def _lines(path: Path) -> list[str]:
-    try:
-        return path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"cannot read {path}: {error}", hint="check the path") from error

@@ -25,6 +25,7 @@ from cotune.engines.base import Engine
 from cotune.packer import (
     CloseLane,
     Event,
+    GiveTurn,
     GrantChanged,
     GrantTrial,
     IterationsDone,
@@ -274,6 +275,13 @@ class EngineConformance:
         engine.begin(1, reports=2, splits=2)
         assert engine.collect(1)[1].outcome is Outcome.DONE
         assert not [item for item in engine.heard if isinstance(item, GrantChanged)]
+
+    def test_whoever_is_given_every_turn_lets_the_others_finish_in_the_end(self, engine: EngineUnderTest) -> None:
+        engine.open()
+        engine.begin(0, reports=5)
+        engine.begin(1, reports=5)
+        engine.engine.execute(GiveTurn(1, 1))
+        assert {engine.wait(TrialEnded).outcome for _ in range(2)} == {Outcome.DONE}
 
     def test_a_closed_lane_is_lost_and_others_go_on(self, engine: EngineUnderTest) -> None:
         engine.open(1)

@@ -89,7 +89,7 @@ def test_what_fits_no_device_fails_once_with_the_figures(run_config):
     ).fit()
     assert results.num_errors == 1
     assert "largest device leaves" in str(results[0].error)
-    assert isinstance(results[0].error.cause, TrialTooLarge)
+    assert isinstance(results[0].error, TrialTooLarge)
 
 
 def stepper(config):

@@ -312,6 +312,13 @@ def test_grid() -> None:
     assert space.grid_size() == 4 * 3 * 2 * 2
 
 
+@pytest.mark.parametrize("option", [uniform(0, 1), {"kind": "sgd", "lr": uniform(0, 1)}])
+def test_a_domain_among_the_options_of_a_choice_is_refused(option):
+    with pytest.raises(SpaceError, match="optimizer: a domain among the options") as caught:
+        Space({"optimizer": choice(["adam", option])})
+    assert "cotune.optimize" in caught.value.hint
+
+
 def test_a_continuous_or_huge_grid_is_refused() -> None:
     space = Space({"a": choice([1]), "lr": uniform(0, 1)})
     assert space.grid_size() is None

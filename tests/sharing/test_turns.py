@@ -173,6 +173,36 @@ def test_passing_on_with_nobody_waiting_keeps_the_turn(turns, actor, log):
     a.does()
 
 
+def test_whoever_is_preferred_is_handed_the_turn_before_those_who_have_waited_longer(turns, actor, log):
+    a, b, c = (actor(name, "take", "give_up") for name in "abc")
+    a.does()
+    joins_the_queue(b, a)
+    joins_the_queue(c, a)
+    a.resident.wanted.clear()
+    turns.prefer(c.resident)
+    assert a.resident.wanted.is_set()
+    assert turns.first_waits
+    a.does()
+    c.finished()
+    c.does()
+    b.finished()
+    b.does()
+    assert [name for what, name in log if what == "begins"] == ["a", "c", "b"]
+
+
+def test_whoever_is_preferred_does_not_pass_the_turn_on(turns, actor, log):
+    a, b = actor("a", "take", "pass_on", "give_up"), actor("b", "take", "give_up")
+    a.does()
+    joins_the_queue(b, a)
+    turns.prefer(a.resident)
+    a.does()
+    assert turns.holder is a.resident
+    assert log == [("begins", "a")]
+    a.does()
+    b.finished()
+    b.does()
+
+
 def test_many_residents_run_one_at_a_time_and_in_turn(turns):
     rounds, names = 200, "abcde"
     inside, overlaps, order = [], [], []

@@ -31,12 +31,29 @@ def test_a_table_of_jobs(tmp_path: Path) -> None:
     assert (second.busy, second.startup, second.arrival, second.kind) == (0.9, 0.0, 0.0, "")
 
 
+def test_a_published_table_is_read_by_its_own_names(tmp_path: Path) -> None:
+    text = (
+        "job_id,num_gpu,submit_time,iterations,model_name,duration,peak_mem_mb\n0,1,7,10,vgg,5,100\n1,8,1,1,vgg,1,1\n"
+    )
+    workload = from_csv(table(tmp_path, text))
+    (job,) = workload.jobs
+    assert (job.seconds, job.iterations, job.arrival, job.kind, job.peak) == (5.0, 10, 7.0, "vgg", 100 * MIB)
+    assert "1 jobs of several GPUs" in workload.note
+
+
+def test_a_table_of_times_alone_limits_only_lanes(tmp_path: Path) -> None:
+    workload = from_csv(table(tmp_path, "seconds\n10\n20\n"))
+    assert [job.seconds for job in workload.jobs] == pytest.approx([10.0, 20.0])
+    assert "no memory is given" in workload.note
+
+
 @pytest.mark.parametrize(
     ("text", "wrong"),
     [
         ("", "no rows"),
         (HEADER, "no rows"),
-        ("iterations,step_seconds\n1,1\n", "persistent_mib, ephemeral_mib"),
+        ("iterations,peak_mib\n1,1\n", "how long jobs take: it has iterations, peak_mib"),
+        ("seconds,gpus\n1,8\n", "wants several GPUs"),
         (HEADER + "ten,1,1,1,,,,\n", "line 2.*iterations is 'ten'"),
         (HEADER + "1,1,1,1,,,,\n1,nan,1,1,,,,\n", "line 3.*step_seconds"),
         (HEADER + "1,1,-5,1,,,,\n", "persistent_mib"),
@@ -77,7 +94,9 @@ def a_run(tmp_path: Path, ends: int = 4) -> RunFolder:
 
 def test_what_a_run_would_have_cost_on_more_devices(tmp_path: Path) -> None:
     workload = from_run(a_run(tmp_path))
-    assert [job.seconds for job in workload.jobs] == pytest.approx([10.0] * 4)
+    # Of two beside each other, each using half of the device, each keeps 90.5% of its speed.
+    assert [job.seconds for job in workload.jobs] == pytest.approx([9.05] * 4)
+    assert simulate(workload, Setting(width=2)).figures.makespan == pytest.approx(20.0, abs=2.0)
     assert {job.peak for job in workload.jobs} == {150 * MIB}
     assert {job.busy for job in workload.jobs} == {0.5}
     one, four = (simulate(workload, Setting(devices=count)).figures.makespan for count in (1, 4))

@@ -14,8 +14,7 @@ class Srtf(Policy):
 
     Salus switches at every iteration among all jobs whose persistent memory fits. Here the same happens among the
     residents of a lane: the brain gives the turns to the shortest (`GiveTurn`), the others keep their persistent
-    memory. So far only the simulated body obeys it; elsewhere residents take turns one after another, and with one
-    resident a lane, the default, this is shortest job first without interruption.
+    memory. With one resident a lane, the default, this is shortest job first without interruption.
     """
 
     name = "srtf"
