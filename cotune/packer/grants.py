@@ -195,7 +195,8 @@ class Grants:
             trial, lane = grant.trial, grant.trial.lane
             if lane is None or trial.demand is None or trial.withdrawn_at is not None or lane.closing:
                 continue
-            if grant.settled and grant.asked == grant.best:
+            if lane.turn is not None or (grant.settled and grant.asked == grant.best):
+                # Where one resident has every turn, another might come to no boundary to give a grant back.
                 continue
             if grant.asked == grant.best and not grant.is_measured(grant.best):
                 return
