@@ -54,6 +54,7 @@ if TYPE_CHECKING:
         uniform,
     )
     from cotune.session import TrialStopped, checkpoint, device, report, restore, shared, trial_id
+    from cotune.sharing.micro_batch import micro_batches
 
 _HOMES = {
     "cotune._run": ("run",),
@@ -61,6 +62,7 @@ _HOMES = {
     "cotune.ray_tune.scheduler": ("colocate",),
     "cotune.results": ("Results", "TrialResult"),
     "cotune.session": ("TrialStopped", "checkpoint", "device", "report", "restore", "shared", "trial_id"),
+    "cotune.sharing.micro_batch": ("micro_batches",),
     "cotune.search.spaces": (
         "choice",
         "lograndint",
@@ -120,6 +122,7 @@ __all__ = [
     "device",
     "lograndint",
     "loguniform",
+    "micro_batches",
     "optimize",
     "qloguniform",
     "qrandint",

@@ -60,6 +60,7 @@ def run(
     residents: int = 1,
     threads: int | None = None,
     policy: str | Policy | None = None,
+    grants: bool = True,
     sampler: str | BaseSampler | None = None,
     pruner: str | BasePruner | None = None,
     seed: int | None = None,
@@ -93,6 +94,8 @@ def run(
         threads: Threads of one operation in a trial; 1 on CPU devices if left out.
         policy: Which waiting trial goes first: `makespan` (the default), `fifo`, `srtf`, `fair`, `pack`, `horus`,
             `gandiva`, `fluid` (see docs/scheduling.md), or a `Policy`.
+        grants: Whether idle room is lent to trials that use `cotune.micro_batches`, whose results may then differ in
+            float rounding; never with `lockstep`.
         sampler: `tpe` (the default), `random`, `grid`, or any Optuna sampler.
         pruner: `asha`, `hyperband`, `median`, or any Optuna pruner; none if left out.
         seed: Makes suggestions and every trial repeatable (suggestions exactly with `lanes=1, lockstep=True`).
@@ -124,6 +127,7 @@ def run(
         residents=checked_count("residents", residents, most=MAX_RESIDENTS) or 1,
         policy=make_policy(policy),
         max_failures=checked_count("max_failures", max_failures, least=0) or 0,
+        grants=bool(grants) and not lockstep,
         iteration_timeout=checked_seconds("iteration_timeout", iteration_timeout),
     )
     check_goal(metric, mode)

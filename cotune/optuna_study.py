@@ -65,6 +65,7 @@ def optimize(
     residents: int = 1,
     threads: int | None = None,
     policy: str | Policy | None = None,
+    grants: bool = True,
     seed: int | None = None,
     iteration_timeout: float | None = None,
     dashboard: bool | None = None,
@@ -90,6 +91,7 @@ def optimize(
         residents: Trials that may share a lane by turns.
         threads: Threads of one operation in a trial; 1 on CPU devices if left out.
         policy: Which waiting trial goes first.
+        grants: Whether idle room is lent to trials that use `cotune.micro_batches`.
         seed: Of the random generators in the trials; the sampler has its own.
         iteration_timeout: Seconds without a report or an optimizer step after which a trial is overdue and killed.
         dashboard: True shows a live table. None does in a terminal where Optuna's lines are switched off.
@@ -114,6 +116,7 @@ def optimize(
         residents=checked_count("residents", residents, most=MAX_RESIDENTS) or 1,
         policy=make_policy(policy),
         iteration_timeout=checked_seconds("iteration_timeout", iteration_timeout),
+        grants=bool(grants),
     )
     wanted, seconds = checked_count("n_trials", n_trials), checked_seconds("timeout", timeout)
     base = secrets.randbits(32) if seed is None else checked_seed(seed) or 0

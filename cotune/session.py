@@ -18,6 +18,33 @@ from typing import Any, Protocol, TypeVar
 T = TypeVar("T")
 
 
+class Loan(Protocol):
+    """What a trial may use for micro-batches on top of what it has anyway.
+
+    Attributes:
+        concurrency: How many micro-batches may run at once; 1 if nothing was granted.
+        need: Bytes one micro-batch takes at most, by what was measured without a grant; 0 before that.
+        is_open: A batch is being run with it; until that is over it does not change, but for `ran_out()`.
+    """
+
+    concurrency: int
+    need: int
+    is_open: bool
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether the trial is to stop, and what it has begun to no purpose."""
+
+    def room(self) -> int:
+        """Bytes the trial may still take before its lane's quota is used up."""
+
+    def ran_out(self) -> None:
+        """Gives the grant back, memory having run out with it."""
+
+    def fail(self, error: Exception) -> None:
+        """Has the trial fail with this error at its next boundary, from where it cannot be raised."""
+
+
 class Session(Protocol):
     """The run's side of a trial."""
 
@@ -33,6 +60,9 @@ class Session(Protocol):
     def device(self) -> str: ...
 
     def shared(self, key: str, factory: Callable[[], T]) -> T: ...
+
+    def micro_batches(self, count: int) -> Loan:
+        """Says that a batch is about to be run as so many micro-batches, and asks what may be used for it."""
 
     def ask(self, payload: bytes) -> bytes:
         """Has the driver answer a question, and waits; an iteration boundary, but no iteration."""

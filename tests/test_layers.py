@@ -59,6 +59,7 @@ PUBLIC = {
     "device",
     "lograndint",
     "loguniform",
+    "micro_batches",
     "optimize",
     "qloguniform",
     "qrandint",

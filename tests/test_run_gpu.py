@@ -112,3 +112,29 @@ def test_the_bytes_of_a_killed_lane_come_back(tmp_path):
             under_test.engine.poll(0.05)
         assert watch.used() - before <= 64 * MIB
     watch.close()
+
+
+def test_the_last_trial_is_lent_idle_memory_and_computes_the_same(run):
+    def train(config):
+        import torch
+        from torch import nn
+
+        torch.manual_seed(0)
+        net = nn.Sequential(*[nn.Linear(256, 256) for _ in range(40)], nn.BatchNorm1d(256), nn.Linear(256, 1)).cuda()
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.0)
+        x = torch.randn(64, 256, device="cuda")
+        alone, most, until = None, 1, time.monotonic() + 60
+        while most == 1 and time.monotonic() < until:
+            loan = cotune.session.current().micro_batches(8)
+            optimizer.zero_grad()
+            loss = cotune.micro_batches(x, 8).backward(lambda part: net(part).square().mean())
+            grads = torch.cat([p.grad.flatten() for p in net.parameters()])
+            alone = grads if alone is None else alone
+            most = max(most, loan.concurrency)
+            optimizer.step()
+        difference = (grads - alone).abs().max() / alone.abs().max()
+        cotune.report({"loss": loss, "most": most, "difference": difference})
+
+    metrics = run(train, {"x": 1}, trials=1)[0].metrics
+    assert metrics["most"] > 1
+    assert metrics["difference"] < 1e-4

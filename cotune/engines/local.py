@@ -106,6 +106,7 @@ class LocalEngine(Engine):
             Kind.ASK: lambda lane, payload: wire.decode_question(payload),
             Kind.PROGRESS: self._progress,
             Kind.HOLDS: lambda lane, payload: ev.LaneHolds(self.now(), lane.lane, *pickle.loads(payload)),
+            Kind.GRANTED: lambda lane, payload: ev.GrantChanged(self.now(), *wire.decode_granted(payload)),
             Kind.ENDED: self._ended,
             Kind.READY: self._ready,
             Kind.RESIZED: lambda lane, payload: ev.LaneResized(self.now(), lane.lane, wire.decode_int(payload)),
@@ -142,6 +143,9 @@ class LocalEngine(Engine):
         elif isinstance(instruction, do.StopTrial):
             if instruction.trial in self._trial_lane:
                 self._trial_lane[instruction.trial].stop(instruction.trial)
+        elif isinstance(instruction, do.GrantTrial):
+            if instruction.trial in self._trial_lane:
+                self._trial_lane[instruction.trial].grant(instruction.trial, instruction.concurrency)
         elif isinstance(instruction, do.GiveTurn):
             if instruction.lane in self._lanes:
                 self._lanes[instruction.lane].prefer(instruction.trial)
@@ -243,12 +247,12 @@ class LocalEngine(Engine):
         return ev.LaneReady(self.now(), lane.lane, wire.decode_int(payload))
 
     def _progress(self, lane: LaneHandle, payload: bytes) -> ev.Event:
-        trial, count, seconds, persistent, ephemeral, busy = wire.decode_progress(payload)
+        trial, count, seconds, persistent, ephemeral, busy, *micro = wire.decode_progress(payload)
         self._began.setdefault(trial, self.now())
         measured = None if math.isnan(busy) else busy
         if lane.options.uuid and self._trained_alone(lane, trial):
             measured = self._watches[lane.options.uuid].utilization()
-        return ev.IterationsDone(self.now(), trial, count, seconds, persistent, ephemeral, measured)
+        return ev.IterationsDone(self.now(), trial, count, seconds, persistent, ephemeral, measured, *micro)
 
     def _trained_alone(self, lane: LaneHandle, trial: int) -> bool:
         """Whether what NVML has averaged over the last second was this trial's training and nothing else."""

@@ -206,7 +206,7 @@ class RayEngine(Engine):
             member = self._by_lane.get(instruction.lane)
             if member is not None:
                 self._by_trial[instruction.trial] = member
-        elif isinstance(instruction, do.StopTrial):
+        elif isinstance(instruction, (do.StopTrial, do.GrantTrial)):
             member = self._by_trial.get(instruction.trial)
         elif isinstance(instruction, (do.ResizeLane, do.CloseLane, do.GiveTurn)):
             member = self._by_lane.get(instruction.lane)

@@ -146,6 +146,8 @@ class IterationsDone(Event):
         persistent: Bytes it holds now.
         ephemeral: Peak bytes above `persistent` since the last such event.
         busy: Share of the device's time they used, or None.
+        splits: Micro-batches the trial splits a batch into; 0 if it does not.
+        concurrency: The most of them that any of these iterations ran at once.
     """
 
     trial: int
@@ -154,6 +156,23 @@ class IterationsDone(Event):
     persistent: int
     ephemeral: int
     busy: float | None = None
+    splits: int = 0
+    concurrency: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class GrantChanged(Event):
+    """From its next batch on a trial runs so many micro-batches at once.
+
+    Attributes:
+        trial: Its number.
+        concurrency: As it was granted last; or 1, which the trial went back to when memory ran out.
+        ran_out: With how many at once memory ran out; 0 where this answers a `GrantTrial`.
+    """
+
+    trial: int
+    concurrency: int
+    ran_out: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,7 +73,8 @@ class Fitting:
         if lane.closing or lane.asked < lane.quota or lane.quota <= lane.base:
             return 0
         for trial in lane.residents.values():
-            if trial.alone or trial.is_probe:
+            # What a grant was lent is room only once the trial has stopped using it.
+            if trial.alone or trial.is_probe or trial.granted > 1:
                 return 0
         spare = lane.quota - max(lane.need(resident_demands(lane)), lane.least)
         return spare if spare > max(padded(0), lane.quota // 50) else 0
@@ -213,7 +214,9 @@ class Fitting:
             self._residents > 1
             and 0 < len(lane.residents) < self._residents
             and lane.is_open
-            and not any(t.solo or t.alone or t.exclusive or t.is_probe for t in lane.residents.values())
+            and not any(
+                t.solo or t.alone or t.exclusive or t.is_probe or t.granted > 1 for t in lane.residents.values()
+            )
         )
 
 

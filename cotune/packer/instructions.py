@@ -54,6 +54,17 @@ class StopTrial(Instruction):
 
 
 @dataclass(frozen=True, slots=True)
+class GrantTrial(Instruction):
+    """Let a trial run so many micro-batches at once from its next iteration boundary on; 1 takes the grant back.
+
+    Answered by one `GrantChanged`, unless the trial ends before. The bytes it takes are in its lane's quota already.
+    """
+
+    trial: int
+    concurrency: int
+
+
+@dataclass(frozen=True, slots=True)
 class GiveTurn(Instruction):
     """Let one resident of a lane have every turn it wants until it leaves; the others keep what they hold meanwhile.
 

@@ -205,12 +205,13 @@ class Line:
 
     def view(self, trial: Trial) -> Waiting:
         """The trial as a policy sees it."""
-        left = self._seconds_left(trial) if self._policy.uses_predictions else None
+        left = self.seconds_left(trial) if self._policy.uses_predictions else None
         expected = trial.expected
         need, busy = (expected.peak, expected.busy) if expected else (None, None)
         return Waiting(trial.id, trial.arrival, left, need, trial.kind, busy, trial.since, trial.seconds)
 
-    def _seconds_left(self, trial: Trial) -> float | None:
+    def seconds_left(self, trial: Trial) -> float | None:
+        """How long it will run on, as far as that can be told."""
         if trial.max_steps and trial.iterations:
             return max(trial.max_steps - trial.iterations, 0) * trial.seconds / trial.iterations
         whole = trial.seconds_hint

@@ -15,6 +15,7 @@ from cotune.packer import events as ev
 from cotune.packer import instructions as do
 from cotune.packer.events import Outcome
 from cotune.packer.fitting import Fitting
+from cotune.packer.grants import Grants
 from cotune.packer.ledger import Ledger
 from cotune.packer.line import Line
 from cotune.packer.placement import Placement
@@ -42,6 +43,7 @@ class PackerOptions:
         iteration_timeout: Seconds between two iteration boundaries after which a trial is overdue; None for half
             an hour or 20 times its longest iteration, whichever is more, once three iterations were seen.
         patience: How many trials may overtake a trial that does not fit before a device is kept free for it.
+        grants: Whether idle room is lent to trials that split their batches.
     """
 
     width: int | None = None
@@ -50,6 +52,7 @@ class PackerOptions:
     max_failures: int = 0
     iteration_timeout: float | None = None
     patience: int = 8
+    grants: bool = True
 
 
 class Packer:
@@ -63,6 +66,7 @@ class Packer:
         self._placement = Placement(
             options.policy, options.residents, options.patience, self._ledger, self._line, self._fitting
         )
+        self._grants = Grants(self._ledger, self._line, options.grants)
         if options.policy.preempts:
             self._fitting.admits = self._goes_before
         self._trials: dict[int, Trial] = {}
@@ -82,6 +86,7 @@ class Packer:
             ev.LaneQuiet: self._lane_quiet,
             ev.LaneLost: self._lane_lost,
             ev.IterationsDone: self._iterations_done,
+            ev.GrantChanged: self._grants.changed,
             ev.TrialEnded: self._trial_ended,
             ev.Tick: self._tick,
         }
@@ -94,6 +99,7 @@ class Packer:
         self._now = event.time
         self._handlers[type(event)](event)
         self._placement.place(is_idle=len(self._trials) == len(self._line))
+        self._grants.review()
         if self._options.policy.preempts:
             self._give_turns()
         self._ledger.stirred.clear()
@@ -161,7 +167,9 @@ class Packer:
         fixed = self._options.width or (event.max_width if policy.packs else None)
         width = WidthControl(event.max_width, fixed, gain=policy.gain, guesses=policy.guesses)
         self._found += 1
-        device = Device(event.device, self._found, event.capacity, event.context, width, full=event.capacity)
+        device = Device(
+            event.device, self._found, event.capacity, event.context, width, event.max_width, event.capacity
+        )
         self._ledger.add(device)
 
     def _device_changed(self, event: ev.DeviceChanged) -> None:
@@ -175,7 +183,7 @@ class Packer:
             return
         self._placement.forget(device)
         for trial in self._ledger.remove(device):
-            self._options.policy.ended(trial.id, trial.group)
+            self._left(trial)
             self._retry_or_stop(trial, f"{event.device} is gone")
         if not self._ledger.devices:
             for trial in list(self._trials.values()):
@@ -224,12 +232,15 @@ class Packer:
         self._options.policy.ran(trial.id, trial.group, event.seconds)
         if event.count:
             trial.longest = max(trial.longest, event.seconds / event.count)
-        if not is_first:
+        self._grants.ran(trial, event)
+        if not is_first and event.concurrency == 1:
             # The first iteration carries the trial's set-up.
             device.width.measured(trial.id, event.count, event.seconds, device.active)
         before = trial.seen or Demand(0, 0)
         persistent = max(before.persistent, event.persistent)
-        peak = max(before.peak, event.persistent + event.ephemeral)
+        # What several micro-batches at once take is the grant's, not what the trial needs.
+        ephemeral = event.ephemeral if event.concurrency == 1 else before.ephemeral
+        peak = max(before.peak, event.persistent + ephemeral)
         trial.seen = Demand(persistent, peak - persistent, before.busy if event.busy is None else event.busy)
         width, demand = device.width.width, trial.demand
         if trial.iterations >= PROBE_ITERATIONS or trial.demand is not None:
@@ -256,7 +267,7 @@ class Packer:
         trial = self._trials.get(event.trial)
         if trial is None or trial.lane is None:
             return
-        lane = trial.lane
+        lane, granted = trial.lane, trial.granted
         if event.outcome in (Outcome.DONE, Outcome.STOPPED):
             self._believe(trial, lane)
             if trial.iterations == 1:
@@ -270,6 +281,10 @@ class Packer:
             self._conclude(trial, Outcome.DONE)
         elif event.outcome is Outcome.STOPPED or trial.withdrawn_at is not None:
             self._retry_or_stop(trial, "stopped by nobody we know")
+        elif event.outcome is Outcome.OUT_OF_MEMORY and granted > 1:
+            # It says nothing of what the trial needs by itself.
+            trial.refused = granted if not trial.refused else min(trial.refused, granted)
+            self._retry_or_stop(trial, f"out of memory with {granted} micro-batches at once: goes on without")
         elif event.outcome is Outcome.OUT_OF_MEMORY:
             self._out_of_memory(trial, lane, event)
         else:
@@ -389,7 +404,7 @@ class Packer:
         if lane is None:
             return
         for trial in self._ledger.forget(lane):
-            self._options.policy.ended(trial.id, trial.group)
+            self._left(trial)
             if trial.id == lane.overdue and trial.withdrawn_at is None:
                 reason = f"no iteration boundary in time (longest before: {trial.longest:.1f} s)"
                 self._failed(trial, "TrialOverdue", reason)
@@ -411,7 +426,12 @@ class Packer:
             trial.lane.least = 0
             del trial.lane.residents[trial.id]
             trial.lane = None
-            self._options.policy.ended(trial.id, trial.group)
+            self._left(trial)
+
+    def _left(self, trial: Trial) -> None:
+        """It is in no lane any more."""
+        self._grants.left(trial)
+        self._options.policy.ended(trial.id, trial.group)
 
     def _goes_before(self, trial: Trial, lane: Lane) -> bool:
         """Whether a trial would have the turn in this lane: else it would only take memory from those that would."""

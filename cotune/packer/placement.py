@@ -243,10 +243,11 @@ class Placement:
             now, later = self._fitting.holes(device)
             place = self._fitting.find(trial, [device]) if now >= trial.expected.peak else None
             short = self._fitting.short(trial, [device]) if place is None and later >= trial.expected.peak else []
+        if place is None and self._make_room(short) is None and self._residents > 1 and not trial.wants_all:
+            # No lane of its own is to be had here for now: turns in one are better than to go on waiting.
+            place = self._fitting.find(trial, [device], share=True) if trial.expected is not None else None
         if place is not None:
             self._start(trial, place)
-        else:
-            self._make_room(short)
 
     # ---- starting
 

@@ -38,6 +38,9 @@ class Trial:
         hint: What its owner expects it to need, until it was measured.
         seconds_hint: How long its owner expects it to take alone.
         since: When it began to wait.
+        splits: Micro-batches it splits a batch into, as it has shown in this attempt; 0 if it does not.
+        granted: The most of them it may run at once now, also what it has been told and has not yet heard.
+        refused: With so many at once it ran out of memory, in any attempt; 0 if it never did.
     """
 
     id: int
@@ -70,6 +73,9 @@ class Trial:
     iterations: int = 0
     seconds: float = 0.0
     longest: float = 0.0
+    splits: int = 0
+    granted: int = 1
+    refused: int = 0
 
     @property
     def is_probe(self) -> bool:
@@ -163,6 +169,7 @@ class Device:
 
     Attributes:
         number: Its place in the order in which devices were found.
+        most: More at once, lanes or micro-batches, never pays here.
         full: The largest capacity it was seen with: what it has when others use none of it.
         held: Sum of the quotas of its lanes, which never grows beyond `capacity`.
         context: Bytes of a bare lane here: a guess at first, then the largest measured.
@@ -177,6 +184,7 @@ class Device:
     capacity: int
     context: int
     width: WidthControl
+    most: int = 1
     full: int = 0
     shared: int = 0
     held: int = 0

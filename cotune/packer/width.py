@@ -10,8 +10,8 @@ PATIENCE = 16
 
 
 @dataclass(slots=True)
-class _Speed:
-    """Iterations and the time they took, per trial, at one width."""
+class Speed:
+    """Iterations of a trial and the time they took, in seconds, under one arrangement."""
 
     count: int = 0
     seconds: float = 0.0
@@ -51,8 +51,8 @@ class WidthControl:
     width: int = 1
     _guessed: bool = False
     _trying_from: int = 0
-    _now: dict[int, _Speed] = field(default_factory=dict)
-    _before: dict[int, _Speed] = field(default_factory=dict)
+    _now: dict[int, Speed] = field(default_factory=dict)
+    _before: dict[int, Speed] = field(default_factory=dict)
     _hold: int = 0
     _refusals: int = 0
 
@@ -70,7 +70,7 @@ class WidthControl:
     def measured(self, trial: int, count: int, seconds: float, active: int) -> None:
         """Notes the speed of a trial while `active` lanes ran; only full width tells anything."""
         if self.fixed is None and active == self.width and count > 0:
-            self._now.setdefault(trial, _Speed()).add(count, seconds)
+            self._now.setdefault(trial, Speed()).add(count, seconds)
             if len(self._now) > 4 * self.limit:
                 del self._now[next(iter(self._now))]
 

@@ -378,7 +378,8 @@ class Cluster:
     def _decode(self, lane: LaneHandle, kind: int, payload: bytes) -> ev.Event | None:
         now = self.now()
         if kind == Kind.PROGRESS:
-            trial, count, seconds, persistent, ephemeral, busy = wire.decode_progress(payload)
+            # No micro-batches: under Tune nothing is granted.
+            trial, count, seconds, persistent, ephemeral, busy, _, _ = wire.decode_progress(payload)
             return ev.IterationsDone(now, trial, count, seconds, persistent, ephemeral, busy if busy == busy else None)
         if kind == Kind.HOLDS:
             return ev.LaneHolds(now, lane.lane, *pickle.loads(payload))

@@ -200,6 +200,7 @@ def _broker(trial: Any, options: Options) -> Broker:
         residents=options.max_residents,
         policy=make_policy(options.policy),
         iteration_timeout=options.iteration_timeout,
+        grants=False,
     )
     cores = float(trial.placement_group_factory.required_resources.get("CPU", 0.0))
     cluster = ClusterOptions(

@@ -36,7 +36,7 @@ class CpuMemory(LaneMemory):
         self._libc.mallopt(_M_ARENA_MAX, 1)
         self._status = os.open("/proc/self/status", os.O_RDONLY | os.O_CLOEXEC)
         self._refs = os.open("/proc/self/clear_refs", os.O_WRONLY | os.O_CLOEXEC)
-        self._context = self._data = 0
+        self._context = self._data = self._quota = self._bare = 0
         self._limit = resource.RLIM_INFINITY
         self._resident = 0
 
@@ -47,6 +47,7 @@ class CpuMemory(LaneMemory):
             private = [line for line in rollup if line.startswith(b"Private_Dirty:")]
         self._context = int(private[0].split()[1]) * 1024 if private else 0
         self.reset_peak()
+        self._bare = self.read()[0]
         return self._context
 
     def read(self) -> tuple[int, int]:
@@ -63,9 +64,14 @@ class CpuMemory(LaneMemory):
         os.pwrite(self._refs, b"5", 0)
 
     def set_quota(self, quota: int) -> int:
+        self._quota = quota
         self._limit = self._data + max(0, quota - self._context) + HEADROOM
         self._apply(self._limit)
         return quota
+
+    def room(self) -> int:
+        # Resident pages that are still the zygote's were there from the start, and cost nothing.
+        return self._quota - self._context - (self.read()[0] - self._bare)
 
     def relax(self) -> None:
         self._apply(resource.RLIM_INFINITY)

@@ -157,7 +157,7 @@ class CudaMemory(LaneMemory):
         self._torch: Any = torch
         self._total = 0
         self._context = CONTEXT_GUESS
-        self._reserved = 0
+        self._reserved = self._room = 0
 
     def start(self) -> int:
         torch = self._torch
@@ -202,7 +202,7 @@ class CudaMemory(LaneMemory):
 
     def set_quota(self, quota: int) -> int:
         torch = self._torch
-        room = max(quota - self._context, MIB)
+        self._room = room = max(quota - self._context, MIB)
         torch.cuda.set_per_process_memory_fraction(min(1.0, room / self._total), 0)
         reserved = int(torch.cuda.memory_reserved(0))
         if reserved > room:
@@ -210,6 +210,9 @@ class CudaMemory(LaneMemory):
             reserved = int(torch.cuda.memory_reserved(0))
         self._reserved = reserved
         return max(quota, self._context + reserved)
+
+    def room(self) -> int:
+        return self._room - self.read()[0]
 
     def relax(self) -> None:
         """Unwinding frees device memory without asking for more: the cap may stay."""

@@ -1,9 +1,9 @@
 """Inside a lane process: the main thread on the socket, a thread per resident trial.
 
-driver ──OPEN, START, STOP, ANSWER, TURN, RESIZE, EXIT──▶ main thread ──flags──▶ trial threads
+driver ──OPEN, START, STOP, ANSWER, GRANT, TURN, RESIZE, EXIT──▶ main thread ──flags──▶ trial threads
 driver ──verdicts─────────────────────────────────▶ trial threads
 driver ◀─READY, RESIZED──────────────────────────── main thread
-driver ◀─REPORT, ASK, PROGRESS, HOLDS, ENDED─────── trial thread that has the turn
+driver ◀─REPORT, ASK, PROGRESS, GRANTED, HOLDS, ENDED─ trial thread that has the turn
 """
 
 from __future__ import annotations
@@ -164,6 +164,11 @@ class Host:
             resident = self._sessions.get(wire.decode_int(payload))
             if resident is not None:
                 resident.stop()
+        elif kind == Kind.GRANT:
+            trial_number, concurrency = wire.decode_grant(payload)
+            resident = self._sessions.get(trial_number)
+            if resident is not None:
+                resident.grant(concurrency)
         elif kind == Kind.TURN:
             self.turns.prefer(self._sessions.get(wire.decode_int(payload)))
         elif kind == Kind.RESIZE:

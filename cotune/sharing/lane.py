@@ -122,6 +122,10 @@ class LaneHandle:
     def answer(self, trial: int, attempt: int, payload: bytes) -> None:
         self._send(wire.encode_question(Kind.ANSWER, trial, attempt, payload))
 
+    def grant(self, trial: int, concurrency: int) -> None:
+        if trial in self._taken:
+            self._send(wire.encode_grant(trial, concurrency))
+
     def prefer(self, trial: int) -> None:
         """Gives a resident every turn it wants."""
         self._send(wire.encode_int(Kind.TURN, trial))

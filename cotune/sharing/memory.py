@@ -39,6 +39,10 @@ class LaneMemory(ABC):
         """Caps the lane at `quota` bytes, context included; gives the cap that holds, higher if more is in use."""
 
     @abstractmethod
+    def room(self) -> int:
+        """Bytes that may still be taken under the cap, as far as they can be told without asking the device."""
+
+    @abstractmethod
     def relax(self) -> None:
         """Lifts the cap, so that a trial that ran out of memory can unwind."""
 

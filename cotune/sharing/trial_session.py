@@ -21,6 +21,7 @@ from cotune.paths import TrialFolder
 from cotune.session import TrialStopped
 from cotune.sharing import wire
 from cotune.sharing.context import Context
+from cotune.sharing.loan import TrialLoan
 from cotune.sharing.memory import out_of_memory, text_of
 from cotune.sharing.metrics import number_line, read_report, whole_step
 from cotune.trial import TrialSpec
@@ -81,6 +82,7 @@ class TrialSession:
         self._seconds = 0.0
         self._busy_since: float | None = None
         self._busy = 0.0
+        self._loan = TrialLoan(host, spec.trial)
 
     @property
     def persistent(self) -> int:
@@ -98,13 +100,17 @@ class TrialSession:
     # ---- asked for by the lane's main thread
 
     def stop(self) -> None:
-        self._stop = True
+        self._stop = self._loan.is_stopping = True
         self._due = 0.0
         self._wake()
 
     def answered(self, payload: bytes) -> None:
         self._answers.append(payload)
         self._wake()
+
+    def grant(self, concurrency: int) -> None:
+        self._loan.grant(concurrency)
+        self._due = 0.0
 
     def turn_wanted(self) -> None:
         self._turn_due = 0.0
@@ -167,11 +173,13 @@ class TrialSession:
 
     def _attend(self, now: float) -> None:
         is_early = self._sent_iterations < self._iterations <= FIRST_MEASURED
-        if now >= self._measure_due or is_early or self._stop:
+        if now >= self._measure_due or is_early or self._stop or self._loan.is_due:
             self._sample(now)
             self._send_progress()
             self._measure_due = now + MEASURE_EVERY
         self._raise_if_stopped()
+        if self._loan.is_due:
+            self._loan.settle()
         if now >= self._turn_due:
             turns = self._host.turns
             self._turn_due = self._turn_end
@@ -181,7 +189,7 @@ class TrialSession:
                 turns.pass_on(self)
                 self._raise_if_stopped()
         self._due = 0.0 if self._iterations < FIRST_MEASURED else min(self._measure_due, self._turn_due)
-        if self._stop or self._turn_due == 0.0:
+        if self._stop or self._turn_due == 0.0 or self._loan.is_asked:
             self._due = 0.0
 
     def _raise_if_stopped(self) -> None:
@@ -216,11 +224,11 @@ class TrialSession:
     def _send_progress(self) -> None:
         count = self._iterations - self._sent_iterations
         busy = self._busy / self._seconds if self._busy_since is not None and self._seconds > 0 else math.nan
+        held, peak, loan = max(0, self._persistent), max(0, self._ephemeral), self._loan
         self._host.send(
-            wire.encode_progress(
-                self.trial, count, self._seconds, max(0, self._persistent), max(0, self._ephemeral), busy
-            )
+            wire.encode_progress(self.trial, count, self._seconds, held, peak, busy, loan.splits, loan.most)
         )
+        loan.measured(peak)
         self._sent_iterations = self._iterations
         self._ephemeral = 0
         self._seconds = self._busy = 0.0
@@ -251,6 +259,10 @@ class TrialSession:
         if self._steps == 0:
             self._iterations += 1
         self._boundary()
+
+    def micro_batches(self, count: int) -> session.Loan:
+        self._loan.splits = count
+        return self._loan
 
     def ask(self, payload: bytes) -> bytes:
         with self._asking:
@@ -301,7 +313,7 @@ class TrialSession:
             self._resume(began)
         self._unjudged = False
         if verdict >= wire.STOP:
-            self._stop = True
+            self._stop = self._loan.is_stopping = True
 
     def _pause(self) -> float:
         """Begins a wait that is neither the trial's own time nor a missing boundary."""

@@ -22,7 +22,9 @@ from cotune.trial import Question, Report, TrialSpec
 _HEADER = struct.Struct("<IB")
 _REPORT = struct.Struct("<IIqd")
 _QUESTION = struct.Struct("<II")
-_PROGRESS = struct.Struct("<IQdqqd")
+_PROGRESS = struct.Struct("<IQdqqdII")
+_GRANT = struct.Struct("<II")
+_GRANTED = struct.Struct("<III")
 _INT = struct.Struct("<q")
 _PLAIN = (int, float, str, bool, type(None))
 
@@ -41,6 +43,7 @@ class Kind(IntEnum):
     ENDED = 5
     RESIZED = 6
     ASK = 7
+    GRANTED = 8
     # driver to lane
     OPEN = 16
     START = 17
@@ -48,6 +51,7 @@ class Kind(IntEnum):
     RESIZE = 19
     EXIT = 20
     ANSWER = 21
+    GRANT = 22
     TURN = 23
 
 
@@ -110,14 +114,43 @@ def decode_report(payload: bytes) -> Report:
     return Report(trial, attempt, step, value, payload[_REPORT.size :])
 
 
-def encode_progress(trial: int, count: int, seconds: float, persistent: int, ephemeral: int, busy: float) -> bytes:
+def encode_progress(
+    trial: int,
+    count: int,
+    seconds: float,
+    persistent: int,
+    ephemeral: int,
+    busy: float,
+    splits: int = 0,
+    concurrency: int = 1,
+) -> bytes:
     return _HEADER.pack(_PROGRESS.size, Kind.PROGRESS) + _PROGRESS.pack(
-        trial, count, seconds, persistent, ephemeral, busy
+        trial, count, seconds, persistent, ephemeral, busy, splits, concurrency
     )
 
 
-def decode_progress(payload: bytes) -> tuple[int, int, float, int, int, float]:
-    fields: tuple[int, int, float, int, int, float] = _PROGRESS.unpack(payload)
+def decode_progress(payload: bytes) -> tuple[int, int, float, int, int, float, int, int]:
+    fields: tuple[int, int, float, int, int, float, int, int] = _PROGRESS.unpack(payload)
+    return fields
+
+
+def encode_grant(trial: int, concurrency: int) -> bytes:
+    """How many micro-batches a trial may run at once."""
+    return _HEADER.pack(_GRANT.size, Kind.GRANT) + _GRANT.pack(trial, concurrency)
+
+
+def decode_grant(payload: bytes) -> tuple[int, int]:
+    fields: tuple[int, int] = _GRANT.unpack(payload)
+    return fields
+
+
+def encode_granted(trial: int, concurrency: int, ran_out: int) -> bytes:
+    """How many it runs at once from now on; and with how many memory ran out, if it did."""
+    return _HEADER.pack(_GRANTED.size, Kind.GRANTED) + _GRANTED.pack(trial, concurrency, ran_out)
+
+
+def decode_granted(payload: bytes) -> tuple[int, int, int]:
+    fields: tuple[int, int, int] = _GRANTED.unpack(payload)
     return fields
 
 

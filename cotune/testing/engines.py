@@ -26,6 +26,8 @@ from cotune.packer import (
     CloseLane,
     Event,
     GiveTurn,
+    GrantChanged,
+    GrantTrial,
     IterationsDone,
     LaneHolds,
     LaneLost,
@@ -53,7 +55,8 @@ def behave(config: dict[str, Any]) -> None:
     `reports`: how many; `hold`: bytes kept all the time; `peak`: bytes taken and dropped between two reports;
     `raises`: a message to raise with at the end; `dies`: kill the own process at the end; `hangs`: never come to
     another boundary; `checkpoints`: save one before every report; `asks`: so many questions first, the sum of the
-    answers being reported too.
+    answers being reported too; `splits`: run every batch as so many micro-batches; `bursts`: memory runs out when more
+    than so many of them run at once.
     """
     import cotune
     from cotune.session import current
@@ -72,6 +75,10 @@ def behave(config: dict[str, Any]) -> None:
         if config.get("checkpoints"):
             with cotune.checkpoint() as path:
                 (path / "done").write_text(str(number))
+        if session is not None and "splits" in config:
+            loan = session.micro_batches(config["splits"])
+            if loan.concurrency > config.get("bursts", loan.concurrency):
+                loan.ran_out()
         scratch = b"x" * config.get("peak", 0)
         del scratch
         cotune.report({"loss": float(number)}, step=number)
@@ -226,6 +233,48 @@ class EngineConformance:
         assert engine.wait(LaneResized).quota == 2048 * MIB
         engine.begin(0, reports=2, hold=512 * MIB)
         assert engine.collect(0)[1].outcome is Outcome.DONE
+
+    def test_a_trial_says_that_it_splits_its_batches(self, engine: EngineUnderTest) -> None:
+        engine.open()
+        engine.begin(0, reports=3)
+        assert engine.wait(IterationsDone, lambda event: event.trial == 0).splits == 0
+        engine.collect(0)
+        engine.begin(1, reports=3, splits=4)
+        progress = engine.wait(IterationsDone, lambda event: event.trial == 1)
+        assert (progress.splits, progress.concurrency) == (4, 1)
+
+    def test_a_grant_holds_from_the_next_boundary_on_until_it_is_taken_back(self, engine: EngineUnderTest) -> None:
+        engine.open()
+        engine.begin(0, reports=10**6, splits=4)
+        engine.wait(IterationsDone)
+        for concurrency in (3, 1):
+            engine.engine.execute(GrantTrial(0, concurrency))
+            changed = engine.wait(GrantChanged)
+            assert (changed.trial, changed.concurrency, changed.ran_out) == (0, concurrency, 0)
+            assert engine.wait(IterationsDone).concurrency == concurrency
+
+    def test_a_grant_that_memory_does_not_hold_is_given_back_and_the_trial_goes_on(
+        self, engine: EngineUnderTest
+    ) -> None:
+        engine.open()
+        engine.begin(0, reports=10**6, splits=8, bursts=2)
+        engine.wait(IterationsDone)
+        engine.engine.execute(GrantTrial(0, 4))
+        assert engine.wait(GrantChanged).concurrency == 4
+        back = engine.wait(GrantChanged)
+        assert (back.concurrency, back.ran_out) == (1, 4)
+        engine.engine.execute(GrantTrial(0, 2))
+        assert engine.wait(GrantChanged).concurrency == 2
+        assert engine.wait(IterationsDone, lambda event: event.concurrency == 2).trial == 0
+
+    def test_a_grant_to_a_trial_that_is_over_is_nothing(self, engine: EngineUnderTest) -> None:
+        engine.open()
+        engine.begin(0, reports=2, splits=2)
+        engine.collect(0)
+        engine.engine.execute(GrantTrial(0, 2))
+        engine.begin(1, reports=2, splits=2)
+        assert engine.collect(1)[1].outcome is Outcome.DONE
+        assert not [item for item in engine.heard if isinstance(item, GrantChanged)]
 
     def test_whoever_is_given_every_turn_lets_the_others_finish_in_the_end(self, engine: EngineUnderTest) -> None:
         engine.open()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,8 @@ from cotune.engines.simulated.engine import devices
 from cotune.packer import (
     CloseLane,
     GiveTurn,
+    GrantChanged,
+    GrantTrial,
     IterationsDone,
     LaneLost,
     LaneReady,
@@ -39,6 +42,8 @@ def imagine(spec: TrialSpec) -> Work:
         ephemeral=config.get("peak", 0),
         report_at=range(1, count + 1),
         checkpoints=config.get("checkpoints", False),
+        splits=config.get("splits", 0),
+        bursts=config.get("bursts", 0),
         ending=ending,
         message=config.get("raises", ""),
     )
@@ -149,3 +154,29 @@ def test_speed_falls_with_load_and_a_full_device_does_no_less_in_all():
     assert slowdown(0.6) == pytest.approx(0.95)
     done = [load * speed for load, speed in zip(loads, speeds, strict=True)]
     assert done == pytest.approx(sorted(done))
+
+
+def test_a_grant_speeds_a_trial_up_by_its_gain_and_is_given_back_where_memory_is_short():
+    work = {0: Work(1000, 1.0, ephemeral=100 * MIB, splits=8, gain=float)}
+    engine = busy(work, quota=450 * MIB)
+    engine.execute(StartTrial(0, 1), TrialSpec(0, 0, {}, 0, Path()))
+
+    def until(kind: type[Any]) -> Any:
+        while True:
+            for event in engine.poll(100.0):
+                if isinstance(event, kind):
+                    return event
+
+    def pace() -> tuple[float, int]:
+        done = until(IterationsDone)
+        return done.seconds / done.count, done.concurrency
+
+    assert pace() == (1.0, 1)
+    engine.execute(GrantTrial(0, 4))
+    assert until(GrantChanged).concurrency == 4
+    assert pace() == (0.25, 4)
+    engine.execute(GrantTrial(0, 8))
+    assert until(GrantChanged).concurrency == 8
+    back = until(GrantChanged)
+    assert (back.concurrency, back.ran_out) == (1, 8)
+    assert pace() == (1.0, 1)

@@ -57,13 +57,15 @@ class Chaos(RuleBasedStateMachine):
         persistent=st.integers(1, 300),
         ephemeral=st.integers(0, 300),
         late=st.sampled_from([0, 0, 0, 40, 150]),
-        steps=st.integers(1, 5),
+        steps=st.sampled_from([1, 2, 3, 4, 5, 20]),
         kind=st.sampled_from(["a", "a", "b"]),
         priority=st.sampled_from([0.0, 0.0, 1.0]),
         explained=st.booleans(),
         seconds=st.sampled_from([0.5, 1.0, 3.0]),
         busy=st.sampled_from([None, 0.2, 0.6, 1.0]),
         hint=st.sampled_from([None, None, 0.6, 1.0, 1.5]),
+        splits=st.sampled_from([0, 2, 8]),
+        gain=st.sampled_from([0.0, 0.5, 1.0]),
     )
     def add(
         self,
@@ -77,6 +79,8 @@ class Chaos(RuleBasedStateMachine):
         seconds: float,
         busy: float | None,
         hint: float | None,
+        splits: int,
+        gain: float,
     ) -> None:
         features = {"size": float(persistent)} if explained else {}
         self.world.add(
@@ -91,6 +95,8 @@ class Chaos(RuleBasedStateMachine):
             features=features,
             priority=priority,
             hint=hint,
+            splits=splits,
+            gain=gain,
         )
         self.count += 1
 
@@ -128,6 +134,11 @@ class Chaos(RuleBasedStateMachine):
     @rule()
     def settle(self) -> None:
         self.world.settle()
+
+    @rule(rounds=st.integers(3, 5))
+    def go_on(self, rounds: int) -> None:
+        """Long enough for what is idle to be lent."""
+        self.world.run_some(rounds)
 
     @rule(which=pick, final=st.booleans())
     def fail(self, which: int, final: bool) -> None:

@@ -30,8 +30,13 @@ class Job:
     late: int = 0
     seconds: float = 1.0
     busy: float | None = None
+    splits: int = 0
+    gain: float = 1.0
+    paces: dict[int, float] = field(default_factory=dict)
     done: int = 0
     stopping: bool = False
+    concurrency: int = 1
+    granted: int | None = None
 
     @property
     def most(self) -> int:
@@ -39,7 +44,14 @@ class Job:
 
     @property
     def now(self) -> int:
-        return self.ephemeral + (self.late if self.done >= 2 else 0)
+        return self.concurrency * (self.ephemeral + (self.late if self.done >= 2 else 0))
+
+    @property
+    def pace(self) -> float:
+        """Seconds of an iteration: as said, or by `gain`, how much of a further micro-batch at once is won."""
+        if self.concurrency in self.paces:
+            return self.paces[self.concurrency]
+        return self.seconds / (1 + self.gain * (self.concurrency - 1))
 
 
 @dataclass
@@ -137,9 +149,11 @@ class World:
         features: dict[str, float] | None = None,
         priority: float = 0.0,
         hint: float | None = None,
+        splits: int = 0,
+        gain: float = 1.0,
     ) -> list[do.Instruction]:
         """A trial; with `hint`, its owner expects it to need that many times what it will."""
-        self.jobs[trial] = Job(trial, persistent, ephemeral, steps, late, seconds, busy)
+        self.jobs[trial] = Job(trial, persistent, ephemeral, steps, late, seconds, busy, splits, gain)
         self.where[trial] = None
         expected = Demand(int(persistent * hint), int(ephemeral * hint)) if hint else None
         length = steps * seconds * hint if hint else None
@@ -156,13 +170,20 @@ class World:
         job = lane.residents[trial]
         if job.stopping:
             return self._end(lane, job, Outcome.STOPPED)
+        at_once = job.concurrency
+        if at_once > 1 and lane.held + job.now > lane.quota:
+            job.concurrency = 1
+            self._mail(lane, ev.GrantChanged(self.time, trial, 1, at_once))
         if lane.held + job.now > lane.quota:
             return self._end(lane, job, Outcome.OUT_OF_MEMORY, needed=job.persistent + job.now)
         self._mail(
             lane,
-            ev.IterationsDone(self.time, trial, 1, job.seconds, job.persistent, job.now, job.busy),
+            ev.IterationsDone(self.time, trial, 1, job.pace, job.persistent, job.now, job.busy, job.splits, at_once),
         )
         job.done += 1
+        if job.granted is not None:
+            job.concurrency, job.granted = job.granted, None
+            self._mail(lane, ev.GrantChanged(self.time, trial, job.concurrency))
         if job.done >= job.steps:
             self._end(lane, job, Outcome.DONE)
 
@@ -305,13 +326,15 @@ class World:
                 assert self.where[trial] is None, "started while it runs"
                 self.where[trial] = lane
                 job = self.jobs[trial]
-                job.done, job.stopping = 0, False
+                job.done, job.stopping, job.concurrency, job.granted = 0, False, 1, None
                 self.started.append((trial, lane))
                 if self.lanes[lane].alive:
                     self.lanes[lane].served &= bool(self.lanes[lane].residents)
                     self.lanes[lane].residents[trial] = job
             case do.StopTrial(trial):
                 self.jobs[trial].stopping = True
+            case do.GrantTrial(trial, concurrency):
+                self._carry_out_grant(trial, concurrency)
             case do.GiveTurn(lane, trial):
                 assert trial in self.packer._ledger.lanes[lane].residents
                 assert len(self.packer._ledger.lanes[lane].residents) > 1
@@ -327,6 +350,19 @@ class World:
                     assert self.could_not_fit(trial), "given up though a device is large enough"
             case _:
                 raise AssertionError(f"unknown instruction {instruction}")
+
+    def _carry_out_grant(self, trial: int, concurrency: int) -> None:
+        job, where = self.jobs[trial], self.where[trial]
+        assert job.splits, "granted to a trial that has no micro-batches"
+        assert concurrency >= 1
+        assert where is not None
+        lane = self.lanes[where]
+        if lane.alive and trial in lane.residents:
+            assert job.granted is None, "told before it has answered"
+            job.granted = concurrency
+            if concurrency > 1:
+                needs = lane.held + concurrency * job.ephemeral
+                assert needs <= lane.quota or len(lane.residents) > 1, "granted beyond the lane's quota"
 
     def _mail(self, lane: WorldLane, event: ev.Event) -> None:
         lane.mail.append(event)
@@ -351,6 +387,20 @@ class World:
         self._check_trials()
         self._check_books()
         self._check_no_idle_room()
+        self._check_grants()
+
+    def _check_grants(self) -> None:
+        """Nobody waits for room that a grant holds: whoever has one has been told to give it back, or is about to."""
+        grants = self.packer._grants
+        for grant in grants._given.values():
+            assert not self.waiting() or grant.asked == 1 or grant.unanswered
+        for device in self.packer._ledger.devices.values():
+            running = [trial for lane in device.lanes.values() for trial in lane.residents.values()]
+            for trial in running:
+                assert trial.granted == 1 or trial.id in grants._given
+        for trial, job in self.jobs.items():
+            if job.concurrency > 1 and self.where[trial] is not None and trial in self.lane_of(trial).residents:
+                assert self.packer._trials[trial].granted >= job.concurrency
 
     def _check_memory(self) -> None:
         for name, device in self.devices.items():
@@ -426,6 +476,8 @@ class World:
                     others = list(lane.residents.values())
                     measured = [t.demand for t in others if t.demand and not t.alone and not t.solo]
                     if trial.solo or lane.retiring or len(measured) < len(others):
+                        continue
+                    if any(other.granted > 1 for other in others):
                         continue
                     if len(others) >= self.options.residents or any(t.floor for t in others):
                         continue

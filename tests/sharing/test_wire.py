@@ -94,12 +94,12 @@ def test_a_report_arrives_as_it_was_sent(trial, step, value, line):
 
 
 def test_progress_arrives_as_it_was_sent():
-    sent = (3, 10**12, 1.5, 2**40, 2**35, 0.25)
+    sent = (3, 10**12, 1.5, 2**40, 2**35, 0.25, 8, 4)
     assert wire.decode_progress(payload_of(wire.encode_progress(*sent))) == sent
 
 
 def test_a_busy_share_that_is_not_known_arrives_as_nan():
-    assert math.isnan(wire.decode_progress(payload_of(wire.encode_progress(0, 1, 1.0, 0, 0, math.nan)))[-1])
+    assert math.isnan(wire.decode_progress(payload_of(wire.encode_progress(0, 1, 1.0, 0, 0, math.nan)))[5])
 
 
 @given(st.integers(-(2**63), 2**63 - 1))
@@ -134,3 +134,8 @@ def test_a_question_and_its_answer_arrive_as_they_were_sent(trial, attempt, payl
     for kind in (Kind.ASK, Kind.ANSWER):
         got = wire.decode_question(payload_of(wire.encode_question(kind, trial, attempt, payload)))
         assert (got.trial, got.attempt, got.payload) == (trial, attempt, payload)
+
+
+def test_a_grant_and_its_answer_arrive_as_they_were_sent():
+    assert wire.decode_grant(payload_of(wire.encode_grant(7, 4))) == (7, 4)
+    assert wire.decode_granted(payload_of(wire.encode_granted(7, 1, 4))) == (7, 1, 4)

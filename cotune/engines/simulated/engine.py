@@ -22,7 +22,8 @@ class SimulatedEngine(Engine):
     """Runs imagined trials on imagined devices; `poll()` lets virtual time pass until something happens.
 
     Lanes run in parallel and slow each other down by the sum of what their trials use of the device; residents of a
-    lane take turns evenly, or as `GiveTurn` says. A trial that exceeds its lane's quota runs out of memory.
+    lane take turns evenly, or as `GiveTurn` says. A trial that exceeds its lane's quota runs out of memory; one with a
+    grant gives that back first. What a grant does to others on the device is not in the model.
 
     Args:
         devices: What is there.
@@ -56,6 +57,7 @@ class SimulatedEngine(Engine):
             do.CloseLane: self._close,
             do.StopTrial: self._stop,
             do.GiveTurn: self._give_turn,
+            do.GrantTrial: self._grant,
         }
 
     # ---- the contract
@@ -189,6 +191,20 @@ class SimulatedEngine(Engine):
             run.booked = False
             self._pace(run.place)
 
+    def _grant(self, instruction: do.GrantTrial) -> None:
+        run = self._runs.get(instruction.trial)
+        if run is not None:
+            run.granted = instruction.concurrency
+            run.booked = False
+            self._pace(run.place)
+
+    def _take_up(self, run: Run) -> None:
+        """At a boundary: what was granted holds from here on."""
+        if run.granted is not None:
+            run.concurrency = run.most = run.granted
+            run.granted = None
+            self._out.append(ev.GrantChanged(self._time, run.trial, run.concurrency))
+
     def _reach(self, run: Run) -> None:
         """A trial has come to the boundary after iteration `run.goal`."""
         work, goal = run.work, run.goal
@@ -209,12 +225,20 @@ class SimulatedEngine(Engine):
             self._finish(run, Outcome.STOPPED)
         elif goal >= work.iterations:
             self._reach_end(run)
+        else:
+            self._take_up(run)
 
     def _is_short(self, run: Run) -> bool:
         """Ends the trial if its lane's quota does not hold it."""
-        needed = run.work.persistent + run.work.peak(run.goal)
+        work, at_once = run.work, run.concurrency
         others = sum(other.work.persistent for other in run.place.runs.values() if other is not run and other.counted)
-        if run.place.context + others + needed <= run.place.quota:
+        room = run.place.quota - run.place.context - others
+        bursts = 0 < work.bursts < at_once
+        if at_once > 1 and (bursts or work.persistent + work.peak(run.goal, at_once) > room):
+            run.concurrency = 1
+            self._out.append(ev.GrantChanged(self._time, run.trial, 1, at_once))
+        needed = work.persistent + work.peak(run.goal)
+        if needed <= room:
             return False
         self._finish(run, Outcome.OUT_OF_MEMORY, needed=needed)
         return True
@@ -222,9 +246,12 @@ class SimulatedEngine(Engine):
     def _note_progress(self, run: Run) -> None:
         work, count = run.work, run.goal - run.counted
         if count > 0:
-            largest = work.peak(run.goal)
+            largest = work.peak(run.goal, run.concurrency)
             seconds, run.seconds = run.seconds, 0.0
-            done = ev.IterationsDone(self._time, run.trial, count, seconds, work.persistent, largest, work.busy)
+            done = ev.IterationsDone(
+                self._time, run.trial, count, seconds, work.persistent, largest, work.busy, work.splits, run.most
+            )
+            run.most = run.concurrency
             self._out.append(done)
             run.counted = run.goal
 
@@ -277,7 +304,8 @@ class SimulatedEngine(Engine):
         for lane, moving in lanes:
             for run in lane.runs.values():
                 share = 1.0 / len(moving) if run in moving else 0.0
-                self._set_pace(run, share if run.is_starting else speed * share, share)
+                rate = share if run.is_starting else speed * share * run.work.gain(run.concurrency)
+                self._set_pace(run, rate, share)
 
     def _set_pace(self, run: Run, rate: float, share: float) -> None:
         if rate == run.rate and run.booked:
@@ -298,9 +326,10 @@ class SimulatedEngine(Engine):
         run.startup = 0.0
         run.progress = run.goal * run.work.step_seconds
         run.booked = False
+        at_once = run.concurrency
         self._reach(run)
         if self._runs.get(run.trial) is run:
-            if run.is_moving:
+            if run.is_moving and run.concurrency == at_once:
                 self._set_pace(run, run.rate, run.share)
             else:
                 self._pace(run.place)

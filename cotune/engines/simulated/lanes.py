@@ -76,6 +76,9 @@ class Run:
         booked: A plan is in the calendar.
         is_starting: It has not come to its first iteration, and does not use the device.
         settled: Up to when `progress` is right.
+        concurrency: Micro-batches that run at once.
+        granted: The same from the next boundary on; None if that changes nothing.
+        most: The most at once since the brain was last told of its progress.
     """
 
     trial: int
@@ -98,6 +101,9 @@ class Run:
     version: int = 0
     booked: bool = False
     settled: float = 0.0
+    concurrency: int = 1
+    granted: int | None = None
+    most: int = 1
     is_starting: bool = True
 
     @property
@@ -125,7 +131,7 @@ class Run:
         work, counted = self.work, self.counted
         if self.is_starting:
             return counted
-        if self.stopping:
+        if self.stopping or self.granted is not None:
             step = work.step_seconds
             reached = math.floor(self.progress / step + 1e-9) if step > 0 else counted
             return min(max(counted, reached) + 1, work.iterations)

@@ -52,6 +52,9 @@ class Work:
         report_at: Iterations after which it reports, ascending.
         value: What it reports, by iteration.
         checkpoints: Whether it saves itself before each report, and goes on from there when it starts again.
+        splits: Micro-batches of each batch; 0 if it has none.
+        gain: Its speed by how many of them run at once, 1 being that of one.
+        bursts: With more at once than this memory runs out whatever the quota; 0 if that depends on the quota only.
         ending: How it ends.
         message: What it raises.
     """
@@ -66,6 +69,9 @@ class Work:
     report_at: Sequence[int] = ()
     value: Callable[[int], float] = float
     checkpoints: bool = False
+    splits: int = 0
+    gain: Callable[[int], float] = lambda concurrency: 1.0
+    bursts: int = 0
     ending: Ending = Ending.RETURNS
     message: str = ""
 
@@ -74,9 +80,9 @@ class Work:
         """How long it takes alone."""
         return self.startup + self.iterations * self.step_seconds
 
-    def peak(self, iteration: int) -> int:
-        """Ephemeral bytes of an iteration, the first being 1."""
-        return self.ephemeral + (self.late if iteration > 2 else 0)
+    def peak(self, iteration: int, concurrency: int = 1) -> int:
+        """Ephemeral bytes of an iteration, the first being 1; each micro-batch that runs at once takes as much."""
+        return concurrency * (self.ephemeral + (self.late if iteration > 2 else 0))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,273 @@
+"""Grants: what is idle is lent to trials that split their batches, to run several micro-batches at once.
+
+Zico (ATC'21) runs the micro-batches of one job concurrently; here that is done where, and as long as, nobody else wants
+the room. A grant is concurrency and bytes. The bytes are the lane's quota, raised first and by the way of all quotas,
+so quotas never exceed the capacity; until the trial has confirmed that it stopped using them, nobody counts on them.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from cotune.demand import Demand
+from cotune.packer import events as ev
+from cotune.packer import instructions as do
+from cotune.packer.fitting import resident_demands
+from cotune.packer.ledger import Ledger
+from cotune.packer.line import Line
+from cotune.packer.state import Device, Lane, Trial
+from cotune.packer.width import GAIN, PATIENCE, Speed
+
+SAMPLES = 2
+# So much slower needs no second look: threads that wait for each other on cores that others use too.
+FAR_WORSE = 2.0
+
+
+@dataclass(slots=True, eq=False)
+class Grant:
+    """What one attempt at a trial is lent, and what that was measured to bring.
+
+    Attributes:
+        asked: The concurrency it was told last; larger than `best` while that is being tried.
+        unanswered: It has not confirmed that yet.
+        best: The fastest so far.
+        settled: More was tried, or is not to be had, as long as nothing changes on its device.
+        warming: What it says next was measured while caches and streams were new.
+        speeds: By concurrency.
+        refusals: How often in a row more did not pay.
+        alone: Seconds of an iteration without it, as last measured.
+        slow: Progress events in a row that were slower than that.
+        hold: Progress events until it is tried again; 0 if that waits for a change on its device.
+    """
+
+    trial: Trial
+    asked: int = 1
+    unanswered: bool = False
+    best: int = 1
+    settled: bool = False
+    warming: bool = False
+    speeds: dict[int, Speed] = field(default_factory=dict)
+    refusals: int = 0
+    alone: float = math.inf
+    slow: int = 0
+    hold: int = 0
+
+    @property
+    def is_trying(self) -> bool:
+        return self.asked > self.best
+
+    def is_measured(self, concurrency: int) -> bool:
+        speed, best = self.speeds.get(concurrency), self.speeds.get(self.best)
+        if speed is None:
+            return False
+        far_worse = best is not None and speed.step_seconds > FAR_WORSE * best.step_seconds
+        return speed.samples >= SAMPLES or far_worse
+
+    def measured(self, count: int, seconds: float) -> None:
+        """Notes a speed. Time also passes for one that is held; then all is measured anew."""
+        speed = self.speeds.setdefault(self.asked, Speed())
+        speed.add(count, seconds)
+        if self.asked == 1:
+            self.alone = speed.step_seconds
+        self.slow = self.slow + 1 if self.asked > 1 and seconds > self.alone * count else 0
+        if self.hold:
+            self.hold -= 1
+            if not self.hold:
+                self.forget()
+
+    def refuse(self, best: int) -> None:
+        """More than this does not pay, for now."""
+        self.best = best
+        self.settled = True
+        self.refusals += 1
+        self.hold = PATIENCE * 2**self.refusals
+        self.slow = 0
+
+    def forget(self) -> None:
+        """Others came or went, and no speed from before can be compared with one from now."""
+        self.speeds.clear()
+        self.settled = False
+        self.hold = 0
+
+
+class Grants:
+    """Lends what is idle when nothing waits.
+
+    On each device the trial with the longest predicted remaining time goes first. Its concurrency is doubled as long
+    as that makes its iterations faster by 5%, and then taken back to the best; after a while more is tried again.
+
+    Args:
+        ledger: Has the devices, and raises quotas.
+        line: Who waits, and how long a trial will go on.
+        enabled: Whether anything is lent at all.
+    """
+
+    def __init__(self, ledger: Ledger, line: Line, enabled: bool) -> None:
+        self._ledger = ledger
+        self._line = line
+        self._enabled = enabled
+        self._grants: dict[int, Grant] = {}
+        self._given: dict[int, Grant] = {}
+        self._crowds: dict[str, frozenset[int]] = {}
+
+    # ---- what happens
+
+    def ran(self, trial: Trial, event: ev.IterationsDone) -> None:
+        """Notes that a trial splits its batches, and how fast it ran."""
+        if not event.splits or not self._enabled:
+            return
+        trial.splits = event.splits
+        grant = self._grants.get(trial.id)
+        if grant is None:
+            grant = self._grants[trial.id] = Grant(trial, warming=True)
+        if grant.unanswered or event.concurrency != grant.asked or not event.count:
+            return
+        if grant.warming:
+            grant.warming = False
+        else:
+            grant.measured(event.count, event.seconds)
+
+    def changed(self, event: ev.GrantChanged) -> None:
+        """A trial has taken up what it was told, or has given its grant back."""
+        grant = self._grants.get(event.trial)
+        if grant is None or grant.trial.lane is None:
+            return
+        trial = grant.trial
+        if event.ran_out:
+            trial.refused = min(trial.refused or event.ran_out, event.ran_out)
+            grant.best = min(grant.best, max(1, event.ran_out // 2))
+            grant.asked = grant.asked if grant.unanswered else 1
+        elif grant.unanswered:
+            grant.unanswered = False
+        self._lent(grant, grant.asked)
+        grant.warming = True
+
+    def left(self, trial: Trial) -> None:
+        """A trial is in no lane any more."""
+        trial.granted, trial.splits = 1, 0
+        self._grants.pop(trial.id, None)
+        self._given.pop(trial.id, None)
+
+    # ---- what to do
+
+    def review(self) -> None:
+        """Takes back what somebody needs; else lends, or takes back what brings nothing. Once an event."""
+        if not self._grants:
+            return
+        if self._line:
+            for grant in list(self._given.values()):
+                self._tell(grant, 1)
+            return
+        for device in list(self._ledger.stirred):
+            if device.name in self._ledger.devices:
+                self._review_device(device)
+
+    def _review_device(self, device: Device) -> None:
+        running = [trial for lane in device.lanes.values() for trial in lane.residents.values()]
+        grants = [self._grants[trial.id] for trial in running if trial.id in self._grants]
+        crowd = frozenset(trial.id for trial in running)
+        before = self._crowds.get(device.name, frozenset())
+        self._crowds[device.name] = crowd
+        if crowd != before:
+            for grant in grants:
+                grant.forget()
+        if crowd - before or device.held > device.capacity or device.reserved_for or _used(device) > device.most:
+            for grant in grants:
+                grant.best = 1
+                self._tell(grant, 1)
+        elif grants and not any(grant.unanswered for grant in grants):
+            self._search(device, grants)
+
+    def _search(self, device: Device, grants: list[Grant]) -> None:
+        """One step of the search for what pays; one trial at a time, or what is measured of one is due to another."""
+        for grant in grants:
+            if grant.is_trying:
+                if grant.is_measured(grant.asked):
+                    self._judge(grant)
+                return
+            if grant.slow >= SAMPLES:
+                # Others on these cores, or on this GPU, whom we do not see.
+                grant.refuse(1)
+                self._tell(grant, 1)
+                return
+        for grant in sorted(grants, key=self._order):
+            trial, lane = grant.trial, grant.trial.lane
+            if lane is None or trial.demand is None or trial.withdrawn_at is not None or lane.closing:
+                continue
+            if lane.turn is not None or (grant.settled and grant.asked == grant.best):
+                # Where one resident has every turn, another might come to no boundary to give a grant back.
+                continue
+            if grant.asked == grant.best and not grant.is_measured(grant.best):
+                return
+            if self._raise(grant, device, lane):
+                return
+            grant.settled, grant.best = True, grant.asked
+
+    def _order(self, grant: Grant) -> tuple[float, int]:
+        return -(self._line.seconds_left(grant.trial) or 0.0), grant.trial.arrival
+
+    def _judge(self, grant: Grant) -> None:
+        """Keeps what was tried if it pays."""
+        before, now = grant.speeds.get(grant.best), grant.speeds[grant.asked]
+        if before is not None and before.step_seconds > now.step_seconds * GAIN:
+            grant.best, grant.refusals = grant.asked, 0
+        else:
+            if before is not None:
+                # Without a speed from before, lost since others have left, it is simply tried again.
+                grant.refuse(grant.best)
+            self._tell(grant, grant.best)
+
+    def _raise(self, grant: Grant, device: Device, lane: Lane) -> bool:
+        """Lends more, or asks idle lanes for the memory that takes; False if there is no more."""
+        trial = grant.trial
+        limit = min(trial.splits, device.most - _used(device) + trial.granted)
+        if trial.refused:
+            limit = min(limit, trial.refused - 1)
+        grant.best = min(grant.best, max(limit, 1))
+        concurrency = min(grant.best if grant.asked < grant.best else 2 * grant.best, limit)
+        while concurrency > grant.asked:
+            need = _need(lane, trial, concurrency)
+            missing = need - lane.quota - device.free
+            if missing <= 0:
+                self._ledger.ensure(lane, need)
+                self._tell(grant, concurrency)
+                return True
+            if self._ledger.reclaim(device, missing, keep=lane):
+                return True
+            concurrency -= max(1, concurrency // 4)
+        return False
+
+    def _tell(self, grant: Grant, concurrency: int) -> None:
+        """Has a trial run so many micro-batches at once; not before it has answered to the last change."""
+        if grant.unanswered or concurrency == grant.asked:
+            return
+        grant.asked, grant.unanswered = concurrency, True
+        self._ledger.out.append(do.GrantTrial(grant.trial.id, concurrency))
+        self._lent(grant, max(grant.trial.granted, concurrency))
+
+    def _lent(self, grant: Grant, concurrency: int) -> None:
+        trial = grant.trial
+        trial.granted = concurrency
+        if concurrency > 1:
+            self._given[trial.id] = grant
+        else:
+            self._given.pop(trial.id, None)
+        if trial.lane is not None:
+            self._ledger.touch(trial.lane.device)
+
+
+def _used(device: Device) -> int:
+    """What runs at once on a device: lanes, and the micro-batches of those that have a grant."""
+    return sum(
+        max(trial.granted for trial in lane.residents.values()) for lane in device.lanes.values() if lane.residents
+    )
+
+
+def _need(lane: Lane, trial: Trial, concurrency: int) -> int:
+    """The quota with which a trial can run so many micro-batches at once: each may take what one takes alone."""
+    demands: list[Demand] = []
+    for other, demand in zip(lane.residents.values(), resident_demands(lane), strict=True):
+        times = concurrency if other is trial else 1
+        demands.append(Demand(demand.persistent, demand.ephemeral * times, demand.busy))
+    return lane.need(demands)

@@ -1,0 +1,258 @@
+"""How several micro-batches run at once: streams or threads, what must keep its order, what is undone for a repeat."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import resource
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from cotune.demand import MIB
+from cotune.session import Loan
+from cotune.sharing.splitting import tensors
+
+# What torch has no types for.
+_cuda: Any = torch.cuda
+_THREAD_STACK = 8 * MIB
+_THREAD_ROOM = 64 * MIB
+
+
+class Stage(Protocol):
+    """Where the forwards of a group run."""
+
+    is_ordered: bool
+
+    def begin(self, slot: int, data: Any) -> None:
+        """What is computed next belongs to a micro-batch of its own."""
+
+    def home(self) -> None:
+        """What is computed next comes after all that has been begun."""
+
+    def close(self) -> None: ...
+
+
+class ThreadStage:
+    """On the CPU one micro-batch runs after the other, each operation on the threads of the idle lanes too."""
+
+    is_ordered = True
+
+    def __init__(self, loan: Loan) -> None:
+        self._before = before = torch.get_num_threads()
+        soft, _ = resource.getrlimit(resource.RLIMIT_STACK)
+        stack = soft if soft != resource.RLIM_INFINITY else _THREAD_STACK
+        # OpenMP ends the process when it cannot start a thread, and what a stack reserves counts against the quota.
+        affordable = int(max(0, loan.room() + _THREAD_ROOM) // max(stack, MIB))
+        torch.set_num_threads(before + min(before * (loan.concurrency - 1), affordable))
+
+    def begin(self, slot: int, data: Any) -> None: ...
+
+    def home(self) -> None: ...
+
+    def close(self) -> None:
+        torch.set_num_threads(self._before)
+
+
+class StreamStage:
+    """On a GPU each micro-batch of a group has a stream of its own.
+
+    The streams start after whatever the trial's own stream was given before the group; that one waits for a stream as
+    soon as its micro-batch was handed to `backward()`. So what a loop does with a loss after that comes in order.
+    """
+
+    is_ordered = False
+    _streams: list[torch.cuda.Stream] = []  # noqa: RUF012 - made once a process, from torch's own fixed pool
+
+    def __init__(self, loan: Loan) -> None:
+        self._home = _cuda.current_stream()
+        self._away: torch.cuda.Stream | None = None
+        while len(self._streams) < loan.concurrency:
+            self._streams.append(_cuda.Stream())
+
+    def begin(self, slot: int, data: Any) -> None:
+        self.home()
+        self._away = stream = self._streams[slot]
+        if slot == 0:
+            # The weights were stepped, and the batch was made, on the trial's own stream.
+            self._ready = self._home.record_event()
+        stream.wait_event(self._ready)
+        for tensor in tensors(data):
+            if tensor.is_cuda:
+                tensor.record_stream(stream)
+        _cuda.set_stream(stream)
+
+    def home(self) -> None:
+        if self._away is not None:
+            self._home.wait_stream(self._away)
+            _cuda.set_stream(self._home)
+            self._away = None
+
+    def close(self) -> None:
+        self.home()
+
+
+@contextlib.contextmanager
+def stage_for(loan: Loan) -> Iterator[Stage]:
+    """Streams where the trial computes on a GPU, else threads; gone when the block ends, however it ends."""
+    stage: Stage = StreamStage(loan) if _cuda.is_available() and _cuda.is_initialized() else ThreadStage(loan)
+    loan.is_open = True
+    try:
+        yield stage
+    finally:
+        stage.close()
+        loan.is_open = False
+
+
+def joint_backward(losses: Sequence[Tensor]) -> None:
+    """One backward of all: each part on the stream of its forward, joined where gradients are accumulated."""
+    if losses:
+        with _quiet_about_streams():
+            torch.autograd.backward(list(losses))
+
+
+@contextlib.contextmanager
+def _quiet_about_streams() -> Iterator[None]:
+    """Without the warning that a gradient comes from another stream than its parameter, which is what is meant here."""
+    get = getattr(torch._C, "_warn_on_accumulate_grad_stream_mismatch", None)
+    put = getattr(torch.autograd.graph, "set_warn_on_accumulate_grad_stream_mismatch", None)
+    if put is None:
+        yield
+        return
+    before = get() if get is not None else True
+    put(False)
+    try:
+        yield
+    finally:
+        put(before)
+
+
+class Buffers:
+    """Buffers of the modules that a forward calls, such as the running statistics of BatchNorm.
+
+    On streams of their own, two forwards would read and write them at the same time: each module with buffers waits
+    for its own last call, so that they come out as if one forward had followed the other. For a repeat they are kept
+    as they were when a group began. Hooks see every module that is called; they are there only under a grant.
+
+    Args:
+        is_ordered: Whether forwards follow each other anyway.
+        keeps: Whether they may have to be put back.
+    """
+
+    def __init__(self, is_ordered: bool, keeps: bool) -> None:
+        self._is_ordered = is_ordered
+        self._keeps = keeps
+        self._kept: dict[int, tuple[Any, dict[str, tuple[Tensor, Tensor]]]] = {}
+        self._called: dict[int, torch.cuda.Event] = {}
+        self._thread = threading.get_ident()
+
+    def __enter__(self) -> Buffers:
+        hooks = torch.nn.modules.module
+        self._before = hooks.register_module_forward_pre_hook(self._before_forward)
+        self._after = hooks.register_module_forward_hook(self._after_forward)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._before.remove()
+        self._after.remove()
+        self._kept.clear()
+
+    def begin(self) -> None:
+        """A group begins."""
+        self._kept.clear()
+
+    def restore(self) -> None:
+        """Puts back what was there when the group began."""
+        with torch.no_grad():
+            for module, buffers in self._kept.values():
+                for name, (buffer, value) in buffers.items():
+                    buffer.copy_(value)
+                    module._buffers[name] = buffer
+        self._kept.clear()
+
+    def _before_forward(self, module: Any, _args: Any) -> None:
+        if not module._buffers or threading.get_ident() != self._thread:
+            return
+        if not self._is_ordered and id(module) in self._called:
+            _cuda.current_stream().wait_event(self._called[id(module)])
+        if self._keeps and id(module) not in self._kept:
+            # Masks are constant, and may be large.
+            found = {name: b for name, b in module._buffers.items() if b is not None and b.dtype != torch.bool}
+            self._kept[id(module)] = module, {name: (b, b.detach().clone()) for name, b in found.items()}
+
+    def _after_forward(self, module: Any, _args: Any, _output: Any) -> None:
+        if not self._is_ordered and module._buffers and threading.get_ident() == self._thread:
+            self._called[id(module)] = _cuda.current_stream().record_event()
+
+
+class Generators:
+    """The states of the random generators at one moment: torch's, Python's and numpy's."""
+
+    def __init__(self) -> None:
+        self._torch = torch.get_rng_state()
+        self._cuda = _cuda.get_rng_state() if _cuda.is_initialized() else None
+        self._python = random.getstate()
+        numpy = sys.modules.get("numpy.random")
+        self._numpy = numpy.get_state(legacy=False) if numpy is not None else None
+
+    def restore(self) -> None:
+        torch.set_rng_state(self._torch)
+        if self._cuda is not None:
+            _cuda.set_rng_state(self._cuda)
+        random.setstate(self._python)
+        if self._numpy is not None:
+            sys.modules["numpy.random"].set_state(self._numpy)
+
+
+class Leaves:
+    """The tensors whose gradients a backward will add to, with those gradients as they are before it.
+
+    A backward that fails has added all of its contribution to some of them, and nothing to the others: autograd sums
+    up what comes for a leaf before it touches the leaf.
+    """
+
+    def __init__(self, losses: Sequence[Tensor]) -> None:
+        self._before = [(leaf, leaf.grad, _version(leaf.grad)) for leaf in _leaves(losses)]
+
+    def finished(self) -> list[Tensor]:
+        """Those that have been added to since."""
+        return [
+            leaf
+            for leaf, grad, version in self._before
+            if leaf.grad is not None and (leaf.grad is not grad or _version(leaf.grad) != version)
+        ]
+
+
+def _version(grad: Tensor | None) -> int:
+    return -1 if grad is None else int(grad._version)
+
+
+def _leaves(losses: Sequence[Tensor]) -> Iterator[Tensor]:
+    stack: list[Any] = [loss.grad_fn for loss in losses if loss.grad_fn is not None]
+    seen = set(stack)
+    while stack:
+        node = stack.pop()
+        leaf = getattr(node, "variable", None)
+        if leaf is not None:
+            yield leaf
+        for following, _ in node.next_functions:
+            if following is not None and following not in seen:
+                seen.add(following)
+                stack.append(following)
+
+
+@contextlib.contextmanager
+def set_aside(leaves: Sequence[Tensor]) -> Iterator[None]:
+    """Keeps the gradients of these leaves as they are, whatever is added meanwhile."""
+    grads = [leaf.grad for leaf in leaves]
+    for leaf in leaves:
+        leaf.grad = None
+    try:
+        yield
+    finally:
+        for leaf, grad in zip(leaves, grads, strict=True):
+            leaf.grad = grad

@@ -1,0 +1,319 @@
+"""`cotune.micro_batches`: gradient accumulation that runs several micro-batches at once where there is room.
+
+    optimizer.zero_grad()
+    cotune.micro_batches((x, y), 32).backward(lambda x, y: loss_fn(model(x), y))
+    optimizer.step()
+
+Without a grant, and outside of a run, it is the plain loop: a forward and a backward for one micro-batch after the
+other. With a grant the forwards of a group run at once and share one backward.
+"""
+
+from __future__ import annotations
+
+import gc
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from cotune import session
+from cotune.errors import InputError
+from cotune.session import Loan
+from cotune.sharing.memory import out_of_memory
+from cotune.sharing.splitting import split
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from cotune.sharing.concurrent import Buffers, Stage
+
+REDUCTIONS = ("mean", "sum")
+
+
+class MicroBatch:
+    """A part of a batch.
+
+    Attributes:
+        data: Its samples, in the form of the batch.
+        size: How many.
+        index: Its place, from 0.
+        is_last: No other follows.
+        weight: The share of its loss in that of the batch.
+    """
+
+    def __init__(self, data: Any, size: int, index: int, is_last: bool, weight: float) -> None:
+        self.data = data
+        self.size = size
+        self.index = index
+        self.is_last = is_last
+        self.weight = weight
+        self._group: _Group | None = None
+
+    def backward(self, *losses: Tensor) -> None:
+        """Adds the gradients of its share of these losses, now or together with those of others.
+
+        Args:
+            losses: Of this micro-batch, reduced over its samples; scaled by a `GradScaler` or not.
+
+        Raises:
+            InputError: There is none, or one is not a single number.
+        """
+        parts = _weighted(self, losses)
+        if self._group is None:
+            _backward(parts)
+        else:
+            self._group.add(parts)
+
+
+class MicroBatches:
+    """A batch as micro-batches; made by `cotune.micro_batches`."""
+
+    def __init__(self, batch: Any, size: int, reduction: str) -> None:
+        if reduction not in REDUCTIONS:
+            raise InputError(f"reduction={reduction!r} is unknown", hint=f"it is one of {', '.join(REDUCTIONS)}")
+        parts = split(batch, size)
+        total = sum(count for _, count in parts)
+        self._micros = [
+            MicroBatch(data, count, n, n == len(parts) - 1, count / total if reduction == "mean" else 1.0)
+            for n, (data, count) in enumerate(parts)
+        ]
+
+    def __len__(self) -> int:
+        return len(self._micros)
+
+    def __iter__(self) -> Iterator[MicroBatch]:
+        loan = _loan(len(self))
+        if loan is None or loan.concurrency < 2:
+            return iter(self._micros)
+        return self._in_groups(loan)
+
+    def backward(self, loss_of: Callable[..., Any]) -> Tensor:
+        """Adds the gradients of the whole batch.
+
+        Memory that runs out under a grant is no harm: the forwards are undone and run again one at a time.
+
+        Args:
+            loss_of: Gives the loss of a micro-batch, or several. It gets the micro-batch, as separate arguments if
+                that is a tuple or list: `lambda x, y: ...`, `lambda batch: ...`. It may be called again for the same
+                samples, so it must change nothing but random generators and the buffers of modules.
+
+        Returns:
+            The loss of the batch, all of them summed if there are several, without its graph.
+
+        Raises:
+            InputError: What `loss_of` gave is no loss.
+        """
+        loan = _loan(len(self))
+        done: list[Tensor] = []
+        micros = list(self._micros)
+        if loan is not None and loan.concurrency > 1:
+            done = self._grouped(micros, loan, loss_of)
+        done += [_at_once(micro, loss_of) for micro in micros[len(done) :]]
+        total = done[0]
+        for loss in done[1:]:
+            total = total + loss
+        return total
+
+    # ---- under a grant
+
+    def _in_groups(self, loan: Loan) -> Iterator[MicroBatch]:
+        """The loop, its backwards being put off until a group is full or the room is used up."""
+        from cotune.sharing.concurrent import Buffers, stage_for
+
+        with stage_for(loan) as stage, Buffers(stage.is_ordered, keeps=False):
+            group = _Group(loan, stage)
+            try:
+                for micro in self._micros:
+                    if group.is_full:
+                        group.flush()
+                    group.begin(micro)
+                    yield micro
+                group.flush()
+            except GeneratorExit:
+                # Left by `break` or by an error, which cannot be told apart here. In a plain loop what was handed
+                # to backward() would count.
+                group.leave()
+                raise
+            finally:
+                group.close(self._micros)
+
+    def _grouped(self, micros: Sequence[MicroBatch], loan: Loan, loss_of: Callable[..., Any]) -> list[Tensor]:
+        """Runs groups as long as there is a grant; gives the losses of what was run."""
+        from cotune.sharing.concurrent import Buffers, stage_for
+
+        done: list[Tensor] = []
+        with stage_for(loan) as stage, Buffers(stage.is_ordered, keeps=True) as buffers:
+            while len(done) < len(micros) and loan.concurrency > 1:
+                done += _run_group(micros[len(done) :], loan, stage, buffers, loss_of)
+        return done
+
+
+class _Group:
+    """Micro-batches of a loop whose backward is still to come."""
+
+    def __init__(self, loan: Loan, stage: Stage) -> None:
+        self._loan = loan
+        self._stage = stage
+        self._losses: list[Tensor] = []
+        self._begun = 0
+
+    @property
+    def is_full(self) -> bool:
+        """Whether another micro-batch would be one too many, or might exceed the lane's quota."""
+        loan = self._loan
+        return self._begun >= loan.concurrency or (self._begun > 0 and loan.room() < loan.need)
+
+    def begin(self, micro: MicroBatch) -> None:
+        self._stage.begin(self._begun, micro.data)
+        self._begun += 1
+        micro._group = self
+
+    def add(self, losses: list[Tensor]) -> None:
+        self._losses += losses
+        self._stage.home()
+
+    def flush(self) -> None:
+        from cotune.sharing.concurrent import joint_backward
+
+        self._stage.home()
+        losses, self._losses = self._losses, []
+        self._begun = 0
+        joint_backward(losses)
+
+    def leave(self) -> None:
+        """The loop ends early."""
+        if self._loan.is_stopping:
+            self._losses.clear()
+            return
+        try:
+            self.flush()
+        except Exception as error:
+            # Raised here it would be lost, and the trial would go on with wrong gradients.
+            self._loan.fail(error)
+
+    def close(self, micros: Sequence[MicroBatch]) -> None:
+        self._losses.clear()
+        for micro in micros:
+            micro._group = None
+
+
+def _run_group(
+    micros: Sequence[MicroBatch], loan: Loan, stage: Stage, buffers: Buffers, loss_of: Callable[..., Any]
+) -> list[Tensor]:
+    """Runs one group, and runs it again one at a time if memory does not suffice.
+
+    Returns:
+        The losses of the micro-batches it took from the front of `micros`.
+    """
+    from cotune.sharing.concurrent import Generators, Leaves, joint_backward, set_aside
+
+    generators, leaves = Generators(), None
+    buffers.begin()
+    given: list[Tensor] = []
+    parts: list[Tensor] = []
+    mine: list[Tensor] = []
+    try:
+        for slot, micro in enumerate(micros[: loan.concurrency]):
+            if slot and loan.room() < loan.need:
+                break
+            stage.begin(slot, micro.data)
+            mine = _weighted(micro, _losses(loss_of, micro))
+            given.append(_total(mine))
+            parts += mine
+            stage.home()
+        leaves = Leaves(parts)
+        joint_backward(parts)
+        return given
+    except Exception as error:
+        if not out_of_memory(error)[0]:
+            raise
+        _let_go(error)
+    stage.home()
+    count = max(len(given), 1)
+    finished = leaves.finished() if leaves is not None else []
+    for held in (given, parts, mine):
+        held.clear()
+    buffers.restore()
+    generators.restore()
+    loan.ran_out()
+    with set_aside(finished):
+        return [_at_once(micro, loss_of) for micro in micros[:count]]
+
+
+def _at_once(micro: MicroBatch, loss_of: Callable[..., Any]) -> Tensor:
+    parts = _weighted(micro, _losses(loss_of, micro))
+    total = _total(parts)
+    _backward(parts)
+    return total
+
+
+def _losses(loss_of: Callable[..., Any], micro: MicroBatch) -> Sequence[Any]:
+    data = micro.data
+    unpacks = isinstance(data, list) or (isinstance(data, tuple) and not hasattr(data, "_fields"))
+    given = loss_of(*data) if unpacks else loss_of(data)
+    return given if isinstance(given, (tuple, list)) else (given,)
+
+
+def _weighted(micro: MicroBatch, losses: Sequence[Any]) -> list[Tensor]:
+    import torch
+
+    if not losses:
+        raise InputError("backward() was called without a loss", hint="write micro.backward(loss)")
+    for loss in losses:
+        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+            given = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else repr(loss)[:60]
+            raise InputError(
+                f"the loss of micro-batch {micro.index} is {given}, not a single number",
+                hint="reduce it over its samples, as reduction='mean' does in torch's losses",
+            )
+    return [loss if micro.weight == 1.0 else loss * micro.weight for loss in losses]
+
+
+def _total(losses: Sequence[Tensor]) -> Tensor:
+    total = losses[0].detach()
+    for loss in losses[1:]:
+        total = total + loss.detach()
+    return total
+
+
+def _backward(losses: Sequence[Tensor]) -> None:
+    import torch
+
+    torch.autograd.backward(list(losses))
+
+
+def _let_go(error: BaseException) -> None:
+    """Lets go of the tensors that the frames of an error keep alive."""
+    traceback.clear_frames(error.__traceback__)
+    error.__traceback__ = None
+    gc.collect()
+
+
+def _loan(count: int) -> Loan | None:
+    running = session.current()
+    return running.micro_batches(count) if running is not None else None
+
+
+def micro_batches(batch: Any, size: int, *, reduction: str = "mean") -> MicroBatches:
+    """Splits a batch along dim 0 into micro-batches whose gradients add up to those of the whole batch.
+
+    Where the packer has lent the trial idle room, several of them run at once; then results may differ in float
+    rounding. Without that it is the plain loop, here `micro.backward(loss)` being `(loss * micro.weight).backward()`:
+
+        for micro in cotune.micro_batches((x, y), 32):
+            x, y = micro.data
+            micro.backward(loss_fn(model(x), y))
+
+    The other form is shorter, gives the loss, and also survives that memory runs out with several at once:
+
+        loss = cotune.micro_batches((x, y), 32).backward(lambda x, y: loss_fn(model(x), y))
+
+    Args:
+        batch: A tensor, or tuples, lists, named tuples and dicts of tensors, all with the same dim 0.
+        size: Samples in a micro-batch; the last may have fewer.
+        reduction: What the loss is over the samples of a micro-batch: their `mean` (weighted by their number, so
+            that a smaller last one counts for what it is) or their `sum` (added up as it is).
+
+    Raises:
+        InputError: The batch cannot be split that way.
+    """
+    return MicroBatches(batch, size, reduction)

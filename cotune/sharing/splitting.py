@@ -1,0 +1,127 @@
+"""Cuts a batch, whatever it is made of, into micro-batches along dim 0."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from cotune.errors import InputError
+
+_PLAIN = (bool, int, float, str, type(None))
+
+
+def split(batch: Any, size: int) -> list[tuple[Any, int]]:
+    """Micro-batches of `size` samples, the last one perhaps smaller, each with the samples in it.
+
+    Tensors are cut as views. What is made of them keeps its form: tuples, lists, named tuples, dicts, one within the
+    other. Plain values beside tensors (numbers, strings, None) go along whole.
+
+    Args:
+        batch: A tensor or a nest of tensors of the same dim 0.
+        size: Samples in a micro-batch, at least 1.
+
+    Raises:
+        InputError: It cannot be split that way.
+    """
+    size = _whole(size)
+    lengths = dict(_lengths(batch, "batch"))
+    if not lengths:
+        raise InputError(
+            f"batch={_short(batch)} holds no tensor to split",
+            hint="pass a tensor, or a tuple, list or dict of tensors, such as micro_batches((x, y), 32)",
+        )
+    (first, total), *rest = lengths.items()
+    for name, length in rest:
+        if length != total:
+            raise InputError(
+                f"{first} has {total} samples and {name} has {length}: dim 0 must be the same",
+                hint="pass only what is per sample, and use the rest, such as class weights, from outside of the loop",
+            )
+    if total == 0:
+        raise InputError(f"{first} has no samples (dim 0 is 0)", hint="skip empty batches, or use drop_last=True")
+    return [(_cut(batch, start, min(size, total - start)), min(size, total - start)) for start in range(0, total, size)]
+
+
+def tensors(part: Any) -> Iterator[Any]:
+    """The tensors that a batch is made of."""
+    if _is_tensor(part):
+        yield part
+    elif isinstance(part, Mapping):
+        for value in part.values():
+            yield from tensors(value)
+    elif isinstance(part, (tuple, list)):
+        for value in part:
+            yield from tensors(value)
+
+
+def _whole(size: Any) -> int:
+    try:
+        number = operator.index(size)
+    except TypeError:
+        number = 0
+    if isinstance(size, bool) or number < 1:
+        raise InputError(f"size={size!r} is not a number of samples", hint="pass a whole number from 1 up, such as 32")
+    return number
+
+
+def _lengths(part: Any, name: str) -> Iterator[tuple[str, int]]:
+    """Names of the tensors in a batch, and how many samples each has."""
+    if _is_tensor(part):
+        if part.dim() == 0:
+            raise InputError(
+                f"{name} is a tensor without dimensions, which has no samples to split",
+                hint="give it a dim 0 of the batch's size, or use it from outside of the loop",
+            )
+        yield name, int(part.shape[0])
+    elif isinstance(part, (Mapping, tuple, list)):
+        items = list(part.items()) if isinstance(part, Mapping) else list(enumerate(part))
+        found = False
+        for key, value in items:
+            for inner in _lengths(value, f"{name}[{key!r}]"):
+                found = True
+                yield inner
+        if items and not found and name != "batch":
+            raise InputError(
+                f"{name}={_short(part)} holds no tensor: it cannot be told whether it goes by samples",
+                hint="make a tensor of it, or use it from outside of the loop",
+            )
+    elif not isinstance(part, _PLAIN):
+        raise InputError(
+            f"{name} is a {type(part).__name__}, which cannot be split",
+            hint="pass tensors, or tuples, lists and dicts of tensors; torch.as_tensor() makes one of a numpy array",
+        )
+
+
+def _cut(part: Any, start: int, length: int) -> Any:
+    return mapped(part, lambda tensor: tensor.narrow(0, start, length))
+
+
+def mapped(part: Any, change: Callable[[Any], Any]) -> Any:
+    """The same nest with every tensor changed."""
+    if _is_tensor(part):
+        return change(part)
+    if isinstance(part, Mapping):
+        values = {key: mapped(value, change) for key, value in part.items()}
+        try:
+            return values if type(part) is dict else type(part)(values)  # type: ignore[call-arg]
+        except TypeError:
+            # Made from something else, as a defaultdict is.
+            return values
+    if isinstance(part, tuple) and hasattr(part, "_fields"):
+        return type(part)(*(mapped(value, change) for value in part))
+    if isinstance(part, (tuple, list)):
+        values_in_order = [mapped(value, change) for value in part]
+        return values_in_order if isinstance(part, list) else tuple(values_in_order)
+    return part
+
+
+def _is_tensor(part: Any) -> bool:
+    import torch
+
+    return isinstance(part, torch.Tensor)
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,676 @@
+"""Gradient accumulation, one micro-batch at a time and under a grant: the same numbers, and nothing left behind."""
+
+import copy
+import subprocess
+import sys
+from collections import OrderedDict, namedtuple
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import cotune
+from cotune import session
+from cotune.errors import InputError
+
+Pair = namedtuple("Pair", "x y")
+# The absolute part is for gradients that are zero but for rounding: of a bias in front of a BatchNorm.
+TIGHT = {"rtol": 1e-6, "atol": 1e-7}
+
+
+class Loan:
+    """A grant without a lane: tells what it is asked."""
+
+    def __init__(self, concurrency):
+        self.concurrency = concurrency
+        self.need = 0
+        self.left = 1 << 40
+        self.is_open = self.is_stopping = False
+        self.ran_out_with = []
+        self.failures = []
+
+    def room(self):
+        return self.left
+
+    def ran_out(self):
+        self.ran_out_with.append(self.concurrency)
+        self.concurrency = 1
+
+    def fail(self, error):
+        self.failures.append(error)
+
+
+class Session:
+    def __init__(self, loan):
+        self.loan = loan
+        self.counts = []
+
+    def micro_batches(self, count):
+        self.counts.append(count)
+        return self.loan
+
+
+@pytest.fixture
+def granted():
+    """Has the test run as a trial with a grant."""
+
+    def start(concurrency):
+        loan = Loan(concurrency)
+        session.bind(Session(loan))
+        return loan
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield start
+    session.bind(None)
+    assert torch.get_num_threads() == 1
+    torch.set_num_threads(threads)
+    assert not torch.nn.modules.module._global_forward_pre_hooks
+    assert not torch.nn.modules.module._global_forward_hooks
+
+
+def model(seed=0):
+    torch.manual_seed(seed)
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Dropout(0.3), nn.LazyLinear(5)
+    )
+
+
+def data(like=None):
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(22, 1, 6, 6, generator=generator)
+    y = torch.randint(0, 5, (22,), generator=generator)
+    return (x, y) if like is None else (x.to(like), y.to(like.device))
+
+
+def ready(seed=0):
+    """A model whose lazy parts are made, so that copies of it are equal."""
+    net = model(seed)
+    net(data()[0])
+    return net
+
+
+def state(net):
+    grads = [p.grad for p in net.parameters()]
+    return [g.clone() if g is not None else None for g in grads], {k: v.clone() for k, v in net.named_buffers()}
+
+
+def by_loop(net, size, **options):
+    torch.manual_seed(7)
+    logged = []
+    for micro in cotune.micro_batches(data(next(net.parameters())), size, **options):
+        x, y = micro.data
+        loss = F.cross_entropy(net(x), y)
+        logged.append(loss.item())
+        micro.backward(loss)
+    return logged
+
+
+def by_call(net, size):
+    torch.manual_seed(7)
+    batch = data(next(net.parameters()))
+    return float(cotune.micro_batches(batch, size).backward(lambda x, y: F.cross_entropy(net(x), y)))
+
+
+def assert_same(one, other):
+    for a, b in zip(one[0], other[0], strict=True):
+        torch.testing.assert_close(a, b, **TIGHT)
+    for name in one[1]:
+        assert torch.equal(one[1][name], other[1][name]), name
+
+
+# ---- the form of a batch
+
+
+def test_every_nest_of_tensors_keeps_its_form():
+    x, y = torch.arange(5), torch.arange(10).reshape(5, 2)
+    batch = OrderedDict(a=(x, [y, x]), b=Pair(x, y), scale=2.0, name="train", mask=None)
+    parts = [micro.data for micro in cotune.micro_batches(batch, 2)]
+    assert [len(part["a"][0]) for part in parts] == [2, 2, 1]
+    assert type(parts[0]) is OrderedDict
+    assert type(parts[0]["b"]) is Pair
+    assert type(parts[0]["a"][1]) is list
+    assert (parts[0]["scale"], parts[0]["name"], parts[0]["mask"]) == (2.0, "train", None)
+    assert torch.equal(torch.cat([part["b"].y for part in parts]), y)
+
+
+def test_a_micro_batch_says_what_it_is():
+    micros = list(cotune.micro_batches(torch.arange(5), 2))
+    assert [(m.index, m.size, m.is_last) for m in micros] == [(0, 2, False), (1, 2, False), (2, 1, True)]
+    assert sum(m.weight for m in micros) == pytest.approx(1.0)
+    assert len(cotune.micro_batches(torch.arange(5), 99)) == 1
+
+
+@pytest.mark.parametrize(
+    ("batch", "size", "words"),
+    [
+        ((1, "a"), 2, "holds no tensor"),
+        ([], 2, "holds no tensor"),
+        ((torch.ones(4), torch.ones(3)), 2, r"batch\[0\] has 4 samples and batch\[1\] has 3"),
+        (torch.ones(4), 0, "size=0"),
+        (torch.ones(4), -1, "size=-1"),
+        (torch.ones(4), True, "size=True"),
+        (torch.ones(4), 2.0, "size=2.0"),
+        (torch.ones(4), "2", "size='2'"),
+        ({"x": torch.ones(4), "t": torch.tensor(1.0)}, 2, r"batch\['t'\] is a tensor without dimensions"),
+        (torch.ones(0, 3), 2, "no samples"),
+        ({"x": torch.ones(2), "texts": ["a", "b"]}, 2, r"batch\['texts'\].* holds no tensor"),
+        ({"x": torch.ones(2), "o": object()}, 2, r"batch\['o'\] is a object"),
+    ],
+)
+def test_a_batch_that_cannot_be_split_is_refused_with_a_hint(batch, size, words):
+    with pytest.raises(InputError, match=words) as caught:
+        cotune.micro_batches(batch, size)
+    assert caught.value.hint
+
+
+def test_an_unknown_reduction_is_refused():
+    with pytest.raises(InputError, match="reduction='max'"):
+        cotune.micro_batches(torch.ones(2), 1, reduction="max")
+
+
+@pytest.mark.parametrize("loss", [None, 1.0, torch.ones(3)])
+def test_a_loss_that_is_no_number_is_refused(loss):
+    with pytest.raises(InputError, match="the loss of micro-batch 0"):
+        cotune.micro_batches(torch.ones(3), 3).backward(lambda x: loss)
+    with pytest.raises(InputError, match="without a loss"):
+        next(iter(cotune.micro_batches(torch.ones(3), 3))).backward()
+
+
+def test_importing_it_loads_no_torch():
+    code = "import sys, cotune; cotune.micro_batches; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(cotune.__file__).parents[1], timeout=60)
+
+
+# ---- the same numbers
+
+
+@pytest.mark.parametrize("size", [5, 8, 22, 100])
+def test_gradients_are_those_of_the_whole_batch(size):
+    net = nn.Sequential(nn.Flatten(), nn.Linear(36, 9), nn.Tanh(), nn.Linear(9, 5)).double()
+    x, y = data()
+    x = x.double()
+    F.cross_entropy(net(x), y).backward()
+    whole = [p.grad.clone() for p in net.parameters()]
+    for reduction in ("mean", "sum"):
+        net.zero_grad()
+        for micro in cotune.micro_batches((x, y), size, reduction=reduction):
+            loss = F.cross_entropy(net(micro.data[0]), micro.data[1], reduction=reduction)
+            micro.backward(loss / len(x) if reduction == "sum" else loss)
+        for grad, param in zip(whole, net.parameters(), strict=True):
+            torch.testing.assert_close(param.grad, grad, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("concurrency", [2, 3, 8])
+@pytest.mark.parametrize("form", [by_loop, by_call])
+def test_a_grant_changes_no_number(granted, concurrency, form):
+    """BatchNorm, dropout, a smaller last micro-batch, gradients that are there already."""
+    plain = ready()
+    lent = copy.deepcopy(plain)
+    for net in (plain, lent):
+        for p in net.parameters():
+            p.grad = torch.full_like(p, 0.5)
+    expected = form(plain, 4)
+    after = torch.get_rng_state()
+    loan = granted(concurrency)
+    assert form(lent, 4) == pytest.approx(expected, rel=1e-6)
+    assert torch.equal(torch.get_rng_state(), after)
+    assert_same(state(lent), state(plain))
+    assert session.current().counts == [6]
+    assert not loan.ran_out_with
+    assert not loan.is_open
+
+
+def test_both_forms_and_several_losses_agree(granted):
+    def losses(net, x, y):
+        out = net(x)
+        return F.cross_entropy(out, y), 0.1 * out.square().mean()
+
+    nets = [ready() for _ in range(3)]
+    granted(3)
+    for micro in cotune.micro_batches(data(), 4):
+        torch.manual_seed(micro.index)
+        micro.backward(*losses(nets[0], *micro.data))
+    calls = iter(range(6))
+
+    def seeded(x, y):
+        torch.manual_seed(next(calls))
+        return losses(nets[1], x, y)
+
+    total = cotune.micro_batches(data(), 4).backward(seeded)
+    session.bind(None)
+    expected = 0.0
+    for micro in cotune.micro_batches(data(), 4):
+        torch.manual_seed(micro.index)
+        one, two = losses(nets[2], *micro.data)
+        expected += (one + two).item() * micro.weight
+        micro.backward(one + two)
+    assert float(total) == pytest.approx(expected, rel=1e-6)
+    assert_same(state(nets[0]), state(nets[2]))
+    assert_same(state(nets[1]), state(nets[2]))
+
+
+def test_a_dict_goes_to_the_loss_as_one_argument():
+    net = nn.Linear(3, 1)
+    batch = {"x": torch.ones(4, 3), "y": torch.zeros(4, 1)}
+    loss = cotune.micro_batches(batch, 3).backward(lambda part: F.mse_loss(net(part["x"]), part["y"]))
+    assert loss.item() == pytest.approx(F.mse_loss(net(batch["x"]), batch["y"]).item(), rel=1e-6)
+    assert not loss.requires_grad
+
+
+def test_a_scaled_loss_clipping_and_an_optimizer_step_are_the_same_under_a_grant(granted):
+    def step(net):
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
+        torch.manual_seed(3)
+        for micro in cotune.micro_batches(data(), 4):
+            x, y = micro.data
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                loss = F.cross_entropy(net(x), y)
+            micro.backward(scaler.scale(loss))
+        scaler.unscale_(optimizer)
+        torch.nn.utils.clip_grad_norm_(net.parameters(), 0.01)
+        scaler.step(optimizer)
+        scaler.update()
+        return [p.detach().clone() for p in net.parameters()]
+
+    plain = ready()
+    lent = copy.deepcopy(plain)
+    expected = step(plain)
+    granted(3)
+    for a, b in zip(step(lent), expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+
+
+def test_idle_threads_are_used_within_the_loop_only(granted):
+    loan = granted(3)
+    before = torch.get_num_threads()
+    seen = [torch.get_num_threads() for _ in cotune.micro_batches(torch.ones(4), 1)]
+    assert seen == [3 * before] * 4
+    loan.left = 0  # a stack or two can be had, a thousand not
+    loan.concurrency = 1000
+    next(iter(cotune.micro_batches(torch.ones(4), 1)))
+    assert torch.get_num_threads() == before
+    for _ in cotune.micro_batches(torch.ones(4), 1):
+        assert torch.get_num_threads() < 100
+
+
+def test_hooks_behind_accumulation_are_called_once_a_group(granted):
+    net = nn.Linear(2, 1)
+    calls = []
+    net.weight.register_post_accumulate_grad_hook(calls.append)
+    granted(2)
+    cotune.micro_batches(torch.ones(8, 2), 2).backward(lambda x: net(x).mean())
+    assert len(calls) == 2
+
+
+def test_what_the_room_does_not_hold_is_not_begun(granted):
+    loan = granted(4)
+    loan.need, loan.left = 10, 9
+    net, alive = nn.Linear(2, 1), []
+    for micro in cotune.micro_batches(torch.ones(8, 2), 2):
+        alive.append(net.weight.grad is not None)
+        micro.backward(net(micro.data).mean())
+    assert alive == [False, True, True, True]
+    assert not loan.ran_out_with
+
+
+# ---- loops that end early
+
+
+def partial(net, stop_after, leave):
+    torch.manual_seed(7)
+    for micro in cotune.micro_batches(data(), 4):
+        x, y = micro.data
+        micro.backward(F.cross_entropy(net(x), y))
+        if micro.index == stop_after:
+            if leave is None:
+                break
+            raise leave
+
+
+@pytest.mark.parametrize("stop_after", [0, 1, 4])
+@pytest.mark.parametrize("leave", [None, ValueError("mine"), cotune.TrialStopped()])
+def test_a_loop_that_is_left_has_counted_what_it_was_given(granted, stop_after, leave):
+    plain = ready()
+    lent = copy.deepcopy(plain)
+    for net, concurrency in ((plain, None), (lent, 3)):
+        loan = granted(concurrency) if concurrency else None
+        if leave is None:
+            partial(net, stop_after, leave)
+        else:
+            with pytest.raises(type(leave)):
+                partial(net, stop_after, leave)
+    assert_same(state(lent), state(plain))
+    assert not loan.failures
+    assert not loan.is_open
+
+
+def test_a_trial_that_is_to_stop_does_not_compute_what_nobody_wants(granted):
+    loan, net = granted(8), ready()
+    loan.is_stopping = True
+    with pytest.raises(cotune.TrialStopped):
+        partial(net, 3, cotune.TrialStopped())
+    assert all(p.grad is None for p in net.parameters())
+
+
+def test_memory_that_runs_out_when_a_loop_is_left_fails_the_trial_later(granted):
+    loan, net, fuse = granted(8), nn.Linear(2, 1), Fuse(blows=1)
+    for micro in cotune.micro_batches(torch.ones(8, 2), 2):
+        micro.backward(fuse(net(micro.data)).mean())
+        if micro.index == 1:
+            break
+    assert "allocate memory" in str(loan.failures[0])
+
+
+def test_a_loss_that_raises_ends_the_call_and_leaves_nothing(granted):
+    loan, net = granted(3), ready()
+    calls = []
+
+    def loss(x, y):
+        calls.append(1)
+        if len(calls) == 2:
+            raise KeyError("mine")
+        return F.cross_entropy(net(x), y)
+
+    with pytest.raises(KeyError):
+        cotune.micro_batches(data(), 4).backward(loss)
+    assert all(p.grad is None for p in net.parameters())
+    assert not loan.ran_out_with
+    assert not loan.is_open
+
+
+def test_backward_after_the_loop_is_done_at_once(granted):
+    granted(3)
+    net = nn.Linear(2, 1)
+    micros = list(cotune.micro_batches(torch.ones(4, 2), 1))
+    micros[0].backward(net(micros[0].data).mean())
+    assert net.weight.grad is not None
+
+
+# ---- memory that runs out
+
+
+def refuse():
+    raise RuntimeError("[enforce fail at alloc_cpu.cpp:1] DefaultCPUAllocator: can't allocate memory: 12 bytes")
+
+
+class Fuse:
+    """The identity, whose backward is refused memory so many times."""
+
+    def __init__(self, blows):
+        fuse = self
+        self.blows = blows
+
+        class Identity(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x):
+                return x.clone()
+
+            @staticmethod
+            def backward(ctx, grad):
+                if fuse.blows:
+                    fuse.blows -= 1
+                    refuse()
+                return grad
+
+        self._function = Identity
+
+    def __call__(self, x):
+        return self._function.apply(x)
+
+
+class TwoParts(nn.Module):
+    """A model with a fuse in its middle for the first micro-batch of a group."""
+
+    def __init__(self, fuse):
+        super().__init__()
+        torch.manual_seed(0)
+        self.one = nn.Sequential(nn.Linear(36, 8), nn.BatchNorm1d(8), nn.Dropout(0.2))
+        self.two = nn.Linear(8, 5)
+        self.fuse = fuse
+        self.forwards = 0
+
+    def forward(self, x):
+        self.forwards += 1
+        hidden = self.one(x.flatten(1))
+        return self.two(self.fuse(hidden) if self.forwards == 1 else hidden)
+
+
+@pytest.mark.parametrize("filled", [False, True])
+@pytest.mark.parametrize("where", ["first forward", "third forward", "backward"])
+def test_memory_that_runs_out_under_a_grant_changes_no_number(granted, where, filled):
+    nets = [TwoParts(Fuse(0)), TwoParts(Fuse(1 if where == "backward" else 0))]
+    for net in nets:
+        for p in net.parameters():
+            p.grad = torch.full_like(p, 0.25) if filled else None
+    torch.manual_seed(7)
+    expected = cotune.micro_batches(data(), 4).backward(lambda x, y: F.cross_entropy(nets[0](x), y))
+    after = torch.get_rng_state()
+    loan = granted(4)
+    calls = []
+
+    def loss(x, y):
+        calls.append(1)
+        out = nets[1](x)
+        if where.startswith("first" if len(calls) == 1 else "third" if len(calls) == 3 else "never"):
+            refuse()
+        return F.cross_entropy(out, y)
+
+    torch.manual_seed(7)
+    total = cotune.micro_batches(data(), 4).backward(loss)
+    assert loan.ran_out_with == [4]
+    assert float(total) == pytest.approx(float(expected), rel=1e-6)
+    assert torch.equal(torch.get_rng_state(), after)
+    assert_same(state(nets[1]), state(nets[0]))
+
+
+def test_a_backward_that_fails_has_finished_some_parameters_and_not_begun_others(granted):
+    """What makes the repeat exact."""
+    from cotune.sharing.concurrent import Leaves
+
+    net = TwoParts(Fuse(1))
+    x, y = data()
+    losses = [F.cross_entropy(net(part), z) for part, z in zip(x.split(8), y.split(8), strict=True)]
+    leaves = Leaves(losses)
+    with pytest.raises(RuntimeError, match="allocate memory"):
+        torch.autograd.backward(losses)
+    finished = leaves.finished()
+    assert {id(p) for p in finished} == {id(p) for p in net.two.parameters()}
+    assert all(p.grad is None for p in net.one.parameters())
+
+
+def test_memory_that_runs_out_one_at_a_time_is_raised(granted):
+    granted(2)
+    with pytest.raises(RuntimeError, match="allocate memory"):
+        cotune.micro_batches(torch.ones(4, 2), 1).backward(lambda x: refuse())
+
+
+def test_other_generators_are_put_back_too(granted):
+    import random
+
+    import numpy as np
+
+    def draws(loan):
+        random.seed(1)
+        np.random.seed(1)
+        net, calls, drawn = nn.Linear(2, 1), [], []
+
+        def loss(x):
+            drawn.append((random.random(), float(np.random.rand())))
+            calls.append(1)
+            if loan and len(calls) == 2:
+                refuse()
+            return net(x).mean()
+
+        cotune.micro_batches(torch.ones(6, 2), 2).backward(loss)
+        return drawn[-3:]
+
+    expected = draws(None)
+    assert draws(granted(3)) == expected
+
+
+# ---- streams
+
+
+class FakeStream:
+    """A stream that knows what has been done before what is given to it next."""
+
+    def __init__(self):
+        self.done = set()
+
+    def record_event(self):
+        return frozenset(self.done)
+
+    def wait_event(self, event):
+        self.done |= event
+
+    def wait_stream(self, other):
+        self.done |= other.done
+
+
+class FakeCuda:
+    """As much of `torch.cuda` as micro-batches use."""
+
+    Stream = FakeStream
+
+    def __init__(self):
+        self.now = FakeStream()
+
+    def is_available(self):
+        return True
+
+    is_initialized = is_available
+
+    def current_stream(self):
+        return self.now
+
+    def set_stream(self, stream):
+        self.now = stream
+
+    def get_rng_state(self):
+        return None
+
+
+class Traced(nn.Module):
+    """Notes which calls of it, and what on the trial's own stream, came before each call."""
+
+    def __init__(self, cuda):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(()))
+        self.register_buffer("calls", torch.zeros(()))
+        self.cuda_before = []
+        self._fake = cuda
+
+    def forward(self, x):
+        self.cuda_before.append(set(self._fake.now.done))
+        self._fake.now.done.add(f"call {len(self.cuda_before) - 1}")
+        return (self.weight * x).mean()
+
+
+@pytest.mark.parametrize("loop", [True, False])
+def test_streams_wait_for_what_they_need_and_for_no_more(granted, monkeypatch, loop):
+    cuda = FakeCuda()
+    home = cuda.now
+    monkeypatch.setattr("cotune.sharing.concurrent._cuda", cuda)
+    monkeypatch.setattr("cotune.sharing.concurrent.StreamStage._streams", [])
+    granted(2)
+    net, free = Traced(cuda), []
+    home.done.add("optimizer step")
+    used = []
+
+    def forward(x):
+        used.append(cuda.now)
+        free.append(set(cuda.now.done))
+        cuda.now.done.add(f"begun {len(free) - 1}")
+        return net(x)
+
+    after = []
+    if loop:
+        for micro in cotune.micro_batches(torch.ones(4), 1):
+            micro.backward(forward(micro.data))
+            after.append((cuda.now, set(cuda.now.done)))
+    else:
+        cotune.micro_batches(torch.ones(4), 1).backward(forward)
+    assert cuda.now is home
+    assert used[0] is used[2] is not home
+    assert used[1] is used[3] is not used[0]
+    assert home not in used
+    # Within a group neither forward waits for the other, but for its turn at a module with buffers.
+    assert free[0] == {"optimizer step"}
+    assert free[1] == {"optimizer step"}
+    assert net.cuda_before[1] >= {"call 0", "optimizer step"}
+    # The next group comes after the backward of this one.
+    assert free[2] >= {"call 0", "call 1"}
+    assert home.done >= {f"call {n}" for n in range(4)}
+    for n, (stream, done) in enumerate(after):
+        assert stream is home
+        assert f"call {n}" in done
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("concurrency", [2, 4])
+@pytest.mark.parametrize("form", [by_loop, by_call])
+def test_streams_change_no_number(granted, concurrency, form):
+    torch.backends.cudnn.deterministic = True
+    plain = ready().cuda().double()
+    lent = copy.deepcopy(plain)
+    home = torch.cuda.current_stream()
+    expected = form(plain, 4)
+    granted(concurrency)
+    for _ in range(20):
+        lent.zero_grad()
+        lent.load_state_dict(ready().double().state_dict())
+        assert form(lent, 4) == pytest.approx(expected, rel=1e-6)
+        torch.cuda.synchronize()
+        for a, b in zip(state(lent)[0], state(plain)[0], strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-9)
+        for name, buffer in lent.named_buffers():
+            torch.testing.assert_close(buffer, dict(plain.named_buffers())[name], rtol=1e-9, atol=1e-12)
+    assert torch.cuda.current_stream() == home
+
+
+@pytest.mark.gpu
+def test_losses_added_up_behind_backward_are_right_on_streams(granted):
+    granted(4)
+    net = nn.Sequential(*[nn.Linear(512, 512) for _ in range(20)], nn.Linear(512, 1)).cuda()
+    x = torch.randn(64, 512, device="cuda")
+    total, alone = torch.zeros((), device="cuda"), []
+    for micro in cotune.micro_batches(x, 4):
+        loss = net(micro.data).square().mean()
+        alone.append(loss)
+        micro.backward(loss)
+        total += loss.detach()
+    assert float(total) == pytest.approx(sum(loss.item() for loss in alone), rel=1e-5)
+
+
+@pytest.mark.gpu
+def test_memory_that_runs_out_on_streams_changes_no_number(granted):
+    """Four times 256 MiB of activations do not fit 700 MiB, one does."""
+    net = nn.Sequential(nn.Linear(1024, 1024), nn.Dropout(0.1), nn.Linear(1024, 1)).cuda()
+    x = torch.randn(4 * 32768, 1024, device="cuda")
+
+    def step():
+        net.zero_grad()
+        torch.manual_seed(3)
+        loss = cotune.micro_batches(x, 32768).backward(lambda part: net(part).square().mean())
+        return float(loss), [p.grad.clone() for p in net.parameters()]
+
+    expected, grads = step()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    step()
+    room = torch.cuda.max_memory_allocated() * 1.25
+    torch.cuda.empty_cache()
+    torch.cuda.set_per_process_memory_fraction(room / torch.cuda.get_device_properties(0).total_memory)
+    try:
+        loan = granted(4)
+        total, lent = step()
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    assert loan.ran_out_with == [4]
+    assert total == pytest.approx(expected, rel=1e-4)
+    for a, b in zip(lent, grads, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-5)

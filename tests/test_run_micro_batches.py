@@ -1,0 +1,154 @@
+"""`cotune.run` with trials that split their batches: idle room is lent to the last one, and taken back."""
+
+import json
+import os
+import time
+
+import pytest
+import torch
+from optuna.samplers import TPESampler
+
+import cotune
+from cotune.demand import MIB
+from cotune.engines.local import LocalEngine, LocalOptions
+from cotune.packer import GrantChanged, GrantTrial, IterationsDone, Outcome, StopTrial
+from cotune.sharing.devices import find_devices
+from cotune.testing import EngineUnderTest
+from cotune.trial import Report
+
+LAST = 4
+
+
+class HoldsBackTheLast(TPESampler):
+    """Suggests the last trial once it is told; it is asked for that one alone, the first four being asked at once."""
+
+    def __init__(self, told):
+        super().__init__(seed=0)
+        self._told = told
+
+    def before_trial(self, study, trial):
+        if trial.number == LAST:
+            self._told.read_text()
+
+
+def steps(config):
+    """Trains as long as it is told, and says with how many threads; a step is the faster the more there are."""
+    net, used = torch.nn.Linear(4, 1), []
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+
+    def loss(x):
+        used.append(torch.get_num_threads())
+        time.sleep(0.01 / torch.get_num_threads())
+        return net(x).square().mean()
+
+    while True:
+        used.clear()
+        optimizer.zero_grad()
+        cotune.micro_batches(torch.ones(8, 4), 2).backward(loss)
+        optimizer.step()
+        yield max(used)
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores, one of them to be idle")
+def test_the_last_trial_is_lent_an_idle_core_until_another_needs_it(tmp_path):
+    lent, back = tmp_path / "lent", tmp_path / "back"
+    os.mkfifo(lent)
+    os.mkfifo(back)
+
+    def train(config):
+        trial = cotune.trial_id()
+        for count, threads in enumerate(steps(config)):
+            if trial == 0 and threads > 1 and lent.exists():
+                lent.write_text("go on")
+                lent.unlink()
+            if trial == LAST and count == 3:
+                back.read_text()
+            if (trial == 0 and threads == 1 and not lent.exists()) or (trial > 0 and count == 3):
+                break
+        if trial == 0:
+            back.write_text("it is")
+        cotune.report({"loss": float(threads)})
+
+    results = cotune.run(
+        train,
+        {"x": cotune.uniform(0, 1)},
+        metric="loss",
+        trials=LAST + 1,
+        devices=["cpu:0@2GiB"],
+        lanes=2,
+        sampler=HoldsBackTheLast(lent),
+        storage=tmp_path,
+        dashboard=False,
+    )
+    assert [trial.state for trial in results] == ["done"] * (LAST + 1)
+    assert [trial.metrics["loss"] for trial in results] == [1.0] * (LAST + 1)
+
+
+@pytest.mark.parametrize(("options", "lent"), [({}, True), ({"grants": False}, False), ({"lockstep": True}, False)])
+def test_lockstep_lends_nothing_and_grants_can_be_switched_off(tmp_path, monkeypatch, options, lent):
+    asked = []
+
+    def options_of_the_brain(**settings):
+        asked.append(settings["grants"])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("cotune._run.PackerOptions", options_of_the_brain)
+    with pytest.raises(KeyboardInterrupt):
+        cotune.run(swell, {"x": 1}, metric="loss", trials=1, storage=tmp_path, **options)
+    assert asked == [lent]
+
+
+def swell(config):
+    """Trains a model whose micro-batches take much more as soon as several run at once."""
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.BatchNorm1d(8), torch.nn.Dropout(0.2))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.0)
+    x, width = torch.randn(14, 8), []
+
+    def loss(part):
+        width.append(torch.get_num_threads())
+        large = (80 * MIB if width[0] > 1 else MIB) // 4
+        # Squaring keeps its input for the backward: that is what each of them takes.
+        ballast = (part.new_ones(large) * net[0].bias[0]).square().mean()
+        return net(part).square().mean() + 0.0 * ballast
+
+    while True:
+        width.clear()
+        torch.manual_seed(1)
+        optimizer.zero_grad()
+        total = cotune.micro_batches(x, 4).backward(loss)
+        grads = torch.cat([p.grad.flatten() for p in net.parameters()])
+        told = {"loss": float(total), "grad": float(grads.abs().sum()), "drawn": float(torch.rand(()))}
+        cotune.report({**told, "forwards": len(width), "threads": width[0]})
+        optimizer.step()
+        with torch.no_grad():
+            net[1].running_mean.zero_()
+            net[1].running_var.fill_(1.0)
+
+
+def test_memory_that_runs_out_in_a_real_lane_is_made_good_within_the_iteration(tmp_path):
+    """Four micro-batches at once exceed the cap of the process; the same iteration goes on one at a time."""
+    engine = LocalEngine(swell, find_devices(devices=["cpu:0@2GiB"]), tmp_path, LocalOptions("loss"))
+    with EngineUnderTest(engine, tmp_path) as body:
+        body.open(quota=560 * MIB)
+        body.begin(0)
+        body.wait(IterationsDone, lambda event: event.splits == 4)
+        body.engine.execute(GrantTrial(0, 4))
+        assert body.wait(GrantChanged).concurrency == 4
+        back = body.wait(GrantChanged)
+        assert (back.concurrency, back.ran_out) == (1, 4)
+        lines = []
+        while len(lines) < 3:
+            lines.append(body.wait(Report).line)
+        assert all(b'"loss"' in line for line in lines)
+        reports = [_numbers(line) for line in lines]
+        repeated, usual = reports[0], reports[-1]
+        assert repeated.pop("forwards") > usual.pop("forwards") == 4
+        assert repeated.pop("threads") > usual.pop("threads") == 1
+        assert repeated == pytest.approx(usual, rel=1e-6)
+        body.engine.execute(StopTrial(0))
+        assert body.collect(0)[1].outcome is Outcome.STOPPED
+
+
+def _numbers(line):
+    return json.loads(line)["metrics"]
