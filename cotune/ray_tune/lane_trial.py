@@ -262,8 +262,7 @@ class LaneTrial(TrialSession):
         is_memory, refused = out_of_memory(error)
         needed = None
         if is_memory:
-            held = self._persistent + host.memory.read()[0] - self._level
-            needed = held + refused if refused is not None else None
+            needed = self._meter.wanted(refused) if refused is not None else None
             host.memory.relax()
         text = text_of(error)[:2000]
         _clear(error)
@@ -296,7 +295,7 @@ class LaneTrial(TrialSession):
         with self._ending:
             if self._over:
                 return
-            self._sample(time.monotonic(), final=True)
+            self._meter.read(time.monotonic(), final=True)
             self._over = True
         self._send_progress()
         self._context = None

@@ -24,6 +24,7 @@ from cotune.sharing.context import Context
 from cotune.sharing.loan import TrialLoan
 from cotune.sharing.memory import out_of_memory, text_of
 from cotune.sharing.metrics import number_line, read_report, whole_step
+from cotune.sharing.trial_meter import TrialMeter
 from cotune.trial import TrialSpec
 
 if TYPE_CHECKING:
@@ -74,19 +75,12 @@ class TrialSession:
         self._steps = 0
         self._iterations = 0
         self._sent_iterations = 0
-        # Of memory: the level at the last reading, what of it is this trial's, and the peak above it.
-        self._level = 0
-        self._persistent = 0
-        self._ephemeral = 0
-        self._since = 0.0
-        self._seconds = 0.0
-        self._busy_since: float | None = None
-        self._busy = 0.0
+        self._meter = TrialMeter(host)
         self._loan = TrialLoan(host, spec.trial)
 
     @property
     def persistent(self) -> int:
-        return self._persistent
+        return self._meter.persistent
 
     def left_threads(self) -> bool:
         """Whether threads that were started in its time live on, but for other trials' and harmless helpers."""
@@ -135,10 +129,8 @@ class TrialSession:
         host.redirect(self._log)
         if self._context is not None:
             self._context.enter()
-        # Whoever had the turn before has read the meter and reset it.
-        self._level = host.level
         now = time.monotonic()
-        self._since, self._busy_since = now, host.memory.busy_seconds()
+        self._meter.begin(now)
         self._turn_end = now + host.options.quantum
         # In this order: whoever joins in between sets it to 0, which must stand.
         self._turn_due = math.inf
@@ -153,7 +145,7 @@ class TrialSession:
         host.page[0] = -1.0
         session.set_holder(None)
         if not self._over:
-            self._sample(time.monotonic())
+            self._meter.read(time.monotonic())
             if self._context is not None:
                 self._context.leave()
 
@@ -174,7 +166,7 @@ class TrialSession:
     def _attend(self, now: float) -> None:
         is_early = self._sent_iterations < self._iterations <= FIRST_MEASURED
         if now >= self._measure_due or is_early or self._stop or self._loan.is_due:
-            self._sample(now)
+            self._meter.read(now)
             self._send_progress()
             self._measure_due = now + MEASURE_EVERY
         self._raise_if_stopped()
@@ -196,42 +188,11 @@ class TrialSession:
         if self._stop:
             raise TrialStopped
 
-    # ---- measuring
-
-    def _sample(self, now: float, *, final: bool = False) -> None:
-        """Reads the meters, which are this trial's alone since its turn began or the last reading.
-
-        At the end of a trial its locals are gone: what it held at its last boundary still stands, and only the
-        peak above that is news.
-        """
-        host = self._host
-        level, peak = host.memory.read()
-        if final:
-            self._ephemeral = max(self._ephemeral, peak - self._level)
-        else:
-            self._persistent += level - self._level
-            self._ephemeral = max(self._ephemeral, peak - level)
-        self._level = host.level = level
-        host.memory.reset_peak()
-        host.page[2] = host.memory.held()
-        self._seconds += now - self._since
-        self._since = now
-        busy = host.memory.busy_seconds()
-        if busy is not None and self._busy_since is not None:
-            self._busy += busy - self._busy_since
-        self._busy_since = busy
-
     def _send_progress(self) -> None:
-        count = self._iterations - self._sent_iterations
-        busy = self._busy / self._seconds if self._busy_since is not None and self._seconds > 0 else math.nan
-        held, peak, loan = max(0, self._persistent), max(0, self._ephemeral), self._loan
-        self._host.send(
-            wire.encode_progress(self.trial, count, self._seconds, held, peak, busy, loan.splits, loan.most)
-        )
-        loan.measured(peak)
+        count, loan, measured = self._iterations - self._sent_iterations, self._loan, self._meter.take()
+        self._host.send(wire.encode_progress(self.trial, count, *measured, loan.splits, loan.most))
+        loan.measured(measured.ephemeral)
         self._sent_iterations = self._iterations
-        self._ephemeral = 0
-        self._seconds = self._busy = 0.0
 
     # ---- what the trainable calls
 
@@ -281,7 +242,7 @@ class TrialSession:
         """Waits for the verdict on the last report, and obeys it."""
         self._hear_verdict()
         if self._stop:
-            self._sample(time.monotonic())
+            self._meter.read(time.monotonic())
             raise TrialStopped
 
     def _await_answer(self) -> None:
@@ -295,7 +256,7 @@ class TrialSession:
             self._look.acquire()
             self._resume(began)
         if self._stop:
-            self._sample(time.monotonic())
+            self._meter.read(time.monotonic())
             raise TrialStopped
 
     def _hear_verdict(self) -> None:
@@ -323,7 +284,7 @@ class TrialSession:
     def _resume(self, began: float) -> None:
         page = self._host.page
         now = time.monotonic()
-        self._since += now - began
+        self._meter.leave_out(now - began)
         page[1] = now
         page[0] = self.trial
 
@@ -376,7 +337,7 @@ class TrialSession:
             before = host.memory.read()[0]
             host.shared[key] = factory()
             grown = host.memory.read()[0] - before
-            self._level += grown
+            self._meter.shared(grown)
             host.hold_shared(grown)
         value: T = host.shared[key]
         return value
@@ -406,7 +367,7 @@ class TrialSession:
             ended = self._attempt()
         except BaseException as error:
             ended = self._explain(error)
-        self._sample(time.monotonic(), final=True)
+        self._meter.read(time.monotonic(), final=True)
         self._send_progress()
         self._over = True
         if self._context is not None:
@@ -474,8 +435,7 @@ class TrialSession:
         is_memory, refused = out_of_memory(error)
         needed = None
         if is_memory:
-            held = self._persistent + host.memory.read()[0] - self._level
-            needed = held + refused if refused is not None else None
+            needed = self._meter.wanted(refused) if refused is not None else None
             host.memory.relax()
         text = f"sys.exit({error.code!r}) was called" if isinstance(error, SystemExit) else text_of(error)
         # A class of the user's own may be named like one of ours.
