@@ -134,6 +134,14 @@ def _read(path: Path | None) -> list[_Sample]:
 # ---- what a trainable is
 
 
+def _bound(trainable: Any) -> Iterator[object]:
+    """What a trainable was given beforehand."""
+    while isinstance(trainable, functools.partial):
+        yield _plain(trainable.args)
+        yield sorted((name, repr(_plain(value))) for name, value in trainable.keywords.items())
+        trainable = trainable.func
+
+
 def _unwrapped(trainable: Any) -> Any:
     while isinstance(trainable, functools.partial):
         trainable = trainable.func
@@ -146,6 +154,7 @@ def _unwrapped(trainable: Any) -> Any:
 
 def _identity(trainable: Any) -> Iterator[object]:
     """All that tells a trainable from others, from one process to the next."""
+    yield from _bound(trainable)
     todo, seen = [_unwrapped(trainable)], set[int]()
     module = todo[0].__module__
     while todo:
@@ -156,6 +165,8 @@ def _identity(trainable: Any) -> Iterator[object]:
         yield one.__qualname__
         for function in _functions(one):
             yield from _code(function.__code__)
+            yield _plain(function.__defaults__)
+            yield sorted((name, repr(_plain(value))) for name, value in (function.__kwdefaults__ or {}).items())
             names = [*function.__code__.co_names, *_inner_names(function.__code__)]
             used = [function.__globals__.get(name) for name in names]
             todo += [other for other in used if isinstance(other, (type, types.FunctionType))]

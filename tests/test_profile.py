@@ -122,7 +122,8 @@ def test_other_code_constants_or_devices_have_another_profile(tmp_path, monkeypa
         return profile_path(tmp_path, trainable, constants or {}, hardware).name
 
     before = name()
-    assert name(functools.partial(uses_helper)) == before
+    assert name(functools.partial(uses_helper)) == name(functools.partial(uses_helper))
+    assert name(functools.partial(uses_helper, model="a")) != name(functools.partial(uses_helper, model="b"))
     assert len({before, name(constants={"batch": 64}), name(hardware="cuda"), name(hungry), name(Steps)}) == 5
 
     def other():

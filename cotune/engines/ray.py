@@ -40,6 +40,8 @@ POLL_FOR = 10.0
 LEAVE_WITHIN = 5.0
 MAX_LOST_IN_A_ROW = 3
 
+log = logging.getLogger(__name__)
+
 
 @dataclass(eq=False, slots=True)
 class _Membership:
@@ -50,11 +52,13 @@ class _Membership:
         actor: Its handle.
         device: The name of its device, once it has joined.
         local: The name it has there.
+        hello: Answered as soon as it has its place.
         commands: What it is to be told next.
     """
 
     slot: Slot
     actor: Any
+    hello: Any
     device: str = ""
     local: str = ""
     commands: list[tuple[str, tuple[Any, ...]]] = field(default_factory=list)
@@ -89,7 +93,9 @@ class RayEngine(Engine):
         self._lost_in_a_row = 0
         self._look_due = self._tick_due = 0.0
         self._closed = False
+        self._refused: collections.Counter[tuple[int, str]] = collections.Counter()
         self._ray, self._is_ours = _connect(cluster)
+        self._on_gpus = gpus > 0 if gpus is not None else self._ray.cluster_resources().get("GPU", 0) >= 1
         self._packed_ref = self._ray.put(self._packed)
 
     # ---- members
@@ -122,7 +128,7 @@ class RayEngine(Engine):
     def _look(self) -> None:
         """Asks for an actor on everything that has none: what cannot be had now is had when it is free."""
         self._look_due = time.monotonic() + LOOK_EVERY
-        held = collections.Counter(member.slot.place for member in self._members)
+        held = self._refused + collections.Counter(member.slot.place for member in self._members)
         for slot in self._wanted():
             if held[slot.place]:
                 held[slot.place] -= 1
@@ -131,14 +137,18 @@ class RayEngine(Engine):
 
     def _make_do(self) -> None:
         """Asks for half as many cores of nodes that others use as well."""
-        for member in [member for member in self._members if not member.device and member.slot.cpus > 1]:
+        absent = [member for member in self._members if not member.device and member.slot.cpus > 1]
+        for member in absent:
+            if self._ray.wait([member.hello], timeout=0)[0]:
+                # It has its place, and takes its time.
+                continue
             self._members.discard(member)
             self._ray.kill(member.actor)
             self._invite(replace(member.slot, cpus=member.slot.cpus // 2))
 
     def _wanted(self) -> Iterator[Slot]:
-        gpus = int(self._ray.cluster_resources().get("GPU", 0)) if self._gpus is None else self._gpus
-        if gpus:
+        if self._on_gpus:
+            gpus = int(self._ray.cluster_resources().get("GPU", 0)) if self._gpus is None else self._gpus
             yield from [Slot(gpus=1, cpus=1)] * gpus
             return
         for node in self._ray.nodes():
@@ -156,7 +166,8 @@ class RayEngine(Engine):
         self._ray.method(concurrency_group="tell")(Member.do)
         self._ray.method(concurrency_group="hear")(Member.poll)
         actor_class = self._ray.remote(concurrency_groups={"tell": 1, "hear": 1}, max_restarts=0, **how)(Member)
-        member = _Membership(slot, actor_class.remote(self._packed_ref, slot, self._folder, self._options))
+        actor = actor_class.remote(self._packed_ref, slot, self._folder, self._options)
+        member = _Membership(slot, actor, actor.do.remote([]))
         self._members.add(member)
         self._ask(member)
 
@@ -185,6 +196,10 @@ class RayEngine(Engine):
         self._by_device.pop(member.device, None)
         if member.device:
             self._homeless.append(member.device)
+        # It may only be out of reach.
+        with contextlib.suppress(Exception):
+            self._ray.kill(member.actor)
+        log.warning("%s is lost: %s", member.device or "a node that had not joined yet", why)
         self._lost_in_a_row += 1
         if self._lost_in_a_row >= MAX_LOST_IN_A_ROW and not self._by_device:
             raise errors.RunError(
@@ -275,7 +290,11 @@ class RayEngine(Engine):
             if isinstance(item, Joined):
                 happened.append(self._joined(member, item))
             elif isinstance(item, Down):
-                raise item.error
+                if not any(other is not member for other in self._by_device.values()):
+                    raise item.error
+                self._refused[member.slot.place] += 1
+                self._leave(member, f"{type(item.error).__name__}: {item.error}")
+                break
             else:
                 happened += self._translate(member, item)
         return happened

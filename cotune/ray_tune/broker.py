@@ -142,6 +142,7 @@ class Broker:
             # Told before the call is made, so that the brain knows who has stopped it.
             number = self._number(ticket)
             ticket.stopping = True
+            ticket.held.clear()
             self._withdraw(ticket)
             if lane is None:
                 return ray.put(None)
@@ -183,6 +184,7 @@ class Broker:
 
     def evict(self, ticket: Ticket) -> None:
         """The trial is to go, whatever it is doing; its lane-mates are to go on."""
+        ticket.held.clear()
         if ticket.lane is not None and not ticket.over:
             ticket.lane.actor.evict.remote(ticket.key)
             ticket.stopping = True
@@ -198,11 +200,13 @@ class Broker:
         """Whether a failed call is ours to make good; if so, that has been seen to."""
         error = held.error
         cause = getattr(error, "cause", error)
-        if not isinstance(error, RayActorError) and not isinstance(cause, (OutOfMemory, NotHere)):
+        # Of both classes if an actor of the trainable's own has died, which is the trainable's failure.
+        is_dead = isinstance(error, RayActorError) and not isinstance(error, RayTaskError)
+        if not is_dead and not isinstance(cause, (OutOfMemory, NotHere)):
             return False
         if ticket.refusal is not None:
             held.refuse(ticket.refusal)
-        elif ticket.over and (ticket.stopping or not isinstance(error, RayActorError)):
+        elif ticket.over and (ticket.stopping or not is_dead):
             return False
         elif ticket.over:
             # It had come to its end, and the news was lost with the lane.
@@ -235,7 +239,7 @@ class Broker:
 
     def _tend(self) -> None:
         """Once a second: devices for those that wait, none for nobody."""
-        if self.packer.unfinished:
+        if self.packer.waiting or not self._cluster.devices:
             self._cluster.reserve(self.packer.unfinished)
         if not self.packer.waiting:
             lanes = (ticket.lane for ticket in self._tickets.values())

@@ -139,6 +139,7 @@ class Cluster:
         self._stillborn = 0
         self._watch_due = 0.0
         self._pending: list[ev.Event] = []
+        self._lost: list[str] = []
         self._actor = lane_actor(options.residents)
         self.uses_gpus = (_total("GPU") >= 1) if options.gpus is None else options.gpus > 0
         if options.gpus and options.gpus > _total("GPU"):
@@ -177,7 +178,8 @@ class Cluster:
         nodes = [node["Resources"] for node in _nodes() if node["Resources"].get("GPU", 0) >= 1]
         cores = min((int(node.get("CPU", 0) // node["GPU"]) for node in nodes), default=0)
         most = max((node["GPU"] for node in nodes), default=1)
-        self._add({"GPU": 1.0} | ({"CPU": float(cores)} if cores else {}), max(cores, 1), 1 / most, None)
+        # One CPU, as any trial on a GPU would ask for: all of the GPU's part may never be free.
+        self._add({"GPU": 1.0} | ({"CPU": 1.0} if cores else {}), max(cores, 1), 1 / most, None)
 
     def _add_node(self, node: Mapping[str, Any]) -> None:
         nodes = _nodes()
@@ -248,7 +250,7 @@ class Cluster:
             _kill(actor)
         remove_placement_group(slot.group)
         if slot.site is not None:
-            self._pending.append(ev.DeviceLost(self.now(), slot.name))
+            self._lost.append(slot.name)
 
     # ---- instructions
 
@@ -324,6 +326,10 @@ class Cluster:
         if self.is_watch_due:
             self._watch()
         happened, self._pending = self._pending, []
+        if self._lost and self.devices:
+            # Not before there is another: without any device the brain would give up.
+            happened += [ev.DeviceLost(self.now(), device) for device in self._lost]
+            self._lost = []
         return happened
 
     def _hear_site(self, slot: Slot) -> None:
@@ -400,6 +406,8 @@ class Cluster:
             return
         self._lanes.pop(lane.lane, None)
         slot.lanes.pop(lane.lane, None)
+        # It may only be out of reach.
+        _kill(lane.actor)
         holder = lane.last.holder if lane.last else None
         self._pending.append(ev.LaneLost(self.now(), lane.lane, holder, _first_line(error)))
         if not lane.ready:

@@ -200,8 +200,13 @@ class LaneTrial(TrialSession):
     def run(self) -> None:
         """The body of the trial's thread."""
         session.bind(self)
-        while not self._over and (call := self.inbox.take()) is not None:
-            self._serve(call)
+        try:
+            while not self._over and (call := self.inbox.take()) is not None:
+                self._serve(call)
+        except BaseException:
+            # A lane in which this fails is of no use: its death is noticed, and its residents go on elsewhere.
+            traceback.print_exc()
+            self.host.die()
         self.inbox.close()
 
     def _serve(self, call: Call) -> None:

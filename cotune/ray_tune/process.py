@@ -37,9 +37,9 @@ class Fractions:
         request = trial.placement_group_factory
         if len(request.bundles) > 1 or not request.required_resources.get("GPU"):
             return
-        if trial.trainable_name not in _measured:
-            _measured[trial.trainable_name] = True
-            tune.register_trainable(trial.trainable_name, measuring(trial.get_trainable_cls()))
+        trainable = trial.get_trainable_cls()
+        if not hasattr(trainable, "measures_for_cotune"):
+            tune.register_trainable(trial.trainable_name, measuring(trainable))
         if _ran_out_of_memory(trial):
             self._observe(trial, 2 * request.required_resources["GPU"])
         share = self._shares.estimate(features(trial.config))
@@ -56,9 +56,6 @@ class Fractions:
         self._shares.observe(number, features(trial.config), min(share, 1.0))
 
 
-_measured: dict[str, bool] = {}
-
-
 def _ran_out_of_memory(trial: Any) -> bool:
     """Whether the last failure of a trial was that."""
     if not trial.num_failures or not trial.error_file or not Path(trial.error_file).exists():
@@ -71,6 +68,8 @@ def measuring(trainable: Any) -> Any:
     """A Trainable that reports, besides, the largest share of its GPU that it has used."""
 
     class Measuring(trainable):  # type: ignore[misc]
+        measures_for_cotune = True
+
         def step(self) -> dict[str, Any]:
             result: dict[str, Any] = super().step()
             if _DUPLICATE not in result:

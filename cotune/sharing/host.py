@@ -306,7 +306,12 @@ def _children() -> list[int]:
     except ChildProcessError:
         return []
     found: list[int] = []
-    for task in os.listdir("/proc/self/task"):
+    try:
+        tasks = os.listdir("/proc/self/task")
+    except OSError:
+        # Out of file descriptors, for one: which is no reason to lose the end of a trial.
+        return []
+    for task in tasks:
         with contextlib.suppress(OSError):
             text = Path(f"/proc/self/task/{task}/children").read_text(encoding="ascii")
             found.extend(pid for pid in map(int, text.split()) if _counts(pid))

@@ -109,7 +109,7 @@ def rows(path: Path, columns: Sequence[str] = ()) -> list[dict[str, str]]:
     Raises:
         InputError: It cannot be read, has no rows, or lacks a column.
     """
-    found = list(csv.DictReader(lines(path)))
+    found = [{name: text for name, text in row.items() if name} for row in csv.DictReader(lines(path))]
     missing = [name for name in columns if found and name not in found[0]]
     if missing or not found:
         what = f"{path} lacks the columns {', '.join(missing)}" if missing else f"{path} has no rows"
@@ -124,6 +124,6 @@ def lines(path: Path) -> list[str]:
         InputError: It cannot be read.
     """
     try:
-        return path.read_text(encoding="utf-8").splitlines()
+        return path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"cannot read {path}: {error}", hint="check the path") from error

@@ -41,6 +41,10 @@ def test_a_published_table_is_read_by_its_own_names(tmp_path: Path) -> None:
     assert "1 jobs of several GPUs" in workload.note
 
 
+def test_a_byte_order_mark_and_cells_beyond_the_header_are_no_harm(tmp_path: Path) -> None:
+    assert from_csv(table(tmp_path, "\ufeffseconds\n10,7,8\n")).jobs[0].seconds == pytest.approx(10.0)
+
+
 def test_a_table_of_times_alone_limits_only_lanes(tmp_path: Path) -> None:
     workload = from_csv(table(tmp_path, "seconds\n10\n20\n"))
     assert [job.seconds for job in workload.jobs] == pytest.approx([10.0, 20.0])
