@@ -348,7 +348,9 @@ class Packer:
         lane.ready = True
         grown = event.context - lane.context
         lane.context = event.context
-        lane.device.context = max(lane.device.context, event.context)
+        device = lane.device
+        device.context = max(device.context, event.context) if device.knows_context else event.context
+        device.knows_context = True
         # A guess that was too low must not eat into what the trial was promised.
         if grown > 0 and lane.residents and not lane.closing:
             self._ledger.ensure(lane, lane.asked + grown)

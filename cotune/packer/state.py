@@ -173,6 +173,7 @@ class Device:
         full: The largest capacity it was seen with: what it has when others use none of it.
         held: Sum of the quotas of its lanes, which never grows beyond `capacity`.
         context: Bytes of a bare lane here: a guess at first, then the largest measured.
+        knows_context: It is no guess any more.
         shared: Bytes of shared objects in a lane here, the largest seen.
         room: The largest peak it has room for when nothing else runs here.
         holes: What fits here, as `Fitting` has worked it out; None after every change.
@@ -186,6 +187,7 @@ class Device:
     width: WidthControl
     most: int = 1
     full: int = 0
+    knows_context: bool = False
     shared: int = 0
     held: int = 0
     lanes: dict[int, Lane] = field(default_factory=dict)

@@ -148,6 +148,61 @@ def test_a_killed_trial_that_hangs_leaves_its_lane_mates_their_progress(run_conf
     assert good.metrics["iterations_since_restore"] == 101
 
 
+def needs_what_is_not_there(config):
+    if config["x"] == 1:
+        raise MemoryError("no room")
+    while True:
+        time.sleep(0.05)
+        tune.report({"loss": 1.0})
+
+
+class AfterAWhile(tune.Stopper):
+    """Ends the run once one trial has reported so often."""
+
+    reports = 0
+
+    def __call__(self, trial_id, result):
+        self.reports += 1
+        return False
+
+    def stop_all(self):
+        return self.reports >= 40
+
+
+def test_a_run_can_end_while_a_trial_waits_for_room_to_start_again(run_config):
+    results = tune.Tuner(
+        needs_what_is_not_there,
+        param_space={"x": tune.grid_search([0, 1])},
+        tune_config=tune.TuneConfig(scheduler=colocate(lanes=2, gpus=1)),
+        run_config=run_config(stop=AfterAWhile()),
+    ).fit()
+    assert not results.num_errors
+
+
+def loses_its_helper(config):
+    with open(config["log"], "a") as log:
+        log.write("x")
+
+    @ray.remote(num_cpus=0)
+    class Helper:
+        def fall(self):
+            os._exit(1)
+
+    ray.get(Helper.remote().fall.remote())
+
+
+def test_a_trial_whose_own_actor_dies_has_failed(run_config, tmp_path):
+    log = tmp_path / "log"
+    results = tune.Tuner(
+        loses_its_helper,
+        param_space={"log": str(log)},
+        tune_config=tune.TuneConfig(scheduler=colocate(gpus=1)),
+        run_config=run_config(),
+    ).fit()
+    assert results.num_errors == 1
+    assert log.read_text() == "x"
+
+
 def test_an_overdue_trial_fails_alone(run_config):
     results = tune.Tuner(
         hangs,
