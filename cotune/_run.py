@@ -115,6 +115,7 @@ def run(
     Raises:
         CotuneError: What was asked for is wrong or cannot go on; the `hint` says what to do.
         KeyboardInterrupt: Ctrl-C was pressed twice. Pressed once, running trials stop and results are returned.
+            (SIGTERM stops them, too, and then ends the process.)
     """
     if not sys.platform.startswith("linux"):
         raise RunError(
@@ -163,13 +164,16 @@ def run(
                 callbacks=callbacks, dashboard=dashboard,
             )  # fmt: skip
             try:
-                with _interrupts(sweep):
+                with _interrupts(sweep) as heard:
                     sweep.run()
             finally:
                 engine.close()
                 finish()
         finally:
             engine.close()
+        if signal.SIGTERM in heard:
+            # All is in order, and can be resumed: now what was asked for.
+            signal.raise_signal(signal.SIGTERM)
         results = [sweep.records[number].result() for number in sorted(sweep.records)]
         return Results(tuple(results), metric, mode, folder.path.name, folder.path, sweep.makespan, sweep.interrupted)
 
@@ -304,16 +308,22 @@ def _open_run(name: str, storage: str | os.PathLike[str] | None, resume: bool) -
 
 
 @contextlib.contextmanager
-def _interrupts(sweep: Sweep) -> Iterator[None]:
-    """Ctrl-C and SIGTERM end the sweep in order; only the main thread can be told so."""
+def _interrupts(sweep: Sweep) -> Iterator[set[int]]:
+    """Ctrl-C and SIGTERM end the sweep in order; only the main thread can be told so. Gives the signals that came."""
+    heard: set[int] = set()
     if threading.current_thread() is not threading.main_thread():
-        yield
+        yield heard
         return
+
+    def interrupt(number: int, _frame: Any) -> None:
+        heard.add(number)
+        sweep.interrupt()
+
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     for number in before:
-        signal.signal(number, lambda *_: sweep.interrupt())
+        signal.signal(number, interrupt)
     try:
-        yield
+        yield heard
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -30,6 +30,40 @@ def is_alive(pid):
         return False
 
 
+def test_what_a_trial_leaves_reserved_and_unused_does_not_keep_the_next_from_starting(run):
+    def train(config):
+        import json
+        import mmap
+
+        cotune.report({"loss": 0.0})
+        if not hasattr(json, "kept"):
+            json.kept = mmap.mmap(-1, 1 << 30, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        cotune.report({"loss": 1.0})
+
+    results = run(train, {"x": cotune.uniform(0, 1)}, trials=6, lanes=2)
+    assert [str(trial.state) for trial in results] == ["done"] * 6
+
+
+@pytest.mark.parametrize("how", ["returns", "raises", "exits", "reports"])
+def test_a_process_that_a_trial_forks_says_nothing_for_it(run, how):
+    def train(config):
+        if os.fork() == 0:
+            if how == "returns":
+                return 77.0
+            if how == "raises":
+                raise ValueError("child")
+            if how == "exits":
+                raise SystemExit(3)
+            cotune.report({"loss": 77.0})
+            return None
+        _, status = os.wait()
+        return config["x"] + os.waitstatus_to_exitcode(status)
+
+    results = run(train, {"x": 10}, trials=1)
+    code = {"returns": 0, "raises": 1, "exits": 3, "reports": 0}[how]
+    assert [report["loss"] for report in results[0].history] == [10 + code]
+
+
 def test_a_lane_killed_under_its_trials_costs_them_only_the_time_since_their_checkpoints(run, tmp_path):
     def train(config):
         start = 0

@@ -156,6 +156,17 @@ def test_ctrl_c_twice_ends_at_once_and_can_be_resumed(tmp_path):
     assert [t[1] for t in Driver(tmp_path / "run").finish()["trials"]] == ["done"] * 6
 
 
+def test_sigterm_stops_trials_in_order_and_then_ends_the_process(tmp_path):
+    driver = Driver(tmp_path / "run", boundaries=True)
+    lanes = driver.wait_until_waiting(2)
+    driver.process.send_signal(signal.SIGTERM)
+    driver.process.communicate(timeout=20)
+    assert driver.process.returncode == -signal.SIGTERM
+    wait_gone(lanes)
+    driver.go()
+    assert [t[1] for t in Driver(tmp_path / "run").finish()["trials"]] == ["done"] * 6
+
+
 def test_two_runs_at_once_do_not_touch_each_other_and_a_name_is_taken(tmp_path):
     first, second = Driver(tmp_path / "a"), Driver(tmp_path / "b")
     for driver in (first, second):

@@ -106,6 +106,9 @@ class RayEngine(Engine):
         Raises:
             DeviceError: The cluster gives us nothing.
         """
+        there = int(self._ray.cluster_resources().get("GPU", 0))
+        if self._gpus is not None and self._gpus > there:
+            log.warning("gpus=%d, but the cluster has %d now: waiting for the others", self._gpus, there)
         self._look()
         found: list[ev.DeviceFound] = []
         began = shrunk = time.monotonic()

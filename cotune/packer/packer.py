@@ -408,7 +408,9 @@ class Packer:
         for trial in self._ledger.forget(lane):
             self._left(trial)
             if trial.id == lane.overdue and trial.withdrawn_at is None:
-                reason = f"no iteration boundary in time (longest before: {trial.longest:.1f} s)"
+                limit = self._options.iteration_timeout
+                known = f"iteration_timeout={limit:g}, " if limit is not None else ""
+                reason = f"no iteration boundary in time ({known}longest before: {trial.longest:.1f} s)"
                 self._failed(trial, "TrialOverdue", reason)
             elif lane.closing or not lane.ready or trial.withdrawn_at is not None:
                 self._retry_or_stop(trial, "its lane was closed")

@@ -7,6 +7,7 @@ driver always has one call of under way, and what the driver wants are calls of 
 from __future__ import annotations
 
 import array
+import contextlib
 import importlib
 import logging
 import os
@@ -245,7 +246,8 @@ class Lane:
         """Takes in a trial; its calls follow, or are here already."""
         if attempt.pickled is not None:
             self._trainable(attempt.trainable).set_result(attempt.pickled)
-        threading.Thread(target=self._run, args=(attempt,), name=f"trial-{attempt.trial}", daemon=True).start()
+        with self._host.memory.uncapped() if self._host is not None else contextlib.nullcontext():
+            threading.Thread(target=self._run, args=(attempt,), name=f"trial-{attempt.trial}", daemon=True).start()
 
     @ray.method(concurrency_group="calls")  # type: ignore[untyped-decorator]
     def call(self, key: Key, number: int, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

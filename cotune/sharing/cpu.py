@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import re
 import resource
 import time
+from collections.abc import Iterator
 
 from cotune.demand import GIB, MIB
 from cotune.sharing.memory import LaneMemory
@@ -20,8 +22,10 @@ class CpuMemory(LaneMemory):
     """Anonymous resident bytes of the process.
 
     `RLIMIT_DATA` counts reserved bytes, which run ahead of resident ones (thread stacks of 8 MiB, allocator
-    reserves); `HEADROOM` makes up for that, so the cap may be exceeded by as much. Files mapped in and pages shared
-    with the zygote are not counted. Child processes are each capped, but not measured.
+    reserves). So the limit is put above what is reserved, by what may still be taken and `HEADROOM`: whenever the
+    quota changes or a trial has ended. The cap may be exceeded by that headroom and by what was reserved and not
+    used. Files mapped in and pages shared with the zygote are not counted. Child processes are each capped, but not
+    measured.
 
     Args:
         cores: Cores the device stands for, for `busy_seconds`.
@@ -36,13 +40,12 @@ class CpuMemory(LaneMemory):
         self._libc.mallopt(_M_ARENA_MAX, 1)
         self._status = os.open("/proc/self/status", os.O_RDONLY | os.O_CLOEXEC)
         self._refs = os.open("/proc/self/clear_refs", os.O_WRONLY | os.O_CLOEXEC)
-        self._context = self._data = self._quota = self._bare = 0
+        self._context = self._quota = self._bare = 0
         self._limit = resource.RLIM_INFINITY
+        self._is_relaxed = False
         self._resident = 0
 
     def start(self) -> int:
-        text = os.pread(self._status, 4096, 0)
-        self._data = int(text[text.index(b"VmData:") + 7 :].split(None, 1)[0]) * 1024
         with open("/proc/self/smaps_rollup", "rb") as rollup:
             private = [line for line in rollup if line.startswith(b"Private_Dirty:")]
         self._context = int(private[0].split()[1]) * 1024 if private else 0
@@ -65,8 +68,7 @@ class CpuMemory(LaneMemory):
 
     def set_quota(self, quota: int) -> int:
         self._quota = quota
-        self._limit = self._data + max(0, quota - self._context) + HEADROOM
-        self._apply(self._limit)
+        self._tighten()
         return quota
 
     def room(self) -> int:
@@ -74,17 +76,34 @@ class CpuMemory(LaneMemory):
         return self._quota - self._context - (self.read()[0] - self._bare)
 
     def relax(self) -> None:
+        self._is_relaxed = True
         self._apply(resource.RLIM_INFINITY)
+
+    @contextlib.contextmanager
+    def uncapped(self) -> Iterator[None]:
+        self._apply(resource.RLIM_INFINITY)
+        try:
+            yield
+        finally:
+            if not self._is_relaxed:
+                self._apply(self._limit)
 
     def trim(self, *, shared: bool) -> None:
         self._libc.malloc_trim(0)
-        self._apply(self._limit)
+        self._is_relaxed = False
+        self._tighten()
 
     def is_sound(self) -> bool:
         return True
 
     def busy_seconds(self) -> float | None:
         return time.process_time() / self._cores
+
+    def _tighten(self) -> None:
+        text = os.pread(self._status, 4096, 0)
+        reserved = int(text[text.index(b"VmData:") + 7 :].split(None, 1)[0]) * 1024
+        self._limit = reserved + max(0, self.room()) + HEADROOM
+        self._apply(self._limit)
 
     def _apply(self, soft: int) -> None:
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)

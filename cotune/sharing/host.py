@@ -35,6 +35,7 @@ from cotune.sharing.turns import Turns
 from cotune.sharing.wire import Kind
 
 THREAD_STACK = 2 * MIB
+HANG_UP_WITHIN = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +97,7 @@ class Host:
     Attributes:
         page: Seen by the driver also after our death: who has the turn (-1 nobody), when the last boundary was,
             and the bytes this process keeps from others.
+        process: Its id; a process that a trial has forked has another.
         shared: Objects built once for all trials.
         level: Bytes in use when the turn last ended, the peak being counted from there.
     """
@@ -109,6 +111,7 @@ class Host:
         options: LaneOptions,
     ) -> None:
         self.options = options
+        self.process = os.getpid()
         self.page = page
         self.turns = Turns()
         self.shared: dict[str, Any] = {}
@@ -157,7 +160,9 @@ class Host:
             trial = TrialSession(self, self._verdicts[seat], spec, config)
             self._sessions[trial.trial] = trial
             threading.stack_size(0)
-            threading.Thread(target=trial.run, name=f"trial-{trial.trial}", daemon=True).start()
+            with self.memory.uncapped():
+                # Without room for its stack a thread ends before it begins, and start() waits for ever.
+                threading.Thread(target=trial.run, name=f"trial-{trial.trial}", daemon=True).start()
             # Threads of trials: what a stack reserves counts against the quota of a CPU lane.
             threading.stack_size(THREAD_STACK)
         elif kind == Kind.STOP:
@@ -183,10 +188,11 @@ class Host:
             try:
                 self._sock.sendall(frame)
             except OSError:
-                # Nobody listens any more. A trial waits for the main thread to see the end of the stream.
-                if threading.current_thread() is threading.main_thread():
-                    os._exit(0)
-                threading.Event().wait()
+                # Nobody listens any more. A trial waits for the main thread to see the end of the stream, which it
+                # does not where the trial has closed the socket under it.
+                if threading.current_thread() is not threading.main_thread():
+                    threading.Event().wait(HANG_UP_WITHIN)
+                os._exit(1)
 
     # ---- for the trial that has the turn
 

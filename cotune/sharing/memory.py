@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 from abc import ABC, abstractmethod
+from contextlib import AbstractContextManager, nullcontext
 
 from cotune.demand import parse_bytes
 from cotune.errors import InputError
@@ -45,6 +46,10 @@ class LaneMemory(ABC):
     @abstractmethod
     def relax(self) -> None:
         """Lifts the cap, so that a trial that ran out of memory can unwind."""
+
+    def uncapped(self) -> AbstractContextManager[None]:
+        """Lifts the cap for a block of ours that must not fail; a cap lifted before stays so."""
+        return nullcontext()
 
     @abstractmethod
     def trim(self, *, shared: bool) -> None:

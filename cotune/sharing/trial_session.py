@@ -408,6 +408,7 @@ class TrialSession:
             config = host.load_config(self._config, self.trial) if self._config else self._spec.config
             self._raise_if_stopped()
             returned = trainable.call(function, config)
+            self._leave_if_forked()
             del config
             del function
             if isinstance(returned, Mapping):
@@ -425,8 +426,21 @@ class TrialSession:
             traceback.clear_frames(stopped.__traceback__)
             return "stopped", None, "", "", False
         except BaseException as error:
+            self._leave_if_forked(error)
             return self._explain(error)
         return "done", None, "", "", False
+
+    def _leave_if_forked(self, error: BaseException | None = None) -> None:
+        """A process that the trainable has forked ends where the trainable does, and says nothing for the trial."""
+        if os.getpid() == self._host.process:
+            return
+        code: Any = 0
+        if isinstance(error, SystemExit):
+            code = error.code if isinstance(error.code, int) else int(error.code is not None)
+        elif error is not None:
+            traceback.print_exception(error)
+            code = 1
+        os._exit(code & 0xFF)
 
     def _explain(self, error: BaseException) -> tuple[str, int | None, str, str, bool]:
         host = self._host
