@@ -7,7 +7,6 @@ driver always has one call of under way, and what the driver wants are calls of 
 from __future__ import annotations
 
 import array
-import contextlib
 import importlib
 import logging
 import os
@@ -246,8 +245,9 @@ class Lane:
         """Takes in a trial; its calls follow, or are here already."""
         if attempt.pickled is not None:
             self._trainable(attempt.trainable).set_result(attempt.pickled)
-        with self._host.memory.uncapped() if self._host is not None else contextlib.nullcontext():
-            threading.Thread(target=self._run, args=(attempt,), name=f"trial-{attempt.trial}", daemon=True).start()
+        if self._host is not None:
+            self._host.memory.uncap()
+        threading.Thread(target=self._run, args=(attempt,), name=f"trial-{attempt.trial}", daemon=True).start()
 
     @ray.method(concurrency_group="calls")  # type: ignore[untyped-decorator]
     def call(self, key: Key, number: int, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -301,6 +301,7 @@ class Lane:
     def _run(self, attempt: Attempt) -> None:
         self._opened.wait()
         assert self._host is not None
+        self._host.memory.cap()
         trial = LaneTrial(self._host, attempt.trial, attempt.seed, Path(attempt.folder), lambda: self._make(attempt))
         self._host.adopt(trial)
         with self._registering:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import os
 import re
 import resource
 import time
-from collections.abc import Iterator
 
 from cotune.demand import GIB, MIB
 from cotune.sharing.memory import LaneMemory
@@ -79,14 +77,12 @@ class CpuMemory(LaneMemory):
         self._is_relaxed = True
         self._apply(resource.RLIM_INFINITY)
 
-    @contextlib.contextmanager
-    def uncapped(self) -> Iterator[None]:
+    def uncap(self) -> None:
         self._apply(resource.RLIM_INFINITY)
-        try:
-            yield
-        finally:
-            if not self._is_relaxed:
-                self._apply(self._limit)
+
+    def cap(self) -> None:
+        if not self._is_relaxed:
+            self._apply(self._limit)
 
     def trim(self, *, shared: bool) -> None:
         self._libc.malloc_trim(0)

@@ -160,9 +160,9 @@ class Host:
             trial = TrialSession(self, self._verdicts[seat], spec, config)
             self._sessions[trial.trial] = trial
             threading.stack_size(0)
-            with self.memory.uncapped():
-                # Without room for its stack a thread ends before it begins, and start() waits for ever.
-                threading.Thread(target=trial.run, name=f"trial-{trial.trial}", daemon=True).start()
+            # Without room for its stack a thread ends before it begins, and start() waits for ever.
+            self.memory.uncap()
+            threading.Thread(target=trial.run, name=f"trial-{trial.trial}", daemon=True).start()
             # Threads of trials: what a stack reserves counts against the quota of a CPU lane.
             threading.stack_size(THREAD_STACK)
         elif kind == Kind.STOP:

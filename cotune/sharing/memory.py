@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import re
 from abc import ABC, abstractmethod
-from contextlib import AbstractContextManager, nullcontext
 
 from cotune.demand import parse_bytes
 from cotune.errors import InputError
@@ -47,9 +46,11 @@ class LaneMemory(ABC):
     def relax(self) -> None:
         """Lifts the cap, so that a trial that ran out of memory can unwind."""
 
-    def uncapped(self) -> AbstractContextManager[None]:
-        """Lifts the cap for a block of ours that must not fail; a cap lifted before stays so."""
-        return nullcontext()
+    def uncap(self) -> None:  # noqa: B027 - not every cap is in the way of a thread
+        """Lifts the cap for the start of a thread, which must not fail; that thread puts it back."""
+
+    def cap(self) -> None:  # noqa: B027
+        """Puts the cap back, unless a trial is unwinding that ran out of memory."""
 
     @abstractmethod
     def trim(self, *, shared: bool) -> None:

@@ -355,6 +355,7 @@ class TrialSession:
 
     def _run(self) -> None:
         host = self._host
+        host.memory.cap()
         session.bind(self)
         # What was left there for the start.
         os.eventfd_read(self._verdicts)
