@@ -194,7 +194,7 @@ class Chaos(RuleBasedStateMachine):
 
 TestChaos = Chaos.TestCase
 TestChaos.settings = settings(
-    max_examples=600,
+    max_examples=300,
     stateful_step_count=40,
     deadline=None,
     suppress_health_check=list(HealthCheck),
