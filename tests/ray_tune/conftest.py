@@ -21,17 +21,21 @@ def quiet(tmp_path_factory):
     patch.undo()
 
 
-@pytest.fixture(scope="module")
-def cluster(quiet):
-    """Two CPUs and two logical GPUs on this machine."""
+def start_ray(gpus):
     ray.init(
         address="local",
         num_cpus=2,
-        num_gpus=2,
+        num_gpus=gpus,
         include_dashboard=False,
         log_to_driver=False,
         logging_level=logging.ERROR,
     )
+
+
+@pytest.fixture(scope="module")
+def cluster(quiet):
+    """Two CPUs and two logical GPUs on this machine."""
+    start_ray(gpus=2)
     yield
     ray.shutdown()
 
@@ -39,14 +43,7 @@ def cluster(quiet):
 @pytest.fixture(scope="module")
 def cpus(quiet):
     """Two CPUs and no GPU."""
-    ray.init(
-        address="local",
-        num_cpus=2,
-        num_gpus=0,
-        include_dashboard=False,
-        log_to_driver=False,
-        logging_level=logging.ERROR,
-    )
+    start_ray(gpus=0)
     yield
     ray.shutdown()
 
