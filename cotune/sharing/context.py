@@ -12,6 +12,7 @@ import os
 import random
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -136,15 +137,16 @@ def _torch_flags(torch: Any) -> list[tuple[Callable[[], Any], Callable[[Any], An
     ]
     if hasattr(backends, "fp32_precision"):
         # After the old flags, which write to these too.
-        owners = [backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn]
-        owners += [backends.mkldnn.matmul, backends.mkldnn.conv, backends.mkldnn.rnn]
-        precision += [attribute(owner, "fp32_precision") for owner in owners]
+        units = [("cuda", "matmul"), ("cuda", "conv"), ("cuda", "rnn")]
+        units += [("mkldnn", "matmul"), ("mkldnn", "conv"), ("mkldnn", "rnn")]
+        precision += [_fp32_precision(torch, *unit) for unit in units]
+    reduced = "_get_cublas_allow_{}_reduced_precision_reduction"
     return [
         (torch.get_default_dtype, torch.set_default_dtype),
         (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
         *precision,
-        attribute(backends.cuda.matmul, "allow_fp16_reduced_precision_reduction"),
-        attribute(backends.cuda.matmul, "allow_bf16_reduced_precision_reduction"),
+        attribute(backends.cuda.matmul, "allow_fp16_reduced_precision_reduction", reduced.format("fp16")),
+        attribute(backends.cuda.matmul, "allow_bf16_reduced_precision_reduction", reduced.format("bf16")),
         attribute(backends.cudnn, "benchmark", "_get_cudnn_benchmark"),
         attribute(backends.cudnn, "deterministic", "_get_cudnn_deterministic"),
         attribute(backends.cudnn, "enabled", "_get_cudnn_enabled"),
@@ -155,6 +157,11 @@ def _torch_flags(torch: Any) -> list[tuple[Callable[[], Any], Callable[[Any], An
         (backends.cuda.cudnn_sdp_enabled, backends.cuda.enable_cudnn_sdp),
         (torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly),
     ]
+
+
+def _fp32_precision(torch: Any, backend: str, operation: str) -> tuple[Callable[[], Any], Callable[[Any], Any]]:
+    get, put = torch._C._get_fp32_precision_getter, torch._C._set_fp32_precision_setter
+    return partial(get, backend, operation), partial(put, backend, operation)
 
 
 class _TorchState:
