@@ -24,7 +24,7 @@ from cotune.ray_tune.broker import Broker
 from cotune.ray_tune.cluster import Cluster, ClusterOptions
 from cotune.ray_tune.process import Fractions
 from cotune.ray_tune.seam import LaneActorManager, LaneRequest, LaneResourceManager
-from cotune.sharing.pickling import modules_to_preload
+from cotune.sharing.preload import modules_to_preload
 
 # What Tune's own actors are told of the driver's environment.
 _PROPAGATED = ("RAY_CHDIR_TO_TRIAL_DIR", "TUNE_", "RAY_AIR_", "RAY_TRAIN_", "AWS_")

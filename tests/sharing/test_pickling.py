@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from cotune.errors import NotPicklable
-from cotune.sharing.pickling import dumps, modules_to_preload
+from cotune.sharing.pickling import dumps
 
 
 def called_elsewhere(blob, argument, use="made(argument)"):
@@ -164,102 +164,3 @@ def test_what_a_trial_pickles_reads_back_here():
 
 
 # ---- what the zygote imports
-
-
-def preload(trainable):
-    return modules_to_preload(dumps(trainable, "it"), trainable)
-
-
-def test_what_a_lane_itself_needs_is_always_preloaded():
-    assert {"numpy", "cloudpickle", "cotune.sharing.host"} <= set(preload(lambda config: 1))
-
-
-def test_a_library_that_the_function_imports_is_preloaded():
-    pytest.importorskip("sklearn.linear_model")
-
-    def train(config):
-        from sklearn.linear_model import LogisticRegression
-
-        return LogisticRegression
-
-    assert "sklearn.linear_model" in preload(train)
-
-
-def test_a_library_that_an_inner_function_imports_is_preloaded():
-    pytest.importorskip("sklearn.linear_model")
-
-    def train(config):
-        def inner():
-            import sklearn.linear_model
-
-            return sklearn.linear_model
-
-        return inner()
-
-    assert "sklearn" in preload(train)
-
-
-def test_a_library_that_a_method_of_a_step_class_imports_is_preloaded():
-    pytest.importorskip("sklearn.linear_model")
-
-    class Steps:
-        def setup(self, config):
-            from sklearn.linear_model import LogisticRegression
-
-            self.model = LogisticRegression()
-
-        def step(self):
-            return None
-
-    assert "sklearn.linear_model" in preload(Steps)
-
-
-def test_a_library_in_the_closure_is_preloaded():
-    sklearn = pytest.importorskip("sklearn.linear_model")
-    assert "sklearn.linear_model" in preload(lambda config: sklearn.LogisticRegression)
-
-
-def test_torch_is_preloaded_with_what_its_first_optimizer_imports():
-    pytest.importorskip("torch")
-
-    def train(config):
-        import torch
-
-        return torch
-
-    assert {"torch", "torch._dynamo", "torch.utils.data"} <= set(preload(train))
-
-
-def test_torch_is_preloaded_for_one_who_imports_only_a_part():
-    pytest.importorskip("torch")
-
-    def train(config):
-        from torch.nn import Linear
-
-        return Linear
-
-    assert "torch" in preload(train)
-
-
-def test_without_torch_anywhere_it_is_not_preloaded(monkeypatch):
-    for name in [name for name in sys.modules if name == "torch" or name.startswith("torch.")]:
-        monkeypatch.delitem(sys.modules, name)
-
-    def train(config):
-        return config["x"]
-
-    train.__module__ = "elsewhere"
-    assert not [name for name in modules_to_preload(dumps(lambda config: 1, "it"), train) if name.startswith("torch")]
-
-
-def test_modules_of_the_users_own_project_are_not_preloaded(stray_module):
-    assert "stray" not in preload(stray_module.train)
-
-
-def test_neither_ray_nor_optuna_nor_pytest_is_preloaded():
-    import optuna
-
-    def train(config):
-        return optuna, pytest
-
-    assert not [name for name in preload(train) if name.startswith(("ray", "optuna", "pytest", "_pytest"))]
