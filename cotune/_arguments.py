@@ -8,6 +8,8 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
+import numpy as np
+
 from cotune.errors import InputError
 
 # Each keeps a file descriptor in every lane.
@@ -25,14 +27,20 @@ def made_up(kind: str) -> str:
 def checked_count(what: str, value: Any, least: int = 1, most: int | None = None) -> int | None:
     if value is None:
         return None
-    if type(value) is int and most is not None and value > most:
-        raise InputError(f"{what}={value} is too many", hint=f"pass {what}={most} or less")
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
         raise InputError(
             f"{what}={value!r} is not a whole number of {least} or more",
             hint=f"pass an int, such as {what}={max(least, 2)}",
         )
-    return value
+    if most is not None and value > most:
+        raise InputError(f"{what}={value} is too many", hint=f"pass {what}={most} or less")
+    return int(value)
+
+
+def checked_flag(what: str, value: Any, *, or_none: bool = False) -> None:
+    if not isinstance(value, bool) and not (or_none and value is None):
+        choices = "True, False or None" if or_none else "True or False"
+        raise InputError(f"{what}={value!r} is not a yes or no", hint=f"pass {what}={choices}")
 
 
 def checked_seconds(what: str, value: Any) -> float | None:

@@ -21,6 +21,7 @@ from cotune._arguments import (
     check_goal,
     check_run_name,
     checked_count,
+    checked_flag,
     checked_seconds,
     checked_seed,
     made_up,
@@ -128,7 +129,7 @@ def run(
         residents=checked_count("residents", residents, most=MAX_RESIDENTS) or 1,
         policy=make_policy(policy),
         max_failures=checked_count("max_failures", max_failures, least=0) or 0,
-        grants=bool(grants) and not lockstep,
+        grants=grants and not lockstep,
         iteration_timeout=checked_seconds("iteration_timeout", iteration_timeout),
     )
     check_goal(metric, mode)
@@ -136,6 +137,9 @@ def run(
     check_choice("sampler", sampler, SAMPLERS)
     check_choice("pruner", pruner, PRUNERS)
     check_callbacks(callbacks)
+    for flag, value in (("grants", grants), ("resume", resume), ("lockstep", lockstep)):
+        checked_flag(flag, value)
+    checked_flag("dashboard", dashboard, or_none=True)
     budget = checked_seconds("time_budget", time_budget)
     is_grid = isinstance(sampler, str) and sampler.lower() == "grid"
     if is_grid:
@@ -146,7 +150,7 @@ def run(
         raise InputError("neither trials= nor time_budget= says when to end", hint="pass trials=50, for example")
     if grid is not None:
         wanted = min(grid, wanted or grid)
-    checked_count("threads", threads)
+    threads = checked_count("threads", threads)
     found = find_devices(gpus, devices, threads) if cluster is None else []
     _check_cluster(cluster, gpus, devices)
     folder, saved = _open_run(name or made_up(kind), storage, resume)

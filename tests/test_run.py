@@ -374,6 +374,9 @@ def test_results_tell_what_was_measured_and_where(run):
         ({"trials": 1, "name": "../up"}, cotune.InputError, "'../up'"),
         ({"trials": 1, "time_budget": -5}, cotune.InputError, "-5"),
         ({"trials": 1, "storage": "/proc/none"}, cotune.StorageError, "/proc/none"),
+        ({"trials": 1, "resume": "yes"}, cotune.InputError, "resume='yes'"),
+        ({"trials": 1, "lockstep": 1}, cotune.InputError, "lockstep=1"),
+        ({"trials": 1, "dashboard": "live"}, cotune.InputError, "dashboard='live'"),
     ],
 )
 def test_bad_input_is_named_with_a_hint(run, options, error, says):

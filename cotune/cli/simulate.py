@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from cotune.demand import parse_bytes
+from cotune.demand import MIB, parse_bytes
 from cotune.errors import InputError
 from cotune.packer import POLICIES
 from cotune.paths import RunFolder, default_storage
@@ -101,6 +101,11 @@ def _check(options: argparse.Namespace) -> None:
         raise InputError(f"--error {options.error} is not a share", hint="give 0.5 for 50%")
     if options.busy is not None and not 0.0 < options.busy <= 1.0:
         raise InputError(f"--busy {options.busy} is not a share", hint="give 0.5 for 50%")
+    for name, needed in (("jobs", "workload"), ("busy", "run"), ("storage", "run")):
+        if getattr(options, name) is not None and not getattr(options, needed):
+            raise InputError(f"--{name} says something of --{needed} only", hint=f"leave it out, or give --{needed}")
+    if options.memory and parse_bytes(options.memory) < MIB:
+        raise InputError(f"--memory {options.memory} is less than 1 MiB", hint="write a unit, such as 16GiB")
 
 
 def _workload(options: argparse.Namespace) -> Workload:

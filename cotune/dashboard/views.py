@@ -150,8 +150,8 @@ def _rows(snapshot: Snapshot, room: int) -> tuple[list[tuple[list[str], str]], i
     hidden = 0
     for device in snapshot.packer.devices:
         active = sum(1 for lane in device.lanes if lane.residents)
-        head = f"{device.device}  {active} of {device.width} lanes"
-        memory = [f"{format_bytes(device.held)} of", format_bytes(device.capacity)]
+        head = f"{device.device}  {active}/{device.width} lanes"
+        memory = [format_bytes(device.held), f"/ {format_bytes(device.capacity)}"]
         rows.append(([head, "", "", "", *memory, ""], "bold cyan"))
         for lane in device.lanes:
             for trial in lane.residents or (None,):

@@ -104,8 +104,8 @@ def test_the_table_shows_every_device_with_its_lanes_and_memory(width):
     text = rendered(snapshot(), width)
     for name, active in (("cuda:0", 2), ("cuda:1", 0)):
         line = row(text, name)
-        assert f"{active} of 2 lanes" in line
-        assert "6.0 GiB of" in line
+        assert f"{active}/2 lanes" in line
+        assert "6.0 GiB" in line
         assert "80.0 GiB" in line
 
 
@@ -205,7 +205,7 @@ def test_many_devices_fit_the_height_too():
 
 def test_a_run_without_lanes_yet_has_a_table():
     shot = snapshot(running=(), packer=PackerView((device("cuda:0"),), (), 0))
-    assert "0 of 2 lanes" in row(rendered(shot), "cuda:0")
+    assert "0/2 lanes" in row(rendered(shot), "cuda:0")
 
 
 def test_a_resident_that_the_driver_does_not_know_as_running_yet_is_no_error():
