@@ -438,7 +438,7 @@ def test_a_database_in_memory_is_seen_by_one_thread_only_which_is_ours(optimize)
 def test_what_belongs_to_the_driver_is_refused_in_a_lane(optimize):
     def objective(trial):
         with pytest.raises(AttributeError, match="in the driver"):
-            trial.storage.get_all_trials(0)
+            trial._cached_frozen_trial  # noqa: B018
         with pytest.raises(cotune.RunError, match=r"study\.ask"):
             trial.study.ask()
         with pytest.raises(AttributeError):
@@ -452,6 +452,30 @@ def test_what_belongs_to_the_driver_is_refused_in_a_lane(optimize):
     study = optuna.create_study()
     optimize(study, objective, n_trials=1)
     assert [t.value for t in study.trials] == [1.0]
+
+
+def test_what_optuna_keeps_in_the_storage_of_a_trial_gets_there(optimize, tmp_path):
+    from optuna.artifacts import FileSystemArtifactStore, get_all_artifact_meta, upload_artifact
+    from optuna.terminator import report_cross_validation_scores
+
+    (tmp_path / "kept").mkdir()
+    store = FileSystemArtifactStore(str(tmp_path / "kept"))
+
+    def objective(trial):
+        made = tmp_path / f"model-{trial.number}.txt"
+        made.write_text("weights")
+        trial.set_user_attr("artifact", upload_artifact(artifact_store=store, file_path=made, study_or_trial=trial))
+        report_cross_validation_scores(trial, [0.5, 0.25])
+        (meta,) = get_all_artifact_meta(trial)
+        assert isinstance(trial.storage, optuna.storages.BaseStorage)
+        return len(meta.filename)
+
+    study = optuna.create_study(storage=f"sqlite:///{tmp_path}/study.db")
+    optimize(study, objective, n_trials=2)
+    for trial in study.trials:
+        (meta,) = get_all_artifact_meta(trial, storage=study._storage)
+        assert meta.artifact_id == trial.user_attrs["artifact"]
+        assert [0.5, 0.25] in trial.system_attrs.values()
 
 
 def test_an_objective_cannot_optimize_its_own_study(optimize):

@@ -13,7 +13,7 @@ import os
 import pickle
 import traceback
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import cloudpickle
 import optuna
@@ -70,9 +70,18 @@ def _forwards(target: str) -> Callable[[C], C]:
         for name, member in inspect.getmembers_static(cls.__mro__[1]):
             if not name.startswith("_") and name not in vars(cls):
                 setattr(cls, name, attribute(name) if isinstance(member, property) else method(name))
+        cls.__abstractmethods__ = frozenset()  # type: ignore[attr-defined]
         return cls
 
     return decorate
+
+
+@_forwards("storage")
+class LaneStorage(optuna.storages.BaseStorage):
+    """The storage of the study, seen from a lane, for what Optuna itself keeps there: artifacts, scores."""
+
+    def __init__(self, line: Line) -> None:
+        self._line = line
 
 
 @_forwards("study")
@@ -81,6 +90,7 @@ class LaneStudy(optuna.Study):
 
     def __init__(self, line: Line) -> None:
         self._line = line
+        self._storage: optuna.storages.BaseStorage = cast(Any, LaneStorage)(line)
 
     def __getattr__(self, name: str) -> Any:
         return _attribute(self, "study", name)
@@ -99,6 +109,7 @@ class LaneTrial(optuna.Trial):
         self._line = line
         self._objectives = objectives
         self.study = LaneStudy(line)
+        self.storage = self.study._storage
 
     @property
     def number(self) -> int:
@@ -120,7 +131,7 @@ class LaneTrial(optuna.Trial):
 
 
 def _attribute(proxy: LaneStudy | LaneTrial, target: str, name: str) -> Any:
-    if (name.startswith("_") and name != "_trial_id") or name == "storage":
+    if name.startswith("_") and name not in ("_trial_id", "_study_id"):
         raise AttributeError(f"{target}.{name} is not there in a lane: the {target} itself is in the driver")
     return proxy._line.ask(target, name)
 

@@ -208,7 +208,8 @@ class StudySearch:
                     running.end = (name, args[0])
                     stop, value = name == "pruned", None
                 else:
-                    value = _ask(running.trial if target == "trial" else self._study, name, args, kwargs)
+                    asked = {"trial": running.trial, "study": self._study, "storage": self._study._storage}[target]
+                    value = _ask(asked, name, args, kwargs)
                 payload = pack((True, value))
             except Exception as error:
                 payload = pack((False, pack_error(error)))
