@@ -226,6 +226,6 @@ def _modules(trainable: Any) -> list[str]:
     try:
         # Tune's loggers load torch into the driver, whatever the trainable uses.
         found = modules_to_preload(cloudpickle.dumps(trainable), trainable, torch_if_loaded=False)
+        return [name for name in found if importlib.util.find_spec(name.partition(".")[0]) is not None]
     except Exception:
-        found = ["numpy"]
-    return [name for name in found if importlib.util.find_spec(name.partition(".")[0]) is not None]
+        return ["numpy"]

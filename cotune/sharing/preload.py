@@ -16,6 +16,8 @@ from typing import Any
 
 # A project of more files than that is not searched further.
 FILES = 200
+# What lanes have no use for, or another one of; `__main__` may well be a script of an installed package.
+_OTHERS = ("ray", "cotune", "pytest", "_pytest", "IPython", "ipykernel", "optuna", "__main__")
 
 
 def modules_to_preload(blob: bytes, trainable: Any, *, torch_if_loaded: bool = True) -> list[str]:
@@ -163,7 +165,7 @@ def _is_installed(module: ModuleType) -> bool:
     return (
         file is not None
         and _is_of_a_package(file)
-        and not module.__name__.startswith(("ray", "cotune", "pytest", "_pytest", "IPython", "ipykernel", "optuna"))
+        and not module.__name__.startswith(_OTHERS)
     )
 
 

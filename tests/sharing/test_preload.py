@@ -1,6 +1,7 @@
 """What is imported ahead for a trainable, and that finding it out imports nothing."""
 
 import sys
+import types
 
 import pytest
 
@@ -185,3 +186,14 @@ def test_neither_ray_nor_optuna_nor_pytest_is_preloaded():
         return optuna, pytest
 
     assert not [name for name in preload(train) if name.startswith(("ray", "optuna", "pytest", "_pytest"))]
+
+
+def test_a_script_of_an_installed_package_is_not_preloaded(monkeypatch):
+    script = types.ModuleType("__main__")
+    script.__file__ = "/usr/lib/python3/site-packages/package/examples/script.py"
+    monkeypatch.setitem(sys.modules, "__main__", script)
+
+    def train(config):
+        return sys.modules["__main__"]
+
+    assert "__main__" not in preload(train)
