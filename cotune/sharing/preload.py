@@ -162,11 +162,7 @@ def _is_own(module: ModuleType) -> bool:
 
 def _is_installed(module: ModuleType) -> bool:
     file = getattr(module, "__file__", None)
-    return (
-        file is not None
-        and _is_of_a_package(file)
-        and not module.__name__.startswith(_OTHERS)
-    )
+    return file is not None and _is_of_a_package(file) and not module.__name__.startswith(_OTHERS)
 
 
 def _is_of_a_package(file: str) -> bool:
