@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from ray import cloudpickle
-from ray.tune.schedulers import FIFOScheduler, TrialScheduler, create_scheduler
+from ray.tune.schedulers import FIFOScheduler, ResourceChangingScheduler, TrialScheduler, create_scheduler
 
 from cotune.errors import InputError
 from cotune.packer import Packer, PackerOptions
@@ -108,6 +108,11 @@ def _scheduler(scheduler: TrialScheduler | str | None) -> TrialScheduler:
             ) from None
     if not isinstance(scheduler, TrialScheduler):
         raise InputError(f"scheduler={scheduler!r} is no scheduler of Ray Tune", hint="write colocate(ASHAScheduler())")
+    if isinstance(scheduler, ResourceChangingScheduler):
+        raise InputError(
+            "a ResourceChangingScheduler decides what each trial gets, which here is measured",
+            hint="wrap the scheduler inside it instead: colocate(base_scheduler)",
+        )
     return scheduler
 
 

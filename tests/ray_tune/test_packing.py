@@ -12,7 +12,7 @@ import pytest
 ray = pytest.importorskip("ray")
 
 from ray import tune
-from ray.tune.schedulers import FIFOScheduler
+from ray.tune.schedulers import FIFOScheduler, ResourceChangingScheduler
 
 import cotune
 from cotune import colocate
@@ -249,6 +249,7 @@ def test_a_process_for_each_trial_on_a_measured_fraction(run_config, monkeypatch
         {"iteration_timeout": 0},
         {"scheduler": 3},
         {"scheduler": "no such"},
+        {"scheduler": ResourceChangingScheduler()},
     ],
 )
 def test_wrong_arguments_are_refused_with_a_hint(wrong):
