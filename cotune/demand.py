@@ -38,6 +38,25 @@ class Demand:
         return self.persistent + self.ephemeral
 
 
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """What a trial would need by its tensors alone, found without running it.
+
+    Attributes:
+        persistent: Bytes of tensors held between iterations.
+        ephemeral: Peak bytes of tensors above these.
+        flops: Floating-point operations of an iteration.
+    """
+
+    persistent: int
+    ephemeral: int
+    flops: int
+
+    @property
+    def peak(self) -> int:
+        return self.persistent + self.ephemeral
+
+
 def format_bytes(count: float) -> str:
     """Writes a byte count the way people read it: `6.1 GiB`."""
     size = float(count)

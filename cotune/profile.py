@@ -4,6 +4,9 @@
 
 A run begins with what earlier ones have measured, so that its first trials need not try a whole device. The brain takes
 it for a hint: it is corrected by measuring like any other prediction, and given up once this run knows better.
+
+Estimates that were made of trials before they ran are kept beside what was measured: how one follows from the other
+(`calibration.py`) is what makes a hint of the next estimate, in this run and in later ones.
 """
 
 from __future__ import annotations
@@ -16,16 +19,20 @@ import json
 import os
 import types
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
-from cotune.demand import Demand
+from cotune.calibration import Calibration
+from cotune.demand import MIB, Demand, Estimate
 from cotune.packer.prediction import KindModel
 
-VERSION = 1
+VERSION = 2
 KEPT = 256
 ENOUGH = 16
+# What is set aside by an estimate as long as nothing is known of how measurements follow from estimates.
+UNLEARNT_FACTOR = 1.5
+UNLEARNT_ALLOWANCE = 256 * MIB
 
 _PLAIN = (bool, int, float, str, bytes, type(None))
 
@@ -37,6 +44,11 @@ class _Sample:
     ephemeral: int
     busy: float | None
     seconds: float | None
+    estimate: Estimate | None = None
+
+    @property
+    def demand(self) -> Demand:
+        return Demand(self.persistent, self.ephemeral, self.busy)
 
 
 class Profile:
@@ -52,43 +64,98 @@ class Profile:
         self._earlier = KindModel()
         self._count = 0
         self._measured = 0
+        self._persistent = Calibration(1.0)
+        self._peak = Calibration(1.0)
+        self._seconds = Calibration()
+        self._busy: float | None = None
         for sample in _read(path):
             self._teach(sample)
 
-    def recall(self, features: Mapping[str, float], demand: Demand, seconds: float | None) -> None:
+    @property
+    def is_calibrated(self) -> bool:
+        """Whether it is known how measurements follow from estimates."""
+        return self._peak.is_learnt
+
+    def recall(
+        self,
+        features: Mapping[str, float],
+        demand: Demand,
+        seconds: float | None,
+        estimate: Estimate | None = None,
+    ) -> None:
         """Takes in a trial of an earlier session of this run."""
-        self._teach(_sample(features, demand, seconds))
+        self._teach(_sample(features, demand, seconds, estimate))
 
     def _teach(self, sample: _Sample) -> None:
         self._count += 1
-        demand = Demand(sample.persistent, sample.ephemeral, sample.busy)
-        self._earlier.observe_demand(self._count, sample.features, demand)
+        self._earlier.observe_demand(self._count, sample.features, sample.demand)
         if sample.seconds is not None:
             self._earlier.observe_seconds(self._count, sample.features, sample.seconds)
+        self._calibrate(sample)
 
-    def expect(self, features: Mapping[str, float]) -> tuple[Demand | None, float | None]:
-        """What a trial needs and how many seconds it takes, as far as earlier runs tell and this one does not yet."""
-        if self._measured >= ENOUGH:
-            return None, None
-        return self._earlier.demand(features), self._earlier.seconds(features)
+    def _calibrate(self, sample: _Sample) -> None:
+        estimate = sample.estimate
+        if estimate is None:
+            return
+        self._persistent.learn(estimate.persistent, sample.persistent)
+        self._peak.learn(estimate.peak, sample.demand.peak)
+        self._busy = sample.busy if sample.busy is not None else self._busy
+        if sample.seconds is not None and estimate.flops:
+            self._seconds.learn(estimate.flops, sample.seconds)
 
-    def learn(self, features: Mapping[str, float], demand: Demand, seconds: float | None) -> None:
+    def expect(
+        self, features: Mapping[str, float], estimate: Estimate | None = None
+    ) -> tuple[Demand | None, float | None]:
+        """What a trial needs and how many seconds it takes, as far as earlier runs or its estimate tell.
+
+        Once this run has measured enough, earlier ones are silent and so are FLOPs: a run knows best how many steps its
+        trials make. Bytes go by the estimate as long as there is one, since no regression knows the model.
+        """
+        knows_best = self._measured >= ENOUGH
+        demand = None if knows_best else self._earlier.demand(features)
+        seconds = None if knows_best else self._earlier.seconds(features)
+        if estimate is not None:
+            if self.is_calibrated or demand is None:
+                demand = self._calibrated(estimate)
+            if seconds is None and not knows_best:
+                seconds = self._seconds.apply(estimate.flops)
+        return demand, seconds
+
+    def _calibrated(self, estimate: Estimate) -> Demand:
+        persistent, peak = self._persistent.apply(estimate.persistent), self._peak.apply(estimate.peak)
+        if persistent is None or peak is None:
+            persistent = estimate.persistent * UNLEARNT_FACTOR + UNLEARNT_ALLOWANCE
+            peak = estimate.peak * UNLEARNT_FACTOR + UNLEARNT_ALLOWANCE
+        return Demand(int(min(persistent, peak)), int(max(0.0, peak - persistent)), self._busy)
+
+    def learn(
+        self,
+        features: Mapping[str, float],
+        demand: Demand,
+        seconds: float | None,
+        estimate: Estimate | None = None,
+    ) -> None:
         """Notes a trial of this session that is over.
 
         Args:
             features: What predictions go by.
             demand: As measured.
             seconds: From its start to its end, if it was not stopped before that.
+            estimate: As it was estimated, if it was.
         """
         self._measured += 1
-        self._samples.append(_sample(features, demand, seconds))
+        self._samples.append(_sample(features, demand, seconds, estimate))
+        self._calibrate(self._samples[-1])
 
     def save(self) -> None:
         """Adds this session's trials to the file; a run beside this one may have done so too, and a loss is no harm."""
         if self._path is None or not self._samples:
             return
         kept = [*_read(self._path), *self._samples][-KEPT:]
-        rows = [[s.features, s.persistent, s.ephemeral, s.busy, s.seconds] for s in kept]
+        rows = [
+            [s.features, s.persistent, s.ephemeral, s.busy, s.seconds, astuple(s.estimate) if s.estimate else None]
+            for s in kept
+        ]
         written = self._path.with_suffix(f".{os.getpid()}")
         with contextlib.suppress(OSError):
             self._path.parent.mkdir(exist_ok=True)
@@ -113,8 +180,8 @@ def profile_path(storage: Path, trainable: Any, constants: Mapping[str, Any], ha
     return storage / ".profiles" / f"{name}-{digest.hexdigest()[:16]}.json"
 
 
-def _sample(features: Mapping[str, float], demand: Demand, seconds: float | None) -> _Sample:
-    return _Sample(dict(features), demand.persistent, demand.ephemeral, demand.busy, seconds)
+def _sample(features: Mapping[str, float], demand: Demand, seconds: float | None, estimate: Estimate | None) -> _Sample:
+    return _Sample(dict(features), demand.persistent, demand.ephemeral, demand.busy, seconds, estimate)
 
 
 def _read(path: Path | None) -> list[_Sample]:
@@ -124,8 +191,15 @@ def _read(path: Path | None) -> list[_Sample]:
         if content.get("version") != VERSION:
             return []
         return [
-            _Sample({str(key): float(value) for key, value in features.items()}, int(p), int(e), busy, seconds)
-            for features, p, e, busy, seconds in content["trials"]
+            _Sample(
+                {str(key): float(value) for key, value in features.items()},
+                int(persistent),
+                int(ephemeral),
+                busy,
+                seconds,
+                Estimate(*map(int, estimate)) if estimate else None,
+            )
+            for features, persistent, ephemeral, busy, seconds, estimate in content["trials"]
         ]
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return []

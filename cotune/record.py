@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from cotune import errors
-from cotune.demand import Demand
+from cotune.demand import Demand, Estimate
 from cotune.errors import CotuneError, StorageError
 from cotune.event_log import VERSION, read_events
 from cotune.paths import RunFolder
@@ -27,6 +27,7 @@ class Record:
         values: Step and metric of the same reports.
         restarted: It started again and has not reported since.
         expected: Bytes set aside for it when it last started.
+        estimate: What was estimated before it ran, if it was.
         withdrawn: Why it was told to stop: `pruned`, `interrupted` or nothing.
     """
 
@@ -47,6 +48,7 @@ class Record:
     end: float | None = None
     demand: Demand | None = None
     expected: int | None = None
+    estimate: Estimate | None = None
     error: CotuneError | None = None
 
     def add(self, report: Report) -> None:
@@ -152,6 +154,8 @@ def _replay(record: Record, event: dict[str, Any], line: bytes, metric: str) -> 
         record.add(
             Report(record.trial, record.attempts - 1, event["step"], math.nan if value is None else float(value), line)
         )
+    elif kind == "estimate":
+        record.estimate = Estimate(*event["estimate"]) if event["estimate"] else None
     elif kind == "end":
         record.state = TrialState(event["state"])
         record.end = event["time"]

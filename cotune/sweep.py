@@ -13,8 +13,8 @@ import math
 import sys
 import time
 import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import astuple, dataclass
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,7 @@ from cotune import errors
 from cotune.dashboard.snapshot import RunningView, Snapshot
 from cotune.dashboard.views import View
 from cotune.engines.base import Engine
+from cotune.estimates import Estimates
 from cotune.event_log import EventLog
 from cotune.packer import (
     ConcludeTrial,
@@ -41,7 +42,7 @@ from cotune.record import Record, best_of, end_event, json_safe
 from cotune.results import TrialResult
 from cotune.search.proposer import Configs, Proposer, Reply
 from cotune.search.search import Exhausted, Failure, Suggestion, Verdict
-from cotune.trial import Question, Report, TrialSpec, TrialState
+from cotune.trial import Estimated, Question, Report, TrialSpec, TrialState
 
 SHOW_EVERY = 0.25
 ASK_AHEAD = 64
@@ -124,6 +125,7 @@ class Sweep:
         self._view = view
         self._options = options
         self._profile = profile or Profile(None)
+        self._estimates = Estimates(engine)
         self._asked = 0
         self._proposed = len(self.records)
         self._exhausted = False
@@ -135,7 +137,8 @@ class Sweep:
         for record in records:
             self._counts[record.state] += 1
             if record.demand is not None:
-                self._profile.recall(space.features(record.params), record.demand, record.seconds)
+                features = space.features(record.params)
+                self._profile.recall(features, record.demand, record.seconds, record.estimate)
         self._best = best_of(records, options.mode)
         self._began = time.monotonic()
         self._first_start = self._last_end = 0.0
@@ -180,13 +183,16 @@ class Sweep:
             if not record.state.is_final:
                 self._add(record)
         self._ask_more()
-        while self._packer.unfinished or self._asked:
+        while self._packer.unfinished or self._asked or self._estimates:
             only_reports = True
             for happened in self._engine.poll(SHOW_EVERY):
                 if type(happened) is Report:
                     self._on_report(happened)
                 elif type(happened) is Question:
                     self._search.question(happened)
+                elif type(happened) is Estimated:
+                    only_reports = False
+                    self._on_estimated(happened)
                 else:
                     only_reports = False
                     self._feed(happened)  # type: ignore[arg-type]
@@ -230,8 +236,10 @@ class Sweep:
         if self._exhausted or self.interrupted:
             return
         packer = self._packer
-        ahead = 0 if self._options.lockstep else ASK_AHEAD if self._options.unlimited_ahead else packer.breadth
-        wanted = packer.seats + ahead - packer.waiting - self._asked
+        # Hints do not change any more once they are given: few go by estimates of which nothing is known yet.
+        unlimited = self._options.unlimited_ahead and (self._profile.is_calibrated or not self._estimates.are_wanted)
+        ahead = 0 if self._options.lockstep else ASK_AHEAD if unlimited else packer.breadth
+        wanted = packer.seats + ahead - packer.waiting - len(self._estimates) - self._asked
         if wanted < ahead // 2:
             # Many at once: a sampler that has just been at work is three times as fast.
             return
@@ -284,10 +292,26 @@ class Sweep:
             self._add(record)
 
     def _add(self, record: Record) -> None:
-        features = self._space.features(record.params)
-        expected, seconds = self._profile.expect(features)
-        now, kind = self._engine.now(), self._options.kind
-        self._feed(TrialAdded(now, record.trial, kind, features, expected=expected, seconds=seconds))
+        """Has the trial estimated first, where that is possible."""
+        if record.estimate is not None or not self._estimates.ask(record.trial, record.config):
+            self._join([record.trial])
+
+    def _on_estimated(self, told: Estimated) -> None:
+        self.records[told.trial].estimate = told.estimate
+        figures = astuple(told.estimate) if told.estimate else None
+        self._log.write(
+            "estimate", time.time(), trial=told.trial, estimate=figures, seconds=told.seconds, reason=told.reason
+        )
+        self._join(self._estimates.heard(told))
+
+    def _join(self, trials: Iterable[int]) -> None:
+        """Hands trials to the brain, with what is expected of them."""
+        for trial in trials:
+            record = self.records[trial]
+            features = self._space.features(record.params)
+            expected, seconds = self._profile.expect(features, record.estimate)
+            now, kind = self._engine.now(), self._options.kind
+            self._feed(TrialAdded(now, trial, kind, features, expected=expected, seconds=seconds))
 
     def _spec(self, start: StartTrial) -> TrialSpec:
         record = self.records[start.trial]
@@ -359,7 +383,10 @@ class Sweep:
             self._log.write("end", time.time(), **end_event(record))
             self._call_back(record)
         if record.demand is not None:
-            self._profile.learn(self._space.features(record.params), record.demand, record.seconds)
+            features = self._space.features(record.params)
+            self._profile.learn(features, record.demand, record.seconds, record.estimate)
+        if record.seconds is not None:
+            self._join(self._estimates.ran(record.seconds))
 
     def _fail(self, record: Record, conclusion: ConcludeTrial) -> None:
         kind = errors.named(conclusion.error)
@@ -405,6 +432,7 @@ class Sweep:
     def _drain(self, note: str) -> None:
         self.interrupted, self._note = True, note
         self._search.drop_asks()
+        self._join(self._estimates.release())
         for record in list(self.records.values()):
             if not record.state.is_final:
                 self._withdraw(record, "interrupted")

@@ -8,6 +8,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from cotune.demand import Estimate
+
 
 class TrialState(StrEnum):
     """Where a trial stands. The last four are final for a run; an interrupted trial can be resumed."""
@@ -58,6 +60,23 @@ class Question:
     trial: int
     attempt: int
     payload: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Estimated:
+    """What came of estimating a trial before it runs.
+
+    Attributes:
+        trial: The trial's number.
+        estimate: None if it could not be estimated.
+        reason: Why not.
+        seconds: How long it took.
+    """
+
+    trial: int
+    estimate: Estimate | None
+    reason: str
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from cotune.packer import DeviceFound, Event, Instruction
-from cotune.trial import Question, Report, TrialSpec
+from cotune.trial import Estimated, Question, Report, TrialSpec
+
+# What a body has to say.
+Happened = Event | Report | Question | Estimated
 
 
 class Engine(ABC):
@@ -29,8 +33,17 @@ class Engine(ABC):
         """
 
     @abstractmethod
-    def poll(self, timeout: float) -> Sequence[Event | Report | Question]:
+    def poll(self, timeout: float) -> Sequence[Happened]:
         """What happened, in order; waits up to `timeout` seconds for something to happen."""
+
+    @property
+    def can_estimate(self) -> bool:
+        """Whether trials can be estimated before they run."""
+        return False
+
+    def estimate(self, trial: int, config: Mapping[str, Any]) -> None:
+        """Has a trial estimated, one at a time; an `Estimated` comes, whatever happens."""
+        raise NotImplementedError
 
     @abstractmethod
     def verdict(self, trial: int, attempt: int) -> None:

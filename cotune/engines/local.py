@@ -13,23 +13,24 @@ import pickle
 import selectors
 import signal
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from cotune import errors
-from cotune.engines.base import Engine
+from cotune.engines.base import Engine, Happened
 from cotune.packer import events as ev
 from cotune.packer import instructions as do
 from cotune.sharing import cuda, wire
 from cotune.sharing.devices import DeviceInfo
+from cotune.sharing.estimator import Estimator
 from cotune.sharing.host import LaneOptions
 from cotune.sharing.lane import LaneHandle
 from cotune.sharing.pickling import Packed, pack
 from cotune.sharing.wire import Kind
 from cotune.sharing.zygote import Zygote
-from cotune.trial import Question, Report, TrialSpec
+from cotune.trial import Estimated, TrialSpec
 
 WATCH_EVERY = 1.0
 QUIET_AFTER = 1.0
@@ -83,6 +84,7 @@ class LocalEngine(Engine):
         self._folder = folder
         packed = trainable if isinstance(trainable, Packed) else pack(trainable)
         self._blob, self._modules = packed.blob, [*packed.modules, *options.preload]
+        self._rehearses = packed.rehearses
         if any(info.is_cuda for info in devices):
             self._modules.append("torch")
         self._threads = options.threads or min(max(1, info.cores // 4) if info.is_cuda else 1 for info in devices)
@@ -90,7 +92,7 @@ class LocalEngine(Engine):
         self._trial_lane: dict[int, LaneHandle] = {}
         self._began: dict[int, float] = {}
         self._closing: dict[int, float] = {}
-        self._pending: list[ev.Event | Report | Question] = []
+        self._pending: list[Happened] = []
         self._watch_due = 0.0
         self._watches: dict[str, _OthersOnGpu] = {}
         self._closed = False
@@ -101,7 +103,8 @@ class LocalEngine(Engine):
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._selector.register(self._wake_read, selectors.EVENT_READ, None)
         self._zygote: Zygote | None = None
-        self._decoders: dict[int, Callable[[LaneHandle, bytes], ev.Event | Report | Question]] = {
+        self._estimator = Estimator(self._selector, self._spawn_zygote)
+        self._decoders: dict[int, Callable[[LaneHandle, bytes], Happened]] = {
             Kind.REPORT: lambda lane, payload: wire.decode_report(payload),
             Kind.ASK: lambda lane, payload: wire.decode_question(payload),
             Kind.PROGRESS: self._progress,
@@ -162,6 +165,17 @@ class LocalEngine(Engine):
                 lane.exit()
                 self._closing[lane.lane] = self.now()
 
+    @property
+    def can_estimate(self) -> bool:
+        return self._rehearses
+
+    def estimate(self, trial: int, config: Mapping[str, Any]) -> None:
+        try:
+            self._estimator.begin(trial, config)
+        except errors.NotPicklable as error:
+            self._pending.append(Estimated(trial, None, str(error), 0.0))
+            self.wake()
+
     def verdict(self, trial: int, attempt: int) -> None:
         lane = self._trial_lane.get(trial)
         if lane is not None:
@@ -209,9 +223,9 @@ class LocalEngine(Engine):
 
     # ---- events
 
-    def poll(self, timeout: float) -> list[ev.Event | Report | Question]:
-        now = self.now()
-        wait = 0.0 if self._pending else max(0.0, min(timeout, self._watch_due - now))
+    def poll(self, timeout: float) -> list[Happened]:
+        due = min(self._watch_due, self._estimator.due) - self.now()
+        wait = 0.0 if self._pending else max(0.0, min(timeout, due))
         for key, _ in self._selector.select(wait):
             source = key.data
             if isinstance(source, LaneHandle):
@@ -228,9 +242,12 @@ class LocalEngine(Engine):
             elif isinstance(source, Zygote):
                 if source is self._zygote:
                     self._hear_zygote(source)
+            elif isinstance(source, Estimator):
+                self._pending.append(source.receive())
             else:
                 with contextlib.suppress(BlockingIOError):
                     os.read(self._wake_read, 4096)
+        self._pending.extend(filter(None, [self._estimator.look()]))
         if self.now() >= self._watch_due:
             self._watch()
         happened, self._pending = self._pending, []
@@ -274,6 +291,8 @@ class LocalEngine(Engine):
         what, lane, value = message
         if what == "up":
             self._zygote_up = True
+        elif what == "forked":
+            self._estimator.forked(lane)
         elif what == "gone" and lane in self._lanes:
             self._lane_gone(self._lanes[lane], _describe(value, self._lanes[lane].options.log))
 
@@ -341,6 +360,7 @@ class LocalEngine(Engine):
         for lane in self._lanes.values():
             lane.close()
         self._lanes.clear()
+        self._estimator.close()
         if self._zygote is not None:
             self._zygote.close()
             self._zygote = None

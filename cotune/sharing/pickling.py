@@ -20,10 +20,12 @@ class Packed:
     Attributes:
         blob: The trainable, pickled.
         modules: What a zygote imports for it.
+        rehearses: Whether it may be rehearsed.
     """
 
     blob: bytes
     modules: tuple[str, ...]
+    rehearses: bool = False
 
 
 def pack(trainable: Any) -> Packed:
@@ -33,7 +35,8 @@ def pack(trainable: Any) -> Packed:
         NotPicklable: It holds something that cannot leave this process.
     """
     blob = dumps(trainable, "the trainable")
-    return Packed(blob, tuple(modules_to_preload(blob, trainable)))
+    rehearses = isinstance(trainable, type) and callable(getattr(trainable, "rehearse", None))
+    return Packed(blob, tuple(modules_to_preload(blob, trainable)), rehearses)
 
 
 def dumps(value: Any, what: str) -> bytes:

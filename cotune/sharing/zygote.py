@@ -69,13 +69,19 @@ class Zygote:
 
     def fork(self, lane: int, sock: socket.socket, page: int, verdicts: Sequence[int]) -> None:
         """Asks for a lane process that gets this end of a socket pair, this memory file and these eventfds."""
-        message = pickle.dumps(("fork", lane))
-        fds = array.array("i", [sock.fileno(), page, *verdicts])
+        self._ask("fork", lane, [sock.fileno(), page, *verdicts])
+
+    def rehearse(self, number: int, answer: int, request: int) -> None:
+        """Asks for a rehearsal that reads this memory file and answers through this pipe; no lane has its number."""
+        self._ask("rehearse", number, [answer, request])
+
+    def _ask(self, what: str, number: int, fds: Sequence[int]) -> None:
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))]
         with contextlib.suppress(BrokenPipeError, ConnectionError):
-            self._sock.sendmsg([message], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, fds)])
+            self._sock.sendmsg([pickle.dumps((what, number))], rights)
 
     def kill(self, lane: int) -> None:
-        """Asks for a lane's whole process group to be killed."""
+        """Asks for the whole process group of a lane or a rehearsal to be killed."""
         with contextlib.suppress(BrokenPipeError, ConnectionError):
             self._sock.send(pickle.dumps(("kill", lane)))
 

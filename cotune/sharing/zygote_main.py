@@ -18,7 +18,7 @@ import signal
 import socket
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -111,7 +111,7 @@ def _touched_cuda() -> bool:
 
 
 class Zygote:
-    """Forks lanes on request and says when they are gone."""
+    """Forks lanes and rehearsals on request and says when they are gone."""
 
     def __init__(self, sock: socket.socket, wake: int, trainable: memoryview, libc: Any) -> None:
         self._sock = sock
@@ -141,30 +141,42 @@ class Zygote:
         if not message:
             return False
         what, lane = pickle.loads(message)
-        if what == "fork":
+        if what == "kill":
+            for pid in [pid for pid, other in self._lanes.items() if other == lane]:
+                _kill_group(pid)
+        else:
             fds = array.array("i")
             fds.frombytes(ancillary[0][2])
             for fd in fds:
                 os.set_inheritable(fd, False)
-            self._fork(lane, *fds)
-        elif what == "kill":
-            for pid in [pid for pid, other in self._lanes.items() if other == lane]:
-                _kill_group(pid)
+            serve: Callable[..., NoReturn] = self._serve_lane if what == "fork" else self._rehearse
+            self._fork(lane, serve, fds)
         return True
 
-    def _fork(self, lane: int, sock: int, page: int, *verdicts: int) -> None:
+    def _fork(self, lane: int, serve: Callable[..., NoReturn], fds: Sequence[int]) -> None:
         pid = os.fork()
         if pid == 0:
-            self._become_lane(sock, page, verdicts)
+            self._become(serve, fds)
         # In both processes, so that the group exists for whoever looks first.
         with contextlib.suppress(OSError):
             os.setpgid(pid, pid)
-        for fd in (sock, page, *verdicts):
+        for fd in fds:
             os.close(fd)
         self._lanes[pid] = lane
         self._tell("forked", lane, pid)
 
-    def _become_lane(self, sock: int, page: int, verdicts: Sequence[int]) -> NoReturn:
+    def _serve_lane(self, sock: int, page: int, *verdicts: int) -> NoReturn:
+        from cotune.sharing.host import serve
+
+        view = memoryview(mmap.mmap(page, mmap.PAGESIZE)).cast("d")
+        serve(socket.socket(fileno=sock), view, verdicts, self._trainable)
+
+    def _rehearse(self, answer: int, request: int) -> NoReturn:
+        from cotune.sharing.rehearsal import serve
+
+        serve(answer, request, self._trainable)
+
+    def _become(self, serve: Callable[..., NoReturn], fds: Sequence[int]) -> NoReturn:
         code = 1
         try:
             os.setpgid(0, 0)
@@ -178,10 +190,7 @@ class Zygote:
                 signal.signal(number, signal.SIG_DFL)
             self._sock.close()
             os.close(self._wake)
-            from cotune.sharing.host import serve
-
-            view = memoryview(mmap.mmap(page, mmap.PAGESIZE)).cast("d")
-            serve(socket.socket(fileno=sock), view, verdicts, self._trainable)
+            serve(*fds)
         except SystemExit as leaving:
             code = leaving.code if isinstance(leaving.code, int) else 1
         except BaseException:

@@ -21,10 +21,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
-from cotune.engines.base import Engine
+from cotune.engines.base import Engine, Happened
 from cotune.packer import (
     CloseLane,
-    Event,
     GiveTurn,
     GrantChanged,
     GrantTrial,
@@ -100,7 +99,7 @@ class EngineUnderTest:
 
     def __init__(self, engine: Engine, folder: Path) -> None:
         self.engine = engine
-        self.heard: list[Event | Report | Question] = []
+        self.heard: list[Happened] = []
         self._folder = folder
         self._attempts: dict[int, int] = {}
 
@@ -138,10 +137,10 @@ class EngineUnderTest:
             self.heard += arrived
         raise AssertionError(f"no {kind.__name__} within {PATIENCE} s; heard {self.heard}")
 
-    def listen(self, seconds: float) -> list[Event | Report | Question]:
+    def listen(self, seconds: float) -> list[Happened]:
         """Everything that is said within some time."""
         deadline = time.monotonic() + seconds
-        heard: list[Event | Report | Question] = []
+        heard: list[Happened] = []
         while (left := deadline - time.monotonic()) > 0:
             heard += self.engine.poll(left)
         return heard

@@ -1,0 +1,51 @@
+"""How measured values follow from estimated ones."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import numpy as np
+
+FEW = 3
+KEPT = 256
+QUANTILE = 0.95
+# Estimates that differ by less than this part of their mean say nothing about the slope.
+DIFFERENT = 0.05
+
+
+class Calibration:
+    """Learns one line, `measured = slope * estimated + offset`, that lies above nearly all it has seen.
+
+    The offset is what no estimate sees (imports, the allocator's slack, scratch of libraries): on a CPU device it is
+    most of a small trial. The slope is found by least squares, ridged towards what is expected of it; the offset is the
+    95% quantile of what that leaves.
+
+    Args:
+        slope: What is expected; None for the ratio of the means.
+    """
+
+    def __init__(self, slope: float | None = None) -> None:
+        self._expected = slope
+        self._seen: deque[tuple[float, float]] = deque(maxlen=KEPT)
+        self._slope = self._offset = 0.0
+
+    @property
+    def is_learnt(self) -> bool:
+        return len(self._seen) >= FEW
+
+    def learn(self, estimated: float, measured: float) -> None:
+        """Takes in a trial that was estimated and then measured."""
+        self._seen.append((estimated, measured))
+        x, y = np.array(self._seen).T
+        slope = self._expected
+        if slope is None:
+            slope = y.mean() / x.mean() if x.mean() > 0 else 0.0
+        dx = x - x.mean()
+        weight = len(x) * (DIFFERENT * x.mean()) ** 2
+        total = float(dx @ dx) + weight
+        self._slope = max(0.0, (float(dx @ (y - y.mean())) + weight * slope) / total) if total > 0 else slope
+        self._offset = float(np.quantile(y - self._slope * x, QUANTILE))
+
+    def apply(self, estimated: float) -> float | None:
+        """What will be measured, generously; None before a few trials were."""
+        return max(0.0, self._slope * estimated + self._offset) if self.is_learnt else None

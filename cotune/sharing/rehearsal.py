@@ -1,0 +1,181 @@
+"""A rehearsal: the first two iterations of a step class with tensors that have a shape and no content.
+
+It runs in a process of its own, forked from the zygote, which answers through a pipe and ends; nobody else loads this.
+What is rehearsed is the user's code. So that it can do no harm, the process may start no other, write no file and
+reach no network, as far as Python asks for these (its audit events); it may take little memory, and sees no GPU.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import re
+import resource
+import signal
+import sys
+import warnings
+import weakref
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
+
+from cotune.demand import MIB, Estimate
+from cotune.sharing.boundary import on_optimizer_step
+
+ITERATIONS = 2
+# Of real memory, which nobody has set aside.
+ROOM = 512 * MIB
+
+_FORBIDDEN = re.compile(
+    r"os\.(chflags|chmod|chown|exec|fork|forkpty|kill|killpg|link|mkdir|posix_spawn|putenv|remove|rename|rmdir|"
+    r"setxattr|spawn|symlink|system|truncate|utime)|socket\.(bind|connect|sendmsg|sendto|getaddrinfo)|"
+    r"subprocess\.Popen|sqlite3\.connect|pty\.spawn|shutil\..*|tempfile\..*"
+)
+_WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+
+
+def serve(answer: int, request: int, trainable: bytes | memoryview) -> NoReturn:
+    """Rehearses one trial and ends.
+
+    Args:
+        answer: A pipe for an `Estimate`, or for the reason why there is none.
+        request: A memory file: the pickled config.
+        trainable: The pickled step class.
+    """
+    try:
+        config = pickle.loads(Path(f"/proc/self/fd/{request}").read_bytes())
+        _be_harmless()
+        told: Estimate | str = rehearse(pickle.loads(trainable), config)
+    except BaseException as error:
+        told = f"{type(error).__name__}: {error}".splitlines()[0][:300]
+    os.write(answer, pickle.dumps(told))
+    os._exit(0)
+
+
+def rehearse(cls: type, config: Mapping[str, Any]) -> Estimate:
+    """What the first two iterations need.
+
+    Bytes of tensors are counted as a lane counts them: held at the boundaries, which are the steps of optimizers or
+    else of the class; and the peak, set-up included, above that.
+
+    Args:
+        cls: A step class with `rehearse(config)`, which stands for `setup(config)`.
+        config: The trial's.
+
+    Raises:
+        Exception: What the class raises. A decision that hangs on the content of a tensor is among it.
+    """
+    meter = _Meter()
+    on_optimizer_step(meter.optimized, lambda: None)
+    trial: Any = cls()
+    with warnings.catch_warnings(), FakeTensorMode(allow_non_fake_inputs=True), meter:
+        warnings.simplefilter("ignore")
+        try:
+            trial.rehearse(config)
+            while trial.step() is not None:
+                meter.stepped()
+        except _Enough:
+            pass
+    if not meter.iterations or not meter.peak:
+        raise ValueError("it has trained nothing that torch knows of")
+    return Estimate(meter.persistent, meter.peak - meter.persistent, meter.flops)
+
+
+class _Enough(BaseException):
+    """Raised at the last boundary, not to be caught by mistake."""
+
+
+class _Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Bytes of living storages, and floating-point operations between boundaries.
+
+    Attributes:
+        iterations: How many boundaries there were.
+        persistent: The most bytes held at one of them.
+        peak: The most bytes held.
+        flops: Of the last iteration.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.iterations = self.persistent = self.peak = self.flops = 0
+        self._held = self._optimized = 0
+        self._alive: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        try:
+            out = func(*args, **(kwargs or {}))
+        except DataDependentOutputException:
+            # A float that is read out is a metric, which the rehearsal does not need. An integer or a truth value may
+            # decide about sizes and branches.
+            if func is not torch.ops.aten._local_scalar_dense.default or not args[0].dtype.is_floating_point:
+                raise
+            return 1.0
+        for leaf in (out,) if isinstance(out, torch.Tensor) else tree_leaves(out):
+            if isinstance(leaf, torch.Tensor):
+                self._hold(leaf.untyped_storage())
+        # FlopCounterMode would be a second mode, and cost as much as this one at every operation.
+        if count := flop_registry.get(func._overloadpacket):
+            self.flops += count(*args, **(kwargs or {}), out_val=out)
+        return out
+
+    def _hold(self, storage: torch.UntypedStorage) -> None:
+        key = storage._cdata
+        if key not in self._alive:
+            size = storage.nbytes()
+            self._alive.add(key)
+            self._held += size
+            self.peak = max(self.peak, self._held)
+            weakref.finalize(storage, self._let_go, key, size).atexit = False
+
+    def _let_go(self, key: int, size: int) -> None:
+        self._alive.discard(key)
+        self._held -= size
+
+    def optimized(self) -> None:
+        """An optimizer has made a step."""
+        self._optimized += 1
+        self._boundary()
+
+    def stepped(self) -> None:
+        """The class has made a step: a boundary if it has no optimizer."""
+        if not self._optimized:
+            self._boundary()
+
+    def _boundary(self) -> None:
+        self.iterations += 1
+        self.persistent = max(self.persistent, self._held)
+        if self.iterations == ITERATIONS:
+            raise _Enough
+        self.flops = 0
+
+
+def _be_harmless() -> None:
+    """Takes from this process what a rehearsal has no need of; what it asks for all the same is an OSError."""
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    sys.dont_write_bytecode = True
+    null = os.open(os.devnull, os.O_WRONLY)
+    for stream in (1, 2):
+        os.dup2(null, stream)
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+    status = Path("/proc/self/status").read_text(encoding="ascii")
+    reserved = int(status[status.index("VmData:") + 7 :].split(None, 1)[0]) * 1024
+    resource.setrlimit(resource.RLIMIT_DATA, (reserved + ROOM, resource.getrlimit(resource.RLIMIT_DATA)[1]))
+    sys.addaudithook(_refuse)
+
+
+def _refuse(event: str, args: tuple[Any, ...]) -> None:
+    if event == "open":
+        path, _, flags = args
+        if not (isinstance(flags, int) and flags & _WRITES) or path == os.devnull:
+            return
+        event = f"writing {path}"
+    elif not _FORBIDDEN.fullmatch(event):
+        return
+    raise PermissionError(f"{event} is not for a rehearsal")
