@@ -10,15 +10,15 @@ FEW = 3
 KEPT = 256
 QUANTILE = 0.95
 # Estimates that differ by less than this part of their mean say nothing about the slope.
-DIFFERENT = 0.05
+DIFFERENT = 0.02
 
 
 class Calibration:
     """Learns one line, `measured = slope * estimated + offset`, that lies above nearly all it has seen.
 
     The offset is what no estimate sees (imports, the allocator's slack, scratch of libraries): on a CPU device it is
-    most of a small trial. The slope is found by least squares, ridged towards what is expected of it; the offset is the
-    95% quantile of what that leaves.
+    most of a small trial, and differs from trial to trial. So the slope is found by least squares weighted by the
+    squares of the estimates, ridged towards what is expected of it; the offset is the 95% quantile of what that leaves.
 
     Args:
         slope: What is expected; None for the ratio of the means.
@@ -40,11 +40,13 @@ class Calibration:
         slope = self._expected
         if slope is None:
             slope = y.mean() / x.mean() if x.mean() > 0 else 0.0
-        dx = x - x.mean()
-        weight = len(x) * (DIFFERENT * x.mean()) ** 2
-        total = float(dx @ dx) + weight
-        self._slope = max(0.0, (float(dx @ (y - y.mean())) + weight * slope) / total) if total > 0 else slope
-        self._offset = float(np.quantile(y - self._slope * x, QUANTILE))
+        if x.any():
+            weights = x**2 / (x @ x)
+            dx, dy = x - weights @ x, y - weights @ y
+            prior = (DIFFERENT * (weights @ x)) ** 2
+            slope = (weights * dx @ dy + prior * slope) / (weights * dx @ dx + prior)
+        self._slope = max(0.0, float(slope))
+        self._offset = float(np.quantile(y - self._slope * x, QUANTILE, method="higher"))
 
     def apply(self, estimated: float) -> float | None:
         """What will be measured, generously; None before a few trials were."""

@@ -9,8 +9,9 @@ import sys
 import pytest
 
 import cotune
-from cotune.demand import MIB, Demand
-from cotune.profile import ENOUGH, KEPT, Profile, profile_path
+from cotune.calibration import FEW
+from cotune.demand import MIB, Demand, Estimate
+from cotune.profile import ENOUGH, KEPT, UNLEARNT_ALLOWANCE, UNLEARNT_FACTOR, Profile, profile_path
 
 
 def hungry(config):
@@ -80,6 +81,60 @@ def test_once_this_run_knows_enough_earlier_ones_are_silent(tmp_path):
         assert profile.expect({})[0] is not None
         profile.learn({}, Demand(MIB, 0), None)
     assert profile.expect({}) == (None, None)
+
+
+def taught(path, count, start=1):
+    """A profile that has seen trials whose bytes are 1.2 times the estimate and 30 MiB, at 1 s for a GFLOP."""
+    profile = Profile(path)
+    for n in range(start, start + count):
+        estimate = Estimate(n * 100 * MIB, n * 50 * MIB, n * 10**9)
+        demand = Demand(int(n * 120 * MIB) + 30 * MIB, n * 60 * MIB, 0.5)
+        profile.learn({}, demand, float(n), estimate)
+    return profile
+
+
+def test_before_a_few_were_measured_an_estimate_counts_with_a_stated_margin():
+    estimate = Estimate(100 * MIB, 50 * MIB, 10**9)
+    for count in range(FEW):
+        demand, seconds = taught(None, count).expect({}, estimate)
+        assert demand.persistent == 100 * MIB * UNLEARNT_FACTOR + UNLEARNT_ALLOWANCE
+        assert demand.peak == 150 * MIB * UNLEARNT_FACTOR + UNLEARNT_ALLOWANCE
+        assert seconds is None
+
+
+def test_after_a_few_an_estimate_counts_as_others_were_measured():
+    demand, seconds = taught(None, FEW).expect({}, Estimate(1000 * MIB, 500 * MIB, 10**10))
+    assert demand.persistent == pytest.approx(1230 * MIB, rel=0.02)
+    assert demand.peak == pytest.approx(1830 * MIB, rel=0.02)
+    assert demand.busy == 0.5
+    assert seconds == pytest.approx(10.0, rel=0.02)
+
+
+def test_the_next_run_begins_with_the_ratio(tmp_path):
+    path = tmp_path / ".profiles" / "train.json"
+    taught(path, FEW).save()
+    demand, seconds = Profile(path).expect({}, Estimate(1000 * MIB, 500 * MIB, 10**10))
+    assert demand.peak == pytest.approx(1830 * MIB, rel=0.02)
+    assert seconds is not None
+
+
+def test_a_run_knows_best_how_long_its_trials_are_and_goes_by_estimates_for_their_bytes():
+    demand, seconds = taught(None, ENOUGH).expect({}, Estimate(1000 * MIB, 500 * MIB, 10**10))
+    assert demand.peak == pytest.approx(1830 * MIB, rel=0.02)
+    assert seconds is None
+
+
+def test_what_earlier_runs_have_measured_goes_before_an_estimate_without_a_ratio():
+    profile = Profile(None)
+    profile.recall({}, Demand(70 * MIB, 0), None)
+    demand, _ = profile.expect({}, Estimate(1000 * MIB, 500 * MIB, 10**10))
+    assert demand.peak < 100 * MIB
+
+
+def test_a_trial_without_an_estimate_goes_by_earlier_runs(tmp_path):
+    path = tmp_path / ".profiles" / "train.json"
+    taught(path, FEW).save()
+    assert Profile(path).expect({})[0].persistent >= FEW * 120 * MIB
 
 
 def test_the_file_stays_small(tmp_path):

@@ -10,7 +10,7 @@ from typing import Any
 import cloudpickle
 
 from cotune.errors import NotPicklable
-from cotune.sharing.preload import modules_to_preload
+from cotune.sharing.preload import TORCH, modules_to_preload
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,10 @@ def pack(trainable: Any) -> Packed:
     """
     blob = dumps(trainable, "the trainable")
     rehearses = isinstance(trainable, type) and callable(getattr(trainable, "rehearse", None))
-    return Packed(blob, tuple(modules_to_preload(blob, trainable)), rehearses)
+    modules = modules_to_preload(blob, trainable)
+    if rehearses:
+        modules += [name for name in TORCH if name not in modules]
+    return Packed(blob, tuple(modules), rehearses)
 
 
 def dumps(value: Any, what: str) -> bytes:

@@ -19,6 +19,9 @@ FILES = 200
 # What lanes have no use for, or another one of; `__main__` may well be a script of an installed package.
 _OTHERS = ("ray", "cotune", "pytest", "_pytest", "IPython", "ipykernel", "optuna", "__main__")
 
+# The first optimizer imports torch._dynamo: 0.9 s and 110 MB in every lane, unless it is there already.
+TORCH = ("torch", "torch._dynamo", "torch.utils.data")
+
 
 def modules_to_preload(blob: bytes, trainable: Any, *, torch_if_loaded: bool = True) -> list[str]:
     """Installed modules that the trainable uses, so that the zygote can import them once for all lanes.
@@ -35,8 +38,7 @@ def modules_to_preload(blob: bytes, trainable: Any, *, torch_if_loaded: bool = T
     preload = {name for name in names if name in sys.modules and _is_installed(sys.modules[name])}
     uses_torch = torch_if_loaded and "torch" in sys.modules
     if importlib.util.find_spec("torch") is not None and (uses_torch or _lead_to_torch(names)):
-        # The first optimizer imports torch._dynamo: 0.9 s and 110 MB in every lane, unless it is there already.
-        preload |= {"torch", "torch._dynamo", "torch.utils.data"}
+        preload |= set(TORCH)
     return ["numpy", "numpy.random", "cloudpickle", "cotune.sharing.host", *sorted(preload)]
 
 

@@ -141,16 +141,18 @@ class Zygote:
         if not message:
             return False
         what, lane = pickle.loads(message)
-        if what == "kill":
+        fds = array.array("i")
+        for _, _, data in ancillary:
+            fds.frombytes(data)
+        for fd in fds:
+            os.set_inheritable(fd, False)
+        if what == "fork":
+            self._fork(lane, self._serve_lane, fds)
+        elif what == "rehearse":
+            self._fork(lane, self._rehearse, fds)
+        elif what == "kill":
             for pid in [pid for pid, other in self._lanes.items() if other == lane]:
                 _kill_group(pid)
-        else:
-            fds = array.array("i")
-            fds.frombytes(ancillary[0][2])
-            for fd in fds:
-                os.set_inheritable(fd, False)
-            serve: Callable[..., NoReturn] = self._serve_lane if what == "fork" else self._rehearse
-            self._fork(lane, serve, fds)
         return True
 
     def _fork(self, lane: int, serve: Callable[..., NoReturn], fds: Sequence[int]) -> None:
