@@ -23,7 +23,7 @@ def test_nothing_is_said_before_a_few_trials_were_measured():
 def test_a_line_with_slope_and_offset_is_found():
     calibration = learnt([(x, 1.3 * x + 50) for x in (10, 200, 500, 900)])
     for x in (5, 300, 5000):
-        assert calibration.apply(x) == pytest.approx(1.3 * x + 50, rel=0.02)
+        assert calibration.apply(x) == pytest.approx(1.3 * x + 50, rel=0.03)
 
 
 def test_what_was_seen_is_hardly_ever_underestimated():
