@@ -300,7 +300,12 @@ class Sweep:
         self.records[told.trial].estimate = told.estimate
         figures = astuple(told.estimate) if told.estimate else None
         self._log.write(
-            "estimate", time.time(), trial=told.trial, estimate=figures, seconds=told.seconds, reason=told.reason
+            "estimate",
+            time.time(),
+            trial=told.trial,
+            estimate=figures,
+            seconds=round(told.seconds, 3),
+            reason=told.reason,
         )
         self._join(self._estimates.heard(told))
 
@@ -432,7 +437,8 @@ class Sweep:
     def _drain(self, note: str) -> None:
         self.interrupted, self._note = True, note
         self._search.drop_asks()
-        self._join(self._estimates.release())
+        for trial in self._estimates.release():
+            self._move(self.records[trial], TrialState.INTERRUPTED)
         for record in list(self.records.values()):
             if not record.state.is_final:
                 self._withdraw(record, "interrupted")

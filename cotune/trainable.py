@@ -24,8 +24,8 @@ def check_trainable(trainable: Any) -> str:
             return trainable.__name__
         raise InputError(
             f"class {trainable.__name__} has no setup() and step()",
-            hint="a step class has setup(self, config) and step(self) -> metrics, and may have save(self, path) and "
-            "load(self, path)",
+            hint="a step class has setup(self, config) and step(self) -> metrics, and may have save(self, path), "
+            "load(self, path) and rehearse(self, config)",
         )
     if not callable(trainable):
         raise InputError(f"trainable={trainable!r} cannot be called", hint="pass a function of the config")

@@ -14,6 +14,7 @@ import pytest
 import cotune
 from cotune.calibration import FEW
 from cotune.demand import MIB
+from cotune.sharing import estimator
 
 ROOT = Path(cotune.__file__).parents[1]
 
@@ -265,3 +266,20 @@ def test_a_second_sweep_begins_with_the_ratio_of_the_first(tmp_path):
     results = sweep(Holds, tmp_path, 1, sampler=InOrder([4000]), name="again")
     trial = results.trials[0]
     assert trial.persistent + trial.ephemeral < trial.expected < 1.2 * (trial.persistent + trial.ephemeral) + 32 * MIB
+
+
+class Hangs(Holds):
+    def rehearse(self, config):
+        import threading
+
+        threading.Event().wait()
+
+
+def test_a_run_that_ends_does_not_wait_for_estimates_and_can_be_resumed(tmp_path, monkeypatch):
+    monkeypatch.setattr(estimator, "BUDGET", 1e6)
+    results = sweep(Hangs, tmp_path, 2, sampler=InOrder([10, 20]), time_budget=0.5)
+    assert results.interrupted
+    assert {(str(trial.state), trial.attempts) for trial in results} == {("interrupted", 0)}
+    monkeypatch.setattr(estimator, "BUDGET", 0.1)
+    results = sweep(Hangs, tmp_path, 2, sampler=InOrder([10, 20]), resume=True)
+    assert {str(trial.state) for trial in results} == {"done"}
