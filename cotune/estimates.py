@@ -70,7 +70,7 @@ class Estimates:
         return [told.trial] if waited else []
 
     def ran(self, seconds: float) -> list[int]:
-        """A trial has run to its end in so many seconds; gives the trials that need wait no longer."""
+        """A trial has run for so many seconds and is over; gives the trials that need wait no longer."""
         self._trials.add(seconds)
         return [] if self.are_wanted else self.release()
 

@@ -86,6 +86,11 @@ class Record:
             return None
         return self.end - self.start
 
+    @property
+    def comparable(self) -> Estimate | None:
+        """Its estimate, where what was measured can be held against it: who failed may not have come to its peak."""
+        return None if self.state is TrialState.FAILED else self.estimate
+
     def result(self) -> TrialResult:
         return TrialResult(
             self.trial,

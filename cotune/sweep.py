@@ -138,7 +138,7 @@ class Sweep:
             self._counts[record.state] += 1
             if record.demand is not None:
                 features = space.features(record.params)
-                self._profile.recall(features, record.demand, record.seconds, record.estimate)
+                self._profile.recall(features, record.demand, record.seconds, record.comparable)
         self._best = best_of(records, options.mode)
         self._began = time.monotonic()
         self._first_start = self._last_end = 0.0
@@ -382,16 +382,16 @@ class Sweep:
             self._search.prune(record.trial, passed)
         else:
             self._fail(record, conclusion)
-        self._started.pop(record.trial, None)
+        since = self._started.pop(record.trial, None)
         self._last_end = time.monotonic()
         if record.state is not TrialState.INTERRUPTED:
             self._log.write("end", time.time(), **end_event(record))
             self._call_back(record)
         if record.demand is not None:
             features = self._space.features(record.params)
-            self._profile.learn(features, record.demand, record.seconds, record.estimate)
-        if record.seconds is not None:
-            self._join(self._estimates.ran(record.seconds))
+            self._profile.learn(features, record.demand, record.seconds, record.comparable)
+        if since is not None:
+            self._join(self._estimates.ran(self._last_end - since))
 
     def _fail(self, record: Record, conclusion: ConcludeTrial) -> None:
         kind = errors.named(conclusion.error)

@@ -138,3 +138,32 @@ def test_the_last_trial_is_lent_idle_memory_and_computes_the_same(run):
     metrics = run(train, {"x": 1}, trials=1)[0].metrics
     assert metrics["most"] > 1
     assert metrics["difference"] < 1e-4
+
+
+class Square:
+    """Trains one matrix on the GPU."""
+
+    def setup(self, config):
+        import torch
+
+        self.weight = torch.nn.Parameter(torch.ones(config["width"], config["width"], device=cotune.device()))
+        self.optimizer = torch.optim.SGD([self.weight], lr=0.01, momentum=0.9)
+        self.left = 3
+
+    rehearse = setup
+
+    def step(self):
+        import torch
+
+        self.optimizer.zero_grad()
+        (torch.ones(64, len(self.weight), device=self.weight.device) @ self.weight).sum().backward()
+        self.optimizer.step()
+        self.left -= 1
+        return {"loss": 0.0, "done": not self.left}
+
+
+def test_an_estimate_made_without_a_gpu_is_what_is_measured_on_one(run):
+    results = run(Square, {"width": cotune.randint(2000, 10000)}, trials=8, sampler="random", lanes=1)
+    for trial in results.trials[3:]:
+        measured = trial.persistent + trial.ephemeral
+        assert measured < trial.expected < 1.15 * measured + 64 * MIB

@@ -49,8 +49,8 @@ def serve(answer: int, request: int, trainable: bytes | memoryview) -> NoReturn:
         trainable: The pickled step class.
     """
     try:
-        config = pickle.loads(Path(f"/proc/self/fd/{request}").read_bytes())
         _be_harmless()
+        config = pickle.loads(Path(f"/proc/self/fd/{request}").read_bytes())
         told: Estimate | str = rehearse(pickle.loads(trainable), config)
     except BaseException as error:
         told = f"{type(error).__name__}: {error}".splitlines()[0][:300]

@@ -36,6 +36,8 @@ class Does:
     def step(self):
         import torch
 
+        if self.does == "nothing":
+            return None
         for _ in range(self.steps):
             x = torch.randn(BATCH, self.model.weight.shape[0])
             loss = self.model(x).square().mean()
@@ -118,13 +120,6 @@ class Does:
         import numpy as np
 
         np.ones(GIB)
-
-
-class Nothing:
-    def rehearse(self, config): ...
-
-    def step(self):
-        return None
 
 
 class World:
@@ -269,12 +264,8 @@ def test_a_config_of_any_size_and_kind_arrives(world):
     assert world.rehearse(extra=[bytes(4 * MIB), lambda: None]).estimate is not None
 
 
-def test_a_class_that_trains_nothing_has_no_estimate(tmp_path):
-    world = World(Nothing, tmp_path)
-    try:
-        assert world.rehearse().reason == "ValueError: it has trained nothing that torch knows of"
-    finally:
-        world.close()
+def test_a_class_that_trains_nothing_has_no_estimate(world):
+    assert world.rehearse("nothing").reason == "ValueError: it has trained nothing that torch knows of"
 
 
 def test_a_zygote_that_dies_ends_the_rehearsal(tmp_path):
@@ -289,11 +280,16 @@ def test_a_zygote_that_dies_ends_the_rehearsal(tmp_path):
         world.close()
 
 
-def test_only_a_class_with_rehearse_is_rehearsed():
+def test_only_a_class_with_rehearse_is_rehearsed_and_then_torch_is_imported_ahead():
+    class With:
+        def rehearse(self, config): ...
+
     class Without:
         def setup(self, config): ...
 
         def step(self): ...
 
+    assert pack(With).rehearses
+    assert {"torch", "torch._dynamo"} <= set(pack(With).modules)
     assert not pack(Without).rehearses
     assert not pack(Does().rehearse).rehearses
