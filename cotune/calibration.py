@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
-
 import numpy as np
 
 FEW = 3
@@ -26,17 +24,21 @@ class Calibration:
 
     def __init__(self, slope: float | None = None) -> None:
         self._expected = slope
-        self._seen: deque[tuple[float, float]] = deque(maxlen=KEPT)
+        self._seen: dict[int, tuple[float, float]] = {}
         self._slope = self._offset = 0.0
 
     @property
     def is_learnt(self) -> bool:
         return len(self._seen) >= FEW
 
-    def learn(self, estimated: float, measured: float) -> None:
-        """Takes in a trial that was estimated and then measured."""
-        self._seen.append((estimated, measured))
-        x, y = np.array(self._seen).T
+    def learn(self, trial: int, estimated: float, measured: float) -> None:
+        """Takes in a trial that was estimated and then measured; a later measurement of the same one replaces it."""
+        if self._seen.get(trial) == (estimated, measured):
+            return
+        self._seen[trial] = estimated, measured
+        if len(self._seen) > KEPT:
+            del self._seen[next(iter(self._seen))]
+        x, y = np.array(list(self._seen.values())).T
         slope = self._expected
         if slope is None:
             slope = y.mean() / x.mean() if x.mean() > 0 else 0.0

@@ -91,17 +91,24 @@ class Profile:
         self._earlier.observe_demand(self._count, sample.features, sample.demand)
         if sample.seconds is not None:
             self._earlier.observe_seconds(self._count, sample.features, sample.seconds)
-        self._calibrate(sample)
+        if sample.estimate is not None:
+            # The trials of this session are counted from 0 upwards.
+            self.compare(-self._count, sample.estimate, sample.demand, sample.seconds)
 
-    def _calibrate(self, sample: _Sample) -> None:
-        estimate = sample.estimate
-        if estimate is None:
-            return
-        self._persistent.learn(estimate.persistent, sample.persistent)
-        self._peak.learn(estimate.peak, sample.demand.peak)
-        self._busy = sample.busy if sample.busy is not None else self._busy
-        if sample.seconds is not None and estimate.flops:
-            self._seconds.learn(estimate.flops, sample.seconds)
+    def compare(self, trial: int, estimate: Estimate, demand: Demand, seconds: float | None = None) -> None:
+        """Notes what a trial that was estimated has been measured to need so far.
+
+        Args:
+            trial: Its number.
+            estimate: As it was estimated.
+            demand: As measured.
+            seconds: From its start to its end, if it has come to that.
+        """
+        self._persistent.learn(trial, estimate.persistent, demand.persistent)
+        self._peak.learn(trial, estimate.peak, demand.peak)
+        self._busy = demand.busy if demand.busy is not None else self._busy
+        if seconds is not None and estimate.flops:
+            self._seconds.learn(trial, estimate.flops, seconds)
 
     def expect(
         self, features: Mapping[str, float], estimate: Estimate | None = None
@@ -141,11 +148,10 @@ class Profile:
             features: What predictions go by.
             demand: As measured.
             seconds: From its start to its end, if it was not stopped before that.
-            estimate: As it was estimated, if it was.
+            estimate: As it was estimated, if it was; `compare` is told apart, and earlier.
         """
         self._measured += 1
         self._samples.append(_sample(features, demand, seconds, estimate))
-        self._calibrate(self._samples[-1])
 
     def save(self) -> None:
         """Adds this session's trials to the file; a run beside this one may have done so too, and a loss is no harm."""

@@ -28,6 +28,7 @@ from cotune.event_log import EventLog
 from cotune.packer import (
     ConcludeTrial,
     Event,
+    IterationsDone,
     LaneReady,
     Outcome,
     Packer,
@@ -219,9 +220,17 @@ class Sweep:
                 self._retry(instruction)
             else:
                 self._engine.execute(instruction)
+        if isinstance(event, IterationsDone):
+            self._compare(event.trial)
         # Last, so that a freed lane has its next trial before the search thread has something to do.
         for conclusion in concluded:
             self._conclude(conclusion)
+
+    def _compare(self, trial: int) -> None:
+        """Holds what a running trial was measured to need against its estimate, for the sake of other estimates."""
+        record, demand = self.records[trial], self._packer.demand_of(trial)
+        if record.estimate is not None and demand is not None:
+            self._profile.compare(trial, record.estimate, demand)
 
     def _acknowledge(self) -> None:
         self._log.flush()
@@ -236,9 +245,10 @@ class Sweep:
         if self._exhausted or self.interrupted:
             return
         packer = self._packer
-        # Hints do not change any more once they are given: few go by estimates of which nothing is known yet.
-        unlimited = self._options.unlimited_ahead and (self._profile.is_calibrated or not self._estimates.are_wanted)
-        ahead = 0 if self._options.lockstep else ASK_AHEAD if unlimited else packer.breadth
+        ahead = 0 if self._options.lockstep else ASK_AHEAD if self._options.unlimited_ahead else packer.breadth
+        if self._estimates.are_wanted and not self._profile.is_calibrated:
+            # Hints do not change once they are given: one trial at most waits by an estimate of which little is known.
+            ahead = min(ahead, 1)
         wanted = packer.seats + ahead - packer.waiting - len(self._estimates) - self._asked
         if wanted < ahead // 2:
             # Many at once: a sampler that has just been at work is three times as fast.
@@ -390,6 +400,8 @@ class Sweep:
         if record.demand is not None:
             features = self._space.features(record.params)
             self._profile.learn(features, record.demand, record.seconds, record.comparable)
+            if record.comparable is not None:
+                self._profile.compare(record.trial, record.comparable, record.demand, record.seconds)
         if since is not None:
             self._join(self._estimates.ran(self._last_end - since))
 

@@ -2,13 +2,13 @@
 
 import pytest
 
-from cotune.calibration import FEW, Calibration
+from cotune.calibration import FEW, KEPT, Calibration
 
 
 def learnt(pairs, slope=1.0):
     calibration = Calibration(slope)
-    for estimated, measured in pairs:
-        calibration.learn(estimated, measured)
+    for trial, (estimated, measured) in enumerate(pairs):
+        calibration.learn(trial, estimated, measured)
     return calibration
 
 
@@ -16,7 +16,7 @@ def test_nothing_is_said_before_a_few_trials_were_measured():
     calibration = Calibration(1.0)
     for count in range(FEW):
         assert calibration.apply(100.0) is None, f"{count} are too few"
-        calibration.learn(100.0, 130.0)
+        calibration.learn(count, 100.0, 130.0)
     assert calibration.apply(100.0) == pytest.approx(130.0)
 
 
@@ -52,3 +52,16 @@ def test_what_falls_while_estimates_grow_is_no_line():
 def test_estimates_of_nothing_are_no_harm():
     assert learnt([(0, 0)] * 4).apply(0) == 0.0
     assert learnt([(0, 1.0)] * 4, slope=None).apply(5.0) == pytest.approx(1.0)
+
+
+def test_a_later_measurement_of_a_trial_replaces_the_earlier_one():
+    calibration = learnt([(100, 110)] * 5)
+    for trial in range(5):
+        calibration.learn(trial, 100, 150)
+    assert calibration.apply(100) == pytest.approx(150)
+    assert learnt([(100, 110)]).apply(100) is None
+
+
+def test_old_trials_are_forgotten():
+    calibration = learnt([(100, 200)] + [(100, 110)] * KEPT)
+    assert calibration.apply(100) == pytest.approx(110)

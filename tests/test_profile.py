@@ -90,6 +90,7 @@ def taught(path, count, start=1):
         estimate = Estimate(n * 100 * MIB, n * 50 * MIB, n * 10**9)
         demand = Demand(int(n * 120 * MIB) + 30 * MIB, n * 60 * MIB, 0.5)
         profile.learn({}, demand, float(n), estimate)
+        profile.compare(n, estimate, demand, float(n))
     return profile
 
 
