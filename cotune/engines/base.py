@@ -17,7 +17,12 @@ class Engine(ABC):
     """A body: lanes on real, remote or imagined devices.
 
     `cotune.testing.EngineConformance` says what each must do. Only one thread uses an engine, but for `wake()`.
+
+    Attributes:
+        can_estimate: Whether trials can be estimated before they run.
     """
+
+    can_estimate = False
 
     @abstractmethod
     def start(self) -> list[DeviceFound]:
@@ -35,11 +40,6 @@ class Engine(ABC):
     @abstractmethod
     def poll(self, timeout: float) -> Sequence[Happened]:
         """What happened, in order; waits up to `timeout` seconds for something to happen."""
-
-    @property
-    def can_estimate(self) -> bool:
-        """Whether trials can be estimated before they run."""
-        return False
 
     def estimate(self, trial: int, config: Mapping[str, Any]) -> None:
         """Has a trial estimated, one at a time; an `Estimated` comes, whatever happens."""

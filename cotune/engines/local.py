@@ -84,7 +84,7 @@ class LocalEngine(Engine):
         self._folder = folder
         packed = trainable if isinstance(trainable, Packed) else pack(trainable)
         self._blob, self._modules = packed.blob, [*packed.modules, *options.preload]
-        self._rehearses = packed.rehearses
+        self.can_estimate = packed.rehearses
         if any(info.is_cuda for info in devices):
             self._modules.append("torch")
         self._threads = options.threads or min(max(1, info.cores // 4) if info.is_cuda else 1 for info in devices)
@@ -164,10 +164,6 @@ class LocalEngine(Engine):
             else:
                 lane.exit()
                 self._closing[lane.lane] = self.now()
-
-    @property
-    def can_estimate(self) -> bool:
-        return self._rehearses
 
     def estimate(self, trial: int, config: Mapping[str, Any]) -> None:
         try:
