@@ -7,6 +7,8 @@ import importlib.util
 
 import pytest
 
+from cotune.sharing import pickling
+
 
 @functools.cache
 def missing_gpu() -> str | None:
@@ -39,3 +41,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if marked and (reason := missing()):
             for item in marked:
                 item.add_marker(pytest.mark.skip(reason=f"needs {what}: {reason}"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def torch_of_the_tests_own():
+    """Tests that compute with torch load it into this process; a trainable that does not name it pays nothing for that.
+
+    Importing torch takes a zygote 4 s.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            pickling, "modules_to_preload", functools.partial(pickling.modules_to_preload, torch_if_loaded=False)
+        )
+        yield

@@ -15,6 +15,8 @@ from pathlib import Path
 
 from cotune.sharing.zygote_main import write_payload
 
+CLOSES_WITHIN = 10.0
+
 _START = (
     "import sys, json; sys.path[:] = json.loads(sys.argv[3]); "
     "from cotune.sharing.zygote_main import main; main(int(sys.argv[1]), int(sys.argv[2]))"
@@ -106,8 +108,9 @@ class Zygote:
     def close(self) -> None:
         """Ends it, and with it every lane and every process of theirs."""
         self._sock.close()
+        self._process.terminate()
         try:
-            self._process.wait(timeout=10)
+            self._process.wait(timeout=CLOSES_WITHIN)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()

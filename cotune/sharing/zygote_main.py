@@ -42,9 +42,10 @@ def main(control: int, payload: int) -> NoReturn:
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
-    for number in (signal.SIGCHLD, signal.SIGTERM):
-        signal.signal(number, _note)
+    signal.signal(signal.SIGCHLD, _note)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Imports take seconds, and whoever ends the zygote need not wait for them.
+    signal.signal(signal.SIGTERM, _leave)
     sock = socket.socket(fileno=control)
     modules, trainable = _read_payload(payload)
     os.set_inheritable(payload, False)
@@ -57,6 +58,7 @@ def main(control: int, payload: int) -> NoReturn:
         os.execv(sys.executable, [*sys.orig_argv[:-2], str(again), sys.orig_argv[-1]])
     gc.collect()
     gc.freeze()
+    signal.signal(signal.SIGTERM, _note)
     sock.send(pickle.dumps(("up", os.getpid())))
     Zygote(sock, wake_read, trainable, libc).serve()
 
@@ -68,6 +70,18 @@ def _note(number: int, _frame: Any) -> None:
     global _terminated
     if number == signal.SIGTERM:
         _terminated = True
+
+
+def _leave(*_signal: Any) -> NoReturn:
+    """Kills what is our child, as whatever falls to us then, and ends."""
+    while True:
+        for pid in _children():
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        try:
+            os.waitpid(-1, 0)
+        except ChildProcessError:
+            os._exit(0)
 
 
 def write_payload(modules: Sequence[str], trainable: bytes | memoryview) -> int:
@@ -131,7 +145,9 @@ class Zygote:
                 self._reap()
             if self._sock in ready and not self._request():
                 break
-        self._end_all()
+        for pid in self._lanes:
+            _kill_group(pid)
+        _leave()
 
     def _request(self) -> bool:
         try:
@@ -216,19 +232,6 @@ class Zygote:
     def _tell(self, what: str, lane: int, value: int) -> None:
         with contextlib.suppress(OSError):
             self._sock.send(pickle.dumps((what, lane, value)))
-
-    def _end_all(self) -> NoReturn:
-        """Kills the lanes and then whatever of theirs falls to us, which is what had left their groups."""
-        for pid in self._lanes:
-            _kill_group(pid)
-        while True:
-            for pid in _children():
-                with contextlib.suppress(OSError):
-                    os.kill(pid, signal.SIGKILL)
-            try:
-                os.waitpid(-1, 0)
-            except ChildProcessError:
-                os._exit(0)
 
 
 def _kill_group(pid: int) -> None:

@@ -105,6 +105,11 @@ def test_torch_is_preloaded_for_one_who_imports_only_a_part():
     assert "torch" in preload(train)
 
 
+def test_a_torch_that_the_driver_has_loaded_is_preloaded():
+    pytest.importorskip("torch")
+    assert "torch" in preload(lambda config: 1)
+
+
 def test_without_torch_anywhere_it_is_not_preloaded(without_torch):
     def train(config):
         return config["x"]

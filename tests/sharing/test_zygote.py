@@ -5,6 +5,7 @@ import os
 import pickle
 import select
 import signal
+import threading
 
 import pytest
 
@@ -14,7 +15,7 @@ from cotune.sharing.host import LaneOptions
 from cotune.sharing.lane import LaneHandle
 from cotune.sharing.pickling import dumps
 from cotune.sharing.wire import Kind
-from cotune.sharing.zygote import Zygote
+from cotune.sharing.zygote import CLOSES_WITHIN, Zygote
 from cotune.trial import TrialSpec
 
 PATIENCE = 30
@@ -306,6 +307,23 @@ def test_closing_leaves_no_process(world, watch):
     process = watch(world.zygote.pid)
     world.zygote.close()
     assert process.is_gone(0)
+
+
+def test_closing_does_not_wait_for_what_it_imports(tmp_path, monkeypatch, watch):
+    ready = tmp_path / "ready"
+    os.mkfifo(ready)
+    (tmp_path / "never_imported.py").write_text(
+        f"import subprocess, sys, time\nchild = subprocess.Popen([sys.executable, '-c', {STAYS!r}])\n"
+        f"open({str(ready)!r}, 'w').write(str(child.pid))\ntime.sleep(1000)"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    zygote = Zygote(["never_imported"], b"", 1, tmp_path / "zygote.log")
+    process, child = watch(zygote.pid), watch(int(ready.read_text()))
+    closing = threading.Thread(target=zygote.close)
+    closing.start()
+    assert process.is_gone(CLOSES_WITHIN / 2)
+    assert child.is_gone()
+    closing.join()
 
 
 def test_a_module_that_cannot_be_imported_is_no_harm(tmp_path):
