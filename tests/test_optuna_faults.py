@@ -90,7 +90,7 @@ def test_a_trial_out_of_memory_gets_more_and_the_study_never_hears_of_it(optimiz
         import numpy as np
 
         # Nothing tells beforehand which trial is large.
-        size = 500 if trial.number == 4 else 50
+        size = 300 if trial.number == 4 else 20
         with open(tmp_path / f"attempts-{trial.number}", "a") as file:
             file.write("x")
         for step in range(3):

@@ -37,7 +37,7 @@ class Steps:
 
 
 def sweep(storage, **options):
-    space = {"mib": cotune.randint(50, 200)}
+    space = {"mib": cotune.randint(10, 40)}
     common = {"metric": "loss", "devices": ["cpu:0@4GiB"], "lanes": 2, "seed": 0, "dashboard": False}
     return cotune.run(hungry, space, trials=8, storage=storage, **common, **options)
 
@@ -56,7 +56,7 @@ def test_a_resumed_run_does_not_probe_again(tmp_path):
     for path in (tmp_path / ".profiles").iterdir():
         path.unlink()
     common = {"metric": "loss", "devices": ["cpu:0@4GiB"], "lanes": 2, "seed": 0, "dashboard": False, "resume": True}
-    space = {"mib": cotune.randint(50, 200)}
+    space = {"mib": cotune.randint(10, 40)}
     results = cotune.run(hungry, space, trials=10, storage=tmp_path, name="one", **common)
     assert all(trial.expected is not None for trial in results.trials[8:])
 

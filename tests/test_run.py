@@ -43,7 +43,7 @@ def numbers(config):
     optimizer = torch.optim.Adam(model.parameters(), lr=config["lr"])
     data = torch.utils.data.TensorDataset(torch.randn(64, 16), torch.randn(64, 1))
     loader = torch.utils.data.DataLoader(data, batch_size=16, shuffle=True)
-    for _ in range(40):
+    for _ in range(15):
         for x, y in loader:
             noise = 0.1 * float(np.random.randn()) + 0.1 * random.gauss(0, 1)
             loss = (model(x + noise) - y).square().mean()
@@ -91,7 +91,7 @@ def test_a_sweep_with_a_pruner_finds_the_neighbourhood_of_the_optimum(run):
     assert {trial.state for trial in results} == {"done", "stopped"}
 
 
-@pytest.mark.parametrize("size", [64, 200, 512])
+@pytest.mark.parametrize("size", [64, 200])
 def test_measured_peaks_are_within_a_tenth_of_what_is_allocated(run, size):
     def train(config):
         import numpy as np
@@ -132,16 +132,16 @@ def test_a_trial_that_exceeds_its_predicted_memory_is_retried_with_more_and_fini
         import numpy as np
 
         # Nothing in the config tells which trial is large.
-        size = 900 if cotune.trial_id() == 5 else 50
+        size = 300 if cotune.trial_id() == 5 else 50
         for step in range(4):
             scratch = np.ones(size * MIB, dtype=np.uint8)
             cotune.report({"loss": float(scratch[0])}, step=step)
 
-    results = run(train, {"x": cotune.uniform(0, 1)}, trials=10, devices=["cpu:0@2GiB"], lanes=2)
+    results = run(train, {"x": cotune.uniform(0, 1)}, trials=10, devices=["cpu:0@1GiB"], lanes=2)
     assert [trial.state for trial in results] == ["done"] * 10
     assert results[5].attempts > 1
     assert all(trial.attempts == 1 for trial in results if trial.id != 5)
-    assert results[5].persistent + results[5].ephemeral > 850 * MIB
+    assert results[5].persistent + results[5].ephemeral > 280 * MIB
 
 
 def test_a_trial_larger_than_any_device_fails_alone_with_figures(run):
@@ -343,7 +343,7 @@ def test_lanes_that_are_not_given_are_found(run):
 
 
 def test_two_devices_are_both_used(run):
-    results = run(numbers, {"lr": cotune.choice([1e-3, 1e-2])}, trials=6, devices=["cpu:0@2GiB", "cpu:1@2GiB"], lanes=1)
+    results = run(quadratic, {"x": 1.0}, trials=6, devices=["cpu:0@2GiB", "cpu:1@2GiB"], lanes=1)
     assert {trial.device for trial in results} == {"cpu:0", "cpu:1"}
 
 
@@ -414,16 +414,16 @@ def test_a_name_is_used_once(run):
         run(quadratic, {"x": 1.0}, trials=1, name="mine")
 
 
-@pytest.mark.parametrize("kind", ["float32", "int64", "zero-dimensional array", "tensor"])
-def test_a_returned_number_of_any_library_counts(run, kind):
+def test_a_returned_number_of_any_library_counts(run):
     def train(config):
         import numpy as np
         import torch
 
         numbers = {"float32": np.float32(2), "int64": np.int64(2), "tensor": torch.tensor(2.0)}
-        return numbers.get(kind, np.array(2.0))
+        return numbers.get(config["kind"], np.array(2.0))
 
-    assert run(train, {"x": 1}, trials=1).best.metrics == {"loss": 2.0}
+    results = run(train, {"kind": cotune.choice(["float32", "int64", "array", "tensor"])}, sampler="grid")
+    assert [trial.metrics for trial in results] == [{"loss": 2.0}] * 4
 
 
 def test_a_large_constant_reaches_the_trials_quickly(run):

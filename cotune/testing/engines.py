@@ -227,10 +227,10 @@ class EngineConformance:
         assert engine.collect(1)[1].outcome is Outcome.DONE
 
     def test_a_larger_quota_lets_the_same_trial_through(self, engine: EngineUnderTest) -> None:
-        engine.open(quota=256 * MIB)
-        engine.engine.execute(ResizeLane(1, 2048 * MIB))
-        assert engine.wait(LaneResized).quota == 2048 * MIB
-        engine.begin(0, reports=2, hold=512 * MIB)
+        engine.open(quota=192 * MIB)
+        engine.engine.execute(ResizeLane(1, 1024 * MIB))
+        assert engine.wait(LaneResized).quota == 1024 * MIB
+        engine.begin(0, reports=2, hold=350 * MIB)
         assert engine.collect(0)[1].outcome is Outcome.DONE
 
     def test_a_trial_says_that_it_splits_its_batches(self, engine: EngineUnderTest) -> None:
@@ -316,9 +316,9 @@ class EngineConformance:
         assert ended.outcome is Outcome.DONE
 
     def test_what_an_ended_trial_held_is_free_for_the_next(self, engine: EngineUnderTest) -> None:
-        engine.open(quota=700 * MIB)
+        engine.open(quota=400 * MIB)
         for trial in range(3):
-            engine.begin(trial, reports=2, hold=400 * MIB)
+            engine.begin(trial, reports=2, hold=300 * MIB)
             assert engine.collect(trial)[1].outcome is Outcome.DONE
         residues = [event.residue for event in engine.heard if isinstance(event, LaneHolds)]
         assert all(residue < 64 * MIB for residue in residues)

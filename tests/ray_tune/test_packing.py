@@ -72,7 +72,7 @@ def test_out_of_memory_is_retried_and_costs_no_failure(run_config):
 
     results = tune.Tuner(
         hungry,
-        param_space={"mib": tune.grid_search([8, 8, 8, 600, 8])},
+        param_space={"mib": tune.grid_search([8, 8, 8, 350, 8])},
         tune_config=tune.TuneConfig(scheduler=colocate(gpus=1, lanes=2, policy="fifo")),
         run_config=run_config(callbacks=[Watch()], failure_config=tune.FailureConfig(max_failures=0)),
     ).fit()
