@@ -1,12 +1,10 @@
 """`cotune.run(cluster=...)` on real Ray clusters of several nodes, all on this machine."""
 
 import os
-import signal
 import subprocess
 import sys
 import textwrap
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -50,23 +48,30 @@ def test_a_cluster_that_is_not_there_is_named(address):
     assert "ray start" in caught.value.hint
 
 
-def report_where(config):
-    """Reports, and goes on only when a trial on the other node has as well."""
-    import ray
-
-    node = os.environ.get("RAY_NODE_ID") or os.getppid()
-    Path(config["folder"], str(node)).touch()
-    deadline = time.monotonic() + 60
-    while len(list(Path(config["folder"]).iterdir())) < 2 and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert not ray.is_initialized()
-    cotune.report({"loss": config["x"]})
+def meet(arrived, go):
+    """The trial's side of a `Meeting`."""
+    os.write(os.open(arrived, os.O_WRONLY), b"x")
+    os.read(os.open(go, os.O_RDONLY), 1)
 
 
-def test_a_sweep_runs_on_all_nodes_at_once(run, cluster, tmp_path):
-    folder = tmp_path / "seen"
-    folder.mkdir()
-    results = run(report_where, {"x": cotune.uniform(0, 1), "folder": str(folder)}, trials=6)
+def test_a_sweep_runs_on_all_nodes_at_once(run, cluster, meeting):
+    arrived, go = meeting.arrived, meeting.go
+
+    def train(config):
+        import ray
+
+        meet(arrived, go)
+        assert not ray.is_initialized()
+        cotune.report({"loss": config["x"]})
+
+    def let_two_go_together():
+        meeting.wait_for(2)
+        meeting.let_go(6)
+
+    thread = threading.Thread(target=let_two_go_together)
+    thread.start()
+    results = run(train, {"x": cotune.uniform(0, 1)}, trials=6, lanes=1)
+    thread.join()
     assert [trial.state for trial in results] == ["done"] * 6
     assert len({trial.device for trial in results}) == 2
     assert all(trial.device.endswith("/cpu:0") for trial in results)
@@ -82,12 +87,12 @@ def test_a_gpu_in_name_only_is_a_share_of_its_nodes_cpu(run, cluster):
     assert {trial.device.rpartition("/")[2] for trial in results} == {"cpu:0"}
 
 
-def test_trials_of_a_node_that_is_lost_go_on_elsewhere_from_their_checkpoints(run, cluster, tmp_path):
+def test_trials_of_a_node_that_is_lost_go_on_elsewhere_from_their_checkpoints(run, cluster, meeting):
     import ray
 
     extra = cluster.add_node(num_cpus=1, memory=2 * GIB, resources={"extra": 1})
     cluster.wait_for_nodes()
-    go = tmp_path / "go"
+    arrived, go = meeting.arrived, meeting.go
 
     def train(config):
         saved = cotune.restore()
@@ -96,21 +101,17 @@ def test_trials_of_a_node_that_is_lost_go_on_elsewhere_from_their_checkpoints(ru
             cotune.report({"loss": float(epoch), "start": start}, step=epoch)
             with cotune.checkpoint() as path:
                 (path / "epoch").write_text(str(epoch))
-            while epoch == 1 and start == 0 and not go.exists():
-                time.sleep(0.02)
-
-    events = tmp_path / "lost" / "events.jsonl"
+            if epoch == 1 and start == 0:
+                meet(arrived, go)
 
     def lose_a_node():
-        deadline = time.monotonic() + 60
-        while time.monotonic() < deadline and (not events.exists() or events.read_text().count('"step":1') < 3):
-            time.sleep(0.05)
+        meeting.wait_for(3)
         cluster.remove_node(extra)
-        go.touch()
+        meeting.let_go(2)
 
     thread = threading.Thread(target=lose_a_node)
     thread.start()
-    results = run(train, {"x": 1}, trials=3, lanes=1, name="lost")
+    results = run(train, {"x": 1}, trials=3, lanes=1)
     thread.join()
     assert [trial.state for trial in results] == ["done"] * 3
     assert sorted(trial.attempts for trial in results) == [1, 1, 2]
@@ -119,13 +120,15 @@ def test_trials_of_a_node_that_is_lost_go_on_elsewhere_from_their_checkpoints(ru
     assert ray.is_initialized()
 
 
-def test_when_the_driver_is_killed_nothing_of_it_stays_on_the_cluster(cluster, tmp_path):
+def test_when_the_driver_is_killed_nothing_of_it_stays_on_the_cluster(cluster, tmp_path, wait_gone):
+    pipe = tmp_path / "running"
+    os.mkfifo(pipe)
     code = f"""
     import os, time, cotune
 
     def train(config):
-        open({str(tmp_path)!r} + f"/pid-{{os.getpid()}}", "w").close()
-        cotune.report({{"loss": 1.0}})
+        with open({str(pipe)!r}, "w") as file:
+            file.write(f"{{os.getpid()}}\\n")
         time.sleep(600)
 
     cotune.run(train, {{"x": 1}}, metric="loss", trials=2, cluster={cluster.address!r}, gpus=0, lanes=1,
@@ -133,15 +136,12 @@ def test_when_the_driver_is_killed_nothing_of_it_stays_on_the_cluster(cluster, t
     """
     environment = {**os.environ, "PYTHONPATH": str(Path(cotune.__file__).parents[1])}
     driver = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)], env=environment)
-    deadline = time.monotonic() + 60
-    while len(pids := [int(path.name[4:]) for path in tmp_path.glob("pid-*")]) < 2 and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert len(pids) == 2
-    os.kill(driver.pid, signal.SIGKILL)
+    running = ""
+    while running.count("\n") < 2:
+        running += pipe.read_text()
+    driver.kill()
     driver.wait()
-    while any(Path(f"/proc/{pid}").exists() for pid in pids) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+    wait_gone(map(int, running.split()))
 
 
 def test_what_was_killed_is_resumed(cluster, run, tmp_path):

@@ -98,17 +98,7 @@ class Driver:
         return [json.loads(line) for line in (self.folder / "it" / "events.jsonl").read_text().splitlines()]
 
 
-def wait_gone(pids):
-    for pid in pids:
-        try:
-            fd = os.pidfd_open(pid)
-        except ProcessLookupError:
-            continue
-        assert select.select([fd], [], [], 30)[0], f"process {pid} is still there"
-        os.close(fd)
-
-
-def test_after_kill_9_no_process_is_left_and_resume_repeats_no_finished_trial(tmp_path):
+def test_after_kill_9_no_process_is_left_and_resume_repeats_no_finished_trial(tmp_path, wait_gone):
     driver = Driver(tmp_path / "run")
     lanes = driver.wait_until_waiting(2)
     driver.process.kill()
@@ -128,7 +118,7 @@ def test_after_kill_9_no_process_is_left_and_resume_repeats_no_finished_trial(tm
     assert resumed == list(range(6)), "it went on from its checkpoint"
 
 
-def test_ctrl_c_once_stops_at_the_next_boundary_and_returns_what_there_is(tmp_path):
+def test_ctrl_c_once_stops_at_the_next_boundary_and_returns_what_there_is(tmp_path, wait_gone):
     driver = Driver(tmp_path / "run", boundaries=True)
     lanes = driver.wait_until_waiting(2)
     os.killpg(driver.process.pid, signal.SIGINT)
@@ -142,7 +132,7 @@ def test_ctrl_c_once_stops_at_the_next_boundary_and_returns_what_there_is(tmp_pa
     assert [trial[1] for trial in again["trials"]] == ["done"] * 6
 
 
-def test_ctrl_c_twice_ends_at_once_and_can_be_resumed(tmp_path):
+def test_ctrl_c_twice_ends_at_once_and_can_be_resumed(tmp_path, wait_gone):
     driver = Driver(tmp_path / "run", dashboard=None)
     lanes = driver.wait_until_waiting(2)
     driver.process.send_signal(signal.SIGINT)
@@ -156,7 +146,7 @@ def test_ctrl_c_twice_ends_at_once_and_can_be_resumed(tmp_path):
     assert [t[1] for t in Driver(tmp_path / "run").finish()["trials"]] == ["done"] * 6
 
 
-def test_sigterm_stops_trials_in_order_and_then_ends_the_process(tmp_path):
+def test_sigterm_stops_trials_in_order_and_then_ends_the_process(tmp_path, wait_gone):
     driver = Driver(tmp_path / "run", boundaries=True)
     lanes = driver.wait_until_waiting(2)
     driver.process.send_signal(signal.SIGTERM)
