@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import logging
 import os
 import select
+import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -45,6 +47,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if marked and (reason := missing()):
             for item in marked:
                 item.add_marker(pytest.mark.skip(reason=f"needs {what}: {reason}"))
+    # Last, since it takes the cluster away that others share.
+    items.sort(key=lambda item: "nodes" in getattr(item, "fixturenames", ()))
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -61,7 +65,7 @@ def torch_of_the_tests_own():
 
 
 class Meeting:
-    """Trials say that they have come so far, by a byte into `arrived`, and read one from `go` before they go on."""
+    """Trials say that they have come, by a line with their pid in `arrived`, and read a byte of `go` to go on."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir()
@@ -71,10 +75,13 @@ class Meeting:
         # For reading and writing, so that no end ever waits for the other one to be opened.
         self._arrived, self._go = os.open(self.arrived, os.O_RDWR), os.open(self.go, os.O_RDWR)
 
-    def wait_for(self, count: int) -> None:
-        for _ in range(count):
-            assert select.select([self._arrived], [], [], 60)[0], "not as many as expected have come"
-            os.read(self._arrived, 1)
+    def wait_for(self, count: int) -> list[int]:
+        """The pids of that many."""
+        heard = b""
+        while heard.count(b"\n") < count:
+            assert select.select([self._arrived], [], [], 60)[0], f"only {heard!r} have come"
+            heard += os.read(self._arrived, 4096)
+        return [int(pid) for pid in heard.split()]
 
     def let_go(self, count: int) -> None:
         os.write(self._go, count * b"x")
@@ -105,3 +112,45 @@ def wait_gone() -> Callable[[Iterable[int]], None]:
             os.close(fd)
 
     return wait
+
+
+class Ray:
+    """The Ray cluster that this process is in: the same one for all tests in a row that ask for the same."""
+
+    def __init__(self) -> None:
+        self._gpus: int | None = None
+
+    def start(self, gpus: int) -> None:
+        """Two CPUs and so many logical GPUs, on this machine."""
+        import ray
+
+        if self._gpus == gpus:
+            return
+        self.leave()
+        ray.init(
+            address="local",
+            num_cpus=2,
+            num_gpus=gpus,
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+        )
+        self._gpus = gpus
+
+    def leave(self) -> None:
+        self._gpus = None
+        if (ray := sys.modules.get("ray")) is not None:
+            ray.shutdown()
+
+
+@pytest.fixture(scope="session")
+def in_ray():
+    """Without Tune's own loggers, which load torch, unless a test is about them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")
+        patch.setenv("RAY_AIR_NEW_OUTPUT", "0")
+        patch.setenv("RAY_TRAIN_ENABLE_V2_MIGRATION_WARNINGS", "0")
+        patch.setenv("PYTHONPATH", os.getcwd())
+        cluster = Ray()
+        yield cluster
+        cluster.leave()

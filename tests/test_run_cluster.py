@@ -1,6 +1,7 @@
 """`cotune.run(cluster=...)` on real Ray clusters of several nodes, all on this machine."""
 
 import os
+import select
 import subprocess
 import sys
 import textwrap
@@ -13,6 +14,11 @@ import cotune
 from cotune.demand import GIB
 
 pytestmark = pytest.mark.ray
+
+
+@pytest.fixture(scope="module", autouse=True)
+def out_of_ray(in_ray):
+    in_ray.leave()
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +56,7 @@ def test_a_cluster_that_is_not_there_is_named(address):
 
 def meet(arrived, go):
     """The trial's side of a `Meeting`."""
-    os.write(os.open(arrived, os.O_WRONLY), b"x")
+    os.write(os.open(arrived, os.O_WRONLY), b"%d\n" % os.getpid())
     os.read(os.open(go, os.O_RDONLY), 1)
 
 
@@ -105,9 +111,12 @@ def test_trials_of_a_node_that_is_lost_go_on_elsewhere_from_their_checkpoints(ru
                 meet(arrived, go)
 
     def lose_a_node():
-        meeting.wait_for(3)
+        watched = [os.pidfd_open(pid) for pid in meeting.wait_for(3)]
         cluster.remove_node(extra)
+        assert select.select(watched, [], [], 30)[0], "no trial has gone with its node"
         meeting.let_go(2)
+        for fd in watched:
+            os.close(fd)
 
     thread = threading.Thread(target=lose_a_node)
     thread.start()

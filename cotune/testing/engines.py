@@ -102,6 +102,7 @@ class EngineUnderTest:
         self.heard: list[Happened] = []
         self._folder = folder
         self._attempts: dict[int, int] = {}
+        self._lanes: set[int] = set()
 
     def __enter__(self) -> EngineUnderTest:
         self.devices = self.engine.start()
@@ -112,7 +113,22 @@ class EngineUnderTest:
     ) -> None:
         self.engine.close()
 
+    def begin_anew(self, folder: Path) -> None:
+        """Has a started engine serve another test, which is for bodies that take seconds to start.
+
+        Args:
+            folder: For the trials of that test.
+        """
+        for lane in sorted(self._lanes):
+            self.engine.execute(CloseLane(lane, kill=True))
+        while self._lanes:
+            self.wait(LaneLost)
+        self.heard.clear()
+        self._attempts.clear()
+        self._folder = folder
+
     def open(self, lane: int = 1, quota: int = 1024 * MIB) -> LaneReady:
+        self._lanes.add(lane)
         self.engine.execute(OpenLane(lane, self.devices[0].device, quota))
         return self.wait(LaneReady, lambda event: event.lane == lane)
 
@@ -134,6 +150,8 @@ class EngineUnderTest:
             for item in arrived:
                 if isinstance(item, Report):
                     self.engine.verdict(item.trial, item.attempt)
+                elif isinstance(item, LaneLost):
+                    self._lanes.discard(item.lane)
             self.heard += arrived
         raise AssertionError(f"no {kind.__name__} within {PATIENCE} s; heard {self.heard}")
 

@@ -9,21 +9,20 @@ pytestmark = pytest.mark.ray
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory):
-    """A cluster of one node, with this process in it."""
-    import ray
+def started(in_ray, tmp_path_factory):
+    """An engine on a cluster of one node, with this process in it."""
+    from cotune.engines.local import LocalOptions
+    from cotune.engines.ray import RayEngine
 
-    ray.init("local", num_cpus=2, num_gpus=0, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
-    yield
-    ray.shutdown()
+    in_ray.start(gpus=0)
+    folder = tmp_path_factory.mktemp("engine")
+    engine = RayEngine("auto", behave, 0, folder, LocalOptions("loss", residents=2))
+    with EngineUnderTest(engine, folder) as under_test:
+        yield under_test
 
 
 class TestRayEngine(RealEngineConformance):
     @pytest.fixture
-    def engine(self, tmp_path, cluster):
-        from cotune.engines.local import LocalOptions
-        from cotune.engines.ray import RayEngine
-
-        engine = RayEngine("auto", behave, 0, tmp_path, LocalOptions("loss", residents=2))
-        with EngineUnderTest(engine, tmp_path) as under_test:
-            yield under_test
+    def engine(self, started, tmp_path):
+        started.begin_anew(tmp_path)
+        return started

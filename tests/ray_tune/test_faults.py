@@ -10,7 +10,6 @@ import subprocess
 import sys
 import tempfile
 import textwrap
-import time
 from pathlib import Path
 
 import pytest
@@ -24,7 +23,7 @@ from cotune import colocate
 
 pytestmark = [pytest.mark.ray]
 
-STEPS = 25
+STEPS = 12
 
 
 def saves(config):
@@ -34,7 +33,6 @@ def saves(config):
         with checkpoint.as_directory() as folder:
             start = json.loads(Path(folder, "state.json").read_text())["step"] + 1
     for step in range(start, STEPS):
-        time.sleep(0.05)
         with tempfile.TemporaryDirectory() as folder:
             Path(folder, "state.json").write_text(json.dumps({"step": step}))
             tune.report(
@@ -121,11 +119,10 @@ def test_a_driver_that_dies_is_restored(cpus, tmp_path):
 
 
 @pytest.fixture
-def nodes(quiet):
+def nodes(in_ray):
     from ray.cluster_utils import Cluster
 
-    if ray.is_initialized():
-        ray.shutdown()
+    in_ray.leave()
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
     ray.init(address=cluster.address, log_to_driver=False, logging_level=logging.ERROR)
     yield cluster

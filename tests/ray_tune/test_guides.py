@@ -320,7 +320,7 @@ def test_time_budget(run_config):
 
     tuner = tune.Tuner(
         endless,
-        tune_config=tune.TuneConfig(num_samples=2, time_budget_s=6, scheduler=colocate(lanes=1)),
+        tune_config=tune.TuneConfig(num_samples=2, time_budget_s=3, scheduler=colocate(lanes=1)),
         run_config=run_config(),
     )
     assert tuner.fit().num_errors == 0

@@ -122,7 +122,7 @@ def hangs(config):
     tune.report({"score": 0, "pid_": os.getpid()})
     if config["hangs"]:
         time.sleep(3600)
-    for _ in range(100):
+    for _ in range(50):
         time.sleep(0.01)
         tune.report({"score": 1, "pid_": os.getpid()})
 
@@ -145,7 +145,7 @@ def test_a_killed_trial_that_hangs_leaves_its_lane_mates_their_progress(run_conf
     ).fit()
     good = next(result for result in results if not result.config["hangs"])
     assert good.error is None
-    assert good.metrics["iterations_since_restore"] == 101
+    assert good.metrics["iterations_since_restore"] == 51
 
 
 def needs_what_is_not_there(config):
@@ -226,12 +226,12 @@ def test_a_process_for_each_trial_on_a_measured_fraction(run_config, monkeypatch
     monkeypatch.setenv("TUNE_MAX_PENDING_TRIALS_PG", "1")
     results = tune.Tuner(
         tune.with_resources(deterministic, {"cpu": 1, "gpu": 1}),
-        param_space={"seed": tune.grid_search([1, 2, 3, 4])},
+        param_space={"seed": tune.grid_search([1, 2, 3])},
         tune_config=tune.TuneConfig(scheduler=scheduler, max_concurrent_trials=1),
         run_config=run_config(callbacks=[Watch()]),
     ).fit()
     assert results.num_errors == 0
-    assert len({result.metrics["pid_"] for result in results}) == 4
+    assert len({result.metrics["pid_"] for result in results}) == 3
     assert asked[0] == 1
     assert asked[-1] < 0.5
 
