@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import resource
+import sys
 import time
 
 from cotune.demand import GIB, MIB
@@ -39,6 +40,7 @@ class CpuMemory(LaneMemory):
         self._statm = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
         self._refs = os.open("/proc/self/clear_refs", os.O_WRONLY | os.O_CLOEXEC)
         self._context = self._quota = self._bare = 0
+        self._carried = sys.maxsize
         self._limit = resource.RLIM_INFINITY
         self._is_relaxed = False
         self._resident = 0
@@ -48,6 +50,7 @@ class CpuMemory(LaneMemory):
             private = [line for line in rollup if line.startswith(b"Private_Dirty:")]
         self._context = int(private[0].split()[1]) * 1024 if private else 0
         self.reset_peak()
+        self._carried = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         self._bare = self.read()[0]
         return self._context
 
@@ -56,6 +59,9 @@ class CpuMemory(LaneMemory):
         _, resident, of_files, *_ = os.pread(self._statm, 256, 0).split()
         self._resident = (int(resident) - int(of_files)) * _PAGE
         high = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        if high <= self._carried:
+            # It outlives exec, and may be what the process was that started this one.
+            high = self._status_bytes(b"VmHWM:")
         return self._resident, self._resident + max(0, high - int(resident) * _PAGE)
 
     def held(self) -> int:
@@ -96,10 +102,12 @@ class CpuMemory(LaneMemory):
         return time.process_time() / self._cores
 
     def _tighten(self) -> None:
-        text = os.pread(self._status, 4096, 0)
-        reserved = int(text[text.index(b"VmData:") + 7 :].split(None, 1)[0]) * 1024
-        self._limit = reserved + max(0, self.room()) + HEADROOM
+        self._limit = self._status_bytes(b"VmData:") + max(0, self.room()) + HEADROOM
         self._apply(self._limit)
+
+    def _status_bytes(self, name: bytes) -> int:
+        text = os.pread(self._status, 4096, 0)
+        return int(text[text.index(name) + len(name) :].split(None, 1)[0]) * 1024
 
     def _apply(self, soft: int) -> None:
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)

@@ -61,6 +61,21 @@ def test_the_peak_of_an_allocation_is_measured_within_3_percent(mib):
     assert after < 2 * MIB
 
 
+def test_what_the_process_was_before_exec_does_not_count():
+    (peak,) = in_own_process("""
+        import sys
+        if "AGAIN" not in os.environ:
+            held = b"x" * (256 * MIB)
+            os.execve(sys.executable, sys.orig_argv, {**os.environ, "AGAIN": "yes"})
+        memory.start()
+        before, _ = memory.read()
+        memory.reset_peak()
+        np.ones(64 * MIB, dtype=np.uint8).sum()
+        tell(memory.read()[1] - before)
+    """)
+    assert peak == pytest.approx(64 * MIB, rel=0.03)
+
+
 @pytest.mark.parametrize("mib", [64, 256])
 def test_what_is_held_is_measured_within_3_percent(mib):
     (held,) = in_own_process(f"""
