@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import resource
-import sys
 import time
 
 from cotune.demand import GIB, MIB
@@ -13,7 +13,7 @@ from cotune.sharing.memory import LaneMemory
 
 HEADROOM = 128 * MIB
 _M_ARENA_MAX = -8
-_PAGE = resource.getpagesize()
+_RESIDENT = re.compile(rb"VmHWM:\s+(\d+) kB\nVmRSS:\s+(\d+) kB\nRssAnon:\s+(\d+) kB")
 
 
 class CpuMemory(LaneMemory):
@@ -37,10 +37,8 @@ class CpuMemory(LaneMemory):
         # With one arena, what one resident frees the next one can use.
         self._libc.mallopt(_M_ARENA_MAX, 1)
         self._status = os.open("/proc/self/status", os.O_RDONLY | os.O_CLOEXEC)
-        self._statm = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
         self._refs = os.open("/proc/self/clear_refs", os.O_WRONLY | os.O_CLOEXEC)
         self._context = self._quota = self._bare = 0
-        self._carried = sys.maxsize
         self._limit = resource.RLIM_INFINITY
         self._is_relaxed = False
         self._resident = 0
@@ -50,19 +48,15 @@ class CpuMemory(LaneMemory):
             private = [line for line in rollup if line.startswith(b"Private_Dirty:")]
         self._context = int(private[0].split()[1]) * 1024 if private else 0
         self.reset_peak()
-        self._carried = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         self._bare = self.read()[0]
         return self._context
 
     def read(self) -> tuple[int, int]:
-        # A third of the time that /proc/self/status takes, which has the same figures.
-        _, resident, of_files, *_ = os.pread(self._statm, 256, 0).split()
-        self._resident = (int(resident) - int(of_files)) * _PAGE
-        high = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        if high <= self._carried:
-            # It outlives exec, and may be what the process was that started this one.
-            high = self._status_bytes(b"VmHWM:")
-        return self._resident, self._resident + max(0, high - int(resident) * _PAGE)
+        match = _RESIDENT.search(os.pread(self._status, 4096, 0))
+        assert match is not None
+        high, resident, anonymous = (int(kib) * 1024 for kib in match.groups())
+        self._resident = anonymous
+        return anonymous, anonymous + max(0, high - resident)
 
     def held(self) -> int:
         return self._resident
@@ -102,12 +96,10 @@ class CpuMemory(LaneMemory):
         return time.process_time() / self._cores
 
     def _tighten(self) -> None:
-        self._limit = self._status_bytes(b"VmData:") + max(0, self.room()) + HEADROOM
-        self._apply(self._limit)
-
-    def _status_bytes(self, name: bytes) -> int:
         text = os.pread(self._status, 4096, 0)
-        return int(text[text.index(name) + len(name) :].split(None, 1)[0]) * 1024
+        reserved = int(text[text.index(b"VmData:") + 7 :].split(None, 1)[0]) * 1024
+        self._limit = reserved + max(0, self.room()) + HEADROOM
+        self._apply(self._limit)
 
     def _apply(self, soft: int) -> None:
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
