@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import re
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -66,6 +67,43 @@ def check_choice(what: str, value: Any, names: Sequence[str]) -> None:
     if isinstance(value, str) and value.lower() not in names:
         listed = ", ".join(map(repr, names))
         raise InputError(f"{what}={value!r} is not a {what}", hint=f"known are {listed}; or pass an object of Optuna's")
+
+
+def checked_slowdown(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 1:
+        raise InputError(f"max_slowdown={value!r} is not a factor of 1 or more", hint="write 1.25 to allow a quarter")
+    return float(value)
+
+
+def checked_priority(priority: Any) -> Callable[[Mapping[str, Any]], float]:
+    """What a config's priority is, from a number or a function.
+
+    Raises:
+        InputError: It is neither; or, from the function that is returned, a config's priority is no number.
+    """
+    if not callable(priority):
+        number = _priority(priority, "")
+        return lambda config: number
+
+    def of(config: Mapping[str, Any]) -> float:
+        try:
+            found = priority(dict(config))
+        except Exception as error:
+            raise InputError(
+                f"priority= raised {type(error).__name__} for {config!r}: {error}", hint="it is called with a config"
+            ) from error
+        return _priority(found, f" for {config!r}")
+
+    return of
+
+
+def _priority(value: Any, where: str) -> float:
+    number = isinstance(value, (int, float)) or hasattr(value, "__float__")
+    if isinstance(value, (str, bytes)) or not number or not math.isfinite(value):
+        raise InputError(
+            f"priority={value!r}{where} is not a number", hint="write priority=1, or a function of the config"
+        )
+    return float(value)
 
 
 def check_callbacks(callbacks: Any) -> None:

@@ -22,14 +22,16 @@ from cotune._arguments import (
     check_run_name,
     checked_count,
     checked_flag,
+    checked_priority,
     checked_seconds,
     checked_seed,
+    checked_slowdown,
     made_up,
 )
 from cotune.engines.base import Engine
 from cotune.engines.local import LocalEngine, LocalOptions
 from cotune.errors import InputError, RunError, RunNameInUse
-from cotune.packer import Packer, PackerOptions, Policy, make_policy
+from cotune.packer import MAX_SLOWDOWN, Packer, PackerOptions, Policy, make_policy
 from cotune.paths import RunFolder, default_storage
 from cotune.profile import Profile, profile_path
 from cotune.results import Results, TrialResult
@@ -62,6 +64,8 @@ def run(
     threads: int | None = None,
     policy: str | Policy | None = None,
     grants: bool = True,
+    priority: float | Callable[[dict[str, Any]], float] = 0.0,
+    max_slowdown: float = MAX_SLOWDOWN,
     sampler: str | BaseSampler | None = None,
     pruner: str | BasePruner | None = None,
     seed: int | None = None,
@@ -98,6 +102,10 @@ def run(
             `gandiva`, `fluid` (see docs/scheduling.md), or a `Policy`.
         grants: Whether idle room is lent to trials that use `cotune.micro_batches`, whose results may then differ in
             float rounding; never with `lockstep`.
+        priority: Of a trial: a number for all, or a function of the config. Those with a higher one start first, and
+            have the turn in their lane.
+        max_slowdown: By what factor a trial with a priority above 0 may be slowed down by others on its device:
+            neighbours are chosen, and if need be left out, so that it is not (`TrialResult.slowdown`).
         sampler: `tpe` (the default), `random`, `grid`, or any Optuna sampler.
         pruner: `asha`, `hyperband`, `median`, or any Optuna pruner; none if left out.
         seed: Makes suggestions and every trial repeatable (suggestions exactly with `lanes=1, lockstep=True`).
@@ -131,8 +139,10 @@ def run(
         policy=make_policy(policy),
         max_failures=checked_count("max_failures", max_failures, least=0) or 0,
         grants=grants and not lockstep,
+        max_slowdown=checked_slowdown(max_slowdown),
         iteration_timeout=checked_seconds("iteration_timeout", iteration_timeout),
     )
+    priority_of = checked_priority(priority)
     check_goal(metric, mode)
     check_run_name(name)
     check_choice("sampler", sampler, SAMPLERS)
@@ -166,7 +176,7 @@ def run(
             sweep, finish = _assemble(
                 kind, tree, folder, saved, engine, Packer(options), profile, metric=metric, mode=mode, trials=wanted,
                 sampler=sampler, pruner=pruner, seed=checked_seed(seed), budget=budget, lockstep=lockstep,
-                callbacks=callbacks, dashboard=dashboard,
+                callbacks=callbacks, dashboard=dashboard, priority=priority_of,
             )  # fmt: skip
             try:
                 with _interrupts(sweep) as heard:
@@ -218,6 +228,7 @@ def _assemble(
     lockstep: bool,
     callbacks: Sequence[Callable[[TrialResult], Any]],
     dashboard: bool | None,
+    priority: Callable[[Mapping[str, Any]], float],
 ) -> tuple[Sweep, Callable[[], None]]:
     """Builds the sweep; the second value ends what it writes to."""
     from optuna.samplers import GridSampler
@@ -272,7 +283,8 @@ def _assemble(
         wake=engine.wake,
     )
     view = make_view(dashboard)
-    options = SweepOptions(kind, metric, mode, trials, budget, lockstep, base, not learns(chosen), tuple(callbacks))
+    ahead = not learns(chosen)
+    options = SweepOptions(kind, metric, mode, trials, budget, lockstep, base, ahead, tuple(callbacks), priority)
     sweep = Sweep(space, search, packer, engine, folder, log, view, options, records, profile)
 
     def finish() -> None:

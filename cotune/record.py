@@ -28,6 +28,7 @@ class Record:
         restarted: It started again and has not reported since.
         expected: Bytes set aside for it when it last started.
         estimate: What was estimated before it ran, if it was.
+        slowdown: By what factor others slowed it down; None without priority.
         withdrawn: Why it was told to stop: `pruned`, `interrupted` or nothing.
     """
 
@@ -49,6 +50,7 @@ class Record:
     demand: Demand | None = None
     expected: int | None = None
     estimate: Estimate | None = None
+    slowdown: float | None = None
     error: CotuneError | None = None
 
     def add(self, report: Report) -> None:
@@ -106,6 +108,7 @@ class Record:
             self.end,
             self.attempts,
             self.folder,
+            self.slowdown,
             tuple(self.lines),
         )
 
@@ -167,6 +170,7 @@ def _replay(record: Record, event: dict[str, Any], line: bytes, metric: str) -> 
         if event["persistent"] is not None:
             record.demand = Demand(event["persistent"], event["ephemeral"])
         record.expected = event.get("expected")
+        record.slowdown = event.get("slowdown")
         if event["error"] is not None:
             name, message, hint = event["error"]
             record.error = errors.named(name)(message, hint=hint)
@@ -181,6 +185,7 @@ def end_event(record: Record) -> dict[str, Any]:
         "persistent": record.demand.persistent if record.demand else None,
         "ephemeral": record.demand.ephemeral if record.demand else None,
         "expected": record.expected,
+        "slowdown": record.slowdown,
         "error": None if error is None else [type(error).__name__, error.message, error.hint],
     }
 

@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 _SHORT = reprlib.Repr()
 _SHORT.maxdict, _SHORT.maxstring, _SHORT.maxother = 16, 80, 80
 _COLUMNS = frozenset(
-    ("trial", "state", "persistent", "ephemeral", "expected", "device", "lane", "start", "end", "attempts", "error")
+    (
+        *("trial", "state", "error", "persistent", "ephemeral", "expected", "slowdown"),
+        *("device", "lane", "start", "end", "attempts"),
+    )
 )
 
 
@@ -45,6 +48,8 @@ class TrialResult:
         end: When it ended.
         attempts: How often it was started.
         folder: Its log, its last traceback and its checkpoint.
+        slowdown: By what factor others slowed its iterations down, on average in its last attempt; None if it had no
+            priority, or was not measured.
     """
 
     id: int
@@ -60,6 +65,7 @@ class TrialResult:
     end: float | None = None
     attempts: int = 0
     folder: Path = field(default=Path(), repr=False)
+    slowdown: float | None = None
     _lines: tuple[bytes, ...] = field(default=(), repr=False)
 
     @cached_property
@@ -148,6 +154,7 @@ class Results(Sequence[TrialResult]):
                 "persistent": t.persistent,
                 "ephemeral": t.ephemeral,
                 "expected": t.expected,
+                "slowdown": t.slowdown,
                 "device": t.device,
                 "lane": t.lane,
                 "start": t.start,

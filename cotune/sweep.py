@@ -13,7 +13,7 @@ import math
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from typing import Any
 
@@ -73,6 +73,7 @@ class SweepOptions:
         seed: From which every trial's seed is derived.
         unlimited_ahead: Whether the sampler's suggestions do not depend on results.
         callbacks: Called with the result of each trial that is over.
+        priority: Of a config.
     """
 
     kind: str
@@ -84,6 +85,7 @@ class SweepOptions:
     seed: int
     unlimited_ahead: bool = False
     callbacks: Sequence[Callable[[TrialResult], Any]] = ()
+    priority: Callable[[Mapping[str, Any]], float] = lambda config: 0.0
 
 
 class Sweep:
@@ -327,6 +329,11 @@ class Sweep:
             expected, seconds = self._profile.expect(features, record.estimate)
             now, kind = self._engine.now(), self._options.kind
             self._feed(TrialAdded(now, trial, kind, features, expected=expected, seconds=seconds))
+        features = self._space.features(record.params)
+        expected, seconds = self._profile.expect(features)
+        now, kind = self._engine.now(), self._options.kind
+        priority = self._options.priority(record.config)
+        self._feed(TrialAdded(now, record.trial, kind, features, priority, expected=expected, seconds=seconds))
 
     def _spec(self, start: StartTrial) -> TrialSpec:
         record = self.records[start.trial]
@@ -377,6 +384,7 @@ class Sweep:
         record = self.records[conclusion.trial]
         record.demand = conclusion.demand
         record.expected = conclusion.expected.peak if conclusion.expected else None
+        record.slowdown = conclusion.slowdown
         passed = [] if self._search.judges else record.values
         value = record.last_value
         metric = self._options.metric
@@ -481,6 +489,7 @@ class Sweep:
                     record.last_step,
                     record.last_value,
                     demand.peak if demand else None,
+                    packer.slowdown_of(trial),
                 )
             )
         best = self._best

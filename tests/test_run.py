@@ -465,3 +465,44 @@ def test_an_unknown_sampler_is_refused_before_a_folder_is_made(run, tmp_path):
     with pytest.raises(cotune.InputError):
         run(quadratic, {"x": 1.0}, trials=1, sampler="best", name="none")
     assert not (tmp_path / "none").exists()
+
+
+def test_a_trial_with_priority_starts_before_those_that_were_proposed_earlier(run):
+    def train(config):
+        for _ in range(3):
+            cotune.report({"loss": float(config["x"])})
+
+    space = {"x": cotune.choice([0, 1, 2, 3, 4, 5])}
+    found = run(train, space, sampler="grid", lanes=1, priority=lambda config: float(config["x"] == 5))
+    order = [trial.config["x"] for trial in sorted(found, key=lambda trial: trial.start)]
+    assert len(order) == 6
+    assert order.index(5) <= 1
+    slowdowns = {trial.config["x"]: trial.slowdown for trial in found}
+    assert slowdowns.pop(5) == pytest.approx(1.0)
+    assert set(slowdowns.values()) == {None}
+
+
+@pytest.mark.parametrize("priority", ["high", None, float("nan"), lambda config: "high", lambda config: config["y"]])
+def test_a_priority_that_is_no_number_ends_the_run_by_name(run, priority):
+    with pytest.raises(cotune.InputError, match="priority=") as raised:
+        run(quadratic, {"x": 1.0}, trials=1, priority=priority)
+    assert raised.value.hint
+
+
+def test_the_slowdown_of_a_trial_with_priority_beside_others_is_measured_and_kept(run, tmp_path):
+    def train(config):
+        for _ in range(12):
+            until = time.monotonic() + 0.06
+            while time.monotonic() < until:
+                pass
+            cotune.report({"loss": float(config["x"])})
+
+    space = {"x": cotune.choice([0, 1, 2])}
+    found = run(train, space, sampler="grid", lanes=2, name="protected", priority=1)
+    slowdowns = [trial.slowdown for trial in found]
+    assert all(slowdown is not None and 0.5 < slowdown < 3.0 for slowdown in slowdowns), slowdowns
+    from cotune.paths import RunFolder
+    from cotune.record import read_run
+
+    kept = read_run(RunFolder(tmp_path / "protected")).records
+    assert [record.slowdown for record in kept] == slowdowns

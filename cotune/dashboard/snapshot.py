@@ -16,6 +16,7 @@ class RunningView:
         step: Of its last report.
         value: The run's metric in its last report.
         peak: Measured bytes; None before the second iteration.
+        slowdown: By what factor others slow it down, as measured; None without priority.
     """
 
     trial: int
@@ -25,6 +26,7 @@ class RunningView:
     step: int | None
     value: float | None
     peak: int | None
+    slowdown: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

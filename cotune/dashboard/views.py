@@ -174,7 +174,7 @@ def _row(lane: LaneView, view: RunningView | None) -> list[str]:
         "-" if view.value is None else f"{view.value:.5g}",
         quota,
         "-" if view.peak is None else format_bytes(view.peak),
-        _clock(view.seconds),
+        _clock(view.seconds) + ("" if view.slowdown is None else f" x{view.slowdown:.2f}"),
     ]
 
 

@@ -30,11 +30,12 @@ from cotune.packer.instructions import (
     StartTrial,
     StopTrial,
 )
-from cotune.packer.packer import Packer, PackerOptions
+from cotune.packer.packer import MAX_SLOWDOWN, Packer, PackerOptions
 from cotune.packer.policies import POLICIES, Policy, make_policy
 from cotune.packer.snapshot import DeviceView, LaneView, PackerView, WaitingView
 
 __all__ = [
+    "MAX_SLOWDOWN",
     "POLICIES",
     "CloseLane",
     "ConcludeTrial",

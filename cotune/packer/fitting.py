@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from cotune.demand import Demand, format_bytes
 from cotune.packer.policies import Candidate, Policy
+from cotune.packer.protection import Protection
 from cotune.packer.state import Device, Lane, Trial, padded
 
 SHORT = 8
@@ -48,14 +49,16 @@ class Fitting:
     Args:
         residents: Trials that may share a lane by turns.
         policy: May have a say in which of several devices is taken.
+        protection: Knows who must not run beside whom.
     """
 
-    def __init__(self, residents: int, policy: Policy) -> None:
+    def __init__(self, residents: int, policy: Policy, protection: Protection) -> None:
         self.largest = 0
         self.largest_room = 0
         self.admits: Callable[[Trial, Lane], bool] = lambda trial, lane: True
         self._residents = residents
         self._policy = policy
+        self._protection = protection
 
     def takes_resident(self, device: Device) -> bool:
         """Whether a lane here takes another resident, as far as numbers go."""
@@ -63,10 +66,10 @@ class Fitting:
 
     def seats(self, device: Device) -> int:
         """How many more trials could run on the device, as far as lanes go; memory may allow fewer."""
-        running = [len(lane.residents) for lane in device.lanes.values() if lane.residents]
         if self._residents == 1:
-            return max(0, device.width.width - len(running))
-        return max(0, device.width.width - len(running)) * self._residents + sum(self._residents - n for n in running)
+            return device.seats
+        running = [len(lane.residents) for lane in device.lanes.values() if lane.residents]
+        return device.seats * self._residents + sum(self._residents - n for n in running)
 
     def slack(self, lane: Lane) -> int:
         """Bytes the lane holds and its trials do not need."""
@@ -119,9 +122,11 @@ class Fitting:
     def explain(self, trial: Trial, devices: list[Device]) -> str:
         """Why a trial that `find` has no place for must wait, with figures."""
         if trial.expected is not None and not trial.wants_all:
-            roomy = [device for device in devices if device.has_own_seat]
+            roomy = [device for device in devices if device.seats]
             if not roomy:
                 return "every lane is taken"
+            if (spared := self._protection.explain(trial, roomy)) is not None:
+                return spared
             best = max(roomy, key=lambda device: max(self.holes(device)[0], device.free))
             room = f"largest hole {format_bytes(max(best.free, 0))} on {best.name}"
             return f"needs {format_bytes(self._needs(trial, best))}, {room}"
@@ -142,7 +147,7 @@ class Fitting:
         """The largest peak for which a lane of its own is there now, and once all that is not needed was returned."""
         if device.holes is None:
             device.holes = -1, -1
-            if device.has_own_seat:
+            if device.seats:
                 idle, bare = device.idle, device.context + device.shared
                 room = max([-bare, *(lane.quota - lane.base for lane in idle)]) + device.free
                 running = [lane for lane in device.lanes.values() if lane.residents and not lane.closing]
@@ -168,7 +173,7 @@ class Fitting:
 
     def _places(self, trial: Trial, demand: Demand, device: Device) -> Iterator[Place]:
         """Lanes of its own that the trial could have on this device, room or not."""
-        if device.has_own_seat and not (trial.exclusive and device.active):
+        if device.seats and not (trial.exclusive and device.active) and self._protection.tolerates(trial, device):
             for lane in device.idle:
                 yield self._place(device, lane, lane.need([demand]))
             fresh = device.context + device.shared + demand.peak

@@ -198,6 +198,10 @@ class Grants:
             if lane.turn is not None or (grant.settled and grant.asked == grant.best):
                 # Where one resident has every turn, another might come to no boundary to give a grant back.
                 continue
+            beside = [other for one in device.lanes.values() if one is not lane for other in one.residents.values()]
+            if any(other.priority > 0 for other in beside):
+                # What it is lent would slow down one that is not to be.
+                continue
             if grant.asked == grant.best and not grant.is_measured(grant.best):
                 return
             if self._raise(grant, device, lane):

@@ -95,6 +95,7 @@ class ConcludeTrial(Instruction):
         reason: Why, with figures.
         demand: What was measured of it, over all attempts.
         expected: What was set aside for it when it last started; None for a probe.
+        slowdown: By what factor others slowed it down, on average; None if it had no priority or was not measured.
     """
 
     trial: int
@@ -103,3 +104,4 @@ class ConcludeTrial(Instruction):
     reason: str = ""
     demand: Demand | None = None
     expected: Demand | None = None
+    slowdown: float | None = None

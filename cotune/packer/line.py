@@ -196,6 +196,8 @@ class Line:
     def _predicted(self, trial: Trial) -> Demand | None:
         """Hints are believed until more than one in twenty was too low; then measured siblings are, once they do."""
         hint, model = trial.hint, self.model(trial)
+        if hint is not None and hint.busy is None and model.busy is not None:
+            hint = Demand(hint.persistent, hint.ephemeral, model.busy)
         if hint is not None and self._trusts_hints:
             return hint
         known = model.demand(trial.features)

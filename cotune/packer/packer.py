@@ -20,6 +20,7 @@ from cotune.packer.ledger import Ledger
 from cotune.packer.line import Line
 from cotune.packer.placement import Placement
 from cotune.packer.policies import Makespan, Policy
+from cotune.packer.protection import Protection
 from cotune.packer.snapshot import DeviceView, LaneView, PackerView, WaitingView
 from cotune.packer.state import Device, Lane, Trial
 from cotune.packer.width import WidthControl
@@ -29,6 +30,7 @@ LEAK_GROWTH = 64 << 20
 STOP_GRACE = 5.0
 STOP_GRACE_SHARED = 30.0
 OVERDUE_FLOOR = 1800.0
+MAX_SLOWDOWN = 1.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,7 @@ class PackerOptions:
             an hour or 20 times its longest iteration, whichever is more, once three iterations were seen.
         patience: How many trials may overtake a trial that does not fit before a device is kept free for it.
         grants: Whether idle room is lent to trials that split their batches.
+        max_slowdown: By what factor a trial with a priority above 0 may be slowed down by others on its device.
     """
 
     width: int | None = None
@@ -53,6 +56,7 @@ class PackerOptions:
     iteration_timeout: float | None = None
     patience: int = 8
     grants: bool = True
+    max_slowdown: float = MAX_SLOWDOWN
 
 
 class Packer:
@@ -60,15 +64,21 @@ class Packer:
 
     def __init__(self, options: PackerOptions | None = None) -> None:
         self._options = options = options or PackerOptions()
-        self._fitting = Fitting(options.residents, options.policy)
+        self._protection = Protection(options.max_slowdown)
+        self._fitting = Fitting(options.residents, options.policy, self._protection)
+        self._fitting.admits = self._has_turn
         self._ledger = Ledger(self._fitting)
         self._line = Line(options.policy, self._fitting, by_persistent=options.residents > 1)
         self._placement = Placement(
-            options.policy, options.residents, options.patience, self._ledger, self._line, self._fitting
+            options.policy,
+            options.residents,
+            options.patience,
+            self._ledger,
+            self._line,
+            self._fitting,
+            self._protection,
         )
         self._grants = Grants(self._ledger, self._line, options.grants)
-        if options.policy.preempts:
-            self._fitting.admits = self._goes_before
         self._trials: dict[int, Trial] = {}
         self._withdrawn: dict[int, Trial] = {}
         self._arrivals = 0
@@ -100,7 +110,7 @@ class Packer:
         self._handlers[type(event)](event)
         self._placement.place(is_idle=len(self._trials) == len(self._line))
         self._grants.review()
-        if self._options.policy.preempts:
+        if self._options.residents > 1:
             self._give_turns()
         self._ledger.stirred.clear()
         out, self._ledger.out = self._ledger.out, []
@@ -135,6 +145,10 @@ class Packer:
     def demand_of(self, trial: int) -> Demand | None:
         """What an unfinished trial was measured to need."""
         return self._trials[trial].demand if trial in self._trials else None
+
+    def slowdown_of(self, trial: int) -> float | None:
+        """By what factor others have slowed an unfinished trial with priority, on average, as measured."""
+        return self._protection.slowdown_of(self._trials[trial]) if trial in self._trials else None
 
     def why_waiting(self, trial: int) -> str | None:
         """Why a trial waits, with figures; None if it does not."""
@@ -207,6 +221,7 @@ class Packer:
         )
         self._arrivals += 1
         self._trials[trial.id] = trial
+        self._protection.joined(trial)
         self._line.join(trial)
 
     def _trial_withdrawn(self, event: ev.TrialWithdrawn) -> None:
@@ -233,6 +248,8 @@ class Packer:
         if event.count:
             trial.longest = max(trial.longest, event.seconds / event.count)
         self._grants.ran(trial, event)
+        if event.concurrency == 1 and self._protection.ran(trial, event.count, event.seconds):
+            self._ledger.touch(device)
         if not is_first and event.concurrency == 1:
             # The first iteration carries the trial's set-up.
             device.width.measured(trial.id, event.count, event.seconds, device.active)
@@ -337,7 +354,11 @@ class Packer:
         del self._trials[trial.id]
         self._withdrawn.pop(trial.id, None)
         self._placement.unreserve(trial)
-        self._ledger.out.append(do.ConcludeTrial(trial.id, outcome, error, reason, trial.seen, trial.expected))
+        slowdown = self._protection.slowdown_of(trial)
+        self._protection.over(trial)
+        self._ledger.out.append(
+            do.ConcludeTrial(trial.id, outcome, error, reason, trial.seen, trial.expected, slowdown)
+        )
 
     # ---- lanes
 
@@ -435,21 +456,29 @@ class Packer:
     def _left(self, trial: Trial) -> None:
         """It is in no lane any more."""
         self._grants.left(trial)
+        self._protection.left(trial)
         self._options.policy.ended(trial.id, trial.group)
 
-    def _goes_before(self, trial: Trial, lane: Lane) -> bool:
-        """Whether a trial would have the turn in this lane: else it would only take memory from those that would."""
-        key, view = self._options.policy.key, self._line.view
-        return key(view(trial)) < min(key(view(other)) for other in lane.residents.values())
+    def _claim(self, trial: Trial) -> tuple[float, ...]:
+        """Where a resident stands among those that want the turn: priority, and then as the policy has it."""
+        key = self._options.policy.key(self._line.view(trial)) if self._options.policy.preempts else ()
+        return (-trial.priority, *key)
+
+    def _has_turn(self, trial: Trial, lane: Lane) -> bool:
+        """Whether a trial would have the turn in this lane, or its part of it; else it would only take memory."""
+        claim, others = self._claim(trial), [self._claim(other) for other in lane.residents.values()]
+        if not self._options.policy.preempts and all(other == claim for other in others):
+            return True
+        return all(claim < other for other in others)
 
     def _give_turns(self) -> None:
-        """Where the policy preempts, the first of a lane's residents in its order has every turn."""
+        """Where priorities differ or the policy preempts, the first of a lane's residents has every turn."""
         for lane in [lane for device in self._ledger.stirred for lane in device.lanes.values()]:
-            if len(lane.residents) < 2:
+            claims = {trial.id: self._claim(trial) for trial in lane.residents.values()}
+            if len(claims) < 2 or (not self._options.policy.preempts and len(set(claims.values())) == 1):
                 lane.turn = None
                 continue
-            views = [self._line.view(trial) for trial in lane.residents.values()]
-            first = min(views, key=self._options.policy.key).trial
+            first = min(claims, key=claims.__getitem__)
             if first != lane.turn:
                 lane.turn = first
                 self._ledger.out.append(do.GiveTurn(lane.id, first))

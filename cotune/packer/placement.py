@@ -14,11 +14,15 @@ from cotune.packer.fitting import Fitting, Place
 from cotune.packer.ledger import Ledger
 from cotune.packer.line import SORT_AT_ONCE, Bound, Line, Shape
 from cotune.packer.policies import Policy
+from cotune.packer.protection import Protection
 from cotune.packer.queue import Mark
 from cotune.packer.state import Device, Trial
 
 # For how many trials room is asked for after one event; the answer is an event too.
 ROOM_AT_ONCE = 2
+# How many trials that would slow one with priority too much are passed over after one event; behind those, smaller ones
+# only are looked at.
+PASS_OVER = 64
 
 
 @dataclass(slots=True)
@@ -27,6 +31,7 @@ class _Search:
 
     limits: dict[Shape, float] = field(default_factory=dict)
     tried: dict[Shape, Mark] = field(default_factory=dict)
+    passed: int = 0
 
 
 class Placement:
@@ -39,10 +44,18 @@ class Placement:
         ledger: Has the devices.
         line: Who waits.
         fitting: Knows what fits.
+        protection: Knows who must not run beside whom.
     """
 
     def __init__(
-        self, policy: Policy, residents: int, patience: int, ledger: Ledger, line: Line, fitting: Fitting
+        self,
+        policy: Policy,
+        residents: int,
+        patience: int,
+        ledger: Ledger,
+        line: Line,
+        fitting: Fitting,
+        protection: Protection,
     ) -> None:
         self._policy = policy
         self._residents = residents
@@ -51,6 +64,7 @@ class Placement:
         self._pool = ledger.pool
         self._line = line
         self._fitting = fitting
+        self._protection = protection
         self._reserved: Device | None = None
 
     def place(self, is_idle: bool) -> None:
@@ -120,6 +134,8 @@ class Placement:
                 patience -= 1
                 continue
             place = self._find(trial)
+            if place is not None and self._gives_way(trial):
+                continue
             if place is not None:
                 self._overtake(trial)
                 self._start(trial, place)
@@ -147,7 +163,12 @@ class Placement:
     def _rule_out(self, search: _Search, trial: Trial) -> None:
         """Notes what a trial without a place says of those behind it."""
         shape = self._line.shape(trial)
-        if shape.whole or (self._residents == 1 and not trial.exclusive):
+        others_would_do = trial.exclusive or self._residents > 1
+        if self._protection.is_on and search.passed < PASS_OVER:
+            # One that uses the device less may run where this one may not.
+            search.passed += 1
+            others_would_do = True
+        if shape.whole or not others_would_do:
             search.limits[shape] = self._line.size(trial) - 1
         else:
             search.tried[shape] = self._line.mark(trial)
@@ -164,7 +185,8 @@ class Placement:
         trial.exclusive = self._policy.exclusive(self._line.view(trial), len(self._ledger.devices))
         if trial.exclusive:
             return self._fitting.find(trial, self._pool.unused())
-        place = self._fitting.find(trial, self._pool.with_room(demand.peak, self._policy.places))
+        widely = self._policy.places or self._protection.is_on
+        place = self._fitting.find(trial, self._pool.with_room(demand.peak, widely))
         if place is not None or self._residents == 1 or self._make_own_room(trial):
             return place
         place = self._fitting.find(trial, self._pool.with_turns(demand.persistent), share=True)
@@ -179,14 +201,21 @@ class Placement:
         if self._residents > 1:
             return
         limit: float = self._pool.roomiest_later
-        for _ in range(ROOM_AT_ONCE):
-            found = limit > self._pool.roomiest and self._line.next(
-                lambda shape: (-1 if shape.whole else limit, None)  # noqa: B023 - called at once
+        after: dict[Shape, Mark] = {}
+        left, passes = ROOM_AT_ONCE, PASS_OVER if self._protection.is_on else 0
+        while left and limit > self._pool.roomiest:
+            found = self._line.next(
+                lambda shape: (-1 if shape.whole else limit, after.get(shape))  # noqa: B023 - called at once
             )
             if not found:
                 return
-            if found.promised is None or not found.promised.is_returning:
-                self._make_own_room(found)
+            is_coming = found.promised is not None and found.promised.is_returning
+            if not is_coming and not self._make_own_room(found) and passes:
+                # Perhaps for the sake of one with priority, beside which another may run.
+                passes -= 1
+                after[self._line.shape(found)] = self._line.mark(found)
+                continue
+            left -= 1
             limit = min(self._line.size(found) - 1, self._pool.roomiest_later)
 
     def _make_own_room(self, trial: Trial) -> bool:
@@ -205,6 +234,18 @@ class Placement:
 
     # ---- reservation
 
+    def _gives_way(self, trial: Trial) -> bool:
+        """Has a device kept free for one with a higher priority that does not fit, before this one starts."""
+        head = self._line.head()
+        if head is None or head.priority <= trial.priority:
+            return False
+        kept = self._reserved.reserved_for if self._reserved is not None else None
+        if kept is not None and kept.priority >= head.priority:
+            return False
+        if kept is not None:
+            self.unreserve(kept)
+        return self._keep_free(head)
+
     def _overtake(self, trial: Trial) -> None:
         """Counts against who is first in line that another one starts."""
         head = self._line.head()
@@ -214,13 +255,16 @@ class Placement:
     def _reserve(self) -> None:
         """Keeps a device free for a trial that others have overtaken too often."""
         trial = self._line.head()
-        if trial is None or trial.overtaken < self._patience or self._reserved is not None:
-            return
+        if trial is not None and trial.overtaken >= self._patience and self._reserved is None:
+            self._keep_free(trial)
+
+    def _keep_free(self, trial: Trial) -> bool:
         able = [device for device in self._ledger.devices.values() if self._fitting.suits(trial, device)]
         if able:
             device = max(able, key=lambda device: (device.capacity if trial.wants_all else 0, device.free))
             self._reserved, device.reserved_for = device, trial
             self._ledger.touch(device)
+        return bool(able)
 
     def _check_reservation(self) -> None:
         """Lets go of a device that would no longer do for the trial it is kept free for."""
@@ -263,6 +307,7 @@ class Placement:
         trial.had_all = lane.asked >= device.capacity and not lane.residents and not lane.residue
         trial.lane = lane
         lane.least = 0
+        self._protection.starts(trial, device)
         lane.residents[trial.id] = trial
         self._ledger.out.append(do.StartTrial(trial.id, lane.id))
         self._ledger.touch(device)

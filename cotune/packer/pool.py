@@ -45,7 +45,7 @@ class Pool:
         self.breadth += device.width.width
         if not seats:
             return
-        own = device.has_own_seat
+        own = device.seats > 0
         if own or self._fitting.takes_resident(device):
             self.with_seat[device.name] = device
         if device.reserved_for is not None:

@@ -141,13 +141,17 @@ def _number(features: Mapping[str, float], name: str) -> float:
 
 
 class KindModel:
-    """What is known of one kind of trial: its memory, and how long it takes."""
+    """What is known of one kind of trial: its memory, and how long it takes.
+
+    Attributes:
+        busy: Share of a device's time that one uses alone; None before that was measured.
+    """
 
     def __init__(self) -> None:
         self._persistent = Prediction(floor=MIB)
         self._ephemeral = Prediction(floor=MIB)
         self._seconds = Prediction(floor=0.001)
-        self._busy: float | None = None
+        self.busy: float | None = None
 
     @property
     def version(self) -> int:
@@ -157,7 +161,7 @@ class KindModel:
         self._persistent.observe(trial, features, demand.persistent)
         self._ephemeral.observe(trial, features, demand.ephemeral)
         if demand.busy is not None:
-            self._busy = demand.busy if self._busy is None else 0.9 * self._busy + 0.1 * demand.busy
+            self.busy = demand.busy if self.busy is None else 0.9 * self.busy + 0.1 * demand.busy
 
     def observe_seconds(self, trial: int, features: Mapping[str, float], seconds: float) -> None:
         self._seconds.observe(trial, features, seconds)
@@ -173,7 +177,7 @@ class KindModel:
 
     def demand(self, features: Mapping[str, float]) -> Demand | None:
         persistent, ephemeral = self._persistent.estimate(features), self._ephemeral.estimate(features)
-        return None if persistent is None or ephemeral is None else Demand(int(persistent), int(ephemeral), self._busy)
+        return None if persistent is None or ephemeral is None else Demand(int(persistent), int(ephemeral), self.busy)
 
     def seconds(self, features: Mapping[str, float]) -> float | None:
         return self._seconds.estimate(features)

@@ -10,6 +10,7 @@ from cotune.packer.width import WidthControl
 
 MARGIN = 1.05
 ALLOWANCE = 4 * MIB
+MANY = 1 << 30
 
 
 def padded(count: int) -> int:
@@ -41,6 +42,7 @@ class Trial:
         splits: Micro-batches it splits a batch into, as it has shown in this attempt; 0 if it does not.
         granted: The most of them it may run at once now, also what it has been told and has not yet heard.
         refused: With so many at once it ran out of memory, in any attempt; 0 if it never did.
+        beside: Other lanes that may run on its device while it does.
     """
 
     id: int
@@ -76,6 +78,7 @@ class Trial:
     splits: int = 0
     granted: int = 1
     refused: int = 0
+    beside: int = MANY
 
     @property
     def is_probe(self) -> bool:
@@ -209,16 +212,15 @@ class Device:
         return any(lane.closing or lane.asked < lane.quota for lane in self.lanes.values())
 
     @property
-    def has_own_seat(self) -> bool:
-        """Whether another lane may run here."""
-        running = 0
+    def seats(self) -> int:
+        """How many more lanes may run here."""
+        running, most = 0, self.width.width
         for lane in self.lanes.values():
             if lane.residents:
                 running += 1
                 for trial in lane.residents.values():
-                    if trial.exclusive:
-                        return False
-        return running < self.width.width
+                    most = min(most, 1 if trial.exclusive else trial.beside + 1)
+        return max(0, most - running)
 
     @property
     def idle(self) -> list[Lane]:

@@ -93,10 +93,17 @@ class Broker:
     Args:
         packer: The brain.
         cluster: The body.
+        priority: Of a config.
     """
 
-    def __init__(self, packer: Packer, cluster: Cluster) -> None:
+    def __init__(
+        self,
+        packer: Packer,
+        cluster: Cluster,
+        priority: Callable[[Mapping[str, Any]], float] = lambda config: 0.0,
+    ) -> None:
         self.packer = packer
+        self._priority = priority
         self._cluster = cluster
         self._tickets: dict[int, Ticket] = {}
         self._numbers = itertools.count()
@@ -114,7 +121,8 @@ class Broker:
         self._tickets[ticket.number] = ticket
         self._cluster.reserve(len(self._tickets))
         trial = ticket.trial
-        self._feed(ev.TrialAdded(self._cluster.now(), ticket.number, trial.trainable_name, features(trial.config)))
+        now, name, priority = self._cluster.now(), trial.trainable_name, self._priority(trial.config)
+        self._feed(ev.TrialAdded(now, ticket.number, name, features(trial.config), priority))
 
     def seat(self, ticket: Ticket, trainable: type, kwargs: Mapping[str, Any]) -> None:
         """Tune has taken up what was ready: the trial begins."""

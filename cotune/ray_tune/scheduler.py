@@ -9,15 +9,16 @@ from __future__ import annotations
 import functools
 import importlib.util
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
 from ray import cloudpickle
 from ray.tune.schedulers import FIFOScheduler, ResourceChangingScheduler, TrialScheduler, create_scheduler
 
+from cotune._arguments import checked_priority, checked_slowdown
 from cotune.errors import InputError
-from cotune.packer import Packer, PackerOptions
+from cotune.packer import MAX_SLOWDOWN, Packer, PackerOptions
 from cotune.packer.policies import Policy, make_policy
 from cotune.ray_tune import _private
 from cotune.ray_tune.broker import Broker
@@ -41,6 +42,8 @@ class Options:
     isolation: str
     policy: str | Policy | None
     iteration_timeout: float | None
+    priority: Callable[[Mapping[str, Any]], float] = lambda config: 0.0
+    max_slowdown: float = MAX_SLOWDOWN
 
 
 def colocate(
@@ -53,6 +56,8 @@ def colocate(
     isolation: str = "lane",
     policy: str | Policy | None = None,
     iteration_timeout: float | None = None,
+    priority: float | Callable[[dict[str, Any]], float] = 0.0,
+    max_slowdown: float = MAX_SLOWDOWN,
     **unknown: Any,
 ) -> TrialScheduler:
     """Has the trials of a Ray Tune run share GPUs by measured memory.
@@ -71,6 +76,9 @@ def colocate(
         policy: The order in which waiting trials start: "makespan" (longest first, the default), or another of
             docs/scheduling.md.
         iteration_timeout: Seconds without a report (or an optimizer's step) after which a trial has failed.
+        priority: Of a trial: a number for all, or a function of the config. Those with a higher one get a lane first;
+            residents of a lane take turns evenly here all the same.
+        max_slowdown: By what factor a trial with a priority above 0 may be slowed down by others on its device.
 
     Returns:
         The same scheduler, of a subclass of its class.
@@ -81,7 +89,8 @@ def colocate(
     for name in unknown:
         raise InputError(
             f"colocate() takes no {name}=",
-            hint="it takes gpus=, lanes=, max_residents=, memory_margin=, isolation=, policy= and iteration_timeout=",
+            hint="it takes gpus=, lanes=, max_residents=, memory_margin=, isolation=, policy=, iteration_timeout=, "
+            "priority= and max_slowdown=",
         )
     chosen = _scheduler(scheduler)
     _check(gpus, lanes, max_residents, memory_margin, isolation, iteration_timeout)
@@ -91,7 +100,10 @@ def colocate(
     else:
         # A request made long before its trial starts would rest on what was known then.
         os.environ.setdefault("TUNE_MAX_PENDING_TRIALS_PG", "1")
-    options = Options(gpus, lanes, max_residents, memory_margin, isolation, policy, iteration_timeout)
+    options = Options(
+        gpus, lanes, max_residents, memory_margin, isolation, policy, iteration_timeout,
+        checked_priority(priority), checked_slowdown(max_slowdown),
+    )  # fmt: skip
     return wrap(chosen, options)
 
 
@@ -206,6 +218,7 @@ def _broker(trial: Any, options: Options) -> Broker:
         policy=make_policy(options.policy),
         iteration_timeout=options.iteration_timeout,
         grants=False,
+        max_slowdown=options.max_slowdown,
     )
     cores = float(trial.placement_group_factory.required_resources.get("CPU", 0.0))
     cluster = ClusterOptions(
@@ -217,7 +230,7 @@ def _broker(trial: Any, options: Options) -> Broker:
         environment=_environment(cores),
         modules=_modules(trial.get_trainable_cls()),
     )
-    return Broker(Packer(packer), Cluster(cluster))
+    return Broker(Packer(packer), Cluster(cluster), options.priority)
 
 
 def _environment(cores: float) -> dict[str, str]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from cotune.engines.simulated.model import slowdown
+from cotune.packer.interference import shared_speed
 from cotune.simulation.workload import Workload
 
 # What a device does in all when several trials share it, in shares of its time when alone: the best there is.
-BEST_LOAD = max(load / 64 * slowdown(load / 64) for load in range(1, 256))
+BEST_LOAD = max(load / 64 * shared_speed(load / 64) for load in range(1, 256))
 
 
 @dataclass(frozen=True, slots=True)

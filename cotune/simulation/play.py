@@ -128,7 +128,7 @@ class _Player:
         if self._setting.error is not None:
             expected = Demand(self._about(job.persistent), self._about(job.ephemeral), job.busy)
             seconds = job.seconds * self._factor()
-        return TrialAdded(time, number, job.kind, job.features, expected=expected, seconds=seconds)
+        return TrialAdded(time, number, job.kind, job.features, job.priority, expected=expected, seconds=seconds)
 
     def _about(self, count: int) -> int:
         return int(count * self._factor())

@@ -25,8 +25,8 @@ def from_csv(path: Path) -> Workload:
     """Jobs from a table, one a row; columns that are not named here are ignored.
 
     How long a job takes alone is `iterations` and `step_seconds`, or `seconds` (with `iterations`, if there); what it
-    needs is `persistent_mib` and `ephemeral_mib`, or `peak_mib`, or nothing. `busy`, `startup`, `arrival`, `kind` may
-    be there. `NAMES` has further names for these. Jobs of several GPUs (`gpus`) are left out.
+    needs is `persistent_mib` and `ephemeral_mib`, or `peak_mib`, or nothing. `busy`, `startup`, `arrival`, `kind`,
+    `priority` may be there. `NAMES` has further names for these. Jobs of several GPUs (`gpus`) are left out.
 
     Raises:
         InputError: The file cannot be read, or a column or a number in it is wrong.
@@ -74,6 +74,7 @@ def _job(path: Path, number: int, row: Mapping[str, str]) -> Job:
         get("startup"),
         get("arrival"),
         _cell(row, "kind")[1],
+        priority=get("priority"),
     )
 
 

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from cotune.demand import GIB, MIB
-from cotune.engines.simulated import slowdown
 from cotune.errors import InputError
+from cotune.packer.interference import shared_speed
 from cotune.paths import RunFolder
 from cotune.record import Record, read_run
 from cotune.simulation.table import lines, number_in, rows
@@ -50,7 +50,7 @@ def from_run(folder: RunFolder, busy: float | None = None) -> Workload:
         demand = record.demand
         sizes = (demand.persistent, demand.ephemeral) if demand else (persistent, ephemeral)
         beside = crowds[record.device or ""].mean(record.start, record.end)
-        seconds = (record.end - record.start) * (slowdown(beside * share) if beside > 1 else 1.0)
+        seconds = (record.end - record.start) * (shared_speed(beside * share) if beside > 1 else 1.0)
         jobs.append(Job(_STEPS, seconds / _STEPS, *sizes, busy=share))
     largest = max(job.peak for job in jobs)
     note = f"{len(jobs)} trials of {folder.path.name}; each uses {share:.0%} of a device alone"
@@ -136,4 +136,4 @@ def _from_pairs(path: Path, gpu: str) -> tuple[dict[str, float], dict[str, float
 
 def _load(kept: float) -> float:
     """The sum of busy shares at which trials keep this part of their speed."""
-    return next((load / 64 for load in range(1, 128) if slowdown(load / 64) <= kept), 2.0)
+    return next((load / 64 for load in range(1, 128) if shared_speed(load / 64) <= kept), 2.0)

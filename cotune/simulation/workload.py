@@ -24,6 +24,7 @@ class Job:
         features: From which.
         rungs: Iterations after which a stopping rule judges it.
         values: What it reports there; smaller is better.
+        priority: Higher goes first; above 0 it is not to be slowed down much.
     """
 
     iterations: int
@@ -37,6 +38,7 @@ class Job:
     features: Mapping[str, float] = field(default_factory=dict)
     rungs: tuple[int, ...] = ()
     values: tuple[float, ...] = ()
+    priority: float = 0.0
 
     @property
     def peak(self) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from cotune.demand import GIB, MIB
-from cotune.engines.simulated import Costs, Ending, SimulatedEngine, Work, slowdown
+from cotune.engines.simulated import Costs, Ending, SimulatedEngine, Work
 from cotune.engines.simulated.engine import devices
 from cotune.packer import (
     CloseLane,
@@ -24,6 +24,7 @@ from cotune.packer import (
     StopTrial,
     TrialEnded,
 )
+from cotune.packer.interference import shared_speed
 from cotune.testing import EngineConformance, EngineUnderTest
 from cotune.trial import TrialSpec
 
@@ -149,9 +150,9 @@ def test_a_closed_lane_takes_its_trials_along(tmp_path):
 
 def test_speed_falls_with_load_and_a_full_device_does_no_less_in_all():
     loads = [number / 16 for number in range(1, 200)]
-    speeds = [slowdown(load) for load in loads]
+    speeds = [shared_speed(load) for load in loads]
     assert speeds == sorted(speeds, reverse=True)
-    assert slowdown(0.6) == pytest.approx(0.95)
+    assert shared_speed(0.6) == pytest.approx(0.95)
     done = [load * speed for load, speed in zip(loads, speeds, strict=True)]
     assert done == pytest.approx(sorted(done))
 

@@ -465,6 +465,10 @@ class World:
                     continue
                 if trial.exclusive and running:
                     continue
+                everyone = [trial, *(other for lane in running for other in lane.residents.values())]
+                if running and any(one.priority > 0 for one in everyone):
+                    # Neighbours are chosen, then; see test_protection.py.
+                    continue
                 if len(running) < device.width.width:
                     assert device.context + device.shared + demand.peak > free, f"{trial_id} fits a new lane"
                     for lane in lanes:

@@ -1,6 +1,6 @@
 """A body of imagined devices on a virtual clock: hours of trials in seconds, under the production brain."""
 
 from cotune.engines.simulated.engine import SimulatedEngine
-from cotune.engines.simulated.model import Costs, Ending, Work, slowdown
+from cotune.engines.simulated.model import Costs, Ending, Work
 
-__all__ = ["Costs", "Ending", "SimulatedEngine", "Work", "slowdown"]
+__all__ = ["Costs", "Ending", "SimulatedEngine", "Work"]

@@ -9,10 +9,11 @@ from typing import Any
 
 from cotune.engines.base import Engine
 from cotune.engines.simulated.lanes import Host, Place, Run, busy
-from cotune.engines.simulated.model import Costs, Ending, Work, slowdown
+from cotune.engines.simulated.model import Costs, Ending, Work
 from cotune.packer import events as ev
 from cotune.packer import instructions as do
 from cotune.packer.events import Outcome
+from cotune.packer.interference import shared_speed
 from cotune.trial import Report, TrialSpec
 
 Happened = ev.Event | Report
@@ -37,7 +38,7 @@ class SimulatedEngine(Engine):
         devices: Iterable[ev.DeviceFound],
         model: Callable[[TrialSpec], Work],
         costs: Costs | None = None,
-        speed: Callable[[float], float] = slowdown,
+        speed: Callable[[float], float] = shared_speed,
     ) -> None:
         self._devices = {found.device: found for found in devices}
         self._model = model

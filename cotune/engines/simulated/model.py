@@ -2,30 +2,9 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-
-# Mean share of its own speed that a trial keeps beside others, by the sum of their shares of the device's time when
-# alone: middles of the bands of 1,388 measured pairs (Gavel, OSDI'20, co-located throughputs on one GPU).
-_SLOPE = ((0.0, 1.0), (0.6, 0.95), (0.875, 0.93), (1.125, 0.88), (1.375, 0.78), (1.625, 0.68), (1.875, 0.63))
-_AT = [at for at, _ in _SLOPE]
-
-
-def slowdown(busy: float) -> float:
-    """The speed of each of several trials on a device, 1 being that of one alone.
-
-    Args:
-        busy: Sum of their shares of the device's time when alone. Beyond what was measured on pairs the device does
-            as much in all as it does for the busiest pairs.
-    """
-    last, least = _SLOPE[-1]
-    if busy >= last:
-        return least * last / busy
-    right = bisect_right(_AT, busy)
-    (a, above), (b, below) = _SLOPE[right - 1], _SLOPE[right]
-    return above + (below - above) * (busy - a) / (b - a)
 
 
 class Ending(StrEnum):

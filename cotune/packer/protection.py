@@ -1,0 +1,179 @@
+"""Trials with priority are slowed down by no more than a bound: predicted before a neighbour comes, then measured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from cotune.packer.interference import Interference, load
+from cotune.packer.state import MANY, Device, Trial
+from cotune.packer.width import PATIENCE, Speed
+
+SAMPLES = 2
+
+
+@dataclass(slots=True)
+class _Watch:
+    """The measured speed of one attempt at a trial with priority.
+
+    Attributes:
+        crowd: The trials beside it in other lanes, as of its last progress.
+        warming: What it says next began among others than these, or with its set-up.
+        now: Its speed among these.
+        least: Its speed in the least crowd so far.
+        slowed: The slowdown in the least crowd: 1 if it was alone, else as predicted.
+        crowded: Whether the least crowd is one.
+        all: All its iterations.
+        refusals: How often the bound was exceeded.
+        hold: Progress events until more neighbours are tried again.
+    """
+
+    crowd: frozenset[int] = frozenset()
+    warming: bool = True
+    now: Speed = field(default_factory=Speed)
+    least: Speed = field(default_factory=Speed)
+    slowed: float = 1.0
+    crowded: bool = True
+    all: Speed = field(default_factory=Speed)
+    refusals: int = 0
+    hold: int = 0
+
+    def slowdown(self, speed: Speed) -> float | None:
+        alone = self.least.step_seconds / self.slowed
+        return speed.step_seconds / alone if speed.count and alone > 0 else None
+
+
+class Protection:
+    """Chooses the neighbours of trials with priority, and how many.
+
+    A neighbour is placed where the predicted slowdown of every trial with priority stays under the bound. One that
+    starts on an unused device has it to itself until its second iteration, which its speed is held against; where it
+    never was alone, its least crowd, and what was predicted for that, take the place. Where its measured slowdown
+    exceeds the bound, one lane beside it is not filled again, for a while that doubles each time.
+
+    Args:
+        bound: The largest slowdown of a trial with priority.
+    """
+
+    def __init__(self, bound: float) -> None:
+        self._bound = bound
+        self._interference = Interference()
+        self._watches: dict[int, _Watch] = {}
+        self._slowdowns: dict[int, float] = {}
+        self._count = 0
+
+    @property
+    def is_on(self) -> bool:
+        """Whether there is anyone to protect."""
+        return self._count > 0
+
+    # ---- what happens
+
+    def joined(self, trial: Trial) -> None:
+        self._count += trial.priority > 0
+
+    def over(self, trial: Trial) -> None:
+        self._count -= trial.priority > 0
+        self._slowdowns.pop(trial.id, None)
+
+    def starts(self, trial: Trial, device: Device) -> None:
+        """A trial is about to get a lane there."""
+        if trial.priority > 0:
+            self._watches[trial.id] = _Watch()
+            trial.beside = 0 if not device.active else MANY
+
+    def left(self, trial: Trial) -> None:
+        """A trial is in no lane any more."""
+        if self._watches.pop(trial.id, None) is not None:
+            self._interference.forgive(trial.kind)
+
+    def ran(self, trial: Trial, count: int, seconds: float) -> bool:
+        """Notes its speed; True if more or fewer may run beside it from now on."""
+        watch = self._watches.get(trial.id)
+        if watch is None or trial.lane is None or count <= 0:
+            return False
+        others = _beside(trial, trial.lane.device)
+        crowd = frozenset(other.id for other in others)
+        if crowd != watch.crowd:
+            watch.crowd, watch.warming, watch.now = crowd, True, Speed()
+        if watch.warming:
+            watch.warming = False
+            return False
+        watch.now.add(count, seconds)
+        watch.all.add(count, seconds)
+        self._compare(trial, watch, others)
+        slowdown = watch.slowdown(watch.all)
+        if slowdown is not None:
+            self._slowdowns[trial.id] = slowdown
+        return self._judge(trial, watch, others)
+
+    # ---- what to do
+
+    def tolerates(self, trial: Trial, device: Device) -> bool:
+        """Whether no trial with priority, this one included, would suffer if this one got a lane of its own there."""
+        if not self.is_on:
+            return True
+        running = _beside(trial, device)
+        everyone = [*running, trial]
+        return not running or all(
+            self._interference.slowdown(one, [other for other in everyone if other is not one]) <= self._bound
+            for one in everyone
+            if one.priority > 0
+        )
+
+    def explain(self, trial: Trial, devices: list[Device]) -> str | None:
+        """Why the trial may not run beside others although there is room, if that is so."""
+        for device in devices:
+            everyone = [*_beside(trial, device), trial]
+            for one in everyone:
+                others = [other for other in everyone if other is not one]
+                slowdown = self._interference.slowdown(one, others)
+                if one.priority > 0 and slowdown > self._bound:
+                    whose = "it" if one is trial else f"trial {one.id}, which has priority,"
+                    return f"on {device.name} {whose} would be slowed {slowdown:.2f} times, {self._bound:g} is allowed"
+        return None
+
+    def slowdown_of(self, trial: Trial) -> float | None:
+        """The measured slowdown of a trial with priority in its last attempt, on average."""
+        return self._slowdowns.get(trial.id)
+
+    def _compare(self, trial: Trial, watch: _Watch, others: list[Trial]) -> None:
+        """Keeps the speed in the least crowd: that of the trial alone, if there is such a one."""
+        if not others:
+            if watch.crowded:
+                watch.crowded, watch.slowed, watch.least = False, 1.0, Speed()
+            watch.least.add(watch.now.count, watch.now.seconds)
+            watch.now = Speed()
+        elif watch.crowded:
+            predicted = self._interference.slowdown(trial, others)
+            if not watch.least.count or predicted <= watch.slowed:
+                watch.slowed, watch.least = predicted, Speed(watch.now.count, watch.now.seconds)
+
+    def _judge(self, trial: Trial, watch: _Watch, others: list[Trial]) -> bool:
+        watch.hold -= watch.hold > 0
+        if watch.hold == 0 and trial.beside < MANY and (watch.refusals or not others):
+            trial.beside = MANY
+            return True
+        if not others:
+            return False
+        slowdown = watch.slowdown(watch.now)
+        if watch.now.samples < SAMPLES or slowdown is None:
+            return False
+        if not watch.crowded:
+            self._interference.measured(trial, others, slowdown)
+        watch.now = Speed()
+        if slowdown <= self._bound or trial.beside < len(others):
+            # In the second case a lane that is to stay empty has not ended its trial yet.
+            return False
+        watch.refusals += 1
+        watch.hold = PATIENCE * 2**watch.refusals
+        trial.beside = len(others) - 1
+        return True
+
+
+def _beside(trial: Trial, device: Device) -> list[Trial]:
+    """Of every other lane that runs there the busiest trial: those of one lane take turns."""
+    return [
+        max(lane.residents.values(), key=load)
+        for lane in device.lanes.values()
+        if lane.residents and lane is not trial.lane
+    ]
