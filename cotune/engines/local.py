@@ -40,6 +40,11 @@ BUSY_AFTER = 2.0
 EXIT_WITHIN = 5.0
 QUANTUM = 0.05
 MAX_STILLBORN = 5
+_KINDS: dict[type[do.Instruction], Kind] = {
+    do.PauseTrial: Kind.PAUSE,
+    do.ResumeTrial: Kind.RESUME,
+    do.ParkTrial: Kind.PARK,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +58,7 @@ class LocalOptions:
         judged: Whether a verdict may be to stop.
         quantum: Seconds of a turn where trials share a lane.
         residents: How many trials may share a lane.
+        paused: How many more may wait in a lane.
         preload: Modules that every trial imports.
     """
 
@@ -62,6 +68,7 @@ class LocalOptions:
     judged: bool = True
     quantum: float = QUANTUM
     residents: int = 1
+    paused: int = 0
     preload: tuple[str, ...] = ()
 
 
@@ -110,6 +117,8 @@ class LocalEngine(Engine):
             Kind.PROGRESS: self._progress,
             Kind.HOLDS: lambda lane, payload: ev.LaneHolds(self.now(), lane.lane, *pickle.loads(payload)),
             Kind.GRANTED: lambda lane, payload: ev.GrantChanged(self.now(), *wire.decode_granted(payload)),
+            Kind.PAUSED: lambda lane, payload: ev.TrialPaused(self.now(), *pickle.loads(payload)),
+            Kind.PARKED: lambda lane, payload: ev.TrialParked(self.now(), *pickle.loads(payload)),
             Kind.ENDED: self._ended,
             Kind.READY: self._ready,
             Kind.RESIZED: lambda lane, payload: ev.LaneResized(self.now(), lane.lane, wire.decode_int(payload)),
@@ -149,6 +158,9 @@ class LocalEngine(Engine):
         elif isinstance(instruction, do.GrantTrial):
             if instruction.trial in self._trial_lane:
                 self._trial_lane[instruction.trial].grant(instruction.trial, instruction.concurrency)
+        elif isinstance(instruction, (do.PauseTrial, do.ResumeTrial, do.ParkTrial)):
+            if instruction.trial in self._trial_lane:
+                self._trial_lane[instruction.trial].tell(_KINDS[type(instruction)], instruction.trial)
         elif isinstance(instruction, do.GiveTurn):
             if instruction.lane in self._lanes:
                 self._lanes[instruction.lane].prefer(instruction.trial)
@@ -199,7 +211,7 @@ class LocalEngine(Engine):
             quota=instruction.quota,
             threads=self._threads,
             quantum=self._options.quantum,
-            seats=self._options.residents,
+            seats=self._options.residents + self._options.paused,
             lockstep=self._options.lockstep,
             judged=self._options.judged,
             metric=self._options.metric,

@@ -42,6 +42,8 @@ MAX_LOST_IN_A_ROW = 3
 
 log = logging.getLogger(__name__)
 
+_TO_TRIALS = (do.StopTrial, do.GrantTrial, do.PauseTrial, do.ResumeTrial, do.ParkTrial)
+
 
 @dataclass(eq=False, slots=True)
 class _Membership:
@@ -224,7 +226,7 @@ class RayEngine(Engine):
             member = self._by_lane.get(instruction.lane)
             if member is not None:
                 self._by_trial[instruction.trial] = member
-        elif isinstance(instruction, (do.StopTrial, do.GrantTrial)):
+        elif isinstance(instruction, _TO_TRIALS):
             member = self._by_trial.get(instruction.trial)
         elif isinstance(instruction, (do.ResizeLane, do.CloseLane, do.GiveTurn)):
             member = self._by_lane.get(instruction.lane)

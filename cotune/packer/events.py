@@ -86,6 +86,20 @@ class TrialWithdrawn(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class TrialHeld(Event):
+    """The trial is to pause: its owner wants to see others first."""
+
+    trial: int
+
+
+@dataclass(frozen=True, slots=True)
+class TrialReleased(Event):
+    """A trial that was held is to go on."""
+
+    trial: int
+
+
+@dataclass(frozen=True, slots=True)
 class LaneReady(Event):
     """The lane's process is up and holds `context` bytes of its own."""
 
@@ -173,6 +187,31 @@ class GrantChanged(Event):
     trial: int
     concurrency: int
     ran_out: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TrialPaused(Event):
+    """A trial waits at an iteration boundary, without the turn, and holds what it holds there.
+
+    Attributes:
+        trial: Its number.
+        persistent: Bytes it holds.
+        saved: Whether it has a checkpoint, from which another attempt would go on.
+        movable: Bytes of these that `ParkTrial` would move to the host.
+    """
+
+    trial: int
+    persistent: int
+    saved: bool = False
+    movable: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TrialParked(Event):
+    """So many bytes of a trial that is paused are on the host now."""
+
+    trial: int
+    moved: int
 
 
 @dataclass(frozen=True, slots=True)

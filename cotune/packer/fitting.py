@@ -150,9 +150,9 @@ class Fitting:
             if device.seats:
                 idle, bare = device.idle, device.context + device.shared
                 room = max([-bare, *(lane.quota - lane.base for lane in idle)]) + device.free
-                running = [lane for lane in device.lanes.values() if lane.residents and not lane.closing]
-                kept = sum(lane.asked - self.slack(lane) for lane in running)
-                returned = device.capacity - kept - min([bare, *(lane.base for lane in idle)])
+                taken = [lane for lane in device.lanes.values() if not lane.is_empty and not lane.closing]
+                kept = sum(lane.asked - self.slack(lane) for lane in taken)
+                returned = device.capacity - kept - min([bare, *(lane.base if lane.is_empty else 0 for lane in idle)])
                 device.holes = room if device.free >= 0 else -1, max(room, returned)
         return device.holes
 
@@ -190,6 +190,19 @@ class Fitting:
         quota = max(need, lane.asked)
         return Place(device, lane, quota, max(quota - lane.quota, 0) - device.free)
 
+    def home(self, trial: Trial, lane: Lane) -> Place | None:
+        """The place of a paused trial in its own lane, room or not; None if it may not run there now."""
+        device = lane.device
+        if lane.residents:
+            may_run = self._takes_resident(lane) and not trial.solo and self.admits(trial, lane)
+        else:
+            may_run = device.seats > 0 and self._protection.tolerates(trial, device)
+        demand = trial.measured or trial.expected
+        if not may_run or not lane.ready or lane.closing or demand is None:
+            return None
+        own = trial.resting - trial.parked
+        return self._place(device, lane, lane.need([*resident_demands(lane), demand]) - own)
+
     def find_whole(self, trial: Trial, unused: Iterable[Device]) -> Place | list[Place]:
         """A device for the trial alone, with all its memory, or else those where idle lanes must return it first.
 
@@ -203,8 +216,8 @@ class Fitting:
                 continue
             if len(short) == SHORT:
                 break
-            lane = min(device.idle, key=lambda lane: lane.residue, default=None)
-            if lane is not None and lane.residue and trial.wants_all:
+            lane = min(device.idle, key=lambda lane: (len(lane.paused), lane.residue), default=None)
+            if lane is not None and trial.wants_all and (lane.residue or lane.paused):
                 lane = None
             others = device.held - (lane.quota if lane else 0)
             least = 0 if trial.wants_all else sum(o.base for o in device.lanes.values() if o is not lane)

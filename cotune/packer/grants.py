@@ -151,11 +151,11 @@ class Grants:
 
     # ---- what to do
 
-    def review(self) -> None:
+    def review(self, somebody_waits: bool) -> None:
         """Takes back what somebody needs; else lends, or takes back what brings nothing. Once an event."""
         if not self._grants:
             return
-        if self._line:
+        if somebody_waits:
             for grant in list(self._given.values()):
                 self._tell(grant, 1)
             return

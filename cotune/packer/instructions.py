@@ -54,6 +54,30 @@ class StopTrial(Instruction):
 
 
 @dataclass(frozen=True, slots=True)
+class PauseTrial(Instruction):
+    """Have a trial wait at its next iteration boundary, without the turn; answered by one `TrialPaused`, or its end."""
+
+    trial: int
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeTrial(Instruction):
+    """Let a trial that is paused go on, with what was parked of it; also for the owner's information.
+
+    The bytes it takes are in its lane's quota already.
+    """
+
+    trial: int
+
+
+@dataclass(frozen=True, slots=True)
+class ParkTrial(Instruction):
+    """Move what can be moved of a paused trial to the host; answered by one `TrialParked`, or its end."""
+
+    trial: int
+
+
+@dataclass(frozen=True, slots=True)
 class GrantTrial(Instruction):
     """Let a trial run so many micro-batches at once from its next iteration boundary on; 1 takes the grant back.
 

@@ -94,7 +94,7 @@ class Ledger:
 
     def forget(self, lane: Lane) -> list[Trial]:
         """Books a lane out that is gone; gives the trials that ran there."""
-        residents = list(lane.residents.values())
+        residents = [*lane.residents.values(), *lane.paused.values()]
         for trial in residents:
             trial.lane = None
         lane.device.held -= lane.quota
@@ -105,7 +105,7 @@ class Ledger:
 
     def recycle(self, lane: Lane) -> None:
         """Closes a lane that takes no further trial, once it is empty."""
-        if lane.retiring and not lane.residents and lane.id in self.lanes:
+        if lane.retiring and lane.is_empty and lane.id in self.lanes:
             self.close(lane)
 
     # ---- quotas
@@ -155,7 +155,7 @@ class Ledger:
         lanes = [lane for lane in device.lanes.values() if lane is not keep]
         under_way = sum(lane.returning for lane in lanes)
         slacks = {lane.id: self._fitting.slack(lane) for lane in lanes}
-        idle = [lane for lane in device.idle if lane is not keep]
+        idle = [lane for lane in device.idle if lane is not keep and lane.is_empty]
         said = len(self.out)
         possible = under_way + sum(slacks.values()) + sum(lane.asked - slacks[lane.id] for lane in idle)
         if possible < wanted and not partly:

@@ -10,14 +10,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from cotune.demand import Demand, format_bytes
+from cotune.demand import Demand
 from cotune.packer import events as ev
 from cotune.packer import instructions as do
+from cotune.packer.endings import Endings, RetryRules
 from cotune.packer.events import Outcome
 from cotune.packer.fitting import Fitting
 from cotune.packer.grants import Grants
 from cotune.packer.ledger import Ledger
 from cotune.packer.line import Line
+from cotune.packer.pauses import Pauses
 from cotune.packer.placement import Placement
 from cotune.packer.policies import Makespan, Policy
 from cotune.packer.protection import Protection
@@ -79,6 +81,9 @@ class Packer:
             self._protection,
         )
         self._grants = Grants(self._ledger, self._line, options.grants)
+        self._pauses = Pauses(self._ledger, self._line, self._fitting, self._protection)
+        rules = RetryRules(options.max_failures, options.iteration_timeout)
+        self._endings = Endings(rules, self._ledger, self._line, self._fitting, self._over)
         self._trials: dict[int, Trial] = {}
         self._withdrawn: dict[int, Trial] = {}
         self._arrivals = 0
@@ -90,6 +95,10 @@ class Packer:
             ev.DeviceLost: self._device_lost,
             ev.TrialAdded: self._trial_added,
             ev.TrialWithdrawn: self._trial_withdrawn,
+            ev.TrialHeld: self._trial_held,
+            ev.TrialReleased: self._trial_released,
+            ev.TrialPaused: self._trial_paused,
+            ev.TrialParked: self._trial_parked,
             ev.LaneReady: self._lane_ready,
             ev.LaneResized: self._lane_resized,
             ev.LaneHolds: self._lane_holds,
@@ -108,8 +117,10 @@ class Packer:
         """
         self._now = event.time
         self._handlers[type(event)](event)
-        self._placement.place(is_idle=len(self._trials) == len(self._line))
-        self._grants.review()
+        self._pauses.resume()
+        self._placement.place(is_idle=len(self._trials) == len(self._line) + self._pauses.outside)
+        self._pauses.make_room()
+        self._grants.review(bool(self._line) or self._pauses.wanted)
         if self._options.residents > 1:
             self._give_turns()
         self._ledger.stirred.clear()
@@ -120,12 +131,17 @@ class Packer:
 
     @property
     def unfinished(self) -> int:
-        """Trials that are waiting or running."""
+        """Trials that wait, run or are held."""
         return len(self._trials)
 
     @property
     def waiting(self) -> int:
         return len(self._line)
+
+    @property
+    def held(self) -> int:
+        """Trials that wait until their owner releases them, and do not run any more."""
+        return self._pauses.held
 
     @property
     def seats(self) -> int:
@@ -153,7 +169,9 @@ class Packer:
     def why_waiting(self, trial: int) -> str | None:
         """Why a trial waits, with figures; None if it does not."""
         state = self._trials.get(trial)
-        return self._placement.why(state) if state and state.lane is None else None
+        if state is None or state.lane is not None:
+            return None
+        return "it is held" if state.held else self._placement.why(state)
 
     def snapshot(self, max_waiting: int = 8) -> PackerView:
         devices = tuple(
@@ -163,7 +181,7 @@ class Packer:
                 device.held,
                 device.width.width,
                 tuple(
-                    LaneView(lane.id, device.name, lane.quota, tuple(lane.residents), lane.ready)
+                    LaneView(lane.id, device.name, lane.quota, tuple(lane.residents), lane.ready, tuple(lane.paused))
                     for lane in device.lanes.values()
                 ),
             )
@@ -198,10 +216,11 @@ class Packer:
         self._placement.forget(device)
         for trial in self._ledger.remove(device):
             self._left(trial)
-            self._retry_or_stop(trial, f"{event.device} is gone")
+            self._endings.retry(trial, f"{event.device} is gone", event.time)
         if not self._ledger.devices:
+            reason = f"{event.device}, the last device, is gone"
             for trial in list(self._trials.values()):
-                self._conclude(trial, Outcome.FAILED, "DeviceError", f"{event.device}, the last device, is gone")
+                self._endings.conclude(trial, Outcome.FAILED, "DeviceError", reason)
 
     # ---- trials
 
@@ -231,13 +250,13 @@ class Packer:
         trial.withdrawn_at = event.time
         self._withdrawn[trial.id] = trial
         if trial.lane is None:
-            self._conclude(trial, Outcome.STOPPED, reason="withdrawn before it ran")
+            self._endings.conclude(trial, Outcome.STOPPED, reason="withdrawn before it ran")
         else:
             self._ledger.out.append(do.StopTrial(trial.id))
 
     def _iterations_done(self, event: ev.IterationsDone) -> None:
         trial = self._trials.get(event.trial)
-        if trial is None or trial.lane is None:
+        if trial is None or trial.lane is None or trial.is_paused:
             return
         lane, device = trial.lane, trial.lane.device
         is_first = trial.iterations == 0
@@ -285,80 +304,47 @@ class Packer:
         if trial is None or trial.lane is None:
             return
         lane, granted = trial.lane, trial.granted
-        if event.outcome in (Outcome.DONE, Outcome.STOPPED):
+        if event.outcome in (Outcome.DONE, Outcome.STOPPED) and not trial.is_paused:
             self._believe(trial, lane)
             if trial.iterations == 1:
                 # There is no later one to go by, and all of its kind carry their set-up.
                 lane.device.width.measured(trial.id, 1, trial.seconds, lane.device.active)
                 lane.device.width.review(lane.device.active, bool(self._line))
-        self._leave(trial)
-        if event.outcome is Outcome.DONE:
-            if trial.seconds > 0:
-                self._line.model(trial).observe_seconds(trial.id, trial.features, trial.seconds)
-            self._conclude(trial, Outcome.DONE)
-        elif event.outcome is Outcome.STOPPED or trial.withdrawn_at is not None:
-            self._retry_or_stop(trial, "stopped by nobody we know")
-        elif event.outcome is Outcome.OUT_OF_MEMORY and granted > 1:
-            # It says nothing of what the trial needs by itself.
-            trial.refused = granted if not trial.refused else min(trial.refused, granted)
-            self._retry_or_stop(trial, f"out of memory with {granted} micro-batches at once: goes on without")
-        elif event.outcome is Outcome.OUT_OF_MEMORY:
-            self._out_of_memory(trial, lane, event)
-        else:
-            self._failed(trial, event.error, event.detail, event.final)
+        lane.least = 0
+        lane.residents.pop(trial.id, None)
+        lane.paused.pop(trial.id, None)
+        trial.lane = None
+        self._left(trial)
+        self._endings.attempt(trial, lane, granted, event)
         lane.served = True
         self._ledger.recycle(lane)
         self._ledger.touch(lane.device)
 
-    def _failed(self, trial: Trial, error: str, reason: str, final: bool = False) -> None:
-        trial.failures += 1
-        if final or trial.failures > self._options.max_failures:
-            self._conclude(trial, Outcome.FAILED, error, reason)
-        else:
-            self._retry_or_stop(trial, reason)
+    # ---- pauses
 
-    def _out_of_memory(self, trial: Trial, lane: Lane, event: ev.TrialEnded) -> None:
-        others = sum(other.demand.persistent for other in lane.residents.values() if other.demand)
-        had = max(0, lane.asked - lane.base - others)
-        trial.out_of_memories += 1
-        # What was refused may not have been the last it would have asked for.
-        trial.floor = max(trial.floor, had + had // 2, (event.needed or 0) * 5 // 4)
-        largest = max((device.full - device.context for device in self._ledger.devices.values()), default=0)
-        figures = (
-            f"it needs {format_bytes(max(event.needed or 0, had))} or more; "
-            f"it had {format_bytes(had)} in a lane of {format_bytes(lane.asked)}; "
-            f"the largest device leaves {format_bytes(largest)} to one trial"
-        )
-        whole = lane.asked >= lane.device.capacity and self._fitting.is_whole(lane.asked)
-        if trial.had_all and whole and not lane.residents and (trial.alone or not lane.residue):
-            self._conclude(trial, Outcome.FAILED, "TrialTooLarge", figures)
-            return
-        expected = trial.demand or trial.hint or self._line.model(trial).demand(trial.features)
-        trial.alone = trial.alone or trial.out_of_memories > 1 or expected is None
-        if trial.demand is None:
-            self._line.judge_hint(trial, trial.floor)
-        learnt = trial.with_floor(expected or Demand(0, 0))
-        self._line.model(trial).observe_demand(trial.id, trial.features, learnt)
-        self._retry_or_stop(trial, f"out of memory: {figures}")
+    def _trial_held(self, event: ev.TrialHeld) -> None:
+        trial = self._trials.get(event.trial)
+        if trial is not None:
+            self._placement.unreserve(trial)
+            self._pauses.hold(trial)
 
-    def _retry_or_stop(self, trial: Trial, reason: str) -> None:
-        if trial.withdrawn_at is not None:
-            self._conclude(trial, Outcome.STOPPED, reason="withdrawn")
-            return
-        trial.iterations, trial.seconds, trial.since = 0, 0.0, self._now
-        self._line.join(trial)
-        self._ledger.out.append(do.RetryTrial(trial.id, reason))
+    def _trial_released(self, event: ev.TrialReleased) -> None:
+        trial = self._trials.get(event.trial)
+        if trial is not None:
+            self._pauses.release(trial, event.time)
 
-    def _conclude(self, trial: Trial, outcome: Outcome, error: str = "", reason: str = "") -> None:
-        self._line.leave(trial)
-        del self._trials[trial.id]
-        self._withdrawn.pop(trial.id, None)
-        self._placement.unreserve(trial)
-        slowdown = self._protection.slowdown_of(trial)
-        self._protection.over(trial)
-        self._ledger.out.append(
-            do.ConcludeTrial(trial.id, outcome, error, reason, trial.seen, trial.expected, slowdown)
-        )
+    def _trial_paused(self, event: ev.TrialPaused) -> None:
+        trial = self._trials.get(event.trial)
+        if trial is not None and trial.lane is not None and trial.pausing:
+            if trial.demand is None:
+                self._believe(trial, trial.lane)
+            self._stopped_running(trial)
+            self._pauses.paused(trial, event)
+
+    def _trial_parked(self, event: ev.TrialParked) -> None:
+        trial = self._trials.get(event.trial)
+        if trial is not None and trial.is_paused:
+            self._pauses.parked(trial, event)
 
     # ---- lanes
 
@@ -426,38 +412,30 @@ class Packer:
         lane = self._ledger.lanes.get(event.lane)
         if lane is None:
             return
+        paused = set(lane.paused)
         for trial in self._ledger.forget(lane):
             self._left(trial)
-            if trial.id == lane.overdue and trial.withdrawn_at is None:
-                limit = self._options.iteration_timeout
-                known = f"iteration_timeout={limit:g}, " if limit is not None else ""
-                reason = f"no iteration boundary in time ({known}longest before: {trial.longest:.1f} s)"
-                self._failed(trial, "TrialOverdue", reason)
-            elif lane.closing or not lane.ready or trial.withdrawn_at is not None:
-                self._retry_or_stop(trial, "its lane was closed")
-            else:
-                self._survived_crash(trial, event.detail or "its lane process died")
-
-    def _survived_crash(self, trial: Trial, detail: str) -> None:
-        trial.lane_deaths += 1
-        trial.solo = trial.solo or trial.lane_deaths >= 2
-        if trial.lane_deaths >= 3:
-            self._conclude(trial, Outcome.FAILED, "LaneDied", f"three lane processes died under it; last: {detail}")
-        else:
-            self._retry_or_stop(trial, detail)
-
-    def _leave(self, trial: Trial) -> None:
-        if trial.lane is not None:
-            trial.lane.least = 0
-            del trial.lane.residents[trial.id]
-            trial.lane = None
-            self._left(trial)
+            self._endings.lane_lost(trial, lane, trial.id in paused, event)
 
     def _left(self, trial: Trial) -> None:
         """It is in no lane any more."""
+        self._pauses.left(trial)
+        self._stopped_running(trial)
+
+    def _stopped_running(self, trial: Trial) -> None:
         self._grants.left(trial)
         self._protection.left(trial)
         self._options.policy.ended(trial.id, trial.group)
+
+    def _over(self, trial: Trial) -> float | None:
+        """Forgets a trial that is over for good; gives its measured slowdown."""
+        del self._trials[trial.id]
+        self._withdrawn.pop(trial.id, None)
+        self._placement.unreserve(trial)
+        self._pauses.over(trial)
+        return self._protection.over(trial)
+
+    # ---- turns
 
     def _claim(self, trial: Trial) -> tuple[float, ...]:
         """Where a resident stands among those that want the turn: priority, and then as the policy has it."""

@@ -304,7 +304,7 @@ class Placement:
         self._line.leave(trial, started=True)
         self.unreserve(trial)
         trial.overtaken = 0
-        trial.had_all = lane.asked >= device.capacity and not lane.residents and not lane.residue
+        trial.had_all = lane.asked >= device.capacity and lane.is_empty and not lane.residue
         trial.lane = lane
         lane.least = 0
         self._protection.starts(trial, device)

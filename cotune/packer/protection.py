@@ -71,9 +71,10 @@ class Protection:
     def joined(self, trial: Trial) -> None:
         self._count += trial.priority > 0
 
-    def over(self, trial: Trial) -> None:
+    def over(self, trial: Trial) -> float | None:
+        """A trial is over for good; gives its measured slowdown, if it has one."""
         self._count -= trial.priority > 0
-        self._slowdowns.pop(trial.id, None)
+        return self._slowdowns.pop(trial.id, None)
 
     def starts(self, trial: Trial, device: Device) -> None:
         """A trial is about to get a lane there."""

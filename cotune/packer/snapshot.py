@@ -12,6 +12,7 @@ class LaneView:
     quota: int
     residents: tuple[int, ...]
     ready: bool
+    paused: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

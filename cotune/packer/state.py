@@ -11,6 +11,8 @@ from cotune.packer.width import WidthControl
 MARGIN = 1.05
 ALLOWANCE = 4 * MIB
 MANY = 1 << 30
+# Each keeps a thread and a file descriptor in its lane.
+MOST_PAUSED = 16
 
 
 def padded(count: int) -> int:
@@ -43,6 +45,13 @@ class Trial:
         granted: The most of them it may run at once now, also what it has been told and has not yet heard.
         refused: With so many at once it ran out of memory, in any attempt; 0 if it never did.
         beside: Other lanes that may run on its device while it does.
+        held: Its owner wants it to wait.
+        pausing: It was told to pause, and does not yet.
+        resting: Bytes it holds while it is paused in its lane, margin included.
+        saved: It has a checkpoint, as of when it was paused.
+        movable: Bytes that parking it would free.
+        parked: Bytes that parking it has freed.
+        leaving: It was told to leave its lane, or to park, for the sake of others.
     """
 
     id: int
@@ -79,6 +88,18 @@ class Trial:
     granted: int = 1
     refused: int = 0
     beside: int = MANY
+    held: bool = False
+    pausing: bool = False
+    resting: int = 0
+    saved: bool = False
+    movable: int = 0
+    parked: int = 0
+    leaving: bool = False
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether it waits in its lane."""
+        return self.lane is not None and self.id in self.lane.paused
 
     @property
     def is_probe(self) -> bool:
@@ -120,6 +141,7 @@ class Lane:
         retiring: It takes no further trial and is closed when empty.
         overdue: The trial for whose sake it is being killed.
         turn: The resident that was given every turn.
+        paused: Trials that hold bytes here and do not run; they are no residents.
     """
 
     id: int
@@ -139,14 +161,22 @@ class Lane:
     closing: bool = False
     overdue: int | None = None
     turn: int | None = None
+    paused: dict[int, Trial] = field(default_factory=dict)
 
     @property
     def base(self) -> int:
-        return self.context + self.shared + self.residue
+        """Bytes it holds whoever runs in it."""
+        resting = sum(trial.resting - trial.parked for trial in self.paused.values()) if self.paused else 0
+        return self.context + self.shared + self.residue + resting
 
     @property
     def is_open(self) -> bool:
-        return not (self.closing or self.retiring)
+        """Whether it takes another trial."""
+        return not (self.closing or self.retiring or len(self.paused) > MOST_PAUSED)
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.residents and not self.paused
 
     @property
     def is_probing(self) -> bool:

@@ -1,9 +1,9 @@
 """Inside a lane process: the main thread on the socket, a thread per resident trial.
 
-driver ──OPEN, START, STOP, ANSWER, GRANT, TURN, RESIZE, EXIT──▶ main thread ──flags──▶ trial threads
+driver ──OPEN, START, RESIZE, EXIT, STOP, PAUSE, RESUME, PARK, ANSWER, GRANT, TURN──▶ main thread ──flags──▶ trials
 driver ──verdicts─────────────────────────────────▶ trial threads
 driver ◀─READY, RESIZED──────────────────────────── main thread
-driver ◀─REPORT, ASK, PROGRESS, GRANTED, HOLDS, ENDED─ trial thread that has the turn
+driver ◀─REPORT, ASK, PROGRESS, GRANTED, HOLDS, PAUSED, PARKED, ENDED─ trial thread that has the turn
 """
 
 from __future__ import annotations
@@ -36,6 +36,13 @@ from cotune.sharing.wire import Kind
 
 THREAD_STACK = 2 * MIB
 HANG_UP_WITHIN = 5.0
+# What a trial is told, without further words.
+_TOLD = {
+    Kind.STOP: TrialSession.stop,
+    Kind.PAUSE: TrialSession.pause,
+    Kind.RESUME: TrialSession.resume,
+    Kind.PARK: TrialSession.park,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +56,7 @@ class LaneOptions:
         quota: Bytes it may hold, context included.
         threads: Threads for one operation.
         quantum: Seconds of a turn.
-        seats: Trials it may host at once.
+        seats: Trials it may host at once, paused ones included.
         lockstep: Whether a report waits for the verdict on itself.
         judged: Whether a verdict may be to stop: only then the end of a trial waits for the last one.
         metric: The run's metric; empty where a trial need not report, and its end is told by a question.
@@ -165,10 +172,10 @@ class Host:
             threading.Thread(target=trial.run, name=f"trial-{trial.trial}", daemon=True).start()
             # Threads of trials: what a stack reserves counts against the quota of a CPU lane.
             threading.stack_size(THREAD_STACK)
-        elif kind == Kind.STOP:
+        elif kind in _TOLD:
             resident = self._sessions.get(wire.decode_int(payload))
             if resident is not None:
-                resident.stop()
+                _TOLD[Kind(kind)](resident)
         elif kind == Kind.GRANT:
             trial_number, concurrency = wire.decode_grant(payload)
             resident = self._sessions.get(trial_number)
@@ -277,10 +284,10 @@ class Host:
         ]
         self.restore_streams()
 
-    def _after_step(self) -> None:
+    def _after_step(self, optimizer: Any) -> None:
         trial = getattr(session._local, "session", None)
         if trial is not None:
-            trial.after_step()
+            trial.after_step(optimizer)
 
     def _torch_loaded(self) -> None:
         """Torch was imported by a trial: what was done for it before, torch has missed."""

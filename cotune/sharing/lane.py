@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from cotune.sharing import wire
 from cotune.sharing.host import LaneOptions
-from cotune.sharing.wire import GO_ON, STOP, Kind
+from cotune.sharing.wire import GO_ON, REST, STOP, Kind
 from cotune.sharing.zygote import Zygote
 from cotune.trial import TrialSpec
 
@@ -25,6 +25,7 @@ class _Seat:
     verdicts: int
     attempt: int = 0
     stop: bool = False
+    rest: bool = False
 
 
 class LaneHandle:
@@ -97,7 +98,7 @@ class LaneHandle:
         seat = self._free[-1]
         frame = wire.encode_start(seat.number, spec)
         self._taken[spec.trial] = self._free.pop()
-        seat.attempt, seat.stop = spec.attempt, False
+        seat.attempt, seat.stop, seat.rest = spec.attempt, False, False
         # The trial takes this first, and with it whatever the last one there did not wait for.
         os.eventfd_write(seat.verdicts, GO_ON)
         self._send(frame)
@@ -112,7 +113,8 @@ class LaneHandle:
         seat = self._taken.get(trial)
         # One on the last attempt may come late: it is not on a report of this one.
         if seat is not None and seat.attempt == attempt:
-            os.eventfd_write(seat.verdicts, STOP if seat.stop else GO_ON)
+            os.eventfd_write(seat.verdicts, STOP if seat.stop else REST if seat.rest else GO_ON)
+            seat.rest = False
 
     def ended(self, trial: int) -> None:
         """Notes that a trial is over, and its seat free."""
@@ -129,6 +131,13 @@ class LaneHandle:
     def prefer(self, trial: int) -> None:
         """Gives a resident every turn it wants."""
         self._send(wire.encode_int(Kind.TURN, trial))
+
+    def tell(self, kind: Kind, trial: int) -> None:
+        """Has a trial pause, go on or be parked."""
+        if trial in self._taken:
+            # With its next verdict, too: it may have gone past a report or two before it hears of this.
+            self._taken[trial].rest = kind is Kind.PAUSE
+            self._send(wire.encode_int(kind, trial))
 
     def resize(self, quota: int) -> None:
         self._send(wire.encode_int(Kind.RESIZE, quota))

@@ -67,6 +67,11 @@ class TrialLoan:
             self.concurrency = self.most = asked
             self._host.send(wire.encode_granted(self._trial, asked, 0))
 
+    def lapse(self) -> None:
+        """The trial pauses: what it was granted is void, and so is what it has not taken up yet."""
+        self.concurrency = self.most = 1
+        self._asked = None
+
     # ---- for a loop over micro-batches
 
     def room(self) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import select
 import shutil
 import sys
 import threading
@@ -25,6 +24,7 @@ from cotune.sharing.loan import TrialLoan
 from cotune.sharing.memory import out_of_memory, text_of
 from cotune.sharing.metrics import number_line, read_report, whole_step
 from cotune.sharing.trial_meter import TrialMeter
+from cotune.sharing.trial_waits import TrialWaits
 from cotune.trial import TrialSpec
 
 if TYPE_CHECKING:
@@ -49,14 +49,8 @@ class TrialSession:
         self.folder = spec.folder
         self.gate = threading.Lock()
         self.gate.acquire()
-        self._verdicts = verdicts
-        self._unjudged = False
         # One question at a time, whichever of its threads asks.
         self._asking = threading.Lock()
-        self._answers: list[bytes] = []
-        # Opened by whatever should have the waiting thread look again.
-        self._look = threading.Lock()
-        self._look.acquire()
         self._host = host
         self._spec = spec
         self._config = config
@@ -77,6 +71,7 @@ class TrialSession:
         self._sent_iterations = 0
         self._meter = TrialMeter(host)
         self._loan = TrialLoan(host, spec.trial)
+        self._waits = TrialWaits(self, host, spec.trial, verdicts, self._meter)
 
     @property
     def persistent(self) -> int:
@@ -96,11 +91,20 @@ class TrialSession:
     def stop(self) -> None:
         self._stop = self._loan.is_stopping = True
         self._due = 0.0
-        self._wake()
+        self._waits.wake()
+
+    def pause(self) -> None:
+        self._waits.pause()
+        self._due = 0.0
+
+    def resume(self) -> None:
+        self._waits.resume()
+
+    def park(self) -> None:
+        self._waits.park()
 
     def answered(self, payload: bytes) -> None:
-        self._answers.append(payload)
-        self._wake()
+        self._waits.answered(payload)
 
     def grant(self, concurrency: int) -> None:
         self._loan.grant(concurrency)
@@ -109,12 +113,7 @@ class TrialSession:
     def turn_wanted(self) -> None:
         self._turn_due = 0.0
         self._due = 0.0
-        self._wake()
-
-    def _wake(self) -> None:
-        # Open already, if others were quicker.
-        with contextlib.suppress(RuntimeError):
-            self._look.release()
+        self._waits.wake()
 
     def torch_loaded(self) -> None:
         """This trial has just imported torch."""
@@ -151,8 +150,9 @@ class TrialSession:
 
     # ---- boundaries
 
-    def after_step(self) -> None:
+    def after_step(self, optimizer: Any) -> None:
         """A torch optimizer has made a step."""
+        self._waits.parking.saw(optimizer)
         self._steps += 1
         self._iterations = self._steps
         self._boundary()
@@ -165,13 +165,17 @@ class TrialSession:
 
     def _attend(self, now: float) -> None:
         is_early = self._sent_iterations < self._iterations <= FIRST_MEASURED
-        if now >= self._measure_due or is_early or self._stop or self._loan.is_due:
+        rests = self._waits.is_pausing and not self._loan.is_open
+        if now >= self._measure_due or is_early or self._stop or self._loan.is_due or rests:
             self._meter.read(now)
             self._send_progress()
             self._measure_due = now + MEASURE_EVERY
         self._raise_if_stopped()
         if self._loan.is_due:
             self._loan.settle()
+        if rests:
+            self._rest()
+            now = time.monotonic()
         if now >= self._turn_due:
             turns = self._host.turns
             self._turn_due = self._turn_end
@@ -181,8 +185,14 @@ class TrialSession:
                 turns.pass_on(self)
                 self._raise_if_stopped()
         self._due = 0.0 if self._iterations < FIRST_MEASURED else min(self._measure_due, self._turn_due)
-        if self._stop or self._turn_due == 0.0 or self._loan.is_asked:
+        if self._stop or self._turn_due == 0.0 or self._loan.is_asked or self._waits.is_pausing:
             self._due = 0.0
+
+    def _rest(self) -> None:
+        self._loan.lapse()
+        saved = self._folder.latest_checkpoint() is not None
+        self._waits.rest(max(0, self._meter.persistent), saved, lambda: self._stop)
+        self._raise_if_stopped()
 
     def _raise_if_stopped(self) -> None:
         if self._stop:
@@ -212,8 +222,11 @@ class TrialSession:
 
     def _pass_on(self, where: int, value: float, line: bytes) -> None:
         self._await_verdict()
+        if self._waits.is_pausing and not self._loan.is_open:
+            # Before this report: it is to stand where the one before was judged.
+            self._attend(time.monotonic())
         self._reports += 1
-        self._unjudged = True
+        self._waits.unjudged = True
         self._host.send(wire.encode_report(self.trial, self.attempt, where, value, line))
         if self._host.options.lockstep:
             self._await_verdict()
@@ -230,11 +243,12 @@ class TrialSession:
             if self._over:
                 raise TrialStopped
             self._raise_if_stopped()
-            self._answers.clear()
+            self._waits.forget_answers()
             self._host.send(wire.encode_question(wire.Kind.ASK, self.trial, self.attempt, payload))
-            while not self._answers:
-                self._await_answer()
-            answer = self._answers.pop()
+            while (answer := self._waits.answer()) is None:
+                if self._stop:
+                    self._meter.read(time.monotonic())
+                    raise TrialStopped
         self._boundary()
         return answer
 
@@ -245,48 +259,9 @@ class TrialSession:
             self._meter.read(time.monotonic())
             raise TrialStopped
 
-    def _await_answer(self) -> None:
-        """Waits for the answer, or for another reason to look; meanwhile the others may run."""
-        if self._host.turns.others_wait:
-            self._host.turns.give_up(self)
-            self._look.acquire()
-            self._host.turns.take(self)
-        else:
-            began = self._pause()
-            self._look.acquire()
-            self._resume(began)
-        if self._stop:
-            self._meter.read(time.monotonic())
-            raise TrialStopped
-
     def _hear_verdict(self) -> None:
-        """Waits for the verdict on the last report, if that is still out; meanwhile the others may run."""
-        if not self._unjudged:
-            return
-        turns = self._host.turns
-        if turns.others_wait and not _is_readable(self._verdicts):
-            turns.give_up(self)
-            verdict = os.eventfd_read(self._verdicts)
-            turns.take(self)
-        else:
-            began = self._pause()
-            verdict = os.eventfd_read(self._verdicts)
-            self._resume(began)
-        self._unjudged = False
-        if verdict >= wire.STOP:
+        if self._waits.verdict():
             self._stop = self._loan.is_stopping = True
-
-    def _pause(self) -> float:
-        """Begins a wait that is neither the trial's own time nor a missing boundary."""
-        self._host.page[0] = -1.0
-        return time.monotonic()
-
-    def _resume(self, began: float) -> None:
-        page = self._host.page
-        now = time.monotonic()
-        self._meter.leave_out(now - began)
-        page[1] = now
-        page[0] = self.trial
 
     @contextlib.contextmanager
     def checkpoint(self) -> Iterator[Path]:
@@ -357,8 +332,7 @@ class TrialSession:
         host = self._host
         host.memory.cap()
         session.bind(self)
-        # What was left there for the start.
-        os.eventfd_read(self._verdicts)
+        self._waits.begin()
         host.turns.take(self)
         self._threads = set(threading.enumerate())
         try:
@@ -464,12 +438,6 @@ class TrialSession:
             return "out_of_memory", needed, name, text[:500], False
         final = isinstance(error, (InputError, NoReport))
         return "failed", None, name, text if isinstance(error, CotuneError) else f"{kind}: {text[:2000]}", final
-
-
-def _is_readable(fd: int) -> bool:
-    poll = select.poll()
-    poll.register(fd, select.POLLIN)
-    return bool(poll.poll(0))
 
 
 def _is_number(value: object) -> bool:

@@ -32,6 +32,7 @@ _PLAIN = (int, float, str, bool, type(None))
 # What a verdict adds to the eventfd of a seat.
 GO_ON = 1
 STOP = 2
+REST = 4
 
 
 class Kind(IntEnum):
@@ -44,6 +45,8 @@ class Kind(IntEnum):
     RESIZED = 6
     ASK = 7
     GRANTED = 8
+    PAUSED = 9
+    PARKED = 10
     # driver to lane
     OPEN = 16
     START = 17
@@ -53,6 +56,9 @@ class Kind(IntEnum):
     ANSWER = 21
     GRANT = 22
     TURN = 23
+    PAUSE = 24
+    RESUME = 25
+    PARK = 26
 
 
 def encode(kind: Kind, payload: bytes = b"") -> bytes:

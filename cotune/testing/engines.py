@@ -35,10 +35,15 @@ from cotune.packer import (
     LaneResized,
     OpenLane,
     Outcome,
+    ParkTrial,
+    PauseTrial,
     ResizeLane,
+    ResumeTrial,
     StartTrial,
     StopTrial,
     TrialEnded,
+    TrialParked,
+    TrialPaused,
 )
 from cotune.trial import Question, Report, TrialSpec
 
@@ -292,6 +297,77 @@ class EngineConformance:
         engine.begin(1, reports=2, splits=2)
         assert engine.collect(1)[1].outcome is Outcome.DONE
         assert not [item for item in engine.heard if isinstance(item, GrantChanged)]
+
+    def test_a_paused_trial_waits_at_a_boundary_and_others_run_in_its_lane(self, engine: EngineUnderTest) -> None:
+        engine.open()
+        engine.begin(0, reports=10**6, hold=64 * MIB, splits=2)
+        engine.wait(IterationsDone, lambda event: event.persistent > 32 * MIB)
+        engine.engine.execute(PauseTrial(0))
+        paused = engine.wait(TrialPaused)
+        assert (paused.trial, paused.saved) == (0, False)
+        assert abs(paused.persistent - 64 * MIB) < 10 * MIB
+        engine.begin(1, reports=20)
+        assert engine.collect(1)[1].outcome is Outcome.DONE
+        assert not [item for item in engine.listen(0.5) if getattr(item, "trial", None) == 0]
+
+    def test_a_paused_trial_goes_on_where_it_was(self, engine: EngineUnderTest) -> None:
+        engine.open()
+        engine.begin(0, reports=40)
+        engine.wait(Report)
+        engine.engine.execute(PauseTrial(0))
+        engine.wait(TrialPaused)
+        engine.engine.execute(ResumeTrial(0))
+        reports, ended = engine.collect(0)
+        assert reports[-1].step == 39
+        assert [report.attempt for report in reports] == [0] * len(reports)
+        assert ended.outcome is Outcome.DONE
+
+    def test_a_paused_trial_says_that_it_has_a_checkpoint(self, engine: EngineUnderTest) -> None:
+        engine.open()
+        engine.begin(0, reports=10**6, checkpoints=True)
+        engine.wait(Report)
+        engine.wait(Report)
+        engine.engine.execute(PauseTrial(0))
+        assert engine.wait(TrialPaused).saved
+
+    def test_a_paused_trial_can_be_stopped(self, engine: EngineUnderTest) -> None:
+        engine.open()
+        engine.begin(0, reports=10**6)
+        engine.wait(Report)
+        engine.engine.execute(PauseTrial(0))
+        engine.wait(TrialPaused)
+        engine.engine.execute(StopTrial(0))
+        assert engine.wait(TrialEnded).outcome is Outcome.STOPPED
+
+    def test_a_trial_that_ends_before_it_could_pause_just_ends(self, engine: EngineUnderTest) -> None:
+        engine.open()
+        engine.begin(0, reports=1)
+        engine.collect(0)
+        for instruction in (PauseTrial(0), ParkTrial(0), ResumeTrial(0)):
+            engine.engine.execute(instruction)
+        engine.begin(1, reports=2)
+        assert engine.collect(1)[1].outcome is Outcome.DONE
+
+    def test_a_parked_trial_says_what_that_has_freed_and_goes_on(self, engine: EngineUnderTest) -> None:
+        engine.open()
+        engine.begin(0, reports=40)
+        engine.wait(Report)
+        engine.engine.execute(PauseTrial(0))
+        paused = engine.wait(TrialPaused)
+        engine.engine.execute(ParkTrial(0))
+        assert engine.wait(TrialParked).moved == paused.movable
+        engine.engine.execute(ResumeTrial(0))
+        assert engine.collect(0)[1].outcome is Outcome.DONE
+
+    def test_a_lane_is_lost_with_those_that_are_paused_in_it(self, engine: EngineUnderTest) -> None:
+        engine.open()
+        engine.begin(0, reports=10**6)
+        engine.wait(Report)
+        engine.engine.execute(PauseTrial(0))
+        engine.wait(TrialPaused)
+        engine.engine.execute(CloseLane(1, kill=True))
+        lost = engine.wait(LaneLost)
+        assert (lost.lane, lost.holder) == (1, None)
 
     def test_whoever_is_given_every_turn_lets_the_others_finish_in_the_end(self, engine: EngineUnderTest) -> None:
         engine.open()

@@ -66,6 +66,8 @@ class Chaos(RuleBasedStateMachine):
         hint=st.sampled_from([None, None, 0.6, 1.0, 1.5]),
         splits=st.sampled_from([0, 2, 8]),
         gain=st.sampled_from([0.0, 0.5, 1.0]),
+        saves=st.booleans(),
+        movable=st.sampled_from([0.0, 0.0, 0.8]),
     )
     def add(
         self,
@@ -81,6 +83,8 @@ class Chaos(RuleBasedStateMachine):
         hint: float | None,
         splits: int,
         gain: float,
+        saves: bool,
+        movable: float,
     ) -> None:
         features = {"size": float(persistent)} if explained else {}
         self.world.add(
@@ -97,6 +101,8 @@ class Chaos(RuleBasedStateMachine):
             hint=hint,
             splits=splits,
             gain=gain,
+            saves=saves,
+            movable=movable,
         )
         self.count += 1
 
@@ -110,10 +116,23 @@ class Chaos(RuleBasedStateMachine):
     def withdraw(self, which: int) -> None:
         self.world.withdraw(which % self.count)
 
+    @precondition(lambda self: self.count)
+    @rule(which=pick)
+    def hold(self, which: int) -> None:
+        if left := [trial for trial in self.world.jobs if trial not in self.world.concluded]:
+            self.world.hold(left[which % len(left)])
+
+    @precondition(lambda self: self.count)
+    @rule(which=pick)
+    def release(self, which: int) -> None:
+        if held := sorted(self.world.asleep - set(self.world.concluded)):
+            self.world.release(held[which % len(held)])
+
     # ---- what lanes do
 
     def _alive(self) -> list[int]:
-        return [trial for trial in self.world.running() if trial in self.world.lane_of(trial).residents]
+        inside = [trial for trial in self.world.running() if trial in self.world.lane_of(trial).residents]
+        return [trial for trial in inside if self.world.jobs[trial].stopping or not self.world.jobs[trial].paused]
 
     @rule(which=pick, times=st.integers(1, 4))
     def step(self, which: int, times: int) -> None:

@@ -14,7 +14,7 @@ from cotune.packer import events as ev
 from cotune.packer import instructions as do
 from cotune.packer.events import Outcome
 from cotune.packer.packer import Packer, PackerOptions
-from cotune.packer.state import padded
+from cotune.packer.state import MOST_PAUSED, padded
 
 __all__ = ["MIB", "Job", "World", "WorldDevice", "WorldLane"]
 
@@ -37,6 +37,11 @@ class Job:
     stopping: bool = False
     concurrency: int = 1
     granted: int | None = None
+    saves: bool = False
+    movable: int = 0
+    pausing: bool = False
+    paused: bool = False
+    parked: int = 0
 
     @property
     def most(self) -> int:
@@ -78,7 +83,7 @@ class WorldLane:
 
     @property
     def held(self) -> int:
-        return self.context + self.residue + sum(job.persistent for job in self.residents.values())
+        return self.context + self.residue + sum(job.persistent - job.parked for job in self.residents.values())
 
 
 @dataclass
@@ -104,6 +109,7 @@ class World:
         self.time = 0.0
         self.devices: dict[str, WorldDevice] = {}
         self.lanes: dict[int, WorldLane] = {}
+        self.asleep: set[int] = set()
         self.ghosts: list[ev.Event] = []
         self.jobs: dict[int, Job] = {}
         self.where: dict[int, int | None] = {}
@@ -151,9 +157,12 @@ class World:
         hint: float | None = None,
         splits: int = 0,
         gain: float = 1.0,
+        saves: bool = False,
+        movable: float = 0.0,
     ) -> list[do.Instruction]:
         """A trial; with `hint`, its owner expects it to need that many times what it will."""
         self.jobs[trial] = Job(trial, persistent, ephemeral, steps, late, seconds, busy, splits, gain)
+        self.jobs[trial].saves, self.jobs[trial].movable = saves, int(persistent * movable)
         self.where[trial] = None
         expected = Demand(int(persistent * hint), int(ephemeral * hint)) if hint else None
         length = steps * seconds * hint if hint else None
@@ -164,12 +173,21 @@ class World:
     def withdraw(self, trial: int) -> list[do.Instruction]:
         return self.send(ev.TrialWithdrawn(self.time, trial))
 
+    def hold(self, trial: int) -> list[do.Instruction]:
+        self.asleep.add(trial)
+        return self.send(ev.TrialHeld(self.time, trial))
+
+    def release(self, trial: int) -> list[do.Instruction]:
+        self.asleep.discard(trial)
+        return self.send(ev.TrialReleased(self.time, trial))
+
     def step(self, trial: int) -> None:
         """One iteration of a running trial; what comes of it waits in its lane's mail."""
         lane = self.lane_of(trial)
         job = lane.residents[trial]
         if job.stopping:
             return self._end(lane, job, Outcome.STOPPED)
+        assert not job.paused, "a paused trial took a step"
         at_once = job.concurrency
         if at_once > 1 and lane.held + job.now > lane.quota:
             job.concurrency = 1
@@ -186,6 +204,9 @@ class World:
             self._mail(lane, ev.GrantChanged(self.time, trial, job.concurrency))
         if job.done >= job.steps:
             self._end(lane, job, Outcome.DONE)
+        elif job.pausing:
+            job.pausing, job.paused, job.concurrency, job.granted = False, True, 1, None
+            self._mail(lane, ev.TrialPaused(self.time, trial, job.persistent, job.saves, job.movable))
 
     def fail(self, trial: int, *, final: bool = False) -> None:
         lane = self.lane_of(trial)
@@ -240,6 +261,11 @@ class World:
             if len(self.concluded) == len(self.jobs):
                 return count
             self.round()
+            self.settle()
+            if self.packer.unfinished and self.packer.unfinished == self.packer.held:
+                # As a sweep does it: nobody is left who could change the order.
+                for trial in [trial for trial in self.jobs if trial not in self.concluded]:
+                    (self.release if trial % 2 else self.withdraw)(trial)
         left = [trial for trial in self.jobs if trial not in self.concluded]
         raise AssertionError(f"not over after {rounds} rounds: {[(t, self.why(t)) for t in left]}")
 
@@ -257,7 +283,9 @@ class World:
         """One iteration of every trial that runs."""
         for trial in self.running():
             if self.where[trial] is not None and trial in self.lane_of(trial).residents:
-                self.step(trial)
+                job = self.jobs[trial]
+                if job.stopping or not job.paused:
+                    self.step(trial)
         self.wait(1.0)
 
     # ---- what a test asks
@@ -326,13 +354,24 @@ class World:
                 assert self.where[trial] is None, "started while it runs"
                 self.where[trial] = lane
                 job = self.jobs[trial]
+                assert trial not in self.asleep, "started though it is held"
                 job.done, job.stopping, job.concurrency, job.granted = 0, False, 1, None
+                job.pausing, job.paused, job.parked = False, False, 0
                 self.started.append((trial, lane))
                 if self.lanes[lane].alive:
                     self.lanes[lane].served &= bool(self.lanes[lane].residents)
                     self.lanes[lane].residents[trial] = job
             case do.StopTrial(trial):
                 self.jobs[trial].stopping = True
+            case do.PauseTrial(trial):
+                job = self.jobs[trial]
+                assert not job.pausing, "told to pause twice"
+                assert not job.paused
+                job.pausing = True
+            case do.ResumeTrial(trial):
+                self._carry_out_resume(trial)
+            case do.ParkTrial(trial):
+                self._carry_out_park(trial)
             case do.GrantTrial(trial, concurrency):
                 self._carry_out_grant(trial, concurrency)
             case do.GiveTurn(lane, trial):
@@ -350,6 +389,26 @@ class World:
                     assert self.could_not_fit(trial), "given up though a device is large enough"
             case _:
                 raise AssertionError(f"unknown instruction {instruction}")
+
+    def _carry_out_resume(self, trial: int) -> None:
+        job, where = self.jobs[trial], self.where[trial]
+        assert trial not in self.asleep, "resumed though it is held"
+        assert where is not None
+        lane = self.lanes[where]
+        if lane.alive and trial in lane.residents:
+            assert job.paused, "resumed though it runs"
+            job.paused, job.parked = False, 0
+            assert lane.held <= lane.quota, "what was parked does not fit its lane any more"
+
+    def _carry_out_park(self, trial: int) -> None:
+        job, where = self.jobs[trial], self.where[trial]
+        assert where is not None
+        lane = self.lanes[where]
+        if lane.alive and trial in lane.residents:
+            assert job.paused
+            assert job.movable > job.parked == 0
+            job.parked = job.movable
+            self._mail(lane, ev.TrialParked(self.time, trial, job.parked))
 
     def _carry_out_grant(self, trial: int, concurrency: int) -> None:
         job, where = self.jobs[trial], self.where[trial]
@@ -393,7 +452,7 @@ class World:
         """Nobody waits for room that a grant holds: whoever has one has been told to give it back, or is about to."""
         grants = self.packer._grants
         for grant in grants._given.values():
-            assert not self.waiting() or grant.asked == 1 or grant.unanswered
+            assert not set(self.waiting()) - self.asleep or grant.asked == 1 or grant.unanswered
         for device in self.packer._ledger.devices.values():
             running = [trial for lane in device.lanes.values() for trial in lane.residents.values()]
             for trial in running:
@@ -415,7 +474,9 @@ class World:
             assert (placed[0] if placed else None) == lane
             assert (self.why(trial) is None) == (lane is not None or trial in self.concluded)
         assert self.packer.unfinished == len(self.jobs) - len(self.concluded)
-        assert self.packer.waiting == len(self.waiting())
+        assert self.packer.waiting == len([t for t in self.waiting() if t not in self.asleep])
+        asleep = [t for t in self.asleep if t not in self.concluded]
+        assert self.packer.held <= len(asleep)
 
     def _check_books(self) -> None:
         seen: set[int] = set()
@@ -429,8 +490,10 @@ class World:
                 assert real.device == device.device
                 assert view.quota >= real.bound
                 assert view.quota == real.bound or real.unanswered
-                assert list(view.residents) == [t for t, lane in self.started_in(view.lane) if lane == view.lane]
+                inside = [t for t, lane in self.started_in(view.lane) if lane == view.lane]
+                assert sorted([*view.residents, *view.paused]) == sorted(inside)
                 assert len(view.residents) <= self.options.residents
+                assert len(inside) <= self.options.residents + MOST_PAUSED, "more than a lane has seats"
         assert seen == set(self.lanes)
 
     def started_in(self, lane: int) -> list[tuple[int, int]]:
@@ -448,6 +511,8 @@ class World:
             return
         pending = any(lane.unanswered or not lane.alive for lane in self.lanes.values())
         for trial_id in self.waiting():
+            if trial_id in self.asleep:
+                continue
             trial = brain._trials[trial_id]
             brain._line.appraise(trial)
             demand = trial.expected
@@ -473,7 +538,10 @@ class World:
                     assert device.context + device.shared + demand.peak > free, f"{trial_id} fits a new lane"
                     for lane in lanes:
                         if not lane.residents and not lane.retiring:
-                            room = lane.quota - lane.context - lane.shared - lane.residue + free
+                            if len(lane.paused) > MOST_PAUSED:
+                                continue
+                            asleep = sum(t.resting - t.parked for t in lane.paused.values())
+                            room = lane.quota - lane.context - lane.shared - lane.residue - asleep + free
                             assert free < 0 or demand.peak > room, f"{trial_id} fits idle lane {lane.id}"
                     continue
                 for lane in [] if pending or self.options.policy.preempts else running:
@@ -485,7 +553,10 @@ class World:
                         continue
                     if len(others) >= self.options.residents or any(t.floor for t in others):
                         continue
+                    if len(lane.paused) > MOST_PAUSED or len({t.priority for t in [trial, *others]}) > 1:
+                        continue
                     base = lane.context + lane.shared + lane.residue
+                    base += sum(t.resting - t.parked for t in lane.paused.values())
                     held = sum(padded(d.persistent) for d in measured) + demand.persistent
                     peak = max(demand.ephemeral, *(padded(d.ephemeral) for d in measured))
                     assert free < 0 or base + held + peak > lane.quota + free, f"{trial_id} fits lane {lane.id}"
@@ -496,6 +567,6 @@ class World:
         demands = [trial.demand for trial in lane.residents.values() if trial.demand] if lane else []
         if lane is None or lane.closing or not demands or len(demands) < len(lane.residents):
             return
-        need = lane.context + lane.shared + lane.residue
+        need = lane.context + lane.shared + lane.residue + sum(t.resting - t.parked for t in lane.paused.values())
         need += sum(padded(d.persistent) for d in demands) + max(padded(d.ephemeral) for d in demands)
         assert need <= lane.asked or need - lane.quota > lane.device.capacity - lane.device.held

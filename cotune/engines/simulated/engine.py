@@ -59,6 +59,9 @@ class SimulatedEngine(Engine):
             do.StopTrial: self._stop,
             do.GiveTurn: self._give_turn,
             do.GrantTrial: self._grant,
+            do.PauseTrial: self._pause,
+            do.ResumeTrial: self._resume,
+            do.ParkTrial: self._park,
         }
 
     # ---- the contract
@@ -186,7 +189,7 @@ class SimulatedEngine(Engine):
         if run is None:
             return
         run.stopping = True
-        if run.blocked:
+        if run.blocked or run.paused:
             self._finish(run, Outcome.STOPPED)
         else:
             run.booked = False
@@ -198,6 +201,34 @@ class SimulatedEngine(Engine):
             run.granted = instruction.concurrency
             run.booked = False
             self._pace(run.place)
+
+    def _pause(self, instruction: do.PauseTrial) -> None:
+        run = self._runs.get(instruction.trial)
+        if run is not None:
+            run.pausing = True
+            run.booked = False
+            self._pace(run.place)
+
+    def _rest(self, run: Run) -> None:
+        """At a boundary: it waits from here on."""
+        work = run.work
+        run.pausing, run.paused = False, True
+        run.granted, run.concurrency = None, 1
+        saved = work.checkpoints and run.trial in self._saved
+        self._out.append(ev.TrialPaused(self._time, run.trial, work.persistent, saved, work.movable))
+        self._pace(run.place)
+
+    def _resume(self, instruction: do.ResumeTrial) -> None:
+        run = self._runs.get(instruction.trial)
+        if run is not None:
+            run.paused, run.booked, run.parked = False, False, 0
+            self._pace(run.place)
+
+    def _park(self, instruction: do.ParkTrial) -> None:
+        run = self._runs.get(instruction.trial)
+        if run is not None:
+            run.parked = run.work.movable
+            self._out.append(ev.TrialParked(self._time, run.trial, run.parked))
 
     def _take_up(self, run: Run) -> None:
         """At a boundary: what was granted holds from here on."""
@@ -228,11 +259,13 @@ class SimulatedEngine(Engine):
             self._reach_end(run)
         else:
             self._take_up(run)
+            if run.pausing:
+                self._rest(run)
 
     def _is_short(self, run: Run) -> bool:
         """Ends the trial if its lane's quota does not hold it."""
         work, at_once = run.work, run.concurrency
-        others = sum(other.work.persistent for other in run.place.runs.values() if other is not run and other.counted)
+        others = sum(other.held for other in run.place.runs.values() if other is not run)
         room = run.place.quota - run.place.context - others
         bursts = 0 < work.bursts < at_once
         if at_once > 1 and (bursts or work.persistent + work.peak(run.goal, at_once) > room):

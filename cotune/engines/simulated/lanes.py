@@ -35,13 +35,13 @@ class Place:
 
     @property
     def held(self) -> int:
-        return self.context + sum(run.work.persistent for run in self.runs.values() if run.counted)
+        return self.context + sum(run.held for run in self.runs.values())
 
     @property
     def holder(self) -> Run | None:
         """Who has the turn; among several that pass it on, the one that keeps it, or the first."""
         hung = [run for run in self.runs.values() if run.hung_since is not None]
-        return next(iter(hung or self.moving() or self.runs.values()), None)
+        return next(iter(hung or self.moving() or [run for run in self.runs.values() if not run.paused]), None)
 
     def moving(self) -> list[Run]:
         """The residents that share the turns."""
@@ -79,6 +79,9 @@ class Run:
         concurrency: Micro-batches that run at once.
         granted: The same from the next boundary on; None if that changes nothing.
         most: The most at once since the brain was last told of its progress.
+        pausing: It is to wait at its next boundary.
+        paused: It waits until it is wanted again.
+        parked: Bytes of it that are on the host.
     """
 
     trial: int
@@ -105,10 +108,18 @@ class Run:
     granted: int | None = None
     most: int = 1
     is_starting: bool = True
+    pausing: bool = False
+    paused: bool = False
+    parked: int = 0
+
+    @property
+    def held(self) -> int:
+        """Bytes between iterations, once it has come to one."""
+        return self.work.persistent - self.parked if self.counted else 0
 
     @property
     def is_moving(self) -> bool:
-        return not self.blocked and self.hung_since is None
+        return not self.blocked and not self.paused and self.hung_since is None
 
     def settle(self, now: float) -> None:
         """Brings the books up to now."""
@@ -131,7 +142,7 @@ class Run:
         work, counted = self.work, self.counted
         if self.is_starting:
             return counted
-        if self.stopping or self.granted is not None:
+        if self.stopping or self.pausing or self.granted is not None:
             step = work.step_seconds
             reached = math.floor(self.progress / step + 1e-9) if step > 0 else counted
             return min(max(counted, reached) + 1, work.iterations)

@@ -1,0 +1,143 @@
+"""How attempts end: which trial is over, which is tried again, and with what it has learnt."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from cotune.demand import Demand, format_bytes
+from cotune.packer import events as ev
+from cotune.packer import instructions as do
+from cotune.packer.events import Outcome
+from cotune.packer.fitting import Fitting
+from cotune.packer.ledger import Ledger
+from cotune.packer.line import Line
+from cotune.packer.state import Lane, Trial
+
+
+@dataclass(frozen=True, slots=True)
+class RetryRules:
+    """When trying again is given up.
+
+    Attributes:
+        max_failures: How often a trial that raised is tried again.
+        iteration_timeout: As the user said, for the reason of a trial that is overdue.
+    """
+
+    max_failures: int
+    iteration_timeout: float | None
+
+
+class Endings:
+    """Decides what becomes of trials whose attempt is over.
+
+    Args:
+        rules: See there.
+        ledger: Has the devices, and takes the instructions.
+        line: Where trials wait for the next attempt.
+        fitting: Knows what the largest device can hold.
+        forget: Called with each trial that is over for good; gives its measured slowdown.
+    """
+
+    def __init__(
+        self,
+        rules: RetryRules,
+        ledger: Ledger,
+        line: Line,
+        fitting: Fitting,
+        forget: Callable[[Trial], float | None],
+    ) -> None:
+        self._rules = rules
+        self._ledger = ledger
+        self._line = line
+        self._fitting = fitting
+        self._forget = forget
+
+    def attempt(self, trial: Trial, lane: Lane, granted: int, event: ev.TrialEnded) -> None:
+        """An attempt has ended in its lane, which the trial has left, where it was granted so many micro-batches."""
+        if event.outcome is Outcome.DONE:
+            if trial.seconds > 0:
+                self._line.model(trial).observe_seconds(trial.id, trial.features, trial.seconds)
+            self.conclude(trial, Outcome.DONE)
+        elif event.outcome is Outcome.STOPPED or trial.withdrawn_at is not None:
+            self.retry(trial, "its room was needed while it was paused", event.time)
+        elif event.outcome is Outcome.OUT_OF_MEMORY and granted > 1:
+            # It says nothing of what the trial needs by itself.
+            trial.refused = granted if not trial.refused else min(trial.refused, granted)
+            reason = f"out of memory with {granted} micro-batches at once: goes on without"
+            self.retry(trial, reason, event.time)
+        elif event.outcome is Outcome.OUT_OF_MEMORY:
+            self._out_of_memory(trial, lane, event)
+        else:
+            self._failed(trial, event.error, event.detail, event.time, event.final)
+
+    def lane_lost(self, trial: Trial, lane: Lane, was_paused: bool, event: ev.LaneLost) -> None:
+        """Its lane is gone, with it."""
+        if trial.id == lane.overdue and trial.withdrawn_at is None:
+            limit = self._rules.iteration_timeout
+            known = f"iteration_timeout={limit:g}, " if limit is not None else ""
+            reason = f"no iteration boundary in time ({known}longest before: {trial.longest:.1f} s)"
+            self._failed(trial, "TrialOverdue", reason, event.time)
+        elif lane.closing or not lane.ready or trial.withdrawn_at is not None:
+            self.retry(trial, "its lane was closed", event.time)
+        elif was_paused:
+            self.retry(trial, f"its lane is gone: {event.detail}", event.time)
+        else:
+            self._survived_crash(trial, event.detail or "its lane process died", event.time)
+
+    def retry(self, trial: Trial, reason: str, now: float) -> None:
+        """The trial waits for another attempt: in line, unless it is held."""
+        if trial.withdrawn_at is not None:
+            self.conclude(trial, Outcome.STOPPED, reason="withdrawn")
+            return
+        trial.iterations, trial.seconds, trial.since = 0, 0.0, now
+        if not trial.held:
+            self._line.join(trial)
+        self._ledger.out.append(do.RetryTrial(trial.id, reason))
+
+    def conclude(self, trial: Trial, outcome: Outcome, error: str = "", reason: str = "") -> None:
+        """The trial is over for good."""
+        self._line.leave(trial)
+        slowdown = self._forget(trial)
+        self._ledger.out.append(
+            do.ConcludeTrial(trial.id, outcome, error, reason, trial.seen, trial.expected, slowdown)
+        )
+
+    def _failed(self, trial: Trial, error: str, reason: str, now: float, final: bool = False) -> None:
+        trial.failures += 1
+        if final or trial.failures > self._rules.max_failures:
+            self.conclude(trial, Outcome.FAILED, error, reason)
+        else:
+            self.retry(trial, reason, now)
+
+    def _out_of_memory(self, trial: Trial, lane: Lane, event: ev.TrialEnded) -> None:
+        others = sum(other.demand.persistent for other in lane.residents.values() if other.demand)
+        had = max(0, lane.asked - lane.base - others)
+        trial.out_of_memories += 1
+        # What was refused may not have been the last it would have asked for.
+        trial.floor = max(trial.floor, had + had // 2, (event.needed or 0) * 5 // 4)
+        largest = max((device.full - device.context for device in self._ledger.devices.values()), default=0)
+        figures = (
+            f"it needs {format_bytes(max(event.needed or 0, had))} or more; "
+            f"it had {format_bytes(had)} in a lane of {format_bytes(lane.asked)}; "
+            f"the largest device leaves {format_bytes(largest)} to one trial"
+        )
+        whole = lane.asked >= lane.device.capacity and self._fitting.is_whole(lane.asked)
+        if trial.had_all and whole and lane.is_empty and (trial.alone or not lane.residue):
+            self.conclude(trial, Outcome.FAILED, "TrialTooLarge", figures)
+            return
+        expected = trial.demand or trial.hint or self._line.model(trial).demand(trial.features)
+        trial.alone = trial.alone or trial.out_of_memories > 1 or expected is None
+        if trial.demand is None:
+            self._line.judge_hint(trial, trial.floor)
+        learnt = trial.with_floor(expected or Demand(0, 0))
+        self._line.model(trial).observe_demand(trial.id, trial.features, learnt)
+        self.retry(trial, f"out of memory: {figures}", event.time)
+
+    def _survived_crash(self, trial: Trial, detail: str, now: float) -> None:
+        trial.lane_deaths += 1
+        trial.solo = trial.solo or trial.lane_deaths >= 2
+        if trial.lane_deaths >= 3:
+            self.conclude(trial, Outcome.FAILED, "LaneDied", f"three lane processes died under it; last: {detail}")
+        else:
+            self.retry(trial, detail, now)

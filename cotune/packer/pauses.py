@@ -1,0 +1,227 @@
+"""Trials that wait in their lanes: who goes on there, and who makes room.
+
+A paused trial is no resident of its lane: it has no turn, no seat and no part of the width; what it holds counts among
+what the lane holds for nobody in particular (`Lane.base`). Once its owner releases it, it goes on in its lane as soon
+as one may run there, before whoever waits in line. Where its room is needed, it is parked, if a part of it can be moved
+to the host; else it leaves its lane and goes on from its checkpoint. One without a checkpoint is left alone as long as
+anything runs; after that it starts again from nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from cotune.packer import events as ev
+from cotune.packer import instructions as do
+from cotune.packer.fitting import Fitting
+from cotune.packer.ledger import Ledger
+from cotune.packer.line import Line
+from cotune.packer.protection import Protection
+from cotune.packer.state import MOST_PAUSED, Device, Lane, Trial, padded
+
+
+class Pauses:
+    """Pauses trials and has them go on.
+
+    Args:
+        ledger: Has the lanes.
+        line: Who waits for a lane.
+        fitting: Knows what fits.
+        protection: Hears who starts where.
+    """
+
+    def __init__(self, ledger: Ledger, line: Line, fitting: Fitting, protection: Protection) -> None:
+        self._ledger = ledger
+        self._line = line
+        self._fitting = fitting
+        self._protection = protection
+        self._held: dict[int, Trial] = {}
+        # Held, and still on their way to a boundary.
+        self._stopping: set[int] = set()
+        self._looked_for = -1
+        self._paused: dict[int, Trial] = {}
+        self._released: dict[int, Trial] = {}
+
+    @property
+    def held(self) -> int:
+        """Trials that are held and do not run; those still on their way to a boundary run."""
+        return len(self._held) - len(self._stopping)
+
+    @property
+    def wanted(self) -> bool:
+        """Whether a trial waits in its lane to go on."""
+        return bool(self._released)
+
+    @property
+    def outside(self) -> int:
+        """Trials that neither run nor wait in line."""
+        return self.held + len(self._released)
+
+    # ---- what the owner wants
+
+    def hold(self, trial: Trial) -> None:
+        if trial.held or trial.withdrawn_at is not None:
+            return
+        trial.held = True
+        self._held[trial.id] = trial
+        self._released.pop(trial.id, None)
+        if trial.lane is None:
+            self._line.leave(trial)
+        elif not trial.is_paused:
+            self._stopping.add(trial.id)
+            if not trial.pausing:
+                trial.pausing = True
+                self._ledger.out.append(do.PauseTrial(trial.id))
+
+    def release(self, trial: Trial, now: float) -> None:
+        if not trial.held:
+            return
+        trial.held = False
+        del self._held[trial.id]
+        self._stopping.discard(trial.id)
+        if trial.is_paused:
+            self._released[trial.id] = trial
+        elif trial.lane is None:
+            trial.since = now
+            self._line.join(trial)
+
+    # ---- what happens
+
+    def paused(self, trial: Trial, event: ev.TrialPaused) -> None:
+        """A trial has come to a boundary and waits there."""
+        lane = trial.lane
+        assert lane is not None
+        trial.pausing = False
+        self._stopping.discard(trial.id)
+        del lane.residents[trial.id]
+        lane.paused[trial.id] = self._paused[trial.id] = trial
+        trial.resting, trial.saved, trial.movable = padded(event.persistent), event.saved, event.movable
+        if not trial.held:
+            self._released[trial.id] = trial
+        if len(lane.paused) > MOST_PAUSED:
+            self._evict(min(lane.paused.values(), key=lambda one: (one.leaving, not one.saved, not one.held)))
+        self._ledger.touch(lane.device)
+
+    def parked(self, trial: Trial, event: ev.TrialParked) -> None:
+        """A part of a trial is on the host now."""
+        lane = trial.lane
+        assert lane is not None
+        trial.leaving, trial.parked, trial.movable = False, min(event.moved, trial.resting), 0
+        self._ledger.touch(lane.device)
+
+    def left(self, trial: Trial) -> None:
+        """A trial is in no lane any more."""
+        self._paused.pop(trial.id, None)
+        self._released.pop(trial.id, None)
+        self._stopping.discard(trial.id)
+        trial.pausing = trial.leaving = trial.saved = False
+        trial.resting = trial.parked = trial.movable = 0
+
+    def over(self, trial: Trial) -> None:
+        self._held.pop(trial.id, None)
+
+    # ---- what to do
+
+    def resume(self) -> None:
+        """Lets those go on whose lanes have the room, in the order in which they were released."""
+        for trial in list(self._released.values()):
+            lane = trial.lane
+            assert lane is not None
+            place = None if trial.leaving or trial.withdrawn_at is not None else self._fitting.home(trial, lane)
+            if place is None:
+                continue
+            if place.missing > 0:
+                if not self._ledger.reclaim(place.device, place.missing, keep=lane):
+                    self._free(place.device, place.missing, trial)
+                continue
+            self._ledger.resize(lane, place.quota)
+            self._go_on(trial, lane)
+
+    def make_room(self) -> None:
+        """Has paused trials make room for the first in line, and on devices that have shrunk."""
+        if not self._paused:
+            return
+        for device in list(self._ledger.stirred):
+            if device.held > device.capacity and not device.is_returning:
+                self._free(device, device.held - device.capacity)
+        head = self._line.head()
+        if head is None or not self._ledger.pool.with_seat:
+            return
+        # As long as nothing has changed on a device, another look at it for the same trial tells nothing new.
+        is_new, self._looked_for = head.id != self._looked_for, head.id
+        devices = {trial.lane.device for trial in self._paused.values() if trial.lane is not None}
+        able = [
+            (self._missing(head, device), device.number, device)
+            for device in (devices if is_new or not self._anything_runs else devices & self._ledger.stirred)
+            if self._would_do(head, device)
+        ]
+        for missing, _, device in sorted(able, key=lambda item: item[:2]):
+            if missing <= 0 or self._free(device, missing):
+                return
+
+    @property
+    def _anything_runs(self) -> bool:
+        return any(device.active for device in self._ledger.devices.values())
+
+    def _would_do(self, trial: Trial, device: Device) -> bool:
+        if device.reserved_for not in (None, trial) or not self._fitting.suits(trial, device):
+            return False
+        whole = trial.expected is None or trial.wants_all
+        return not device.active if whole else device.seats > 0 and self._protection.tolerates(trial, device)
+
+    def _missing(self, trial: Trial, device: Device) -> int:
+        """Bytes that it lacks there, once all was returned that running trials do not need."""
+        if trial.wants_all:
+            return sum(one.resting - one.parked for one in self._paused_on(device))
+        if trial.expected is None:
+            return 0
+        return trial.expected.peak - self._fitting.holes(device)[1]
+
+    def _free(self, device: Device, wanted: int, spared: Trial | None = None) -> bool:
+        """Has paused trials free so many bytes; those first that lose least by it.
+
+        Returns:
+            Whether they can; else nothing is asked for.
+        """
+        there = [trial for trial in self._paused_on(device) if trial is not spared]
+        freed = sum(one.movable or one.resting - one.parked for one in there if one.leaving)
+        steps: list[tuple[Trial, bool]] = []
+        for trial, parks in self._by_loss(there):
+            if freed >= wanted:
+                break
+            freed += trial.movable if parks else trial.resting - trial.parked
+            steps.append((trial, parks))
+        if freed < wanted:
+            return False
+        for trial, parks in steps:
+            if parks:
+                trial.leaving = True
+                self._ledger.out.append(do.ParkTrial(trial.id))
+            else:
+                self._evict(trial)
+        return True
+
+    def _by_loss(self, trials: Iterable[Trial]) -> list[tuple[Trial, bool]]:
+        """Who could make room, and whether by being parked."""
+        able = [trial for trial in trials if not trial.leaving and trial.withdrawn_at is None]
+        parks = [(trial, True) for trial in able if trial.movable]
+        saved = sorted((t for t in able if t.saved and not t.movable), key=lambda trial: not trial.held)
+        unsaved = [] if self._anything_runs else [t for t in able if not t.saved and not t.movable]
+        return [*parks, *((trial, False) for trial in [*saved, *unsaved])]
+
+    def _paused_on(self, device: Device) -> list[Trial]:
+        return [trial for trial in self._paused.values() if trial.lane is not None and trial.lane.device is device]
+
+    def _evict(self, trial: Trial) -> None:
+        if not trial.leaving:
+            trial.leaving = True
+            self._ledger.out.append(do.StopTrial(trial.id))
+
+    def _go_on(self, trial: Trial, lane: Lane) -> None:
+        del lane.paused[trial.id], self._paused[trial.id], self._released[trial.id]
+        trial.resting = trial.parked = trial.movable = 0
+        self._protection.starts(trial, lane.device)
+        lane.residents[trial.id] = trial
+        lane.least = 0
+        self._ledger.out.append(do.ResumeTrial(trial.id))
+        self._ledger.touch(lane.device)

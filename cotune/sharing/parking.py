@@ -1,0 +1,87 @@
+"""Parking: the state of a paused trial on the host instead of on its GPU."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+
+class Parking:
+    """Moves the storage of a trial's parameters and of its optimizers' state to the host and back.
+
+    The tensors stay the objects they are, and what is a view of another stays one: only the storage beneath them is
+    emptied and filled again. Its address changes, so CUDA graphs that a trial has captured do not survive it.
+
+    Args:
+        device: Type of the devices whose tensors are moved: `cuda`.
+    """
+
+    def __init__(self, device: str = "cuda") -> None:
+        self._device = device
+        self._optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._latest = 0
+        self._parked: list[tuple[Any, Any]] = []
+
+    def saw(self, optimizer: Any) -> None:
+        """Notes an optimizer of the trial's; called after every step."""
+        if id(optimizer) != self._latest:
+            self._latest = id(optimizer)
+            self._optimizers.add(optimizer)
+
+    @property
+    def movable(self) -> int:
+        """Bytes that `park` would move."""
+        return sum(storage.nbytes() for storage in self._storages())
+
+    def park(self) -> int:
+        """Moves what can be moved; gives the bytes that are free on the device now.
+
+        With little host memory left it moves a part, or nothing.
+        """
+        import torch
+
+        for storage in self._storages():
+            on_device = _bytes_of(storage)
+            try:
+                host = torch.empty(storage.nbytes(), dtype=torch.uint8, pin_memory=self._device == "cuda")
+            except RuntimeError:
+                break
+            host.copy_(on_device)
+            del on_device
+            self._parked.append((storage, host))
+            storage.resize_(0)
+        if self._device == "cuda":
+            torch.cuda.empty_cache()
+        return sum(host.numel() for _, host in self._parked)
+
+    def fetch(self) -> None:
+        """Moves everything back."""
+        for storage, host in self._parked:
+            storage.resize_(host.numel())
+            _bytes_of(storage).copy_(host)
+        self._parked.clear()
+
+    def _storages(self) -> list[Any]:
+        found = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage() for tensor in self._tensors()}
+        found.pop(0, None)
+        return list(found.values())
+
+    def _tensors(self) -> Iterator[Any]:
+        import torch
+
+        for optimizer in list(self._optimizers):
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    state = optimizer.state.get(parameter, {})
+                    for tensor in (parameter, parameter.grad, *state.values()):
+                        is_plain = isinstance(tensor, torch.Tensor) and tensor.layout is torch.strided
+                        if is_plain and tensor.device.type == self._device:
+                            yield tensor
+
+
+def _bytes_of(storage: Any) -> Any:
+    """All of a storage as a tensor of bytes."""
+    import torch
+
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)

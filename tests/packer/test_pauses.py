@@ -1,0 +1,243 @@
+"""Trials that are held: they wait in their lanes, go on there, and make room."""
+
+from __future__ import annotations
+
+from world import MIB, World
+
+from cotune.packer import events as ev
+from cotune.packer import instructions as do
+from cotune.packer.events import Outcome
+from cotune.packer.packer import PackerOptions
+from cotune.packer.state import MOST_PAUSED, padded
+
+GIB = 1024 * MIB
+
+
+def make(width: int = 1, capacity: int = 4 * GIB, **options: object) -> World:
+    world = World(PackerOptions(width=width, **options))  # type: ignore[arg-type]
+    world.device("gpu 0", capacity)
+    return world
+
+
+def add(world: World, size: int = 100, steps: int = 20, **how: object) -> int:
+    number = len(world.jobs)
+    world.add(number, size * MIB, 50 * MIB, steps=steps, hint=1.0, **how)  # type: ignore[arg-type]
+    world.settle()
+    return number
+
+
+def pause(world: World, trial: int) -> None:
+    world.hold(trial)
+    world.go(trial)
+
+
+def runs(world: World, trial: int) -> bool:
+    where = world.where[trial]
+    return where is not None and trial in world.packer._ledger.lanes[where].residents
+
+
+def rests(world: World, trial: int) -> bool:
+    where = world.where[trial]
+    return where is not None and trial in world.packer._ledger.lanes[where].paused
+
+
+def test_a_trial_that_is_held_pauses_at_its_next_boundary_and_its_lane_takes_the_next() -> None:
+    world = make()
+    first, second = add(world), add(world)
+    assert world.hold(first) == [do.PauseTrial(first)]
+    assert not runs(world, second)
+    world.go(first)
+    assert rests(world, first)
+    assert world.lane_of(second).lane == world.lane_of(first).lane
+
+
+def test_what_a_paused_trial_holds_stays_in_the_books() -> None:
+    world = make()
+    first, second = add(world, 300), add(world, 100)
+    world.go(first, 2)
+    pause(world, first)
+    assert world.lane_of(second).quota >= padded(300 * MIB) + padded(100 * MIB) + padded(50 * MIB)
+
+
+def test_a_released_trial_goes_on_in_its_lane_before_those_in_line() -> None:
+    world = make()
+    first, second, third = add(world), add(world), add(world)
+    pause(world, first)
+    world.release(first)
+    assert rests(world, first)
+    world.withdraw(second)
+    world.go(second)
+    assert runs(world, first)
+    assert not runs(world, third)
+    assert world.jobs[first].done == 1
+    assert world.started.count((first, 1)) == 1
+
+
+def test_a_trial_released_before_it_has_paused_goes_on_at_once() -> None:
+    world = make()
+    first, second = add(world), add(world)
+    world.hold(first)
+    world.release(first)
+    world.go(first)
+    assert runs(world, first)
+    assert not runs(world, second)
+    assert [said for said in world.log if isinstance(said, do.PauseTrial | do.ResumeTrial)] == [
+        do.PauseTrial(first),
+        do.ResumeTrial(first),
+    ]
+
+
+def test_a_trial_that_is_held_while_it_waits_leaves_the_line() -> None:
+    world = make()
+    first, second, third = add(world), add(world), add(world)
+    world.hold(second)
+    assert world.why(second) == "it is held"
+    world.withdraw(first)
+    world.go(first)
+    assert runs(world, third)
+    world.release(second)
+    world.withdraw(third)
+    world.go(third)
+    assert runs(world, second)
+
+
+def test_a_paused_trial_that_is_withdrawn_ends_as_stopped() -> None:
+    world = make()
+    first = add(world)
+    pause(world, first)
+    world.withdraw(first)
+    world.go(first)
+    assert world.outcome(first) is Outcome.STOPPED
+
+
+def test_a_held_trial_whose_lane_is_lost_is_not_charged_and_waits_outside() -> None:
+    world = make()
+    first = add(world)
+    pause(world, first)
+    for _ in range(4):
+        second = add(world)
+        world.crash(world.lane_of(second).lane, second)
+        world.settle()
+        world.withdraw(second)
+        world.run_some(2)
+    assert world.packer._trials[first].lane_deaths == 0
+    assert world.packer.held == 1
+    world.release(first)
+    assert runs(world, first)
+
+
+def test_a_trial_that_ends_before_it_pauses_is_done() -> None:
+    world = make()
+    first = add(world, steps=1)
+    world.hold(first)
+    world.go(first)
+    assert world.outcome(first) is Outcome.DONE
+    assert world.packer.held == 0
+
+
+def test_only_trials_that_do_not_run_count_as_held() -> None:
+    world = make()
+    first = add(world)
+    world.hold(first)
+    assert world.packer.held == 0
+    world.go(first)
+    assert world.packer.held == world.packer.unfinished == 1
+
+
+# ---- room
+
+
+def test_what_can_be_moved_is_parked_when_room_is_needed_and_comes_back() -> None:
+    world = make(capacity=GIB)
+    first = add(world, 600, movable=0.9)
+    world.go(first, 2)
+    pause(world, first)
+    second = add(world, 500)
+    assert do.ParkTrial(first) in world.log
+    assert runs(world, second)
+    assert world.jobs[first].parked == int(600 * MIB * 0.9)
+    world.release(first)
+    world.withdraw(second)
+    world.go(second)
+    assert runs(world, first)
+    assert world.jobs[first].parked == 0
+
+
+def test_a_paused_trial_with_a_checkpoint_leaves_its_lane_when_room_is_needed_and_starts_again() -> None:
+    world = make(capacity=GIB)
+    first = add(world, 600, saves=True)
+    world.go(first, 2)
+    pause(world, first)
+    second = add(world, 500)
+    assert do.StopTrial(first) in world.log
+    world.run_some(1)
+    assert runs(world, second)
+    assert not rests(world, first)
+    world.release(first)
+    world.withdraw(second)
+    world.run_some(1)
+    assert runs(world, first)
+    assert len([trial for trial, _ in world.started if trial == first]) == 2
+
+
+def test_one_without_a_checkpoint_stays_while_anything_runs() -> None:
+    world = make(2, capacity=GIB)
+    other, first = add(world, 100), add(world, 600)
+    world.go(first, 2)
+    pause(world, first)
+    second = add(world, 500)
+    assert not runs(world, second)
+    assert rests(world, first)
+    world.withdraw(other)
+    world.run_some(2)
+    assert runs(world, second)
+    assert not rests(world, first)
+
+
+def test_room_on_a_device_that_shrinks_is_made_by_those_with_a_checkpoint() -> None:
+    world = make(capacity=GIB)
+    first = add(world, 400, saves=True)
+    world.go(first, 2)
+    pause(world, first)
+    second = add(world, 400, steps=10**6)
+    world.go(second, 2)
+    world.change("gpu 0", 700 * MIB)
+    world.run_some(2)
+    assert not rests(world, first)
+    assert world.held("gpu 0") <= 700 * MIB
+
+
+def test_a_trial_that_wants_all_of_a_device_waits_for_the_paused_to_leave() -> None:
+    world = make(capacity=GIB)
+    first = add(world, 100, saves=True)
+    pause(world, first)
+    large = add(world, 100)
+    world.packer._trials[large].alone = True
+    world.jobs[large].late = 800 * MIB
+    world.finish(large)
+    world.run(50)
+    assert world.outcome(large) is Outcome.DONE
+
+
+def test_no_more_wait_in_a_lane_than_it_has_seats_for() -> None:
+    world = make(capacity=64 * GIB)
+    for number in range(MOST_PAUSED + 3):
+        trial = add(world, 10, saves=number != 0)
+        pause(world, trial)
+        world.run_some(1)
+    lane = world.packer._ledger.lanes[1]
+    assert len(lane.paused) == MOST_PAUSED
+    assert 0 in lane.paused
+    assert world.packer.held == MOST_PAUSED + 3
+
+
+def test_the_turn_that_a_paused_trial_was_given_is_free() -> None:
+    world = make(residents=2)
+    low = add(world)
+    world.go(low, 2)
+    high = add(world, priority=1.0)
+    lane = world.packer._ledger.lanes[1]
+    assert lane.turn == high
+    pause(world, high)
+    assert lane.turn is None
+    world.send(ev.Tick(world.time))
