@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from cotune.optuna_study import optimize
     from cotune.ray_tune.scheduler import colocate
     from cotune.results import Results, TrialResult
+    from cotune.search.promotion import AshaPromote
     from cotune.search.spaces import (
         choice,
         lograndint,
@@ -63,6 +64,7 @@ _HOMES = {
     "cotune.results": ("Results", "TrialResult"),
     "cotune.session": ("TrialStopped", "checkpoint", "device", "report", "restore", "shared", "trial_id"),
     "cotune.sharing.micro_batch": ("micro_batches",),
+    "cotune.search.promotion": ("AshaPromote",),
     "cotune.search.spaces": (
         "choice",
         "lograndint",
@@ -96,6 +98,7 @@ _HOMES = {
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
+    "AshaPromote",
     "CotuneError",
     "DeviceError",
     "InputError",

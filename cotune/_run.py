@@ -31,12 +31,13 @@ from cotune._arguments import (
 from cotune.engines.base import Engine
 from cotune.engines.local import LocalEngine, LocalOptions
 from cotune.errors import InputError, RunError, RunNameInUse
-from cotune.packer import MAX_SLOWDOWN, Packer, PackerOptions, Policy, make_policy
+from cotune.packer import MAX_SLOWDOWN, MOST_PAUSED, Packer, PackerOptions, Policy, make_policy
 from cotune.paths import RunFolder, default_storage
 from cotune.profile import Profile, profile_path
 from cotune.results import Results, TrialResult
 from cotune.run_lock import locked
 from cotune.search import PRUNERS, SAMPLERS
+from cotune.search.promotion import AshaPromote
 from cotune.search.spaces import Space
 from cotune.sharing.devices import DeviceInfo, find_devices
 from cotune.trainable import check_trainable
@@ -67,7 +68,7 @@ def run(
     priority: float | Callable[[dict[str, Any]], float] = 0.0,
     max_slowdown: float = MAX_SLOWDOWN,
     sampler: str | BaseSampler | None = None,
-    pruner: str | BasePruner | None = None,
+    pruner: str | BasePruner | AshaPromote | None = None,
     seed: int | None = None,
     name: str | None = None,
     storage: str | os.PathLike[str] | None = None,
@@ -107,7 +108,8 @@ def run(
         max_slowdown: By what factor a trial with a priority above 0 may be slowed down by others on its device:
             neighbours are chosen, and if need be left out, so that it is not (`TrialResult.slowdown`).
         sampler: `tpe` (the default), `random`, `grid`, or any Optuna sampler.
-        pruner: `asha`, `hyperband`, `median`, or any Optuna pruner; none if left out.
+        pruner: `asha`, `hyperband`, `median`, or any Optuna pruner; none if left out. With `asha-promote` (or an
+            `AshaPromote`) trials wait at rungs until they are among the best there, instead of being stopped for good.
         seed: Makes suggestions and every trial repeatable (suggestions exactly with `lanes=1, lockstep=True`).
         name: Of the run; made up if left out.
         storage: The folder for runs; `COTUNE_STORAGE` or `~/cotune_runs` if left out.
@@ -167,7 +169,8 @@ def run(
     folder, saved = _open_run(name or made_up(kind), storage, resume)
     judged = pruner is not None and pruner != "none"
     with locked(folder):
-        how = LocalOptions(metric, threads, lockstep, judged, residents=options.residents)
+        paused = MOST_PAUSED if _promotes(pruner) else 0
+        how = LocalOptions(metric, threads, lockstep, judged, residents=options.residents, paused=paused)
         engine = _engine(trainable, found, cluster, gpus, folder, how)
         try:
             # Optuna takes a while to import; the zygote starts meanwhile.
@@ -191,6 +194,11 @@ def run(
             signal.raise_signal(signal.SIGTERM)
         results = [sweep.records[number].result() for number in sorted(sweep.records)]
         return Results(tuple(results), metric, mode, folder.path.name, folder.path, sweep.makespan, sweep.interrupted)
+
+
+def _promotes(pruner: Any) -> bool:
+    """Whether trials may have to wait in their lanes."""
+    return isinstance(pruner, AshaPromote) or (isinstance(pruner, str) and pruner.lower() == "asha-promote")
 
 
 def _engine(

@@ -28,6 +28,8 @@ class Record:
         restarted: It started again and has not reported since.
         expected: Bytes set aside for it when it last started.
         estimate: What was estimated before it ran, if it was.
+        rested: Seconds it was paused.
+        paused_at: Since when it is.
         slowdown: By what factor others slowed it down; None without priority.
         withdrawn: Why it was told to stop: `pruned`, `interrupted` or nothing.
     """
@@ -51,6 +53,8 @@ class Record:
     expected: int | None = None
     estimate: Estimate | None = None
     slowdown: float | None = None
+    rested: float = 0.0
+    paused_at: float | None = None
     error: CotuneError | None = None
 
     def add(self, report: Report) -> None:
@@ -63,6 +67,7 @@ class Record:
 
     def starts(self, device: str | None, lane: int, when: float) -> None:
         """Notes that an attempt begins."""
+        self.goes_on(when)
         self.restarted = self.attempts > 0
         self.attempts += 1
         self.device, self.lane = device, lane
@@ -72,6 +77,16 @@ class Record:
         """Notes that the process it waited for is there."""
         if self.attempts == 1:
             self.start = when
+
+    def pauses(self, when: float) -> None:
+        """Notes that it is told to wait."""
+        self.paused_at = self.paused_at or when
+
+    def goes_on(self, when: float) -> None:
+        """Notes that it goes on in its lane, or that its attempt is over."""
+        if self.paused_at is not None:
+            self.rested += when - self.paused_at
+            self.paused_at = None
 
     @property
     def last_value(self) -> float | None:
@@ -83,10 +98,10 @@ class Record:
 
     @property
     def seconds(self) -> float | None:
-        """From its first start to its end, if it came to that by itself in one go."""
+        """How long it ran from its first start to its end, if it came to that by itself in one go."""
         if self.state is not TrialState.DONE or self.attempts > 1 or self.start is None or self.end is None:
             return None
-        return self.end - self.start
+        return self.end - self.start - self.rested
 
     @property
     def comparable(self) -> Estimate | None:
@@ -157,6 +172,10 @@ def _replay(record: Record, event: dict[str, Any], line: bytes, metric: str) -> 
         record.starts(event["device"], event["lane"], event["time"])
     elif kind == "ready":
         record.lane_up(event["time"])
+    elif kind == "pause":
+        record.pauses(event["time"])
+    elif kind == "resume":
+        record.goes_on(event["time"])
     elif kind == "report":
         value = event["metrics"].get(metric)
         record.add(
@@ -167,6 +186,7 @@ def _replay(record: Record, event: dict[str, Any], line: bytes, metric: str) -> 
     elif kind == "end":
         record.state = TrialState(event["state"])
         record.end = event["time"]
+        record.goes_on(event["time"])
         if event["persistent"] is not None:
             record.demand = Demand(event["persistent"], event["ephemeral"])
         record.expected = event.get("expected")

@@ -32,9 +32,12 @@ from cotune.packer import (
     LaneReady,
     Outcome,
     Packer,
+    ResumeTrial,
     RetryTrial,
     StartTrial,
     TrialAdded,
+    TrialHeld,
+    TrialReleased,
     TrialWithdrawn,
 )
 from cotune.paths import RunFolder
@@ -42,7 +45,7 @@ from cotune.profile import Profile
 from cotune.record import Record, best_of, end_event, json_safe
 from cotune.results import TrialResult
 from cotune.search.proposer import Configs, Proposer, Reply
-from cotune.search.search import Exhausted, Failure, Suggestion, Verdict
+from cotune.search.search import Exhausted, Failure, Promotion, Settled, Suggestion, Verdict
 from cotune.trial import Estimated, Question, Report, TrialSpec, TrialState
 
 SHOW_EVERY = 0.25
@@ -131,7 +134,7 @@ class Sweep:
         self._estimates = Estimates(engine)
         self._asked = 0
         self._proposed = len(self.records)
-        self._exhausted = False
+        self._exhausted = self._settling = False
         self._reported = any(record.lines for record in records)
         self._signals = 0
         self._unacknowledged: list[tuple[int, int]] = []
@@ -206,6 +209,7 @@ class Sweep:
             self._check_end()
             if not only_reports:
                 self._ask_more()
+                self._check_settled()
             self._show()
 
     def _feed(self, event: Event) -> None:
@@ -220,6 +224,9 @@ class Sweep:
                 concluded.append(instruction)
             elif isinstance(instruction, RetryTrial):
                 self._retry(instruction)
+            elif isinstance(instruction, ResumeTrial):
+                self._engine.execute(instruction)
+                self._resume(self.records[instruction.trial])
             else:
                 self._engine.execute(instruction)
         if isinstance(event, IterationsDone):
@@ -271,11 +278,21 @@ class Sweep:
             is_current = answer.attempt == record.attempts - 1
             if answer.stop and is_current and not record.state.is_final:
                 self._withdraw(record, "pruned")
+            elif answer.wait and is_current and not record.state.is_final:
+                self._hold(record)
             self._unacknowledged.append((answer.trial, answer.attempt))
         elif isinstance(answer, Reply):
             if answer.stop and not self.records[answer.trial].state.is_final:
                 self._withdraw(self.records[answer.trial], "pruned")
             self._engine.answer(answer.trial, answer.attempt, answer.payload)
+        elif isinstance(answer, Promotion):
+            self._settling = False
+            if not self.records[answer.trial].state.is_final:
+                self._feed(TrialReleased(self._engine.now(), answer.trial))
+        elif isinstance(answer, Settled):
+            self._settling = False
+            for record in [record for record in self.records.values() if not record.state.is_final]:
+                self._withdraw(record, "pruned")
         elif isinstance(answer, Exhausted):
             self._exhausted, self._asked = True, 0
         elif isinstance(answer, Failure):
@@ -328,12 +345,8 @@ class Sweep:
             features = self._space.features(record.params)
             expected, seconds = self._profile.expect(features, record.estimate)
             now, kind = self._engine.now(), self._options.kind
-            self._feed(TrialAdded(now, trial, kind, features, expected=expected, seconds=seconds))
-        features = self._space.features(record.params)
-        expected, seconds = self._profile.expect(features)
-        now, kind = self._engine.now(), self._options.kind
-        priority = self._options.priority(record.config)
-        self._feed(TrialAdded(now, record.trial, kind, features, priority, expected=expected, seconds=seconds))
+            priority = self._options.priority(record.config)
+            self._feed(TrialAdded(now, trial, kind, features, priority, expected=expected, seconds=seconds))
 
     def _spec(self, start: StartTrial) -> TrialSpec:
         record = self.records[start.trial]
@@ -374,9 +387,33 @@ class Sweep:
         record.withdrawn = record.withdrawn or why
         self._feed(TrialWithdrawn(self._engine.now(), record.trial))
 
+    def _hold(self, record: Record) -> None:
+        if record.state is TrialState.RUNNING:
+            record.pauses(self._now)
+            self._log.write("pause", self._now, trial=record.trial)
+            self._move(record, TrialState.PAUSED)
+        self._feed(TrialHeld(self._engine.now(), record.trial))
+
+    def _resume(self, record: Record) -> None:
+        record.goes_on(self._now)
+        self._log.write("resume", self._now, trial=record.trial)
+        self._move(record, TrialState.RUNNING)
+
+    def _check_settled(self) -> None:
+        """Where all that are left wait for others to be worse, and there are no others, that is the end."""
+        more = self._options.trials is None or self._proposed < self._options.trials
+        if self._settling or self._asked or self._estimates or (more and not self._exhausted) or self.interrupted:
+            return
+        if self._packer.unfinished and self._packer.unfinished == self._packer.held:
+            self._settling = True
+            self._search.settle()
+
     def _retry(self, retry: RetryTrial) -> None:
         record = self.records[retry.trial]
         self._log.write("retry", time.time(), trial=retry.trial, reason=retry.reason)
+        if record.state is TrialState.PAUSED:
+            # It has made room for others, and starts again once it is promoted.
+            return
         self._note = f"trial {retry.trial} starts again: {retry.reason.splitlines()[0][:100]}"
         self._move(record, TrialState.WAITING)
 
@@ -428,6 +465,7 @@ class Sweep:
         self._counts[state] += 1
         record.state = state
         if state.is_final:
+            record.goes_on(self._now)
             record.end = self._now
 
     def _call_back(self, record: Record) -> None:

@@ -16,6 +16,7 @@ class TrialState(StrEnum):
 
     WAITING = "waiting"
     RUNNING = "running"
+    PAUSED = "paused"
     DONE = "done"
     STOPPED = "stopped"
     FAILED = "failed"
@@ -23,7 +24,7 @@ class TrialState(StrEnum):
 
     @property
     def is_final(self) -> bool:
-        return self not in (TrialState.WAITING, TrialState.RUNNING)
+        return self not in (TrialState.WAITING, TrialState.RUNNING, TrialState.PAUSED)
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,7 @@ PLACE = {
 NOUNS = {"errors", "demand", "trial"}
 
 PUBLIC = {
+    "AshaPromote",
     "CotuneError",
     "DeviceError",
     "InputError",

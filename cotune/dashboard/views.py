@@ -166,7 +166,8 @@ def _rows(snapshot: Snapshot, room: int) -> tuple[list[tuple[list[str], str]], i
 def _row(lane: LaneView, view: RunningView | None) -> list[str]:
     quota = format_bytes(lane.quota)
     if view is None:
-        return [f"  lane {lane.lane} ({'idle' if lane.ready else 'starting'})", "", "", "", quota, "", ""]
+        state = f"{len(lane.paused)} paused" if lane.paused else "idle" if lane.ready else "starting"
+        return [f"  lane {lane.lane} ({state})", "", "", "", quota, "", ""]
     return [
         f"  lane {lane.lane}",
         str(view.trial),

@@ -40,9 +40,11 @@ from cotune.packer.instructions import (
 from cotune.packer.packer import MAX_SLOWDOWN, Packer, PackerOptions
 from cotune.packer.policies import POLICIES, Policy, make_policy
 from cotune.packer.snapshot import DeviceView, LaneView, PackerView, WaitingView
+from cotune.packer.state import MOST_PAUSED
 
 __all__ = [
     "MAX_SLOWDOWN",
+    "MOST_PAUSED",
     "POLICIES",
     "CloseLane",
     "ConcludeTrial",

@@ -19,6 +19,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from cotune.errors import InputError
 from cotune.search import PRUNERS, SAMPLERS
+from cotune.search.promotion import AshaPromote
 from cotune.search.spaces import Space
 
 
@@ -61,22 +62,25 @@ def make_sampler(sampler: str | BaseSampler | None, space: Space, seed: int | No
     raise InputError(f"no sampler {sampler!r}", hint=_known("samplers", SAMPLERS, "optuna.samplers"))
 
 
-def make_pruner(pruner: str | BasePruner | None) -> BasePruner | None:
+def make_pruner(pruner: str | BasePruner | AshaPromote | None) -> BasePruner | AshaPromote | None:
     """The pruner a run uses.
 
     Args:
-        pruner: "asha", "hyperband", "median", any Optuna pruner, or None ("none") to let every trial finish.
+        pruner: "asha", "asha-promote", "hyperband", "median", an `AshaPromote`, any Optuna pruner, or None ("none") to
+            let every trial finish.
 
     Raises:
         InputError: There is no such pruner.
     """
-    if isinstance(pruner, BasePruner):
+    if isinstance(pruner, (BasePruner, AshaPromote)):
         return pruner
     match pruner.lower() if isinstance(pruner, str) else pruner:
         case None | "none":
             return None
         case "asha":
             return SuccessiveHalvingPruner()
+        case "asha-promote":
+            return AshaPromote()
         case "hyperband":
             return HyperbandPruner()
         case "median":

@@ -26,6 +26,7 @@ from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
 
 from cotune.errors import CotuneError, InputError
 from cotune.search.journal import WriteBehindBackend
+from cotune.search.promotion import AshaPromote, Rungs
 from cotune.search.proposer import Reply
 from cotune.search.spaces import Space
 from cotune.trial import Question
@@ -45,11 +46,24 @@ class Suggestion:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether an attempt at a trial may go on after a report."""
+    """Whether an attempt at a trial may go on after a report, is to stop, or to wait for a `Promotion`."""
 
     trial: int
     attempt: int
     stop: bool
+    wait: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Promotion:
+    """A trial that waits is to go on."""
+
+    trial: int
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """No trial that waits will ever go on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +78,7 @@ class Failure:
     error: BaseException
 
 
-Answer = Suggestion | Verdict | Reply | Exhausted | Failure
+Answer = Suggestion | Verdict | Promotion | Settled | Reply | Exhausted | Failure
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +104,8 @@ class Search:
     Args:
         space: What is searched.
         sampler: Suggests.
-        pruner: Judges reports; None lets everything run to its end.
+        pruner: Judges reports; None lets everything run to its end. With an `AshaPromote` trials wait instead of being
+            stopped.
         direction: `minimize` or `maximize`.
         journal: Where the study is written.
         name: The study's name.
@@ -103,7 +118,7 @@ class Search:
         self,
         space: Space,
         sampler: BaseSampler,
-        pruner: BasePruner | None,
+        pruner: BasePruner | AshaPromote | None,
         *,
         direction: Literal["minimize", "maximize"],
         journal: Path,
@@ -113,6 +128,10 @@ class Search:
         wake: Callable[[], None] = lambda: None,
     ) -> None:
         self.judges = pruner is not None
+        self._rungs: Rungs | None = None
+        self._completed = 0
+        if isinstance(pruner, AshaPromote):
+            self._rungs, pruner = Rungs(pruner, 1.0 if direction == "minimize" else -1.0), None
         self._space = space
         self._answers: deque[Answer] = deque()
         self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -134,8 +153,12 @@ class Search:
             )
         finally:
             optuna.logging.set_verbosity(verbosity)
-        for trial in past:
+        for number, trial in enumerate(past):
             self._restore(trial)
+            if self._rungs is not None:
+                self._rungs.restore(number, trial.values, trial.state != "running")
+        if self._rungs is not None:
+            self._rungs.settle()
         self._backend.flush()
         self._thread = threading.Thread(target=self._serve, name="cotune-search", daemon=True)
         self._thread.start()
@@ -174,6 +197,10 @@ class Search:
         while self._answers:
             found.append(self._answers.popleft())
         return found
+
+    def settle(self) -> None:
+        """Nothing runs any more: the best of those that wait goes on if none is complete, else a `Settled` comes."""
+        self._commands.put(self._settle)
 
     def drop_asks(self) -> None:
         """Suggests nothing any more, not even what was asked for already: an `Exhausted` comes instead."""
@@ -246,8 +273,17 @@ class Search:
         trial = self._trials[number]
         if not math.isnan(value):
             self._store(trial, step, value)
-        if self.judges:
+        if self._rungs is not None:
+            waits, promoted = self._rungs.report(number, step, value)
+            for other in promoted:
+                self._answer(Promotion(other))
+            self._answer(Verdict(number, attempt, stop=False, wait=waits))
+        elif self.judges:
             self._answer(Verdict(number, attempt, not math.isnan(value) and trial.should_prune()))
+
+    def _settle(self) -> None:
+        best = None if self._rungs is None or self._completed else self._rungs.best_waiting()
+        self._answer(Settled() if best is None else Promotion(best))
 
     def _store(self, trial: Trial, step: int, value: float) -> None:
         # A trial resumed from a checkpoint reports a step again, which Optuna would ignore with a warning.
@@ -256,6 +292,9 @@ class Search:
 
     def _tell(self, number: int, state: TrialState, value: float | None, values: list[tuple[int, float]]) -> None:
         trial = self._trials.pop(number)
+        self._completed += state is TrialState.COMPLETE
+        if self._rungs is not None:
+            self._rungs.over(number)
         for step, reported in _thinned(values):
             self._store(trial, step, reported)
         self.study.tell(trial, value, state=state)
@@ -281,6 +320,7 @@ class Search:
                 f"a trial of the run that is resumed has {past.params}, which this space does not hold: {error}",
                 hint="resume with the same space, or choose another name=",
             ) from error
+        self._completed += state is TrialState.COMPLETE
         identity = self.study._storage.create_new_trial(self.study._study_id, template_trial=frozen)
         if state is TrialState.RUNNING:
             trial = Trial(self.study, identity)

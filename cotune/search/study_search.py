@@ -120,6 +120,9 @@ class StudySearch:
             found.append(self._answers.popleft())
         return found
 
+    def settle(self) -> None:
+        """Nothing to do: the trials of a study are never held."""
+
     def drop_asks(self) -> None:
         self._dropping = True
         self._commands.put(lambda: _logger.warning("Running trials stop now. Press Ctrl-C again to end at once."))
