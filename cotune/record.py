@@ -30,6 +30,8 @@ class Record:
         estimate: What was estimated before it ran, if it was.
         rested: Seconds it was paused.
         paused_at: Since when it is.
+        ran: Seconds of its last attempt, waits and turns of others left out.
+        expected_seconds: How long it was expected to take.
         slowdown: By what factor others slowed it down; None without priority.
         withdrawn: Why it was told to stop: `pruned`, `interrupted` or nothing.
     """
@@ -52,6 +54,8 @@ class Record:
     demand: Demand | None = None
     expected: int | None = None
     estimate: Estimate | None = None
+    ran: float | None = None
+    expected_seconds: float | None = None
     slowdown: float | None = None
     rested: float = 0.0
     paused_at: float | None = None
@@ -124,6 +128,8 @@ class Record:
             self.attempts,
             self.folder,
             self.slowdown,
+            self.ran,
+            self.expected_seconds,
             tuple(self.lines),
         )
 
@@ -191,6 +197,7 @@ def _replay(record: Record, event: dict[str, Any], line: bytes, metric: str) -> 
             record.demand = Demand(event["persistent"], event["ephemeral"])
         record.expected = event.get("expected")
         record.slowdown = event.get("slowdown")
+        record.ran, record.expected_seconds = event.get("seconds"), event.get("expected_seconds")
         if event["error"] is not None:
             name, message, hint = event["error"]
             record.error = errors.named(name)(message, hint=hint)
@@ -206,6 +213,8 @@ def end_event(record: Record) -> dict[str, Any]:
         "ephemeral": record.demand.ephemeral if record.demand else None,
         "expected": record.expected,
         "slowdown": record.slowdown,
+        "seconds": record.ran,
+        "expected_seconds": record.expected_seconds,
         "error": None if error is None else [type(error).__name__, error.message, error.hint],
     }
 

@@ -10,6 +10,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cotune.accuracy import Accuracy
+from cotune.accuracy import lines as accuracy_lines
 from cotune.demand import format_bytes
 from cotune.errors import CotuneError, InputError, NoResult
 from cotune.paths import TrialFolder
@@ -24,6 +26,7 @@ _SHORT.maxdict, _SHORT.maxstring, _SHORT.maxother = 16, 80, 80
 _COLUMNS = frozenset(
     (
         *("trial", "state", "error", "persistent", "ephemeral", "expected", "slowdown"),
+        *("seconds", "expected_seconds"),
         *("device", "lane", "start", "end", "attempts"),
     )
 )
@@ -50,6 +53,9 @@ class TrialResult:
         folder: Its log, its last traceback and its checkpoint.
         slowdown: By what factor others slowed its iterations down, on average in its last attempt; None if it had no
             priority, or was not measured.
+        seconds: How long it ran in its last attempt, waits and turns of others left out.
+        expected_seconds: How long it was expected to take when it started; None if nothing was known of trials like it,
+            or if it had to start again.
     """
 
     id: int
@@ -66,6 +72,8 @@ class TrialResult:
     attempts: int = 0
     folder: Path = field(default=Path(), repr=False)
     slowdown: float | None = None
+    seconds: float | None = None
+    expected_seconds: float | None = None
     _lines: tuple[bytes, ...] = field(default=(), repr=False)
 
     @cached_property
@@ -135,6 +143,17 @@ class Results(Sequence[TrialResult]):
         """The trials that failed."""
         return [trial for trial in self.trials if trial.state is TrialState.FAILED]
 
+    @property
+    def set_aside(self) -> Accuracy | None:
+        """Bytes set aside for trials when they last started, over what they were measured to need at most."""
+        measured = ((t.expected, (t.persistent or 0) + (t.ephemeral or 0)) for t in self.trials)
+        return Accuracy.of(measured)
+
+    @property
+    def predicted_seconds(self) -> Accuracy | None:
+        """How long finished trials were expected to take, over how long they ran."""
+        return Accuracy.of((t.expected_seconds, t.seconds) for t in self.trials if t.state is TrialState.DONE)
+
     def dataframe(self) -> pandas.DataFrame:
         """One row a trial: `config/...` columns, last metrics, state, measurements.
 
@@ -155,6 +174,8 @@ class Results(Sequence[TrialResult]):
                 "ephemeral": t.ephemeral,
                 "expected": t.expected,
                 "slowdown": t.slowdown,
+                "seconds": t.seconds,
+                "expected_seconds": t.expected_seconds,
                 "device": t.device,
                 "lane": t.lane,
                 "start": t.start,
@@ -195,6 +216,7 @@ class Results(Sequence[TrialResult]):
                 )
         except NoResult as error:
             lines.append(f"  {error.message}")
+        lines += [f"  {name}: {text}" for name, text in accuracy_lines(self.set_aside, self.predicted_seconds)]
         if self.interrupted:
             lines.append(f"  interrupted; go on with name={self.name!r}, resume=True")
         lines.append(f"  {self.folder}")

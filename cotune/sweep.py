@@ -421,6 +421,7 @@ class Sweep:
         record = self.records[conclusion.trial]
         record.demand = conclusion.demand
         record.expected = conclusion.expected.peak if conclusion.expected else None
+        record.ran, record.expected_seconds = conclusion.seconds or None, conclusion.expected_seconds
         record.slowdown = conclusion.slowdown
         passed = [] if self._search.judges else record.values
         value = record.last_value

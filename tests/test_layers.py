@@ -16,7 +16,10 @@ PACKAGE = Path(cotune.__file__).parent
 LAYERS = [
     [{"errors", "demand", "trial", "paths", "session", "trainable"}],
     [{"packer"}, {"sharing"}, {"search"}],
-    [{"event_log", "results", "record", "profile", "calibration", "estimates", "run_lock", "_arguments"}],
+    [
+        {"event_log", "results", "accuracy", "record"}
+        | {"profile", "calibration", "estimates", "run_lock", "_arguments"},
+    ],
     [{"engines"}, {"dashboard"}, {"ray_tune"}],
     [{"sweep"}, {"simulation"}],
     [{"_run", "optuna_study"}, {"cli"}],

@@ -220,3 +220,12 @@ def test_the_repr_of_a_trial_leaves_out_its_raw_lines():
     text = repr(trial(3, line(1, loss=1.0)))
     assert "id=3" in text
     assert "metrics" not in text
+
+
+def test_what_was_predicted_is_shown_against_what_was_measured():
+    known = {"persistent": 80, "ephemeral": 20, "expected": 150, "seconds": 10.0, "expected_seconds": 5.0}
+    found = results(trial(0, line(1, loss=1.0), **known), trial(1, line(1, loss=2.0)))
+    assert found.set_aside.ratio == 1.5
+    assert found.predicted_seconds.ratio == 0.5
+    assert "predicted time: 0.50 of what was measured" in repr(found)
+    assert "predicted time" not in repr(results(trial(1, line(1, loss=2.0))))

@@ -81,15 +81,21 @@ def run_command(options: argparse.Namespace) -> int:
     outcome = simulate(workload, setting)
     bound = lower_bounds(workload, options.devices, memory, ran=outcome.ran).best
     if options.json:
-        print(json.dumps({"workload": workload.name, "lower_bound": bound, **asdict(outcome.figures)}, indent=1))
+        print(json.dumps(_plain(workload, outcome, bound), indent=1))
     else:
         print(f"{workload.name} on {options.devices} device(s), policy {options.policy}: {workload.note}")
-        print(summary(outcome.figures, bound))
+        print(summary(outcome, bound))
     if options.gantt:
         print(gantt(outcome.segments))
     if options.trace:
         _write_trace(options.trace, outcome)
     return 0
+
+
+def _plain(workload: Workload, outcome: Outcome, bound: float) -> dict[str, Any]:
+    accuracy = {"set_aside": outcome.set_aside, "predicted_seconds": outcome.predicted_seconds}
+    known = {name: asdict(found) for name, found in accuracy.items() if found is not None}
+    return {"workload": workload.name, "lower_bound": bound, **asdict(outcome.figures), **known}
 
 
 def _check(options: argparse.Namespace) -> None:

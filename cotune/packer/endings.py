@@ -98,10 +98,11 @@ class Endings:
     def conclude(self, trial: Trial, outcome: Outcome, error: str = "", reason: str = "") -> None:
         """The trial is over for good."""
         self._line.leave(trial)
-        slowdown = self._forget(trial)
-        self._ledger.out.append(
-            do.ConcludeTrial(trial.id, outcome, error, reason, trial.seen, trial.expected, slowdown)
+        slowdown, seconds, expected_seconds = self._forget(trial), trial.seconds, trial.expected_seconds
+        found = do.ConcludeTrial(
+            trial.id, outcome, error, reason, trial.seen, trial.expected, seconds, expected_seconds, slowdown
         )
+        self._ledger.out.append(found)
 
     def _failed(self, trial: Trial, error: str, reason: str, now: float, final: bool = False) -> None:
         trial.failures += 1

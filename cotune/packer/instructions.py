@@ -119,6 +119,9 @@ class ConcludeTrial(Instruction):
         reason: Why, with figures.
         demand: What was measured of it, over all attempts.
         expected: What was set aside for it when it last started; None for a probe.
+        seconds: How long it ran in its last attempt, waits and turns of others left out.
+        expected_seconds: How long it was expected to take when it started; None if nothing was known, or if it had to
+            start again.
         slowdown: By what factor others slowed it down, on average; None if it had no priority or was not measured.
     """
 
@@ -128,4 +131,6 @@ class ConcludeTrial(Instruction):
     reason: str = ""
     demand: Demand | None = None
     expected: Demand | None = None
+    seconds: float = 0.0
+    expected_seconds: float | None = None
     slowdown: float | None = None

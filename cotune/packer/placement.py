@@ -301,6 +301,8 @@ class Placement:
             lane = self._ledger.open(device, place.quota)
         else:
             self._ledger.resize(lane, place.quota)
+        trial.attempts += 1
+        trial.expected_seconds = self._line.seconds_left(trial) if trial.attempts == 1 else None
         self._line.leave(trial, started=True)
         self.unreserve(trial)
         trial.overtaken = 0

@@ -33,6 +33,8 @@ class Trial:
         alone: It must have a device for itself (it ran out of memory twice).
         promised: Where room was last asked for it.
         oversized: It is expected to exceed every device, and must have one for itself to prove it.
+        expected_seconds: How long it was expected to take when it first started.
+        attempts: How often it was started.
         had_all: This attempt began with a whole device and a clean lane.
         solo: It must have a lane for itself (two lanes died with it in them).
         overtaken: Trials that started while this one was first in line and did not fit.
@@ -73,6 +75,8 @@ class Trial:
     expected: Demand | None = None
     floor: int = 0
     alone: bool = False
+    expected_seconds: float | None = None
+    attempts: int = 0
     oversized: bool = False
     had_all: bool = False
     solo: bool = False

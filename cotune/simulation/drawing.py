@@ -6,7 +6,8 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-from cotune.simulation.outcome import Figures, Segment
+from cotune.accuracy import lines as accuracy_lines
+from cotune.simulation.outcome import Outcome, Segment
 
 _MARKS = {"done": "█", "stopped": "▒", "failed": "x", "out_of_memory": "!", "retried": "!"}
 MAX_LANES = 64
@@ -60,8 +61,9 @@ def chrome_trace(segments: Sequence[Segment]) -> dict[str, Any]:
     return {"traceEvents": events, "displayTimeUnit": "ms"}
 
 
-def summary(figures: Figures, bound: float) -> str:
+def summary(outcome: Outcome, bound: float) -> str:
     """The figures, a line each."""
+    figures = outcome.figures
     over = figures.makespan / bound if bound > 0 else 1.0
     counts = f"{figures.trials} trials, {figures.stopped} stopped early, {figures.failed} failed"
     lines = [
@@ -71,7 +73,8 @@ def summary(figures: Figures, bound: float) -> str:
         ("waiting", f"{duration(figures.waiting)} on average, p95 {duration(figures.waiting_p95)}"),
         ("devices", f"{figures.utilisation:.0%} of their time used, {figures.fill:.0%} of their memory"),
     ]
-    return "\n".join(f"{name:>12}  {text}" for name, text in lines)
+    lines += accuracy_lines(outcome.set_aside, outcome.predicted_seconds)
+    return "\n".join(f"{name:>14}  {text}" for name, text in lines)
 
 
 def duration(seconds: float) -> str:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from cotune.accuracy import Accuracy
+from cotune.packer import ConcludeTrial
 from cotune.simulation.workload import Job
 
 
@@ -57,12 +60,16 @@ class Outcome:
         segments: Every attempt; empty if they were not kept.
         ran: Iterations that each trial had done at its end.
         events: Events that the brain took in.
+        set_aside: Bytes set aside for trials over what they needed.
+        predicted_seconds: How long they were expected to take over how long they ran.
     """
 
     figures: Figures
     segments: Sequence[Segment]
     ran: Sequence[int]
     events: int
+    set_aside: Accuracy | None = None
+    predicted_seconds: Accuracy | None = None
 
 
 class Notes:
@@ -82,6 +89,8 @@ class Notes:
         self._used = 0.0
         self._held = 0.0
         self._counts: dict[str, int] = {}
+        self._bytes = array("d")
+        self._seconds = array("d")
 
     def started(self, trial: int, device: str, lane: int, time: float) -> None:
         if self._first[trial] is None:
@@ -104,6 +113,13 @@ class Notes:
         self._counts[how] = self._counts.get(how, 0) + 1
         if self._keep:
             self.segments.append(Segment(trial, device, lane, start, time, how))
+
+    def compared(self, conclusion: ConcludeTrial) -> None:
+        """Notes what was expected of a trial that is over, and what was measured."""
+        if conclusion.expected is not None and conclusion.demand is not None and conclusion.demand.peak:
+            self._bytes.append(conclusion.expected.peak / conclusion.demand.peak)
+        if conclusion.expected_seconds is not None and conclusion.outcome == "done" and conclusion.seconds:
+            self._seconds.append(conclusion.expected_seconds / conclusion.seconds)
 
     def over(self, trial: int, time: float, how: str) -> None:
         """A trial is over for good."""
@@ -131,7 +147,14 @@ class Notes:
             self._counts.get("over failed", 0),
             self._counts.get("out_of_memory", 0),
         )
-        return Outcome(figures, self.segments, self.ran, self.events)
+        return Outcome(
+            figures,
+            self.segments,
+            self.ran,
+            self.events,
+            Accuracy.of_ratios(self._bytes),
+            Accuracy.of_ratios(self._seconds),
+        )
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -153,6 +153,7 @@ class _Player:
                 self._start(instruction)
             elif isinstance(instruction, ConcludeTrial):
                 self._notes.left(instruction.trial, self._engine.now(), instruction.outcome)
+                self._notes.compared(instruction)
                 self._notes.over(instruction.trial, self._engine.now(), instruction.outcome)
                 self._attempts.pop(instruction.trial, None)
             elif isinstance(instruction, RetryTrial):

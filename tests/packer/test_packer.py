@@ -864,3 +864,25 @@ def test_set_up_time_of_a_trial_is_not_its_speed() -> None:
             out += packer.handle(ev.LaneResized(now, resize.lane, resize.quota))
         out = []
     assert widest <= 2
+
+
+def test_what_was_expected_and_what_was_measured_are_told_at_the_end() -> None:
+    world = make()
+    world.add(0, 100 * MIB, 50 * MIB, steps=4, seconds=2.0, hint=1.5)
+    world.settle()
+    world.finish(0)
+    end = world.concluded[0]
+    assert (end.seconds, end.expected_seconds) == (8.0, 12.0)
+    assert end.expected is not None
+    assert end.expected.peak == padded(150 * MIB) + padded(75 * MIB)
+    assert end.demand == Demand(100 * MIB, 50 * MIB)
+
+
+def test_the_time_of_a_trial_that_had_to_start_again_is_not_compared() -> None:
+    world = make(max_failures=1)
+    world.add(0, 100 * MIB, 50 * MIB, steps=4, hint=1.0)
+    world.settle()
+    world.fail(0)
+    world.settle()
+    world.finish(0)
+    assert world.concluded[0].expected_seconds is None

@@ -1,0 +1,54 @@
+"""How well predictions did: what was expected of trials against what was measured."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Accuracy:
+    """Predictions of one quantity, held against measurements.
+
+    Attributes:
+        count: Trials of which both are known.
+        ratio: Predicted over measured, the median.
+        low: 5th percentile of the same; below 1 it was too little.
+        high: 95th percentile.
+        short: Share of the predictions that were too low.
+    """
+
+    count: int
+    ratio: float
+    low: float
+    high: float
+    short: float
+
+    @classmethod
+    def of(cls, pairs: Iterable[tuple[float | None, float | None]]) -> Accuracy | None:
+        """From pairs of predicted and measured; None if no pair is complete."""
+        return cls.of_ratios(predicted / measured for predicted, measured in pairs if predicted and measured)
+
+    @classmethod
+    def of_ratios(cls, ratios: Iterable[float]) -> Accuracy | None:
+        """From quotients of predicted and measured."""
+        ratios = sorted(ratios)
+        if not ratios:
+            return None
+        last = len(ratios) - 1
+        short = sum(1 for ratio in ratios if ratio < 1) / len(ratios)
+        low, high = ratios[round(0.05 * last)], ratios[round(0.95 * last)]
+        return cls(len(ratios), statistics.median(ratios), low, high, short)
+
+    def __str__(self) -> str:
+        return (
+            f"{self.ratio:.2f} of what was measured ({self.low:.2f} to {self.high:.2f}, "
+            f"{self.short:.0%} too low, {self.count} trials)"
+        )
+
+
+def lines(set_aside: Accuracy | None, seconds: Accuracy | None) -> list[tuple[str, str]]:
+    """What there is to show, each with its name."""
+    found = [("set aside", set_aside), ("predicted time", seconds)]
+    return [(name, str(accuracy)) for name, accuracy in found if accuracy is not None]
