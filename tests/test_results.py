@@ -163,6 +163,7 @@ def test_the_dataframe_has_a_row_a_trial():
     assert set(frame.columns) == {
         *("trial", "state", "loss", "accuracy", "config/lr", "config/model/width", "config/model/kind"),
         *("config/empty", "config/x", "persistent", "ephemeral", "expected", "device", "lane"),
+        *("slowdown", "seconds", "expected_seconds"),
         *("start", "end", "attempts", "error"),
     }
 
