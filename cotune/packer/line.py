@@ -36,6 +36,11 @@ class Shape:
     def whole(self) -> bool:
         return self.wants != "lane"
 
+    @property
+    def fits(self) -> tuple[str, str]:
+        """What decides, with the size, whether one fits: whatever its group."""
+        return self.wants, self.kind
+
 
 # Up to which size, and behind which entry, to look among trials of a shape.
 Bound = Callable[[Shape], tuple[float, Mark | None]]

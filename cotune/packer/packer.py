@@ -203,6 +203,7 @@ class Packer:
             event.device, self._found, event.capacity, event.context, width, event.max_width, event.capacity
         )
         self._ledger.add(device)
+        policy.devices = len(self._ledger.devices)
 
     def _device_changed(self, event: ev.DeviceChanged) -> None:
         device = self._ledger.devices.get(event.device)
@@ -214,6 +215,7 @@ class Packer:
         if device is None:
             return
         self._placement.forget(device)
+        self._options.policy.devices = max(1, len(self._ledger.devices) - 1)
         for trial in self._ledger.remove(device):
             self._left(trial)
             self._endings.retry(trial, f"{event.device} is gone", event.time)

@@ -29,7 +29,7 @@ PASS_OVER = 64
 class _Search:
     """What one walk along the line has ruled out."""
 
-    limits: dict[Shape, float] = field(default_factory=dict)
+    limits: dict[tuple[str, str], float] = field(default_factory=dict)
     tried: dict[Shape, Mark] = field(default_factory=dict)
     passed: int = 0
 
@@ -147,7 +147,7 @@ class Placement:
         """Up to which size, and from where on, trials of a shape are worth looking at."""
 
         def bound(shape: Shape) -> tuple[float, Mark | None]:
-            limit, after = search.limits.get(shape, float("inf")), search.tried.get(shape)
+            limit, after = search.limits.get(shape.fits, float("inf")), search.tried.get(shape)
             if shape.whole:
                 is_outdated = shape.wants == "probe" and self._line.is_known(shape.kind)
                 return (limit if self._pool.has_unused or is_outdated else -1), after
@@ -169,7 +169,7 @@ class Placement:
             search.passed += 1
             others_would_do = True
         if shape.whole or not others_would_do:
-            search.limits[shape] = self._line.size(trial) - 1
+            search.limits[shape.fits] = self._line.size(trial) - 1
         else:
             search.tried[shape] = self._line.mark(trial)
 

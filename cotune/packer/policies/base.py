@@ -59,6 +59,7 @@ class Policy(ABC):
         guesses: Whether the first width is guessed from the utilisation of one trial.
         preempts: Among the residents of a lane, the first by `key` has every turn (`GiveTurn`).
         places: Whether `cost` says which of several devices is taken.
+        devices: How many there are now, which the brain keeps up to date.
     """
 
     name: str
@@ -68,6 +69,7 @@ class Policy(ABC):
     guesses: bool = True
     preempts: bool = False
     places: bool = False
+    devices: int = 1
 
     @abstractmethod
     def key(self, waiting: Waiting) -> tuple[float, ...]:

@@ -1,21 +1,60 @@
-"""Longest first."""
+"""What would end last goes first; of the rest, what is hardest to place."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Hashable
+
 from cotune.packer.policies.base import Policy, Waiting
+
+TALL = 0.3
+STEPS = 3
+BUSY = 0.9
+# What a device does in all when it is shared well, in shares of its time when alone (interference.py).
+SHARED = 1.15
 
 
 class Makespan(Policy):
-    """Longest predicted remaining time first, to end the whole sweep soonest.
+    """The tall first, longest first; then the large, largest first, to end the whole sweep soonest.
 
-    Graham's longest-processing-time rule (SIAM J. Appl. Math. 17(2), 1969), within 4/3 of the optimum on
-    identical machines; Fluid (MLSys'21, section 4.1) orders trials the same way. Assumes that durations can be
-    predicted from finished siblings; as long as they cannot, it is first come, first served.
+    Two things make a sweep long: a trial that is long and starts late, and devices that are not full. Against the
+    first there is Graham's longest-processing-time rule (SIAM J. Appl. Math. 17(2), 1969; Fluid, MLSys'21, section 4.1,
+    orders trials the same way). Against the second: large trials while there are small ones to fill the gaps beside them, as
+    first-fit decreasing does in bin packing (Johnson et al., SIAM J. Comput. 3(4), 1974). A trial is tall if it takes
+    more than 0.3 of the time that all the work there is will take on all devices; length decides among those, and
+    among the others size, in steps of a factor of 1.26, and then length. Assumes that durations and sizes can be
+    predicted from finished siblings; as long as neither can, it is first come, first served.
     """
 
     name = "makespan"
     uses_predictions = True
 
+    def __init__(self) -> None:
+        self._work: dict[int, float] = {}
+        self._sum = 0.0
+
     def key(self, waiting: Waiting) -> tuple[float, ...]:
+        left, need = waiting.seconds_left, waiting.need
+        size = math.inf if need is None else round(STEPS * math.log2(max(need, 1)))
+        return (-size, 0.0 if left is None else -left, waiting.arrival)
+
+    def group(self, waiting: Waiting) -> Hashable:
         left = waiting.seconds_left
-        return (0.0 if left is None else -left, waiting.arrival)
+        return 0 if not left else math.ceil(STEPS * math.log2(max(left, 1e-3)))
+
+    def rank(self, group: Hashable) -> float:
+        assert isinstance(group, int)
+        length = 2 ** (group / STEPS)
+        return -length if group and length * self.devices > TALL * self._sum / SHARED else 0.0
+
+    def joined(self, waiting: Waiting, group: Hashable) -> None:
+        work = (waiting.seconds_left or 0.0) * (waiting.busy or BUSY)
+        self._sum += work - self._work.get(waiting.trial, 0.0)
+        self._work[waiting.trial] = work
+
+    def left(self, waiting: Waiting, group: Hashable, started: bool) -> None:
+        if not started:
+            self.ended(waiting.trial, group)
+
+    def ended(self, trial: int, group: Hashable) -> None:
+        self._sum -= self._work.pop(trial, 0.0)

@@ -32,6 +32,31 @@ def test_makespan_takes_the_longest_first() -> None:
     assert order(Makespan(), [1.0, 3.0, 2.0]) == [1, 2, 0]
 
 
+def test_makespan_takes_the_tall_by_length_and_the_rest_by_size() -> None:
+    policy = Makespan()
+    policy.devices = 4
+    waiting = [
+        Waiting(trial, trial, left, need << 30, busy=1.0)
+        for trial, (left, need) in enumerate([(10.0, 8), (20.0, 2), (900.0, 1), (600.0, 1), (20.0, 4)])
+    ]
+    for one in waiting:
+        policy.joined(one, policy.group(one))
+    chosen = sorted(waiting, key=lambda one: (policy.rank(policy.group(one)), *policy.key(one)))
+    assert [one.trial for one in chosen] == [2, 3, 0, 4, 1]
+
+
+def test_makespan_calls_fewer_tall_as_more_is_to_be_done() -> None:
+    policy = Makespan()
+    policy.devices = 1
+    one = Waiting(0, 0, 100.0, None, busy=1.0)
+    policy.joined(one, policy.group(one))
+    assert policy.rank(policy.group(one)) < 0
+    for trial in range(1, 20):
+        more = Waiting(trial, trial, 100.0, None, busy=1.0)
+        policy.joined(more, policy.group(more))
+    assert policy.rank(policy.group(one)) == 0
+
+
 def test_makespan_goes_by_arrival_as_long_as_nothing_is_predicted() -> None:
     assert order(Makespan(), [None, None, None]) == [0, 1, 2]
 

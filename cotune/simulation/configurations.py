@@ -1,0 +1,181 @@
+"""The strongest lower bound: the best mix of sets of trials that devices can run at once, as a linear program.
+
+At each moment a device runs some set of trials that fits its memory, each at the speed that their busy shares leave,
+and no trial runs twice at once. The least makespan with which shares of time could be given to sets so that all the work
+gets done, and no trial gets more time than there is after its arrival, is no more than what any schedule takes. This
+is the linear program of cutting stock (Gilmore and Gomory, Oper. Res. 9, 1961) with a constraint per trial: there are too
+many sets to write down, and those that matter are found one by one, as knapsacks over memory and load.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from cotune.errors import InputError
+from cotune.packer.interference import shared_speed
+from cotune.simulation.bounds import lower_bounds
+from cotune.simulation.workload import Workload
+
+MEMORY_PARTS = 64
+LOAD_PARTS = 32
+MOST_LOAD = 2.5
+ROUNDS = 60
+CLOSE = 0.003
+# Trials longer than this part of what is known already are told apart from others like them.
+LONG = 0.25
+
+_Array = Any
+
+
+def configuration_bound(
+    workload: Workload,
+    devices: int,
+    capacity: int | None = None,
+    max_width: int = 16,
+    ran: Sequence[int] | None = None,
+) -> float:
+    """A lower bound of the makespan, in seconds, never below the best of `lower_bounds`, whose arguments it takes.
+
+    Memory and load are rounded down to parts and speeds up, which lowers it by some percent. Takes seconds to minutes.
+
+    Raises:
+        InputError: scipy is not installed.
+    """
+    try:
+        from scipy.optimize import linprog
+    except ImportError as error:
+        raise InputError("this bound needs scipy, which is not installed", hint="pip install scipy") from error
+    best = lower_bounds(workload, devices, capacity, max_width, ran).best
+    kinds = _Kinds(workload, capacity, max_width, ran, LONG * best)
+    count = len(kinds.sizes)
+    columns = kinds.singles()
+    for _ in range(ROUNDS):
+        sets = np.array(columns).T
+        done, inside = sets[: 2 * count], sets[2 * count :]
+        rows = np.block(
+            [
+                [-done, np.zeros((2 * count, 1))],
+                [np.ones((1, len(columns))), np.array([[-float(devices)]])],
+                [inside, -kinds.members[:, None]],
+            ]
+        )
+        limits = np.concatenate([-kinds.work, [0.0], -kinds.arrivals])
+        goal = np.zeros(len(columns) + 1)
+        goal[-1] = 1.0
+        found = linprog(goal, A_ub=rows, b_ub=limits, method="highs")
+        if found.ineqlin is None:
+            break
+        prices = np.maximum(-found.ineqlin.marginals, 0.0)
+        worth, fee, due = prices[: 2 * count], prices[2 * count], prices[2 * count + 1 :]
+        value, new = kinds.dearest(worth, due)
+        # Whatever the prices: with the fee raised to the dearest set's value they are a solution of the dual.
+        scale = devices * max(value, fee) + float(due @ kinds.members)
+        if scale > 0:
+            best = max(best, float(worth @ kinds.work + due @ kinds.arrivals) / scale)
+        if value <= fee * (1.0 + CLOSE):
+            break
+        columns += new
+    return best
+
+
+class _Kinds:
+    """Trials that take the same memory and load, as one: what they are while they start, and while they run."""
+
+    def __init__(
+        self, workload: Workload, capacity: int | None, max_width: int, ran: Sequence[int] | None, long: float
+    ) -> None:
+        room = capacity or workload.capacity
+        jobs = sorted(workload.jobs, key=lambda job: job.arrival)
+        counts = ran if ran is not None else [job.iterations for job in jobs]
+        found: defaultdict[tuple[int, int, int], list[float]] = defaultdict(lambda: [0.0] * 4)
+        for number, (job, steps) in enumerate(zip(jobs, counts, strict=True)):
+            if steps:
+                size = min((job.peak + workload.context) * MEMORY_PARTS // room, MEMORY_PARTS)
+                seconds = job.startup + steps * job.step_seconds
+                entry = found[int(size), int(job.busy * LOAD_PARTS), number if seconds > long else -1]
+                entry[0] += job.startup
+                entry[1] += steps * job.step_seconds
+                entry[2] += 1
+                entry[3] += job.arrival - jobs[0].arrival
+        keys = sorted(found)
+        self.sizes = [size for size, _, _ in keys]
+        self.loads = [load for _, load, _ in keys]
+        self.members = np.array([found[key][2] for key in keys])
+        self.arrivals = np.array([found[key][3] for key in keys])
+        self.work = np.array([found[key][0] for key in keys] + [found[key][1] for key in keys])
+        self._copies = [min(int(found[key][2]), max_width) for key in keys]
+        edges = range(int(0.5 * LOAD_PARTS), int(MOST_LOAD * LOAD_PARTS) + 1)
+        # In each band the speed at its lower edge, where it is highest.
+        self._bands = [(load + 1, shared_speed(load / LOAD_PARTS)) for load in edges]
+        self._bands.insert(0, (edges[0], 1.0))
+
+    def singles(self) -> list[_Array]:
+        """Each kind alone, starting and running."""
+        count = len(self.sizes)
+        return [self._column({kind: 1}, {}, 1.0) for kind in range(count)] + [
+            self._column({}, {kind: 1}, 1.0) for kind in range(count)
+        ]
+
+    def dearest(self, worth: _Array, due: _Array) -> tuple[float, list[_Array]]:
+        """The worth of the best set, at the prices of work and of being in a set; and the best sets of each band."""
+        count = len(self.sizes)
+        starting, running = worth[:count] - due, worth[count:] - due
+        alone = int(running.argmax())
+        best, new = float(running[alone]), [self._column({}, {alone: 1}, 1.0)]
+        seen = set()
+        for load, speed in self._bands:
+            value, starts, runs = self._fill(starting, speed * worth[count:] - due, load)
+            best = max(best, value)
+            name = (tuple(sorted(starts.items())), tuple(sorted(runs.items())))
+            if name not in seen:
+                seen.add(name)
+                new.append(self._column(starts, runs, speed))
+        return best, new
+
+    def _fill(self, starting: _Array, running: _Array, most: int) -> tuple[float, dict[int, int], dict[int, int]]:
+        """A knapsack: the best set within the memory and this load."""
+        count = len(self.sizes)
+        value = np.zeros((MEMORY_PARTS + 1, most + 1))
+        taken: list[tuple[int, int, _Array]] = []
+        for item, price in enumerate(np.concatenate([starting, running])):
+            kind = item % count
+            if price <= 1e-12:
+                continue
+            size, load = self.sizes[kind], self.loads[kind] if item >= count else 0
+            before, copies = value.copy(), np.zeros(value.shape, dtype=np.int8)
+            for number in range(1, self._copies[kind] + 1):
+                down, right = number * size, number * load
+                if down > MEMORY_PARTS or right > most:
+                    break
+                offer = before[: MEMORY_PARTS + 1 - down, : most + 1 - right] + number * price
+                part, chosen = value[down:, right:], copies[down:, right:]
+                better = offer > part
+                part[better] = offer[better]
+                chosen[better] = number
+            taken.append((item, kind, copies))
+        memory, load = MEMORY_PARTS, most
+        starts: dict[int, int] = {}
+        runs: dict[int, int] = {}
+        for item, kind, copies in reversed(taken):
+            number = int(copies[memory, load])
+            if number:
+                (runs if item >= count else starts)[kind] = number
+                memory -= number * self.sizes[kind]
+                load -= number * self.loads[kind] if item >= count else 0
+        return float(value[MEMORY_PARTS, most]), starts, runs
+
+    def _column(self, starts: dict[int, int], runs: dict[int, int], speed: float) -> _Array:
+        """What a set does of each kind in a second, starting and running, and how many of each are in it."""
+        count = len(self.sizes)
+        column = np.zeros(3 * count)
+        for kind, number in starts.items():
+            column[kind] += number
+            column[2 * count + kind] += number
+        for kind, number in runs.items():
+            column[count + kind] += number * speed
+            column[2 * count + kind] += number
+        return column

@@ -1,0 +1,39 @@
+"""The lower bound by the best mix of sets of trials."""
+
+from __future__ import annotations
+
+import pytest
+
+from cotune.demand import GIB
+from cotune.engines.simulated import Costs
+from cotune.packer.interference import shared_speed
+from cotune.simulation import Job, Setting, Workload, lower_bounds, make_workload, simulate
+from cotune.simulation.configurations import configuration_bound
+
+
+def test_the_best_mix_of_sets_is_a_stronger_bound_than_volumes() -> None:
+    pytest.importorskip("scipy")
+    large = Job(100, 1.0, 0, int(0.70 * GIB), busy=0.5)
+    small = Job(100, 1.0, 0, int(0.35 * GIB), busy=0.5)
+    workload = Workload("test", [large, small] * 10, capacity=GIB, context=0)
+    # A large one runs alone, two small ones beside each other at the speed that a load of 1 leaves.
+    expected = 1000 + 500 / shared_speed(1.0)
+    assert lower_bounds(workload, 1).best < 0.97 * expected
+    assert configuration_bound(workload, 1) == pytest.approx(expected, rel=0.01)
+    assert configuration_bound(workload, 1) <= simulate(workload, Setting(costs=Costs(0, 0, 0, 0))).figures.makespan
+
+
+def test_no_trial_runs_beside_itself() -> None:
+    pytest.importorskip("scipy")
+    long, short = Job(1000, 1.0, 0, 0, busy=1.0), Job(100, 1.0, 0, 0, busy=1.0)
+    workload = Workload("test", [long, *[short] * 3], capacity=GIB, context=0)
+    assert configuration_bound(workload, 4) == pytest.approx(1000)
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_what_is_simulated_is_never_below_the_best_mix(devices: int) -> None:
+    pytest.importorskip("scipy")
+    workload = make_workload("tiresias-60", 3, jobs=20)
+    outcome = simulate(workload, Setting(devices=devices, keep=False))
+    bound = configuration_bound(workload, devices, ran=outcome.ran)
+    assert lower_bounds(workload, devices, ran=outcome.ran).best <= bound <= outcome.figures.makespan
