@@ -1,10 +1,10 @@
 """The strongest lower bound: the best mix of sets of trials that devices can run at once, as a linear program.
 
 At each moment a device runs some set of trials that fits its memory, each at the speed that their busy shares leave,
-and no trial runs twice at once. The least makespan with which shares of time could be given to sets so that all the work
-gets done, and no trial gets more time than there is after its arrival, is no more than what any schedule takes. This
-is the linear program of cutting stock (Gilmore and Gomory, Oper. Res. 9, 1961) with a constraint per trial: there are too
-many sets to write down, and those that matter are found one by one, as knapsacks over memory and load.
+and no trial runs twice at once. The least makespan with which shares of time could be given to sets so that all the
+work gets done, and no trial gets more time than there is after its arrival, is no more than what any schedule takes.
+This is the linear program of cutting stock (Gilmore and Gomory, Oper. Res. 9, 1961) with a constraint per trial:
+there are too many sets to write down, and those that matter are found one by one, as knapsacks over memory and load.
 """
 
 from __future__ import annotations

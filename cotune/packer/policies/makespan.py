@@ -18,12 +18,12 @@ class Makespan(Policy):
     """The tall first, longest first; then the large, largest first, to end the whole sweep soonest.
 
     Two things make a sweep long: a trial that is long and starts late, and devices that are not full. Against the
-    first there is Graham's longest-processing-time rule (SIAM J. Appl. Math. 17(2), 1969; Fluid, MLSys'21, section 4.1,
-    orders trials the same way). Against the second: large trials while there are small ones to fill the gaps beside them, as
-    first-fit decreasing does in bin packing (Johnson et al., SIAM J. Comput. 3(4), 1974). A trial is tall if it takes
-    more than 0.3 of the time that all the work there is will take on all devices; length decides among those, and
-    among the others size, in steps of a factor of 1.26, and then length. Assumes that durations and sizes can be
-    predicted from finished siblings; as long as neither can, it is first come, first served.
+    first there is Graham's longest-processing-time rule (SIAM J. Appl. Math. 17(2), 1969; Fluid, MLSys'21, section
+    4.1, orders trials the same way). Against the second: large trials while there are small ones to fill the gaps
+    beside them, as first-fit decreasing does in bin packing (Johnson et al., SIAM J. Comput. 3(4), 1974). A trial is
+    tall if it takes more than 0.3 of the time that all the work there is will take on all devices; length decides
+    among those, and among the others size, in steps of a factor of 1.26, and then length. Assumes that durations and
+    sizes can be predicted from finished siblings; as long as neither can, it is first come, first served.
     """
 
     name = "makespan"
@@ -40,12 +40,11 @@ class Makespan(Policy):
 
     def group(self, waiting: Waiting) -> Hashable:
         left = waiting.seconds_left
-        return 0 if not left else math.ceil(STEPS * math.log2(max(left, 1e-3)))
+        return 0.0 if not left else 2.0 ** (math.ceil(2 * math.log2(max(left, 1e-3))) / 2)
 
     def rank(self, group: Hashable) -> float:
-        assert isinstance(group, int)
-        length = 2 ** (group / STEPS)
-        return -length if group and length * self.devices > TALL * self._sum / SHARED else 0.0
+        assert isinstance(group, float)
+        return -group if group * self.devices > TALL * self._sum / SHARED else 0.0
 
     def joined(self, waiting: Waiting, group: Hashable) -> None:
         work = (waiting.seconds_left or 0.0) * (waiting.busy or BUSY)
