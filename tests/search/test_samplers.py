@@ -79,7 +79,7 @@ def test_unknown_names_list_the_known_ones(wrong: Any) -> None:
     assert "'tpe', 'random', 'grid'" in caught.value.hint
     with pytest.raises(InputError, match=repr(wrong)) as caught:
         make_pruner(wrong)
-    assert "'asha', 'hyperband', 'median', 'none'" in caught.value.hint
+    assert "'asha', 'asha-promote', 'hyperband', 'median', 'none'" in caught.value.hint
 
 
 def test_only_samplers_that_learn_suffer_from_being_asked_ahead() -> None:
