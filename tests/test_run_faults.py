@@ -33,7 +33,7 @@ class StopsAtStep(optuna.pruners.BasePruner):
 @pytest.fixture
 def impatient(monkeypatch):
     """How soon a trial that does not stop is killed; the brain's own tests hold the usual times."""
-    monkeypatch.setattr("cotune.packer.packer.STOP_GRACE", 0.5)
+    monkeypatch.setattr("cotune.packer.lane_events.STOP_GRACE", 0.5)
 
 
 def is_alive(pid):

@@ -17,6 +17,7 @@ from cotune.packer.endings import Endings, RetryRules
 from cotune.packer.events import Outcome
 from cotune.packer.fitting import Fitting
 from cotune.packer.grants import Grants
+from cotune.packer.lane_events import LaneEvents
 from cotune.packer.ledger import Ledger
 from cotune.packer.line import Line
 from cotune.packer.pauses import Pauses
@@ -25,13 +26,10 @@ from cotune.packer.policies import Makespan, Policy
 from cotune.packer.protection import Protection
 from cotune.packer.snapshot import DeviceView, LaneView, PackerView, WaitingView
 from cotune.packer.state import Device, Lane, Trial
+from cotune.packer.turn_rules import TurnRules
 from cotune.packer.width import WidthControl
 
 PROBE_ITERATIONS = 2
-LEAK_GROWTH = 64 << 20
-STOP_GRACE = 5.0
-STOP_GRACE_SHARED = 30.0
-OVERDUE_FLOOR = 1800.0
 MAX_SLOWDOWN = 1.25
 
 
@@ -68,7 +66,6 @@ class Packer:
         self._options = options = options or PackerOptions()
         self._protection = Protection(options.max_slowdown)
         self._fitting = Fitting(options.residents, options.policy, self._protection)
-        self._fitting.admits = self._has_turn
         self._ledger = Ledger(self._fitting)
         self._line = Line(options.policy, self._fitting, by_persistent=options.residents > 1)
         self._placement = Placement(
@@ -81,6 +78,8 @@ class Packer:
             self._protection,
         )
         self._grants = Grants(self._ledger, self._line, options.grants)
+        self._turns = TurnRules(options.policy, self._ledger, self._line)
+        self._fitting.admits = self._turns.has_turn
         self._pauses = Pauses(self._ledger, self._line, self._fitting, self._protection)
         rules = RetryRules(options.max_failures, options.iteration_timeout)
         self._endings = Endings(rules, self._ledger, self._line, self._fitting, self._over)
@@ -99,16 +98,14 @@ class Packer:
             ev.TrialReleased: self._trial_released,
             ev.TrialPaused: self._trial_paused,
             ev.TrialParked: self._trial_parked,
-            ev.LaneReady: self._lane_ready,
-            ev.LaneResized: self._lane_resized,
-            ev.LaneHolds: self._lane_holds,
-            ev.LaneQuiet: self._lane_quiet,
-            ev.LaneLost: self._lane_lost,
             ev.IterationsDone: self._iterations_done,
             ev.GrantChanged: self._grants.changed,
             ev.TrialEnded: self._trial_ended,
-            ev.Tick: self._tick,
         }
+        lanes = LaneEvents(
+            self._ledger, self._trials, self._withdrawn, self._endings, self._left, options.iteration_timeout
+        )
+        self._handlers |= lanes.handlers
 
     def handle(self, event: ev.Event) -> list[do.Instruction]:
         """Takes in what happened and returns what to do, in order.
@@ -122,7 +119,7 @@ class Packer:
         self._pauses.make_room()
         self._grants.review(bool(self._line) or self._pauses.wanted)
         if self._options.residents > 1:
-            self._give_turns()
+            self._turns.review()
         self._ledger.stirred.clear()
         out, self._ledger.out = self._ledger.out, []
         return out
@@ -348,77 +345,6 @@ class Packer:
         if trial is not None and trial.is_paused:
             self._pauses.parked(trial, event)
 
-    # ---- lanes
-
-    def _lane_ready(self, event: ev.LaneReady) -> None:
-        lane = self._ledger.lanes.get(event.lane)
-        if lane is None:
-            return
-        lane.ready = True
-        grown = event.context - lane.context
-        lane.context = event.context
-        device = lane.device
-        device.context = max(device.context, event.context) if device.knows_context else event.context
-        device.knows_context = True
-        # A guess that was too low must not eat into what the trial was promised.
-        if grown > 0 and lane.residents and not lane.closing:
-            self._ledger.ensure(lane, lane.asked + grown)
-        self._ledger.touch(lane.device)
-
-    def _lane_resized(self, event: ev.LaneResized) -> None:
-        lane = self._ledger.lanes.get(event.lane)
-        if lane is not None:
-            self._ledger.resized(lane, event.quota)
-
-    def _lane_holds(self, event: ev.LaneHolds) -> None:
-        lane = self._ledger.lanes.get(event.lane)
-        if lane is None:
-            return
-        lane.shared, lane.residue = event.shared, event.residue
-        lane.device.shared = max(lane.device.shared, event.shared)
-        if lane.first_residue is None and lane.served:
-            lane.first_residue = event.residue
-        grown = 0 if lane.first_residue is None else event.residue - lane.first_residue
-        leaked = grown > LEAK_GROWTH or event.residue > lane.device.full // 4
-        lane.retiring = lane.retiring or event.tainted or leaked
-        self._ledger.ensure_need(lane)
-        self._ledger.recycle(lane)
-        self._ledger.touch(lane.device)
-
-    def _lane_quiet(self, event: ev.LaneQuiet) -> None:
-        lane = self._ledger.lanes.get(event.lane)
-        trial = self._trials.get(event.holder) if event.holder is not None else None
-        if lane is None or trial is None or trial.lane is not lane:
-            return
-        limit = self._options.iteration_timeout
-        if limit is None and trial.iterations >= 3:
-            limit = max(OVERDUE_FLOOR, 20 * trial.longest)
-        if limit is not None and event.seconds > limit:
-            self._kill(lane, trial)
-
-    def _tick(self, event: ev.Tick) -> None:
-        for trial in list(self._withdrawn.values()):
-            lane = trial.lane
-            if lane is None or lane.closing or trial.withdrawn_at is None:
-                continue
-            grace = STOP_GRACE if len(lane.residents) == 1 else STOP_GRACE_SHARED
-            if event.time - trial.withdrawn_at > max(grace, 3 * trial.longest):
-                self._kill(lane, trial)
-
-    def _kill(self, lane: Lane, trial: Trial) -> None:
-        if not lane.closing:
-            lane.overdue = trial.id
-            self._ledger.close(lane, kill=True)
-
-    def _lane_lost(self, event: ev.LaneLost) -> None:
-        lane = self._ledger.lanes.get(event.lane)
-        if lane is None:
-            return
-        paused = set(lane.paused)
-        for trial in self._ledger.forget(lane):
-            self._left(trial)
-            self._endings.lane_lost(trial, lane, trial.id in paused, event)
-
     def _left(self, trial: Trial) -> None:
         """It is in no lane any more."""
         self._pauses.left(trial)
@@ -436,29 +362,3 @@ class Packer:
         self._placement.unreserve(trial)
         self._pauses.over(trial)
         return self._protection.over(trial)
-
-    # ---- turns
-
-    def _claim(self, trial: Trial) -> tuple[float, ...]:
-        """Where a resident stands among those that want the turn: priority, and then as the policy has it."""
-        key = self._options.policy.key(self._line.view(trial)) if self._options.policy.preempts else ()
-        return (-trial.priority, *key)
-
-    def _has_turn(self, trial: Trial, lane: Lane) -> bool:
-        """Whether a trial would have the turn in this lane, or its part of it; else it would only take memory."""
-        claim, others = self._claim(trial), [self._claim(other) for other in lane.residents.values()]
-        if not self._options.policy.preempts and all(other == claim for other in others):
-            return True
-        return all(claim < other for other in others)
-
-    def _give_turns(self) -> None:
-        """Where priorities differ or the policy preempts, the first of a lane's residents has every turn."""
-        for lane in [lane for device in self._ledger.stirred for lane in device.lanes.values()]:
-            claims = {trial.id: self._claim(trial) for trial in lane.residents.values()}
-            if len(claims) < 2 or (not self._options.policy.preempts and len(set(claims.values())) == 1):
-                lane.turn = None
-                continue
-            first = min(claims, key=claims.__getitem__)
-            if first != lane.turn:
-                lane.turn = first
-                self._ledger.out.append(do.GiveTurn(lane.id, first))
