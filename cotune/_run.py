@@ -67,6 +67,7 @@ def run(
     grants: bool = True,
     priority: float | Callable[[dict[str, Any]], float] = 0.0,
     max_slowdown: float = MAX_SLOWDOWN,
+    mps: bool = False,
     sampler: str | BaseSampler | None = None,
     pruner: str | BasePruner | AshaPromote | None = None,
     seed: int | None = None,
@@ -107,6 +108,9 @@ def run(
             have the turn in their lane.
         max_slowdown: By what factor a trial with a priority above 0 may be slowed down by others on its device:
             neighbours are chosen, and if need be left out, so that it is not (`TrialResult.slowdown`).
+        mps: Whether the lanes of a GPU compute at the same time, through an MPS daemon of this run's own; else the
+            driver gives them slices of time in turn. A fatal fault of one trial, such as a failed device-side assert,
+            then costs all trials on that GPU their lanes: they go on from their checkpoints, without MPS.
         sampler: `tpe` (the default), `random`, `grid`, or any Optuna sampler.
         pruner: `asha`, `hyperband`, `median`, or any Optuna pruner; none if left out. With `asha-promote` (or an
             `AshaPromote`) trials wait at rungs until they are among the best there, instead of being stopped for good.
@@ -150,7 +154,7 @@ def run(
     check_choice("sampler", sampler, SAMPLERS)
     check_choice("pruner", pruner, PRUNERS)
     check_callbacks(callbacks)
-    for flag, value in (("grants", grants), ("resume", resume), ("lockstep", lockstep)):
+    for flag, value in (("grants", grants), ("mps", mps), ("resume", resume), ("lockstep", lockstep)):
         checked_flag(flag, value)
     checked_flag("dashboard", dashboard, or_none=True)
     budget = checked_seconds("time_budget", time_budget)
@@ -170,7 +174,9 @@ def run(
     judged = pruner is not None and pruner != "none"
     with locked(folder):
         paused = MOST_PAUSED if _promotes(pruner) else 0
-        how = LocalOptions(metric, threads, lockstep, judged, residents=options.residents, paused=paused)
+        how = LocalOptions(
+            metric, threads, lockstep, judged, residents=options.residents, paused=paused, mps=mps
+        )
         engine = _engine(trainable, found, cluster, gpus, folder, how)
         try:
             # Optuna takes a while to import; the zygote starts meanwhile.

@@ -66,6 +66,7 @@ def optimize(
     threads: int | None = None,
     policy: str | Policy | None = None,
     grants: bool = True,
+    mps: bool = False,
     seed: int | None = None,
     iteration_timeout: float | None = None,
     dashboard: bool | None = None,
@@ -92,6 +93,7 @@ def optimize(
         threads: Threads of one operation in a trial; 1 on CPU devices if left out.
         policy: Which waiting trial goes first.
         grants: Whether idle room is lent to trials that use `cotune.micro_batches`.
+        mps: Whether the lanes of a GPU compute at the same time; see `cotune.run`.
         seed: Of the random generators in the trials; the sampler has its own.
         iteration_timeout: Seconds without a report or an optimizer step after which a trial is overdue and killed.
         dashboard: True shows a live table. None does in a terminal where Optuna's lines are switched off.
@@ -126,7 +128,9 @@ def optimize(
         dashboard = show_progress_bar or (optuna.logging.get_verbosity() > optuna.logging.INFO and sys.stderr.isatty())
     with locked(folder), _as_proxy(study), contextlib.ExitStack() as stack:
         trainable = StudyObjective(objective, len(study.directions))
-        how = LocalOptions("", threads, judged=False, residents=options.residents, preload=(_LANE_MODULE,))
+        how = LocalOptions(
+            "", threads, judged=False, residents=options.residents, preload=(_LANE_MODULE,), mps=bool(mps)
+        )
         engine = LocalEngine(trainable, found, folder.lanes, how)
         stack.callback(engine.close)
         search = StudySearch(

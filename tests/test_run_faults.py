@@ -397,3 +397,34 @@ def test_replaced_streams_do_not_outlive_their_trial(run):
     results = run(train, {"x": 1}, trials=3, lanes=1)
     assert not results.errors
     assert all((trial.folder / "log.txt").read_text() == "here\n" for trial in results)
+
+
+def test_a_broken_device_context_is_charged_to_none_of_those_who_share_it(run, tmp_path):
+    def train(config):
+        mine, other = tmp_path / f"began-{config['x']}", tmp_path / f"began-{1 - config['x']}"
+        is_first = not mine.exists()
+        mine.touch()
+        while is_first:
+            cotune.report({"loss": 0.0})
+            if config["x"] == 0 and other.exists():
+                cotune.session.current()._host.memory.is_sound = lambda: False
+                raise RuntimeError("an illegal memory access was encountered")
+        cotune.report({"loss": 1.0})
+
+    results = run(train, {"x": cotune.choice([0, 1])}, sampler="grid", lanes=1, residents=2)
+    assert [(str(trial.state), trial.attempts) for trial in results] == [("done", 2)] * 2
+
+
+def test_what_goes_wrong_on_the_device_after_the_last_line_fails_its_trial_and_not_the_next(run):
+    def train(config):
+        cotune.report({"loss": 0.0, "pid": os.getpid()})
+        if cotune.trial_id() == 0:
+            memory = cotune.session.current()._host.memory
+            memory.finish = lambda: 1 // 0
+            memory.is_sound = lambda: False
+
+    first, *others = run(train, {"x": cotune.choice([0, 1, 2])}, sampler="grid", lanes=1)
+    assert isinstance(first.error, cotune.TrialFailed)
+    assert "ZeroDivisionError" in str(first.error)
+    assert [str(trial.state) for trial in others] == ["done", "done"]
+    assert first.metrics["pid"] not in {trial.metrics["pid"] for trial in others}

@@ -27,8 +27,9 @@ from cotune.sharing.devices import DeviceInfo
 from cotune.sharing.estimator import Estimator
 from cotune.sharing.host import LaneOptions
 from cotune.sharing.lane import LaneHandle
+from cotune.sharing.mps import MpsDaemon
 from cotune.sharing.pickling import Packed, pack
-from cotune.sharing.wire import Kind
+from cotune.sharing.wire import FAULTED, Kind
 from cotune.sharing.zygote import Zygote
 from cotune.trial import Estimated, TrialSpec
 
@@ -60,6 +61,7 @@ class LocalOptions:
         residents: How many trials may share a lane.
         paused: How many more may wait in a lane.
         preload: Modules that every trial imports.
+        mps: Whether the lanes of a GPU compute at the same time, as clients of a daemon that is started for them.
     """
 
     metric: str
@@ -70,6 +72,7 @@ class LocalOptions:
     residents: int = 1
     paused: int = 0
     preload: tuple[str, ...] = ()
+    mps: bool = False
 
 
 class LocalEngine(Engine):
@@ -83,6 +86,7 @@ class LocalEngine(Engine):
 
     Raises:
         NotPicklable: The trainable cannot be sent to a lane.
+        DeviceError: MPS was asked for, and cannot be used.
     """
 
     def __init__(self, trainable: Any, devices: Sequence[DeviceInfo], folder: Path, options: LocalOptions) -> None:
@@ -102,6 +106,8 @@ class LocalEngine(Engine):
         self._pending: list[Happened] = []
         self._watch_due = 0.0
         self._watches: dict[str, _OthersOnGpu] = {}
+        self._mps: dict[str, MpsDaemon] = {}
+        self._faulted: set[str] = set()
         self._closed = False
         self._unready: set[int] = set()
         self._stillborn = 0
@@ -126,7 +132,11 @@ class LocalEngine(Engine):
         self._spawn_zygote()
 
     def start(self) -> list[ev.DeviceFound]:
-        self._watches = {info.uuid: _OthersOnGpu(info) for info in self._devices.values() if info.is_cuda}
+        gpus = [info for info in self._devices.values() if info.is_cuda]
+        if self._options.mps:
+            for info in gpus:
+                self._mps[info.uuid] = MpsDaemon(info.uuid)
+        self._watches = {info.uuid: _OthersOnGpu(info) for info in gpus}
         return [
             ev.DeviceFound(self.now(), info.name, info.capacity, info.context, info.max_width)
             for info in self._devices.values()
@@ -204,6 +214,8 @@ class LocalEngine(Engine):
 
     def _open(self, instruction: do.OpenLane) -> None:
         info = self._devices[instruction.device]
+        # Where a fault has broken the contexts of all its clients once, lanes are apart from then on.
+        mps = self._mps.get(info.uuid) if info.uuid not in self._faulted else None
         options = LaneOptions(
             lane=instruction.lane,
             uuid=info.uuid,
@@ -216,6 +228,8 @@ class LocalEngine(Engine):
             judged=self._options.judged,
             metric=self._options.metric,
             log=self._folder / f"lane-{instruction.lane}.log",
+            environment=mps.environment(info.capacity) if mps else {},
+            is_mps_client=mps is not None,
         )
         lane = LaneHandle(self._spawn_zygote(), options)
         self._lanes[lane.lane] = lane
@@ -302,7 +316,10 @@ class LocalEngine(Engine):
         elif what == "forked":
             self._estimator.forked(lane)
         elif what == "gone" and lane in self._lanes:
-            self._lane_gone(self._lanes[lane], _describe(value, self._lanes[lane].options.log))
+            handle = self._lanes[lane]
+            if handle.options.is_mps_client and os.WIFEXITED(value) and os.WEXITSTATUS(value) == FAULTED:
+                self._faulted.add(handle.options.uuid)
+            self._lane_gone(handle, _describe(value, handle.options.log))
 
     def _zygote_died(self, zygote: Zygote) -> None:
         self._selector.unregister(zygote)
@@ -374,6 +391,8 @@ class LocalEngine(Engine):
             self._zygote = None
         for watch in self._watches.values():
             watch.close()
+        for daemon in self._mps.values():
+            daemon.close()
         self._selector.close()
         os.close(self._wake_read)
 
@@ -408,7 +427,10 @@ class _OthersOnGpu:
         if self._unsettled:
             self._unsettled -= 1
             return None
-        others = max(0, self._watch.used() - ours)
+        used = self._watch.used()
+        if used is None:
+            return None
+        others = max(0, used - ours)
         capacity = max(0, self._total - others - cuda.RESERVE)
         if abs(capacity - self._capacity) < CAPACITY_STEP:
             return None
@@ -427,6 +449,8 @@ def _describe(status: int, log: Path) -> str:
             said = f"its lane process was killed by {signal.Signals(number).name}"
         except ValueError:
             said = f"its lane process was killed by signal {number}"
+    elif os.WEXITSTATUS(status) == FAULTED:
+        said = "a kernel broke the device context that it shared with others"
     else:
         said = f"its lane process ended with exit code {os.waitstatus_to_exitcode(status)}"
     with contextlib.suppress(OSError):

@@ -219,7 +219,7 @@ class Cluster:
         slot.name = f"{kind}:{site.uuid or self._named - 1}@{site.node[:8]}"
         slot.capacity = self._capacity(slot, site.free)
         width = min(self._width(slot.cores), GPU_MAX_WIDTH) if site.uuid else self._width(slot.cores)
-        context = cuda.CONTEXT_GUESS if site.uuid else CPU_CONTEXT_GUESS
+        context = cuda.CONTEXT_GUESS + cuda.ROUNDING if site.uuid else CPU_CONTEXT_GUESS
         self._pending.append(ev.DeviceFound(self.now(), slot.name, slot.capacity, context, width))
 
     def _capacity(self, slot: Slot, free: int) -> int:

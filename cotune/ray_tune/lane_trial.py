@@ -305,12 +305,11 @@ class LaneTrial(TrialSession):
         self._send_progress()
         self._context = None
         host = self.host
-        is_sound = host.trial_over(self, failed=outcome == "failed")
+        if not host.trial_over(self) and host.shares_faults:
+            # Whose fault it is cannot be told: all of them go on from their checkpoints in other lanes.
+            host.die()
         host.page[0] = -1.0
         host.send(wire.encode_object(wire.Kind.ENDED, (self.trial, outcome, needed, "TrialFailed", detail, False)))
-        if not is_sound and host.turns.others_wait:
-            # They would fail for what this one did: in another lane they go on from their checkpoints.
-            host.die()
 
     def abandon(self) -> bool:
         """Gives up on a thread that does not come to a boundary; the lane takes no further trial then.
@@ -327,7 +326,7 @@ class LaneTrial(TrialSession):
             self._stop = self._over = self._abandoned = True
         self._context = None
         host = self.host
-        host.trial_over(self, failed=False)
+        host.trial_over(self, is_stuck=True)
         host.send(wire.encode_object(wire.Kind.ENDED, (self.trial, "stopped", None, "TrialFailed", "abandoned", True)))
         self.inbox.close()
         host.turns.revoke(self)

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from cotune.sharing.cupy_pool import CupyRandom
 from cotune.sharing.main_module import MainModule
 
 _MT_BYTES = 624 * 4 + 4
@@ -131,6 +132,9 @@ def _torch_flags(torch: Any) -> list[tuple[Callable[[], Any], Callable[[Any], An
 
         return told, lambda value: None if value is None else put(value)
 
+    accumulation = []
+    if hasattr(torch._C, "_get_cublas_allow_fp16_accumulation"):
+        accumulation = [attribute(backends.cuda.matmul, "allow_fp16_accumulation")]
     precision = [
         old(torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
         old(*attribute(backends.cudnn, "allow_tf32")),
@@ -147,6 +151,7 @@ def _torch_flags(torch: Any) -> list[tuple[Callable[[], Any], Callable[[Any], An
         *precision,
         attribute(backends.cuda.matmul, "allow_fp16_reduced_precision_reduction", reduced.format("fp16")),
         attribute(backends.cuda.matmul, "allow_bf16_reduced_precision_reduction", reduced.format("bf16")),
+        *accumulation,
         attribute(backends.cudnn, "benchmark", "_get_cudnn_benchmark"),
         attribute(backends.cudnn, "deterministic", "_get_cudnn_deterministic"),
         attribute(backends.cudnn, "enabled", "_get_cudnn_enabled"),
@@ -225,6 +230,7 @@ class Context:
         self._python: Any = None
         self._numpy = _NumpyState(seed)
         self._torch: _TorchState | None = None
+        self._cupy: CupyRandom | None = None
         self._directory = home.directory
         self._environment = home.environment
         self._path = home.path
@@ -253,6 +259,7 @@ class Context:
         self.torch_loaded()
         if self._torch is not None:
             self._torch.apply(left._torch if left is not None else None)
+        self.cupy_loaded()
         if (left._directory if left is not None else _directory()) != self._directory:
             with contextlib.suppress(OSError):
                 os.chdir(self._directory)
@@ -271,6 +278,8 @@ class Context:
         self.torch_loaded()
         if self._torch is not None:
             self._torch.capture()
+        if self._cupy is not None:
+            self._cupy.leave()
         here = _directory()
         self._directory = here or self._directory
         if _environment() != self._environment:
@@ -284,6 +293,14 @@ class Context:
         torch = sys.modules.get("torch")
         if self._torch is None and torch is not None and hasattr(torch, "default_generator"):
             self._torch = _TorchState(torch, self._torch_seed)
+
+    def cupy_loaded(self) -> None:
+        """Puts this trial's generators of CuPy in place, if CuPy is loaded."""
+        cupy = sys.modules.get("cupy")
+        if self._cupy is None and cupy is not None and hasattr(cupy, "random"):
+            self._cupy = CupyRandom(cupy, self._torch_seed)
+        if self._cupy is not None:
+            self._cupy.enter()
 
     def seed_torch(self) -> None:
         """Seeds a torch that this trial has just imported."""

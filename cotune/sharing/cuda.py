@@ -16,12 +16,17 @@ from typing import Any
 
 from cotune.demand import MIB
 from cotune.errors import DeviceError
+from cotune.sharing.after_import import after_import
+from cotune.sharing.cupy_pool import use_lane_allocator
 from cotune.sharing.memory import LaneMemory
 
 CONTEXT_GUESS = 600 * MIB
-LEAST_CONTEXT = 100 * MIB
+LEAST_CONTEXT = 8 * MIB
 MOST_CONTEXT = 2000 * MIB
 RESERVE = 256 * MIB
+# What the allocator may hold beyond what a small trial asks for: it takes 2 MiB from the device at once for tensors up
+# to 1 MiB and 20 MiB for those up to 10 MiB, of each pool one that is in use and one that is nearly full.
+ROUNDING = 44 * MIB
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +39,7 @@ class Gpu:
         name: The product.
         total: Bytes on it.
         used: Bytes in use by anyone.
+        exclusive: Its compute mode lets only one process at a time use it.
     """
 
     index: int
@@ -41,6 +47,7 @@ class Gpu:
     name: str
     total: int
     used: int
+    exclusive: bool = False
 
 
 @contextlib.contextmanager
@@ -61,11 +68,20 @@ def gpus() -> list[Gpu]:
     found: list[Gpu] = []
     with contextlib.suppress(pynvml.NVMLError), _nvml() as nvml:
         for index in range(nvml.nvmlDeviceGetCount()):
-            handle = nvml.nvmlDeviceGetHandleByIndex(index)
-            memory = nvml.nvmlDeviceGetMemoryInfo(handle)
-            name, uuid = nvml.nvmlDeviceGetName(handle), nvml.nvmlDeviceGetUUID(handle)
-            found.append(Gpu(index, _text(uuid), _text(name), int(memory.total), int(memory.used)))
+            # One that has fallen off the bus must not hide the others.
+            with contextlib.suppress(pynvml.NVMLError):
+                found.append(_gpu(nvml, index))
     return found
+
+
+def _gpu(nvml: Any, index: int) -> Gpu:
+    handle = nvml.nvmlDeviceGetHandleByIndex(index)
+    memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+    name, uuid = nvml.nvmlDeviceGetName(handle), nvml.nvmlDeviceGetUUID(handle)
+    exclusive = False
+    with contextlib.suppress(nvml.NVMLError):
+        exclusive = nvml.nvmlDeviceGetComputeMode(handle) != nvml.NVML_COMPUTEMODE_DEFAULT
+    return Gpu(index, _text(uuid), _text(name), int(memory.total), int(memory.used), exclusive)
 
 
 def _text(value: str | bytes) -> str:
@@ -121,9 +137,12 @@ class GpuWatch:
         pynvml.nvmlInit()
         self._handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
 
-    def used(self) -> int:
-        """Bytes in use by anyone."""
-        return int(self._nvml.nvmlDeviceGetMemoryInfo(self._handle).used)
+    def used(self) -> int | None:
+        """Bytes in use by anyone; None if the driver cannot tell, as when the GPU was lost."""
+        try:
+            return int(self._nvml.nvmlDeviceGetMemoryInfo(self._handle).used)
+        except self._nvml.NVMLError:
+            return None
 
     def utilization(self) -> float | None:
         """Share of the last sampling period (1/6 s to 1 s) in which a kernel ran, 0 to 1; None if it is not told."""
@@ -146,7 +165,7 @@ class CudaMemory(LaneMemory):
 
     Trials are measured by allocated bytes, the lane is capped by reserved bytes: the memory fraction is checked
     before every `cudaMalloc`, and the cache is freed and the call retried before it is refused. The fraction does
-    not cover the CUDA context, which is therefore part of the quota here.
+    not cover the CUDA context, which is therefore part of the quota here, as is what the allocator takes in advance.
     """
 
     torch_device = "cuda:0"
@@ -161,6 +180,7 @@ class CudaMemory(LaneMemory):
 
     def start(self) -> int:
         torch = self._torch
+        before = _used_here()
         torch.cuda.init()
         # A matrix product loads what nearly every trial will, and what the allocator does not count.
         square = torch.ones(64, 64, device="cuda:0")
@@ -170,22 +190,22 @@ class CudaMemory(LaneMemory):
         torch.cuda.empty_cache()
         torch.cuda.synchronize()
         self._total = int(torch.cuda.get_device_properties(0).total_memory)
-        self._context = self._measure_context()
+        self._context = self._measure_context(before)
+        after_import("cupy", lambda cupy: use_lane_allocator(cupy, torch))
         self.reset_peak()
-        return self._context
+        return self._context + ROUNDING
 
-    def _measure_context(self) -> int:
-        """What NVML books on this process, less what the allocator holds; a guess where it cannot see us."""
+    def _measure_context(self, before: int | None) -> int:
+        """What NVML books on this process, less what the allocator holds.
+
+        Where NVML cannot see us, as in a container, it is what the GPU has lost since `before`; too much if other
+        lanes came up meanwhile, which wastes room and endangers nobody. A guess if neither is to be had.
+        """
         reserved = int(self._torch.cuda.memory_reserved(0))
-        uuid = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-        with contextlib.suppress(Exception), _nvml() as nvml:
-            handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
-            for process in nvml.nvmlDeviceGetComputeRunningProcesses(handle):
-                # Our number may be another process's in another PID namespace: only a likely figure is believed.
-                own = int(process.usedGpuMemory or 0) - reserved if process.pid == os.getpid() else 0
-                if LEAST_CONTEXT < own < MOST_CONTEXT:
-                    return own
-        return CONTEXT_GUESS
+        seen = [_booked_on_us(), None if before is None else (_used_here() or 0) - before]
+        # Our number may be another process's in another PID namespace: only a likely figure is believed.
+        likely = (bytes - reserved for bytes in seen if bytes is not None)
+        return next((own for own in likely if LEAST_CONTEXT < own < MOST_CONTEXT), CONTEXT_GUESS)
 
     def read(self) -> tuple[int, int]:
         # Unlike torch.cuda.memory_stats(), this does not flatten 200 entries in Python, which takes 60 us.
@@ -203,7 +223,8 @@ class CudaMemory(LaneMemory):
     def set_quota(self, quota: int) -> int:
         torch = self._torch
         self._room = room = max(quota - self._context, MIB)
-        torch.cuda.set_per_process_memory_fraction(min(1.0, room / self._total), 0)
+        # A byte more, since the fraction is turned into bytes again and rounded down there.
+        torch.cuda.set_per_process_memory_fraction(min(1.0, (room + 1) / self._total), 0)
         reserved = int(torch.cuda.memory_reserved(0))
         if reserved > room:
             torch.cuda.empty_cache()
@@ -216,6 +237,9 @@ class CudaMemory(LaneMemory):
 
     def relax(self) -> None:
         """Unwinding frees device memory without asking for more: the cap may stay."""
+
+    def finish(self) -> None:
+        self._torch.cuda.synchronize()
 
     def trim(self, *, shared: bool) -> None:
         # A resident that still runs would only allocate its workspace again, and be charged for it twice.
@@ -232,3 +256,23 @@ class CudaMemory(LaneMemory):
 
     def busy_seconds(self) -> float | None:
         return None
+
+
+def _used_here() -> int | None:
+    """Bytes that anyone uses of the GPU this lane is on, if NVML can tell."""
+    with contextlib.suppress(Exception), _nvml() as nvml:
+        return int(nvml.nvmlDeviceGetMemoryInfo(_own_handle(nvml)).used)
+    return None
+
+
+def _booked_on_us() -> int | None:
+    """Bytes of that GPU that NVML books on this process, if it sees it."""
+    with contextlib.suppress(Exception), _nvml() as nvml:
+        for process in nvml.nvmlDeviceGetComputeRunningProcesses(_own_handle(nvml)):
+            if process.pid == os.getpid():
+                return int(process.usedGpuMemory or 0)
+    return None
+
+
+def _own_handle(nvml: Any) -> Any:
+    return nvml.nvmlDeviceGetHandleByUUID(os.environ.get("CUDA_VISIBLE_DEVICES", ""))

@@ -134,9 +134,8 @@ def _position(entry: object, visible: list[cuda.Gpu]) -> int | None:
 def _gpu(position: int, gpu: cuda.Gpu, count: int) -> DeviceInfo:
     capacity = gpu.total - gpu.used - cuda.RESERVE
     cores = max(1, _cores() // max(count, 1))
-    return DeviceInfo(
-        f"cuda:{position}", max(capacity, 0), cuda.CONTEXT_GUESS, GPU_MAX_WIDTH, cores, gpu.uuid, gpu.total
-    )
+    context, width = cuda.CONTEXT_GUESS + cuda.ROUNDING, 1 if gpu.exclusive else GPU_MAX_WIDTH
+    return DeviceInfo(f"cuda:{position}", max(capacity, 0), context, width, cores, gpu.uuid, gpu.total)
 
 
 def _cores() -> int:

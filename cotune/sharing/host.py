@@ -17,14 +17,16 @@ import socket
 import sys
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NoReturn
 
 from cotune import session
 from cotune.demand import MIB
 from cotune.errors import NotPicklable
 from cotune.sharing import wire
+from cotune.sharing.after_import import after_import
 from cotune.sharing.boundary import on_optimizer_step
 from cotune.sharing.context import Home
 from cotune.sharing.cpu import CpuMemory
@@ -61,6 +63,8 @@ class LaneOptions:
         judged: Whether a verdict may be to stop: only then the end of a trial waits for the last one.
         metric: The run's metric; empty where a trial need not report, and its end is told by a question.
         log: Where output goes that belongs to no trial.
+        environment: Set before the device is touched.
+        is_mps_client: The lane shares its device context with others, and so their faults.
     """
 
     lane: int
@@ -74,6 +78,8 @@ class LaneOptions:
     judged: bool
     metric: str
     log: Path
+    environment: dict[str, str] = field(default_factory=dict)
+    is_mps_client: bool = False
 
 
 def serve(
@@ -136,7 +142,7 @@ class Host:
         if options.uuid:
             from cotune.sharing import cuda
 
-            os.environ.update(cuda.lane_environment(options.uuid))
+            os.environ.update(cuda.lane_environment(options.uuid) | options.environment)
             self.memory: LaneMemory = cuda.CudaMemory()
         else:
             # "cuda if available" in a trainable must not put CPU lanes, unmeasured, onto somebody's GPU.
@@ -148,6 +154,7 @@ class Host:
         # A process that a trial forks is not the trial: its reports print, its steps are no boundaries.
         os.register_at_fork(after_in_child=_leave_session)
         on_optimizer_step(self._after_step, self._torch_loaded)
+        after_import("cupy", self._cupy_loaded)
         self.page[0] = -1.0
         context = self.memory.start()
         self._context_level = self.level = self.memory.read()[0]
@@ -220,11 +227,20 @@ class Host:
         self._shared_bytes += max(0, grown)
         self._send_holds(self._held[1], self._held[2])
 
-    def trial_over(self, trial: TrialSession, *, failed: bool) -> bool:
+    @property
+    def shares_faults(self) -> bool:
+        """Whether a broken device context may be another trial's work."""
+        return bool(self._sessions) or self.options.is_mps_client
+
+    def trial_over(self, trial: TrialSession, *, is_stuck: bool = False) -> bool:
         """Returns what an ended trial used, and tells what it left behind.
 
+        Args:
+            trial: It is over.
+            is_stuck: Its thread is not, and may never be; nor may what it computes on the device.
+
         Returns:
-            Whether the other residents can go on in this process.
+            Whether anything can go on in this process.
         """
         self._sessions.pop(trial.trial, None)
         if self.turns.first is trial:
@@ -241,7 +257,7 @@ class Host:
         self.level = self.memory.read()[0]
         self.memory.reset_peak()
         residue = self.level - self._context_level - self._shared_bytes - others
-        is_sound = not failed or self.memory.is_sound()
+        is_sound = is_stuck or self.memory.is_sound()
         tainted = not is_sound or trial.left_threads() or (not residents and bool(_children()))
         if abs(residue - self._held[1]) > MIB or tainted != self._held[2]:
             self._send_holds(max(0, residue), tainted)
@@ -295,6 +311,11 @@ class Host:
         if isinstance(holder, TrialSession):
             holder.torch_loaded()
             self.prepare_thread()
+
+    def _cupy_loaded(self, _cupy: ModuleType) -> None:
+        holder = self.turns.holder
+        if isinstance(holder, TrialSession):
+            holder.cupy_loaded()
 
 
 def _leave_session() -> None:

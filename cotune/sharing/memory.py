@@ -52,6 +52,9 @@ class LaneMemory(ABC):
     def cap(self) -> None:  # noqa: B027
         """Puts the cap back, unless a trial is unwinding that ran out of memory."""
 
+    def finish(self) -> None:  # noqa: B027 - where nothing runs behind the trial's back, nothing is left to wait for
+        """Waits for what the trial has still under way on the device, and raises what goes wrong there."""
+
     @abstractmethod
     def trim(self, *, shared: bool) -> None:
         """Returns what an ended trial no longer uses; with `shared`, other trials of the lane still run."""
@@ -77,7 +80,7 @@ _REFUSALS = (
     "cudaErrorMemoryAllocation",
     "unable to mmap",
 )
-_TRIED = re.compile(r"tried to allocate\s+([0-9.]+\s*[A-Za-z]*)", re.IGNORECASE)
+_TRIED = re.compile(r"tried to allocate\s+([0-9.]+\s*[KMGT]i?B)", re.IGNORECASE)
 _BYTES = re.compile(r"([0-9][0-9,]*) bytes")
 
 
@@ -112,10 +115,10 @@ def _refused(error: BaseException, text: str) -> int | None:
         for extent in shape:
             size *= int(extent)
         return size
-    exact = _BYTES.search(text)
-    if exact:
-        return int(exact[1].replace(",", ""))
+    # First: what follows in CUDA's text, such as "0 bytes is reserved by PyTorch", is not what was refused.
     match = _TRIED.search(text)
     with contextlib.suppress(InputError):
-        return parse_bytes(match[1]) if match else None
-    return None
+        if match:
+            return parse_bytes(match[1])
+    exact = _BYTES.search(text)
+    return int(exact[1].replace(",", "")) if exact else None

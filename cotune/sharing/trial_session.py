@@ -120,6 +120,11 @@ class TrialSession:
         if self._context is not None:
             self._context.seed_torch()
 
+    def cupy_loaded(self) -> None:
+        """This trial has just imported CuPy."""
+        if self._context is not None:
+            self._context.cupy_loaded()
+
     # ---- the turn
 
     def turn_begins(self) -> None:
@@ -349,12 +354,11 @@ class TrialSession:
             self._context.close()
             self._context = None
         session.bind(None)
-        can_go_on = host.trial_over(self, failed=ended[0] == "failed")
+        if not host.trial_over(self) and host.shares_faults:
+            # Whose fault it is cannot be told: all of them go on from their checkpoints in other lanes.
+            os._exit(wire.FAULTED)
         host.page[0] = -1.0
         host.send(wire.encode_object(wire.Kind.ENDED, (self.trial, *ended)))
-        if not can_go_on and host.turns.others_wait:
-            # They would fail for what this one did: in another lane they go on from their checkpoints.
-            os._exit(1)
         host.turns.give_up(self)
         if self._log >= 0:
             os.close(self._log)
@@ -395,6 +399,8 @@ class TrialSession:
                     "the trainable ended without a report",
                     hint=f"call cotune.report({{{host.options.metric!r}: ...}}), or return that number",
                 )
+            # What went wrong on the device behind its back would otherwise befall the next trial.
+            host.memory.finish()
             if host.options.judged:
                 self._await_verdict()
         except TrialStopped as stopped:

@@ -34,6 +34,9 @@ GO_ON = 1
 STOP = 2
 REST = 4
 
+# Exit status of a lane that found its device context broken, by one of its residents or a client of the same server.
+FAULTED = 86
+
 
 class Kind(IntEnum):
     # lane to driver

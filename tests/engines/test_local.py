@@ -1,7 +1,14 @@
+import os
+import signal
+from unittest import mock
+
 import pytest
 
+from cotune.engines import local
 from cotune.engines.local import LocalEngine, LocalOptions
-from cotune.sharing.devices import find_devices
+from cotune.packer.instructions import OpenLane
+from cotune.sharing.devices import DeviceInfo, find_devices
+from cotune.sharing.wire import FAULTED
 from cotune.testing import EngineUnderTest, RealEngineConformance
 from cotune.testing.engines import behave
 
@@ -13,3 +20,61 @@ class TestLocalEngine(RealEngineConformance):
         engine = LocalEngine(behave, devices, tmp_path, LocalOptions("loss", residents=2))
         with EngineUnderTest(engine, tmp_path) as under_test:
             yield under_test
+
+
+def test_once_a_fault_has_broken_the_contexts_of_mps_clients_lanes_are_apart(tmp_path, monkeypatch):
+    opened, closed = {}, []
+
+    class Lane:
+        def __init__(self, zygote, options):
+            self.lane, self.options, self.holder = options.lane, options, 7
+            self.read, self.write = os.pipe()
+            opened[self.lane] = self
+
+        def fileno(self):
+            return self.read
+
+        def drain(self):
+            return iter(())
+
+        def close(self):
+            os.close(self.read)
+            os.close(self.write)
+
+    class Daemon:
+        def __init__(self, uuid):
+            self.uuid = uuid
+
+        def environment(self, memory):
+            return {"CUDA_MPS_PIPE_DIRECTORY": f"/mps/{self.uuid}", "limit": str(memory)}
+
+        def close(self):
+            closed.append(self.uuid)
+
+    monkeypatch.setattr(local, "LaneHandle", Lane)
+    monkeypatch.setattr(local, "MpsDaemon", Daemon)
+    monkeypatch.setattr(local, "_OthersOnGpu", lambda info: mock.Mock())
+    gpus = [DeviceInfo(f"cuda:{n}", 1 << 30, 0, 32, 2, f"GPU-{n}", 1 << 30) for n in range(2)]
+    engine = LocalEngine(behave, gpus, tmp_path, LocalOptions("loss", mps=True))
+    engine.start()
+
+    def lane(number, device):
+        engine.execute(OpenLane(number, device, 1 << 28))
+        return opened[number].options
+
+    def gone(number, status):
+        engine._hear_zygote(mock.Mock(receive=lambda: ("gone", number, status)))
+        return engine._pending.pop()
+
+    first = lane(1, "cuda:0")
+    assert first.is_mps_client
+    assert first.environment == {"CUDA_MPS_PIPE_DIRECTORY": "/mps/GPU-0", "limit": str(1 << 30)}
+    assert gone(1, signal.SIGKILL).holder == 7
+    assert lane(2, "cuda:0").is_mps_client
+    lost = gone(2, FAULTED << 8)
+    assert "broke the device context" in lost.detail
+    apart = lane(3, "cuda:0")
+    assert (apart.is_mps_client, apart.environment) == (False, {})
+    assert lane(4, "cuda:1").is_mps_client
+    engine.close()
+    assert closed == ["GPU-0", "GPU-1"]

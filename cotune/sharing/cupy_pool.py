@@ -1,0 +1,73 @@
+"""CuPy inside a lane: its memory comes from the lane's allocator, its random numbers are the trial's own.
+
+What CuPy allocates is then in the lane's counters and under its cap, and what one trial frees the next can use, be it
+with torch or with CuPy.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+from cotune.errors import InputError
+
+
+def use_lane_allocator(cupy: ModuleType, torch: Any) -> None:
+    """Has CuPy take its device memory from torch's caching allocator."""
+
+    def allocate(size: int, device: int) -> int:
+        # The allocator gives freed memory away again in the order of the stream it was allocated for.
+        stream = _common_stream(cupy, torch)
+        return int(torch.cuda.caching_allocator_alloc(size, device, stream))
+
+    def free(pointer: int, _device: int) -> None:
+        torch.cuda.caching_allocator_delete(pointer)
+
+    cupy.cuda.set_allocator(cupy.cuda.PythonFunctionAllocator(allocate, free).malloc)
+
+
+def _common_stream(cupy: Any, torch: Any) -> int:
+    """The current stream of both.
+
+    Raises:
+        InputError: They have different ones: memory would be given away before it is used up.
+    """
+    ours, theirs = int(torch.cuda.current_stream().cuda_stream), int(cupy.cuda.get_current_stream().ptr)
+    if ours != theirs:
+        raise InputError(
+            f"CuPy allocates on stream {theirs:#x}, while torch's current stream is {ours:#x}",
+            hint="leave both on the default stream; or enter torch.cuda.stream(s) and "
+            "cupy.cuda.ExternalStream(s.cuda_stream) together; CUPY_CUDA_PER_THREAD_DEFAULT_STREAM must not be set",
+        )
+    return ours
+
+
+class CupyRandom:
+    """A trial's own generators behind `cupy.random`, seeded from the trial's seed.
+
+    CuPy keeps one for each device in a table of its module; generators cannot be copied, so the table is swapped.
+    """
+
+    def __init__(self, cupy: Any, seed: int) -> None:
+        self._module = cupy.random._generator
+        self._states: dict[int, Any] = _Seeded(cupy.random.RandomState, seed)
+
+    def enter(self) -> None:
+        self._module._random_states = self._states
+
+    def leave(self) -> None:
+        self._states = self._module._random_states
+
+
+class _Seeded(dict[int, Any]):
+    """A table that makes what is not there yet, as CuPy would, but from a seed."""
+
+    def __init__(self, make: Any, seed: int) -> None:
+        super().__init__()
+        self._make = make
+        self._seed = seed
+
+    def get(self, device: int, default: Any = None) -> Any:
+        if device not in self:
+            self[device] = self._make(self._seed)
+        return self[device]

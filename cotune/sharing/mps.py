@@ -1,0 +1,160 @@
+"""A private MPS daemon for one GPU: the kernels of its lanes then run at the same time, not in slices of time.
+
+Without MPS the driver never runs kernels of two processes at once. The price is that a fatal fault in one client
+breaks the contexts of all (NVIDIA, Multi-Process Service, "Error containment"). A lane that finds its context broken
+therefore dies without a verdict on its trial, and the lanes after it do without MPS.
+
+The daemon has directories of its own, which no other user can enter; compute mode and clocks stay as they are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from cotune.demand import MIB
+from cotune.errors import DeviceError
+
+CONTROL = "nvidia-cuda-mps-control"
+UP_WITHIN = 5.0
+CLIENT_WITHIN = 15.0
+QUIT_WITHIN = 10.0
+# Stands between us and the daemon: when our end of its input is closed, if only by our death, it ends the daemon.
+_KEEPER = '"$0" -f & read -r _; echo quit -t 1 | "$0"; wait; rm -rf -- "$CUDA_MPS_PIPE_DIRECTORY"'
+# The least that makes a process a client: no torch, whose import takes a second.
+_CLIENT = (
+    "import ctypes; cuda = ctypes.CDLL('libcuda.so.1'); device = ctypes.c_int(); context = ctypes.c_void_p(); "
+    "print(cuda.cuInit(0) or cuda.cuDeviceGet(ctypes.byref(device), 0) "
+    "or cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), device))"
+)
+
+
+class MpsDaemon:
+    """A running daemon, known to serve clients on its GPU.
+
+    Args:
+        uuid: The GPU's identity.
+
+    Raises:
+        DeviceError: It cannot be started here, or serves nobody.
+    """
+
+    def __init__(self, uuid: str) -> None:
+        self._uuid = uuid
+        if shutil.which(CONTROL) is None:
+            raise _refused(f"{CONTROL} is not installed")
+        if os.environ.get("CUDA_MPS_PIPE_DIRECTORY"):
+            raise _refused("CUDA_MPS_PIPE_DIRECTORY is set, which makes lanes clients of that daemon")
+        # Not below the run's folder: the path of a socket must be short.
+        self._folder = Path(tempfile.mkdtemp(prefix="cotune-mps-"))
+        self._own = {"CUDA_MPS_PIPE_DIRECTORY": str(self._folder), "CUDA_MPS_LOG_DIRECTORY": str(self._folder)}
+        self._own["CUDA_VISIBLE_DEVICES"] = uuid
+        self._keeper = subprocess.Popen(
+            ["/bin/sh", "-c", _KEEPER, CONTROL],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env=os.environ | self._own,
+            start_new_session=True,
+        )
+        try:
+            self._await_daemon()
+            self._try_client()
+        except BaseException:
+            self.close()
+            raise
+
+    def environment(self, memory: int | None = None, share: int = 100) -> dict[str, str]:
+        """What makes a process a client, if it is set before CUDA is touched.
+
+        Args:
+            memory: Bytes of device memory the process may take in all, its context included.
+            share: Percentage of the multiprocessors its kernels may use.
+        """
+        found = dict(self._own)
+        if memory is not None:
+            found["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] = f"0={max(1, memory // MIB)}M"
+        if share < 100:
+            found["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = str(share)
+        return found
+
+    def servers(self) -> list[int]:
+        """The processes that serve clients now.
+
+        Raises:
+            DeviceError: The daemon does not answer.
+        """
+        try:
+            done = subprocess.run(
+                [CONTROL],
+                input="get_server_list\n",
+                capture_output=True,
+                text=True,
+                timeout=UP_WITHIN,
+                env=os.environ | self._own,
+                check=True,
+            )
+        except (OSError, subprocess.SubprocessError) as error:
+            raise _refused(f"the daemon does not answer{self._last_words()}") from error
+        return [int(word) for word in done.stdout.split() if word.isdigit()]
+
+    def close(self) -> None:
+        """Ends the daemon, its server and what clients there still are."""
+        assert self._keeper.stdin is not None
+        with contextlib.suppress(OSError):
+            self._keeper.stdin.close()
+        try:
+            self._keeper.wait(QUIT_WITHIN)
+        except subprocess.TimeoutExpired:
+            with contextlib.suppress(OSError):
+                os.killpg(self._keeper.pid, 9)
+            self._keeper.wait()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _await_daemon(self) -> None:
+        until = time.monotonic() + UP_WITHIN
+        while True:
+            try:
+                self.servers()
+                return
+            except DeviceError:
+                if time.monotonic() > until or self._keeper.poll() is not None:
+                    raise
+                time.sleep(0.05)
+
+    def _try_client(self) -> None:
+        """Has a process use the GPU; without a server it would have done so past the daemon."""
+        try:
+            done = subprocess.run(
+                [sys.executable, "-S", "-c", _CLIENT],
+                capture_output=True,
+                text=True,
+                timeout=CLIENT_WITHIN,
+                env=os.environ | self.environment(),
+                check=False,
+            )
+            said = done.stdout.strip() or done.stderr.strip()[-200:] or f"exit status {done.returncode}"
+        except subprocess.TimeoutExpired:
+            said = f"no answer in {CLIENT_WITHIN:g} s"
+        if said != "0":
+            raise _refused(f"a client of it cannot use the GPU ({said}){self._last_words()}")
+        if not self.servers():
+            raise _refused(f"it started no server for a client{self._last_words()}")
+
+    def _last_words(self) -> str:
+        for name in ("server.log", "control.log"):
+            with contextlib.suppress(OSError):
+                lines = (self._folder / name).read_text(encoding="utf-8", errors="replace").strip().splitlines()
+                if lines:
+                    return f"; {name} ends: {lines[-1][:200]}"
+        return ""
+
+
+def _refused(why: str) -> DeviceError:
+    return DeviceError(f"MPS cannot be used: {why}", hint="leave mps out: lanes then take slices of time on the GPU")
