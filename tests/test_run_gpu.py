@@ -1,15 +1,19 @@
 """`cotune.run` on a real GPU."""
 
 import os
+import subprocess
+import sys
 import time
 
 import pytest
 
 import cotune
-from cotune.demand import MIB
+from cotune.demand import GIB, MIB
 from cotune.engines.local import LocalEngine, LocalOptions
+from cotune.packer import DeviceChanged
 from cotune.sharing import cuda
 from cotune.sharing.devices import find_devices
+from cotune.sharing.mps import MpsDaemon
 from cotune.testing import EngineUnderTest
 
 pytestmark = pytest.mark.gpu
@@ -73,8 +77,69 @@ def test_out_of_memory_is_retried_with_more_and_siblings_do_not_notice(run):
         hold({"mib": size})
 
     results = run(train, {"x": cotune.uniform(0, 1)}, trials=10, lanes=2)
-    assert [trial.state for trial in results] == ["done"] * 10
+    assert [str(trial.state) for trial in results] == ["done"] * 10
     assert results[5].attempts > 1
+
+
+def test_residents_hold_what_is_persistent_of_all_and_the_largest_ephemeral_part(run, tmp_path):
+    """Two that keep 256 MiB each and take another 1,024 at times hold 1,536 MiB, not 2,560."""
+
+    def train(config):
+        import torch
+
+        other = tmp_path / f"began-{1 - config['x']}"
+        kept = torch.ones(256 * MIB, dtype=torch.uint8, device="cuda")
+        (tmp_path / f"began-{config['x']}").touch()
+        beside, until = 0, time.monotonic() + 60
+        while beside < 20 and time.monotonic() < until:
+            scratch = torch.ones(1024 * MIB, dtype=torch.uint8, device="cuda")
+            cotune.report({"loss": float(kept[0] + scratch[0]), "reserved": torch.cuda.memory_reserved(0)})
+            del scratch
+            time.sleep(0.01)  # so that turns of 50 ms change many times
+            cotune.report({"loss": 0.0, "reserved": torch.cuda.memory_reserved(0), "pid": os.getpid()})
+            beside += other.exists()
+
+    results = run(train, {"x": cotune.choice([0, 1])}, sampler="grid", lanes=1, residents=2)
+    assert [str(trial.state) for trial in results] == ["done", "done"]
+    assert len({trial.metrics["pid"] for trial in results}) == 1
+    most = max(report["reserved"] for trial in results for report in trial.history)
+    assert 1536 * MIB <= most <= 1600 * MIB
+
+
+def test_the_next_trial_of_a_lane_takes_the_memory_of_the_last(run):
+    def train(config):
+        import torch
+
+        block = torch.ones(2048 * MIB, dtype=torch.uint8, device="cuda")
+        reserved = torch.cuda.memory_reserved(0)
+        for step in range(4):
+            cotune.report({"loss": float(block[0]), "reserved": reserved, "pid": os.getpid()}, step=step)
+
+    first, *others = run(train, {"x": cotune.uniform(0, 1)}, trials=3, lanes=1)
+    for trial in others:
+        assert trial.metrics["pid"] == first.metrics["pid"]
+        assert trial.metrics["reserved"] <= first.metrics["reserved"]
+
+
+def test_what_another_process_takes_is_no_longer_ours(tmp_path):
+    code = """
+import sys, torch
+kept = torch.empty(4 << 30, dtype=torch.uint8, device="cuda")
+torch.cuda.synchronize()
+print("holds", flush=True)
+sys.stdin.read()
+"""
+    info = find_devices(gpus=1)
+    engine = LocalEngine(hold, info, tmp_path, LocalOptions("loss"))
+    with EngineUnderTest(engine, tmp_path) as under_test:
+        environ = {**os.environ, "CUDA_VISIBLE_DEVICES": info[0].uuid}
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        with subprocess.Popen([sys.executable, "-c", code], text=True, env=environ, **pipes) as other:
+            assert other.stdout.readline() == "holds\n"
+            changed = under_test.wait(DeviceChanged, lambda event: event.capacity <= info[0].capacity - 4 * GIB)
+            assert changed.capacity > info[0].capacity - 6 * GIB
+            other.stdin.close()
+        under_test.wait(DeviceChanged, lambda event: event.capacity > info[0].capacity - GIB)
 
 
 def test_a_trial_beyond_the_whole_gpu_fails_with_figures(run):
@@ -87,11 +152,44 @@ def test_a_device_side_assert_costs_its_own_lane_only(run):
         import torch
 
         cotune.report({"loss": 1.0})
-        if config["x"]:
+        if config["x"] == 1:
             torch.zeros(4, device="cuda")[torch.tensor([100], device="cuda")].sum().item()
 
-    results = run(train, {"x": cotune.choice([0, 1, 0])}, sampler="grid", lanes=2)
-    assert {trial.config["x"]: str(trial.state) for trial in results} == {0: "done", 1: "failed"}
+    results = run(train, {"x": cotune.choice([0, 1, 2])}, sampler="grid", lanes=2)
+    states = {trial.config["x"]: str(trial.state) for trial in results}
+    assert states == {0: "done", 1: "failed", 2: "done"}
+
+
+def needs_mps():
+    try:
+        MpsDaemon(find_devices(gpus=1)[0].uuid).close()
+    except cotune.DeviceError as error:
+        pytest.skip(error.message)
+
+
+def test_lanes_that_are_mps_clients_compute_the_same_bits_as_others(run):
+    needs_mps()
+    space = {"lr": cotune.choice([1e-3, 3e-3, 1e-2])}
+    apart, clients = (run(dropout, space, sampler="grid", lanes=3, mps=mps) for mps in (False, True))
+    for a, b in zip(apart, clients, strict=True):
+        assert [r["loss"] for r in a.history] == [r["loss"] for r in b.history]
+
+
+def test_a_fatal_fault_of_an_mps_client_fails_its_own_trial_only(run):
+    needs_mps()
+
+    def train(config):
+        import torch
+
+        x = torch.ones(1000, device="cuda")
+        for step in range(200):
+            cotune.report({"loss": float(x.sum())}, step=step)
+            if config["x"] == 1 and step == 50:
+                torch.zeros(4, device="cuda")[torch.tensor([100], device="cuda")].sum().item()
+
+    results = run(train, {"x": cotune.choice([0, 1, 2, 3])}, sampler="grid", lanes=4, mps=True)
+    states = {trial.config["x"]: str(trial.state) for trial in results}
+    assert states == {0: "done", 1: "failed", 2: "done", 3: "done"}
 
 
 def test_the_bytes_of_a_killed_lane_come_back(tmp_path):

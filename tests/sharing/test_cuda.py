@@ -1,4 +1,4 @@
-"""A real GPU: found, measured, capped. Whatever touches CUDA does so in a process of its own."""
+"""A real GPU: found, measured, capped. Whatever touches CUDA does so in a process forked for it, as lanes are."""
 
 import json
 import os
@@ -10,17 +10,23 @@ from pathlib import Path
 import pytest
 
 import cotune
-from cotune.demand import MIB
+from cotune.demand import GIB, MIB
+from cotune.errors import DeviceError
 from cotune.sharing import cuda
 from cotune.sharing.devices import find_devices
+from cotune.sharing.mps import MpsDaemon
 
 pytestmark = pytest.mark.gpu
 
-PRELUDE = """
-import json, os
+ROOT = Path(cotune.__file__).parents[1]
+ALLOCATORS = {"native": "", "expandable": "expandable_segments:True"}
+
+# Imports torch once, then forks a process for each piece of code; like the zygote, it never touches CUDA.
+SERVER = """
+import json, os, signal, sys, traceback
+import torch, torch._dynamo
 from cotune.sharing.cuda import CudaMemory
 from cotune.sharing.memory import out_of_memory
-import torch
 MIB = 1 << 20
 def block(mib):
     return torch.empty(mib * MIB, dtype=torch.uint8, device="cuda:0")
@@ -30,9 +36,52 @@ def refusal(make):
     except BaseException as error:
         return [type(error).__name__, *out_of_memory(error)]
     return None
-def tell(*what):
-    print(json.dumps(what))
+for line in sys.stdin:
+    asked = json.loads(line)
+    told, tell_it = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.environ.update(asked["environ"])
+        signal.alarm(80)
+        def tell(*what):
+            os.write(tell_it, json.dumps(what).encode())
+        try:
+            exec(asked["code"], {**globals(), "tell": tell})
+        except BaseException:
+            os.write(tell_it, json.dumps({"error": traceback.format_exc()}).encode())
+        os._exit(0)
+    os.close(tell_it)
+    with open(told, "rb") as answer:
+        text = answer.read().decode()
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    print(json.dumps({"status": status, "text": text, "touched": torch.cuda.is_initialized()}), flush=True)
 """
+
+
+@pytest.fixture(scope="module")
+def servers():
+    """A server for each way the allocator can be set up, which is for good."""
+    running = {}
+
+    def server(allocator):
+        if allocator not in running:
+            environ = {**os.environ, "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+            environ["PYTORCH_CUDA_ALLOC_CONF"] = ALLOCATORS[allocator]
+            running[allocator] = subprocess.Popen(
+                [sys.executable, "-c", SERVER],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                cwd=ROOT,
+                env=environ,
+            )
+        return running[allocator]
+
+    yield server
+    for process in running.values():
+        process.stdin.close()
+        process.wait(30)
+        process.stdout.close()
 
 
 @pytest.fixture
@@ -40,28 +89,31 @@ def gpu():
     """The first GPU we may use."""
     if not (visible := cuda.visible_gpus()):
         pytest.skip("CUDA_VISIBLE_DEVICES hides every GPU")
-    pytest.importorskip("torch")
     return visible[0]
 
 
 @pytest.fixture
-def in_lane(gpu):
+def in_lane(gpu, servers):
     """Runs code in a fresh process with the environment of a lane; gives what it tells."""
 
-    def run(code):
-        done = subprocess.run(
-            [sys.executable, "-c", PRELUDE + textwrap.dedent(code)],
-            capture_output=True,
-            text=True,
-            timeout=100,
-            check=False,
-            cwd=Path(cotune.__file__).parents[1],
-            env={**os.environ, **cuda.lane_environment(gpu.uuid), "PYTORCH_NVML_BASED_CUDA_CHECK": "1"},
-        )
-        assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout)
+    def run(code, allocator="native", **environ):
+        server = servers(allocator)
+        asked = {"code": textwrap.dedent(code), "environ": cuda.lane_environment(gpu.uuid) | environ}
+        server.stdin.write(json.dumps(asked) + "\n")
+        server.stdin.flush()
+        answer = json.loads(server.stdout.readline())
+        assert answer["status"] == 0, answer
+        assert not answer["touched"]
+        told = json.loads(answer["text"])
+        assert isinstance(told, list), told["error"]
+        return told
 
     return run
+
+
+@pytest.fixture(params=ALLOCATORS)
+def allocator(request):
+    return request.param
 
 
 # ---- finding
@@ -97,7 +149,21 @@ def test_finding_gpus_does_not_touch_cuda(gpu):
         "import sys; from cotune.sharing.devices import find_devices; assert find_devices()[0].is_cuda; "
         "assert 'torch' not in sys.modules; assert 'libcuda.so' not in open('/proc/self/maps').read()"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60, cwd=Path(cotune.__file__).parents[1])
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60, cwd=ROOT)
+
+
+@pytest.mark.parametrize("form", ["index", "uuid", "beginning"])
+def test_cuda_itself_takes_a_visible_device_for_the_one_we_do(gpu, in_lane, form):
+    name = {"index": str(gpu.index), "uuid": gpu.uuid, "beginning": gpu.uuid[:12]}[form]
+    # NVML counts in the order of the bus, and so must CUDA where an index is to mean the same.
+    count, uuid = in_lane(
+        "torch.cuda.init(); tell(torch.cuda.device_count(), str(torch.cuda.get_device_properties(0).uuid))",
+        CUDA_VISIBLE_DEVICES=name,
+        CUDA_DEVICE_ORDER="PCI_BUS_ID",
+    )
+    (ours,) = cuda.visible_gpus({"CUDA_VISIBLE_DEVICES": name})
+    assert count == 1
+    assert ours.uuid.removeprefix("GPU-") == uuid.removeprefix("GPU-")
 
 
 def test_a_watch_says_what_is_used_and_how_busy_the_gpu_is(gpu):
@@ -117,12 +183,75 @@ def test_a_lane_sees_its_own_gpu_only(gpu, in_lane):
 
 
 def test_the_cuda_context_is_measured(in_lane):
-    (context,) = in_lane("tell(CudaMemory().start())")
+    context, held, used = in_lane("""
+        from cotune.sharing import cuda
+        before = cuda._used_here()
+        memory = CudaMemory()
+        context = memory.start() - cuda.ROUNDING
+        kept = block(256)
+        memory.read()
+        tell(context, memory.held(), cuda._used_here() - before)
+    """)
     assert 50 * MIB < context < 2048 * MIB
+    # What the device has lost, in all, is what the lane says it holds.
+    assert held == pytest.approx(used, rel=0.1)
 
 
-def test_the_counters_are_exact(in_lane):
-    before, held, held_peak, after, peak = in_lane("""
+def test_small_tensors_fit_a_quota_that_is_just_theirs(in_lane, allocator):
+    (refused,) = in_lane(
+        """
+        memory = CudaMemory()
+        memory.set_quota(memory.start() + 30 * MIB)
+        def fill():
+            small = [torch.empty(300_000, dtype=torch.uint8, device="cuda:0") for _ in range(30)]
+            large = [torch.empty(3 * MIB, dtype=torch.uint8, device="cuda:0") for _ in range(6)]
+        tell(refusal(fill))
+    """,
+        allocator,
+    )
+    assert refused is None
+
+
+def test_workspaces_of_residents_are_counted_and_bounded(in_lane):
+    one, four, later, none = in_lane("""
+        import threading
+        memory = CudaMemory()
+        memory.start()
+        go, ready = threading.Event(), threading.Semaphore(0)
+        def resident():
+            a = torch.randn(512, 512, device="cuda:0", requires_grad=True)
+            (a @ a).sum().backward()
+            torch.cuda.synchronize()
+            del a
+            ready.release()
+            go.wait(60)
+        def residents(count):
+            threads = [threading.Thread(target=resident) for _ in range(count)]
+            for thread in threads:
+                thread.start()
+            for _ in threads:
+                ready.acquire()
+            held = memory.read()[0]
+            go.set()
+            for thread in threads:
+                thread.join()
+            go.clear()
+            return held
+        one, four = residents(1), residents(4)
+        for _ in range(6):
+            later = residents(2)
+        memory.trim(shared=False)
+        tell(one, four, later, memory.read()[0])
+    """)
+    # One for the thread of the backward pass, one for each resident; ended threads leave theirs to the next.
+    assert four <= 2.5 * one + MIB
+    assert later <= four
+    assert none == 0
+
+
+def test_the_counters_are_exact(in_lane, allocator):
+    before, held, held_peak, after, peak = in_lane(
+        """
         memory = CudaMemory()
         memory.start()
         before, _ = memory.read()
@@ -133,7 +262,9 @@ def test_the_counters_are_exact(in_lane):
         del extra
         after, peak = memory.read()
         tell(before, held, held_peak, after, peak)
-    """)
+    """,
+        allocator,
+    )
     assert held - before == 64 * MIB
     assert held_peak == held
     assert after == held
@@ -157,26 +288,33 @@ def test_what_the_backward_thread_allocates_is_counted(in_lane):
     assert peak >= 128 * MIB
 
 
-def test_the_quota_refuses_what_is_beyond_it_and_says_how_much(in_lane):
-    (refused,) = in_lane("""
+def test_the_quota_refuses_what_is_beyond_it_and_says_how_much(in_lane, allocator):
+    (refused,) = in_lane(
+        """
         memory = CudaMemory()
         memory.set_quota(memory.start() + 256 * MIB)
         tell(refusal(lambda: block(512)))
-    """)
+    """,
+        allocator,
+    )
     assert refused == ["OutOfMemoryError", True, 512 * MIB]
 
 
-def test_within_the_quota_nothing_is_refused(in_lane):
-    (refused,) = in_lane("""
+def test_within_the_quota_nothing_is_refused(in_lane, allocator):
+    (refused,) = in_lane(
+        """
         memory = CudaMemory()
         memory.set_quota(memory.start() + 256 * MIB)
         tell(refusal(lambda: block(240)))
-    """)
+    """,
+        allocator,
+    )
     assert refused is None
 
 
-def test_after_a_refusal_the_process_goes_on_under_the_same_quota(in_lane):
-    first, small, again, sound = in_lane("""
+def test_after_a_refusal_the_process_goes_on_under_the_same_quota(in_lane, allocator):
+    first, small, again, sound = in_lane(
+        """
         memory = CudaMemory()
         memory.set_quota(memory.start() + 256 * MIB)
         def fill():
@@ -188,28 +326,34 @@ def test_after_a_refusal_the_process_goes_on_under_the_same_quota(in_lane):
         memory.trim(shared=False)
         small = refusal(lambda: block(200).fill_(1))
         tell(first, small, refusal(lambda: block(512)), memory.is_sound())
-    """)
+    """,
+        allocator,
+    )
     assert first == ["OutOfMemoryError", True, 32 * MIB]
     assert small is None
     assert again == ["OutOfMemoryError", True, 512 * MIB]
     assert sound
 
 
-def test_a_larger_quota_gives_what_was_refused(in_lane):
-    before, after = in_lane("""
+def test_a_larger_quota_gives_what_was_refused(in_lane, allocator):
+    before, after = in_lane(
+        """
         memory = CudaMemory()
         context = memory.start()
         memory.set_quota(context + 256 * MIB)
         before = refusal(lambda: block(512))
         memory.set_quota(context + 640 * MIB)
         tell(before is None, refusal(lambda: block(512)))
-    """)
+    """,
+        allocator,
+    )
     assert not before
     assert after is None
 
 
-def test_shrinking_gives_cached_memory_back_to_the_gpu(in_lane):
-    reserved_before, reserved_after, quota = in_lane("""
+def test_shrinking_gives_cached_memory_back_to_the_gpu(in_lane, allocator):
+    reserved_before, reserved_after, quota = in_lane(
+        """
         memory = CudaMemory()
         context = memory.start()
         memory.set_quota(context + 1024 * MIB)
@@ -217,7 +361,9 @@ def test_shrinking_gives_cached_memory_back_to_the_gpu(in_lane):
         before = torch.cuda.memory_reserved(0)
         quota = memory.set_quota(context + 64 * MIB)
         tell(before, torch.cuda.memory_reserved(0), quota - context)
-    """)
+    """,
+        allocator,
+    )
     assert reserved_before >= 512 * MIB
     assert reserved_after <= 64 * MIB
     assert quota == 64 * MIB
@@ -309,3 +455,48 @@ def test_two_processes_forked_from_one_use_the_gpu_at_once(in_lane):
         tell([os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids])
     """)
     assert statuses == [0, 0]
+
+
+# ---- MPS
+
+
+@pytest.fixture
+def mps(gpu):
+    """A daemon of our own on that GPU."""
+    try:
+        daemon = MpsDaemon(gpu.uuid)
+    except DeviceError as error:
+        pytest.skip(str(error.message))
+    yield daemon
+    daemon.close()
+
+
+def test_an_mps_client_is_measured_and_capped_like_any_lane(mps, in_lane):
+    context, counted, refused = in_lane(
+        """
+        memory = CudaMemory()
+        context = memory.start()
+        memory.set_quota(context + 256 * MIB)
+        kept = block(64)
+        tell(context, memory.read()[0], refusal(lambda: block(512)))
+    """,
+        **mps.environment(),
+    )
+    assert mps.servers()
+    assert context < 2048 * MIB
+    assert counted == 64 * MIB
+    assert refused == ["OutOfMemoryError", True, 512 * MIB]
+
+
+def test_an_mps_client_has_no_more_memory_and_multiprocessors_than_it_was_given(mps, in_lane):
+    code = """
+        refused = refusal(lambda: block(6000))
+        tell(torch.cuda.get_device_properties(0).multi_processor_count, refused and refused[:2])
+    """
+    (all_of_them, free), (half, limited) = (
+        in_lane(code, **mps.environment()),
+        in_lane(code, **mps.environment(memory=4 * GIB, share=50)),
+    )
+    assert free is None
+    assert limited == ["OutOfMemoryError", True]
+    assert half == pytest.approx(all_of_them / 2, rel=0.1)
