@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from cotune.cli import simulate
+from cotune.cli import doctor, simulate
 from cotune.errors import CotuneError
 
 
@@ -14,6 +14,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line; 2 if something about it was wrong, with a hint on stderr."""
     parser = argparse.ArgumentParser(prog="cotune", description="Hyperparameter tuning that packs trials onto devices.")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    doctor.add_to(commands)
     simulate.add_to(commands)
     options = parser.parse_args(arguments)
     try:

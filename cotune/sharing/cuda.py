@@ -51,7 +51,8 @@ class Gpu:
 
 
 @contextlib.contextmanager
-def _nvml() -> Iterator[Any]:
+def nvml_started() -> Iterator[Any]:
+    """NVML, started."""
     import pynvml
 
     pynvml.nvmlInit()
@@ -66,7 +67,7 @@ def gpus() -> list[Gpu]:
     import pynvml
 
     found: list[Gpu] = []
-    with contextlib.suppress(pynvml.NVMLError), _nvml() as nvml:
+    with contextlib.suppress(pynvml.NVMLError), nvml_started() as nvml:
         for index in range(nvml.nvmlDeviceGetCount()):
             # One that has fallen off the bus must not hide the others.
             with contextlib.suppress(pynvml.NVMLError):
@@ -260,14 +261,14 @@ class CudaMemory(LaneMemory):
 
 def _used_here() -> int | None:
     """Bytes that anyone uses of the GPU this lane is on, if NVML can tell."""
-    with contextlib.suppress(Exception), _nvml() as nvml:
+    with contextlib.suppress(Exception), nvml_started() as nvml:
         return int(nvml.nvmlDeviceGetMemoryInfo(_own_handle(nvml)).used)
     return None
 
 
 def _booked_on_us() -> int | None:
     """Bytes of that GPU that NVML books on this process, if it sees it."""
-    with contextlib.suppress(Exception), _nvml() as nvml:
+    with contextlib.suppress(Exception), nvml_started() as nvml:
         for process in nvml.nvmlDeviceGetComputeRunningProcesses(_own_handle(nvml)):
             if process.pid == os.getpid():
                 return int(process.usedGpuMemory or 0)
