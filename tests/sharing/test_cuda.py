@@ -25,7 +25,7 @@ ALLOCATORS = {"native": "", "expandable": "expandable_segments:True"}
 SERVER = """
 import json, os, signal, sys, traceback
 import torch, torch._dynamo
-from cotune.sharing.cuda import CudaMemory
+from cotune.sharing.cuda import ROUNDING, CudaMemory
 from cotune.sharing.memory import out_of_memory
 MIB = 1 << 20
 def block(mib):
@@ -187,7 +187,7 @@ def test_the_cuda_context_is_measured(in_lane):
         from cotune.sharing import cuda
         before = cuda._used_here()
         memory = CudaMemory()
-        context = memory.start() - cuda.ROUNDING
+        context = memory.start() - ROUNDING
         kept = block(256)
         memory.read()
         tell(context, memory.held(), cuda._used_here() - before)
@@ -372,7 +372,7 @@ def test_shrinking_gives_cached_memory_back_to_the_gpu(in_lane, allocator):
 def test_a_quota_below_what_is_held_says_what_holds(in_lane):
     (quota,) = in_lane("""
         memory = CudaMemory()
-        context = memory.start()
+        context = memory.start() - ROUNDING
         memory.set_quota(context + 1024 * MIB)
         kept = block(512)
         tell(memory.set_quota(context + 64 * MIB) - context)
@@ -383,7 +383,7 @@ def test_a_quota_below_what_is_held_says_what_holds(in_lane):
 def test_what_is_held_is_context_and_cache(in_lane):
     context, held = in_lane("""
         memory = CudaMemory()
-        context = memory.start()
+        context = memory.start() - ROUNDING
         kept = block(512)
         memory.read()
         tell(context, memory.held())
