@@ -18,8 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import _gpu_packing as packing
 import _gpu_raw as raw
 import _gpu_runs as runs
+import _gpu_ways as ways
 from _common import ROOT, Bystanders, PeerFailed, describe, machine, run_peer, serve_peer, write_json
 
 Found = dict[str, Any]
@@ -44,14 +46,15 @@ SECTIONS = {
     "handover": Section(runs.handover, 60, dry=True),
     "turns": Section(runs.turns, 60, dry=True),
     "counters": Section(runs.counters, 60, dry=True),
-    "oom": Section(runs.oom, 90, dry=True),
-    "light": Section(runs.light, 150, dry=True),
-    "heavy": Section(runs.heavy, 100, dry=True),
+    "oom": Section(packing.oom, 90, dry=True),
+    "light": Section(packing.light, 120, dry=True),
+    "heavy": Section(packing.heavy, 100, dry=True),
     "lane_start": Section(runs.lane_start, 60, dry=True),
-    "slices": Section(raw.slices, 90, dry=True),
-    "mps": Section(raw.mps, 90),
-    "with_mps": Section(raw.with_mps, 90),
-    "streams": Section(raw.on_streams, 90, dry=True),
+    "slices": Section(ways.slices, 90, dry=True),
+    "mps": Section(ways.mps, 90),
+    "light_mps": Section(packing.light_mps, 60),
+    "with_mps": Section(ways.with_mps, 90),
+    "streams": Section(ways.on_streams, 90, dry=True),
     "context": Section(raw.context, 60),
     "growth": Section(raw.growth, 90),
     "allocators": Section(raw.allocators, 60),
@@ -83,7 +86,8 @@ def goals(found: Found) -> list[tuple[str, str, str, bool | None]]:
     off = max(abs(share - 1) for share in counters.values()) if counters else None
     lost, naive = _at(found, "oom", "cotune", "lost"), _at(found, "oom", "naive", "lost")
     lights = _at(found, "light") or {}
-    best = max((way["speedup"] for way in lights.values() if isinstance(way, dict) and "speedup" in way), default=None)
+    tried = [*lights.values(), *(_at(found, "light_mps") or {}).values()]
+    best = max((way["speedup"] for way in tried if isinstance(way, dict)), default=None)
     stop = _at(found, "handover", "stop_to_first_kernel_ms", "p50")
     return [
         row("stop -> next trial's first kernel, p50", "<= 5 ms", stop, lambda v: v <= 5, " ms"),
@@ -109,21 +113,22 @@ def show(found: Found, left_out: Found) -> None:
     for what, goal, value, met in goals(found):
         table.add_row(what, goal, value, "-" if met is None else "yes" if met else "NO")
     console.print(table)
-    ways = [name for name in ("slices", "with_mps", "streams") if name in found]
-    if ways:
+    shown = [name for name in ("slices", "with_mps", "streams") if name in found]
+    if shown:
         table = Table("model", "way", title="Steps a second of all together, by width")
-        widths = list(next(iter(found[ways[0]].values())))
+        widths = list(next(iter(found[shown[0]].values())))
         for width in widths:
             table.add_column(str(width), justify="right")
-        for model in found[ways[0]]:
-            for way in ways:
+        for model in found[shown[0]]:
+            for way in shown:
                 table.add_row(model, way, *(f"{found[way][model][width]:g}" for width in widths))
         console.print(table)
     for name, figures in found.items():
-        if name not in ways:
+        if name not in shown:
             console.print(f"{name}: {figures}", highlight=False)
     for name, why in left_out.items():
-        console.print(f"{name}: none ({why.splitlines()[-1][:160]})", highlight=False)
+        last = [line for line in why.splitlines() if not line.strip().startswith("hint:")][-1]
+        console.print(f"{name}: none ({last[:200]})", highlight=False)
 
 
 # ---- the run
@@ -183,7 +188,7 @@ def main() -> int:
             left_out[name] = "no time left"
         else:
             bystanders.look(0.1)
-            asked = {"dry": options.dry, "free": device.get("free", 2 << 30)}
+            asked = {"dry": options.dry, "free": device.get("free", 2 << 30), "before": found}
             try:
                 found[name] = run_peer(__file__, name, asked, min(section.longest, until - began))
             except PeerFailed as error:

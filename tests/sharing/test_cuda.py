@@ -471,7 +471,8 @@ def mps(gpu):
     daemon.close()
 
 
-def test_an_mps_client_is_measured_and_capped_like_any_lane(mps, in_lane):
+@pytest.mark.parametrize("limit", [None, 8 * GIB], ids=["all memory", "limited"])
+def test_an_mps_client_is_measured_and_capped_like_any_lane(mps, in_lane, limit):
     context, counted, refused = in_lane(
         """
         memory = CudaMemory()
@@ -480,7 +481,7 @@ def test_an_mps_client_is_measured_and_capped_like_any_lane(mps, in_lane):
         kept = block(64)
         tell(context, memory.read()[0], refusal(lambda: block(512)))
     """,
-        **mps.environment(),
+        **mps.environment(memory=limit),
     )
     assert mps.servers()
     assert context < 2048 * MIB

@@ -1,0 +1,165 @@
+"""The figures of `gpu.py` about packing: what naive packing loses, how long explorations take."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from _gpu_models import device_of, settle, training
+from _gpu_runs import tuned
+
+Found = dict[str, Any]
+
+
+# ---- out of memory
+
+
+def heavy_memory(config: Found) -> None:
+    """Takes a share of the device, kept and passing by turns, and computes a little."""
+    import torch
+
+    import cotune
+    from cotune import session
+
+    device = device_of(config["dry"])
+    kept = torch.zeros(int(config["share"] * config["bytes"] * 0.4), dtype=torch.uint8, device=device)
+    for step in range(config["steps"]):
+        scratch = torch.ones(int(config["share"] * config["bytes"] * 0.6), dtype=torch.uint8, device=device)
+        kept[: 1 << 16] += scratch[: 1 << 16]
+        loss = float(kept[0])
+        del scratch
+        if session.current() is not None:
+            cotune.report({"loss": loss}, step=step)
+
+
+SHARES = [0.02, 0.05, 0.08, 0.12, 0.2, 0.3]
+
+
+def oom(options: Found) -> Found:
+    """A set that dies of out-of-memory where eight run at once, whatever they need; and cotune with the same set."""
+    import cotune
+
+    fixed = {"dry": options["dry"], "bytes": options["free"], "steps": 10 if options["dry"] else 40}
+    configs = [{"share": share, **fixed} for share in SHARES for _ in range(2 if options["dry"] else 4)]
+    found: Found = {"trials": len(configs)}
+    if not options["dry"]:
+        found["naive"] = _naive(configs, at_once=8)
+    space = {"share": cotune.choice(SHARES), "copy": cotune.choice(list(range(len(configs) // len(SHARES)))), **fixed}
+    began = time.monotonic()
+    results = tuned(heavy_memory, space, options, sampler="grid")
+    found["cotune"] = {
+        "seconds": round(time.monotonic() - began, 2),
+        "makespan": round(results.makespan, 2),
+        "lost": len(results.errors),
+        "done": sum(str(trial.state) == "done" for trial in results),
+        "tried_again": sum(trial.attempts - 1 for trial in results),
+    }
+    return found
+
+
+_NAIVE = """
+import json, sys, time
+from _gpu_packing import heavy_memory
+import torch
+lost = done = 0
+for line in sys.stdin:
+    try:
+        heavy_memory(json.loads(line))
+        done += 1
+    except torch.OutOfMemoryError:
+        lost += 1
+print(json.dumps([done, lost]), flush=True)
+"""
+
+
+def _naive(configs: list[Found], at_once: int) -> Found:
+    """Processes that each take their share of the list, one after the other, with no idea of each other."""
+    began = time.monotonic()
+    workers = [
+        subprocess.Popen(
+            [sys.executable, "-c", _NAIVE], cwd=Path(__file__).parent, text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        )
+        for _ in range(at_once)
+    ]  # fmt: skip
+    for number, process in enumerate(workers):
+        assert process.stdin is not None
+        # From the largest down, as dealt: every worker begins with a large one.
+        mine = sorted(configs, key=lambda config: -config["share"])[number::at_once]
+        process.stdin.write("".join(json.dumps(config) + "\n" for config in mine))
+        process.stdin.close()
+    counts = [json.loads(process.stdout.read()) for process in workers if process.stdout is not None]
+    for process in workers:
+        process.wait()
+    done, lost = (sum(count[n] for count in counts) for n in (0, 1))
+    return {"seconds": round(time.monotonic() - began, 2), "done": done, "lost": lost}
+
+
+# ---- explorations
+
+
+def exploring(config: Found) -> None:
+    """So many steps of one of the models, with a report now and then."""
+    import cotune
+
+    device = device_of(config["dry"])
+    step = training(config["model"], config["dry"])
+    for epoch in range(10):
+        for _ in range(config["steps"] // 10):
+            step()
+        settle(device)
+        cotune.report({"loss": 1.0}, step=epoch)
+
+
+def steps_for(options: Found, model: str, seconds: float) -> Found:
+    """How many steps take so long alone."""
+    one = tuned(exploring, {"dry": options["dry"], "model": model, "steps": 50}, options, trials=1, lanes=1)[0]
+    times = [report["time"] for report in one.history]
+    # Without the first tenth, in which everything is done for the first time.
+    step_seconds = max((times[-1] - times[0]) / 45, 1e-5)
+    return {"steps": max(10, int(seconds / step_seconds) // 10 * 10), "step_ms": round(1e3 * step_seconds, 3)}
+
+
+def explorations(options: Found, model: str, sizes: Found, ways: dict[str, Found]) -> Found:
+    """The same trials in each way, the first of which is one at a time, unless that is known already."""
+    import cotune
+
+    found = dict(sizes)
+    alone: float | None = sizes.get("alone")
+    for way, more in ways.items():
+        space = {"dry": options["dry"], "model": model, "steps": sizes["steps"], "x": cotune.uniform(0, 1)}
+        results = tuned(exploring, space, options, trials=sizes["trials"], sampler="random", **more)
+        alone = alone or results.makespan
+        found[way] = {
+            "makespan": round(results.makespan, 2),
+            "speedup": round(alone / results.makespan, 3),
+            "lanes": len({trial.lane for trial in results}),
+            "lost": len(results.errors),
+        }
+    return found | {"alone": alone}
+
+
+def light(options: Found) -> Found:
+    sizes = {"trials": 6 if options["dry"] else 60} | steps_for(options, "mlp", 0.1 if options["dry"] else 0.6)
+    wide = 2 if options["dry"] else 16
+    return explorations(
+        options, "mlp", sizes, {"one at a time": {"lanes": 1}, "width found": {}, "wide": {"lanes": wide}}
+    )
+
+
+def light_mps(options: Found) -> Found:
+    """The same trials as in `light`, as clients of an MPS daemon."""
+    if "light" not in options["before"]:
+        raise RuntimeError("needs the figures of light")
+    sizes = {name: options["before"]["light"][name] for name in ("trials", "steps", "alone")}
+    ways = {"width found, MPS": {"mps": True}, "wide, MPS": {"mps": True, "lanes": 16}}
+    return explorations(options, "mlp", sizes, ways)
+
+
+def heavy(options: Found) -> Found:
+    sizes = {"trials": 3 if options["dry"] else 8} | steps_for(options, "heavy cnn", 0.1 if options["dry"] else 2.0)
+    return explorations(options, "heavy cnn", sizes, {"one at a time": {"lanes": 1}, "width found": {}})
