@@ -44,7 +44,7 @@ bench: $(STAMP)
 # In an environment that has all it needs: make gpu STAMP=Makefile BIN=/path/to/bin
 gpu: $(STAMP)
 	status=0; \
-	timeout 230 $(BIN)/python -m pytest -m gpu -v --timeout 60 --timeout-method signal || status=$$?; \
+	timeout 230 $(BIN)/python -m pytest -m gpu -v --timeout 60 --timeout-method signal -W ignore::DeprecationWarning || status=$$?; \
 	timeout 300 $(BIN)/python bench/gpu.py --budget 280 || status=$$?; \
 	exit $$status
 

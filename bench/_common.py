@@ -72,7 +72,11 @@ def run_peer(script: str, peer: str, options: dict[str, Any] | None = None, time
 def _end_leftovers() -> None:
     """Kills what an ended peer left behind, which is this process's by now and nobody else's."""
     for _ in range(50):
-        pids = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+        try:
+            pids = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+        except OSError:
+            # Not every kernel tells; then nothing can be ended.
+            return
         if not pids:
             return
         for pid in map(int, pids):

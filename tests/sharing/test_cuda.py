@@ -66,7 +66,7 @@ def servers():
     def server(allocator):
         if allocator not in running:
             environ = {**os.environ, "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
-            environ["PYTORCH_CUDA_ALLOC_CONF"] = ALLOCATORS[allocator]
+            environ |= {"PYTORCH_CUDA_ALLOC_CONF": ALLOCATORS[allocator], "OPENBLAS_NUM_THREADS": "1"}
             running[allocator] = subprocess.Popen(
                 [sys.executable, "-c", SERVER],
                 stdin=subprocess.PIPE,
@@ -201,9 +201,9 @@ def test_small_tensors_fit_a_quota_that_is_just_theirs(in_lane, allocator):
     (refused,) = in_lane(
         """
         memory = CudaMemory()
-        memory.set_quota(memory.start() + 30 * MIB)
+        memory.set_quota(memory.start() + 22 * MIB)
         def fill():
-            small = [torch.empty(300_000, dtype=torch.uint8, device="cuda:0") for _ in range(30)]
+            small = [torch.empty(300_000, dtype=torch.uint8, device="cuda:0") for _ in range(10)]
             large = [torch.empty(3 * MIB, dtype=torch.uint8, device="cuda:0") for _ in range(6)]
         tell(refusal(fill))
     """,
