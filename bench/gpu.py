@@ -26,6 +26,10 @@ from _common import ROOT, Bystanders, PeerFailed, describe, machine, run_peer, s
 
 Found = dict[str, Any]
 
+# Where cotune is not installed, this process and all that it starts use it from here.
+sys.path.insert(0, str(ROOT))
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+
 
 @dataclass(frozen=True)
 class Section:
