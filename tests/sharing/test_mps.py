@@ -109,6 +109,7 @@ def test_it_is_said_why_there_is_no_daemon(orders, monkeypatch, tmp_path):
     monkeypatch.setattr(mps, "CLIENT_WITHIN", 0.2)
     monkeypatch.setattr(mps, "_CLIENT", "import threading; threading.Event().wait()")
     assert "no answer in 0.2 s" in refusal()
+    monkeypatch.setattr(mps, "UP_WITHIN", 1.0)
     monkeypatch.setenv("FAILS", "1")
     assert f"control.log ends: began on {UUID}" in refusal()
     monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", "/tmp/theirs")
