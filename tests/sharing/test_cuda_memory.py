@@ -194,6 +194,8 @@ def lane(monkeypatch, nvml):
     """The memory of a lane on the second GPU, not started."""
     fake = FakeTorch()
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", UUIDS[1])
+    # Where a lane waits for CuPy to be imported.
+    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
     with mock.patch.dict(sys.modules, torch=fake):
         memory = cuda.CudaMemory()
     return memory, fake
