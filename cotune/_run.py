@@ -174,9 +174,7 @@ def run(
     judged = pruner is not None and pruner != "none"
     with locked(folder):
         paused = MOST_PAUSED if _promotes(pruner) else 0
-        how = LocalOptions(
-            metric, threads, lockstep, judged, residents=options.residents, paused=paused, mps=mps
-        )
+        how = LocalOptions(metric, threads, lockstep, judged, residents=options.residents, paused=paused, mps=mps)
         engine = _engine(trainable, found, cluster, gpus, folder, how)
         try:
             # Optuna takes a while to import; the zygote starts meanwhile.
