@@ -20,8 +20,8 @@ LAYERS = [
         {"event_log", "results", "accuracy", "record"}
         | {"profile", "calibration", "estimates", "run_lock", "_arguments"},
     ],
-    [{"engines"}, {"dashboard"}, {"ray_tune"}],
-    [{"sweep"}, {"simulation"}],
+    [{"engines"}, {"dashboard"}],
+    [{"sweep"}, {"simulation"}, {"ray_tune"}],
     [{"_run", "optuna_study"}, {"cli"}],
     [{"__init__"}],
     [{"testing"}, {"__main__"}],

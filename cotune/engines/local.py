@@ -9,20 +9,21 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import pickle
 import selectors
 import signal
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from cotune import errors
 from cotune.engines.base import Engine, Happened
+from cotune.engines.frames import event_of
+from cotune.engines.others import OthersOnGpu
 from cotune.packer import events as ev
 from cotune.packer import instructions as do
-from cotune.sharing import cuda, wire
+from cotune.sharing import wire
 from cotune.sharing.devices import DeviceInfo
 from cotune.sharing.estimator import Estimator
 from cotune.sharing.host import LaneOptions
@@ -35,8 +36,6 @@ from cotune.trial import Estimated, TrialSpec
 
 WATCH_EVERY = 1.0
 QUIET_AFTER = 1.0
-CAPACITY_STEP = 256 << 20
-SETTLE = 2
 BUSY_AFTER = 2.0
 EXIT_WITHIN = 5.0
 QUANTUM = 0.05
@@ -105,7 +104,7 @@ class LocalEngine(Engine):
         self._closing: dict[int, float] = {}
         self._pending: list[Happened] = []
         self._watch_due = 0.0
-        self._watches: dict[str, _OthersOnGpu] = {}
+        self._watches: dict[str, OthersOnGpu] = {}
         self._mps: dict[str, MpsDaemon] = {}
         self._faulted: set[str] = set()
         self._closed = False
@@ -117,18 +116,6 @@ class LocalEngine(Engine):
         self._selector.register(self._wake_read, selectors.EVENT_READ, None)
         self._zygote: Zygote | None = None
         self._estimator = Estimator(self._selector, self._spawn_zygote)
-        self._decoders: dict[int, Callable[[LaneHandle, bytes], Happened]] = {
-            Kind.REPORT: lambda lane, payload: wire.decode_report(payload),
-            Kind.ASK: lambda lane, payload: wire.decode_question(payload),
-            Kind.PROGRESS: self._progress,
-            Kind.HOLDS: lambda lane, payload: ev.LaneHolds(self.now(), lane.lane, *pickle.loads(payload)),
-            Kind.GRANTED: lambda lane, payload: ev.GrantChanged(self.now(), *wire.decode_granted(payload)),
-            Kind.PAUSED: lambda lane, payload: ev.TrialPaused(self.now(), *pickle.loads(payload)),
-            Kind.PARKED: lambda lane, payload: ev.TrialParked(self.now(), *pickle.loads(payload)),
-            Kind.ENDED: self._ended,
-            Kind.READY: self._ready,
-            Kind.RESIZED: lambda lane, payload: ev.LaneResized(self.now(), lane.lane, wire.decode_int(payload)),
-        }
         self._spawn_zygote()
 
     def start(self) -> list[ev.DeviceFound]:
@@ -136,7 +123,7 @@ class LocalEngine(Engine):
         if self._options.mps:
             for info in gpus:
                 self._mps[info.uuid] = MpsDaemon(info.uuid)
-        self._watches = {info.uuid: _OthersOnGpu(info) for info in gpus}
+        self._watches = {info.uuid: OthersOnGpu(info) for info in gpus}
         return [
             ev.DeviceFound(self.now(), info.name, info.capacity, info.context, info.max_width)
             for info in self._devices.values()
@@ -276,34 +263,33 @@ class LocalEngine(Engine):
         return happened
 
     def _decode(self, lane: LaneHandle, frames: Iterable[tuple[int, bytes]]) -> None:
-        decoders, pending = self._decoders, self._pending
+        pending = self._pending
         for kind, payload in frames:
-            pending.append(decoders[kind](lane, payload))
+            if kind == Kind.REPORT:
+                pending.append(wire.decode_report(payload))
+            elif kind == Kind.ASK:
+                pending.append(wire.decode_question(payload))
+            else:
+                pending.append(self._noted(lane, event_of(kind, payload, lane.lane, self.now())))
 
-    def _ready(self, lane: LaneHandle, payload: bytes) -> ev.Event:
-        self._unready.discard(lane.lane)
-        self._stillborn = 0
-        return ev.LaneReady(self.now(), lane.lane, wire.decode_int(payload))
-
-    def _progress(self, lane: LaneHandle, payload: bytes) -> ev.Event:
-        trial, count, seconds, persistent, ephemeral, busy, *micro = wire.decode_progress(payload)
-        self._began.setdefault(trial, self.now())
-        measured = None if math.isnan(busy) else busy
-        if lane.options.uuid and self._trained_alone(lane, trial):
-            measured = self._watches[lane.options.uuid].utilization()
-        return ev.IterationsDone(self.now(), trial, count, seconds, persistent, ephemeral, measured, *micro)
+    def _noted(self, lane: LaneHandle, event: ev.Event) -> ev.Event:
+        if isinstance(event, ev.IterationsDone):
+            self._began.setdefault(event.trial, event.time)
+            if lane.options.uuid and self._trained_alone(lane, event.trial):
+                return replace(event, busy=self._watches[lane.options.uuid].utilization())
+        elif isinstance(event, ev.TrialEnded):
+            self._trial_lane.pop(event.trial, None)
+            self._began.pop(event.trial, None)
+            lane.ended(event.trial)
+        elif isinstance(event, ev.LaneReady):
+            self._unready.discard(lane.lane)
+            self._stillborn = 0
+        return event
 
     def _trained_alone(self, lane: LaneHandle, trial: int) -> bool:
         """Whether what NVML has averaged over the last second was this trial's training and nothing else."""
         beside = sum(1 for other in self._lanes.values() if other.options.uuid == lane.options.uuid)
         return beside == 1 and self.now() - self._began.get(trial, math.inf) > BUSY_AFTER
-
-    def _ended(self, lane: LaneHandle, payload: bytes) -> ev.Event:
-        trial, outcome, needed, name, detail, final = pickle.loads(payload)
-        self._trial_lane.pop(trial, None)
-        self._began.pop(trial, None)
-        lane.ended(trial)
-        return ev.TrialEnded(self.now(), trial, ev.Outcome(outcome), needed, name, detail, final)
 
     def _hear_zygote(self, zygote: Zygote) -> None:
         message = zygote.receive()
@@ -400,45 +386,6 @@ class LocalEngine(Engine):
         # Not before: another thread may still call wake().
         with contextlib.suppress(AttributeError, OSError):
             os.close(self._wake_write)
-
-
-class _OthersOnGpu:
-    """What others leave us of a GPU.
-
-    Their bytes are all those in use that our lanes do not report, since NVML's per-process figures are blind across
-    PID namespaces. While a lane comes or goes, its bytes cannot be told from theirs, so nothing is concluded.
-    """
-
-    def __init__(self, info: DeviceInfo) -> None:
-        self.name = info.name
-        self._total = info.total
-        self._capacity = info.capacity
-        self._watch = cuda.GpuWatch(info.uuid)
-        self._unsettled = SETTLE
-
-    def utilization(self) -> float | None:
-        return self._watch.utilization()
-
-    def unsettled(self) -> None:
-        self._unsettled = SETTLE
-
-    def changed_capacity(self, ours: int) -> int | None:
-        """The bytes open to us if that changed enough to act on; called once a second."""
-        if self._unsettled:
-            self._unsettled -= 1
-            return None
-        used = self._watch.used()
-        if used is None:
-            return None
-        others = max(0, used - ours)
-        capacity = max(0, self._total - others - cuda.RESERVE)
-        if abs(capacity - self._capacity) < CAPACITY_STEP:
-            return None
-        self._capacity = capacity
-        return capacity
-
-    def close(self) -> None:
-        self._watch.close()
 
 
 def _describe(status: int, log: Path) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import pickle
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,13 +22,13 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from cotune import errors
 from cotune.demand import MIB
+from cotune.engines.frames import event_of
 from cotune.packer import events as ev
 from cotune.packer import instructions as do
 from cotune.ray_tune.lane import Beat, Site, lane_actor
 from cotune.sharing import cuda, wire
 from cotune.sharing.devices import CPU_SHARE, GPU_MAX_WIDTH
 from cotune.sharing.host import LaneOptions
-from cotune.sharing.wire import Kind
 
 LANE_SHARE = 0.01
 QUANTUM = 0.05
@@ -375,29 +374,12 @@ class Cluster:
         lane.news = lane.actor.beat.remote()
         lane.last, lane.last_at = beat, self.now()
         for frame in beat.frames:
-            event = self._decode(lane, *wire.decode(frame))
-            if event is not None:
-                self._pending.append(event)
+            event = event_of(*wire.decode(frame), lane.lane, lane.last_at)
+            if isinstance(event, ev.LaneReady):
+                lane.ready, self._stillborn = True, 0
+            self._pending.append(event)
         if beat.quiet > QUIET_AFTER:
             self._pending.append(ev.LaneQuiet(self.now(), lane.lane, beat.holder, beat.quiet))
-
-    def _decode(self, lane: LaneHandle, kind: int, payload: bytes) -> ev.Event | None:
-        now = self.now()
-        if kind == Kind.PROGRESS:
-            # No micro-batches: under Tune nothing is granted.
-            trial, count, seconds, persistent, ephemeral, busy, _, _ = wire.decode_progress(payload)
-            return ev.IterationsDone(now, trial, count, seconds, persistent, ephemeral, busy if busy == busy else None)
-        if kind == Kind.HOLDS:
-            return ev.LaneHolds(now, lane.lane, *pickle.loads(payload))
-        if kind == Kind.ENDED:
-            trial, outcome, needed, name, detail, final = pickle.loads(payload)
-            return ev.TrialEnded(now, trial, ev.Outcome(outcome), needed, name, detail, final)
-        if kind == Kind.READY:
-            lane.ready, self._stillborn = True, 0
-            return ev.LaneReady(now, lane.lane, wire.decode_int(payload))
-        if kind == Kind.RESIZED:
-            return ev.LaneResized(now, lane.lane, wire.decode_int(payload))
-        return None
 
     def _lane_gone(self, lane: LaneHandle, error: RayError) -> None:
         slot = lane.slot

@@ -53,7 +53,7 @@ def test_once_a_fault_has_broken_the_contexts_of_mps_clients_lanes_are_apart(tmp
 
     monkeypatch.setattr(local, "LaneHandle", Lane)
     monkeypatch.setattr(local, "MpsDaemon", Daemon)
-    monkeypatch.setattr(local, "_OthersOnGpu", lambda info: mock.Mock())
+    monkeypatch.setattr(local, "OthersOnGpu", lambda info: mock.Mock())
     gpus = [DeviceInfo(f"cuda:{n}", 1 << 30, 0, 32, 2, f"GPU-{n}", 1 << 30) for n in range(2)]
     engine = LocalEngine(behave, gpus, tmp_path, LocalOptions("loss", mps=True))
     engine.start()
