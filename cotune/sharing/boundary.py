@@ -10,20 +10,17 @@ from typing import Any
 from cotune.sharing.after_import import after_import
 
 
-def on_optimizer_step(hook: Callable[[Any], None], loaded: Callable[[], None]) -> None:
+def on_optimizer_step(hook: Callable[[Any, Any, Any], None], loaded: Callable[[], None]) -> None:
     """Has `hook` called after every optimizer step in this process, now or once torch is imported.
 
     Args:
-        hook: Called with the optimizer in the thread that made the step.
+        hook: Called in the thread that made the step, with the optimizer and the arguments of the step.
         loaded: Called once torch is there.
     """
 
     def install(_torch: ModuleType) -> None:
-        def after_step(optimizer: Any, _args: Any, _kwargs: Any) -> None:
-            hook(optimizer)
-
         optimizers = importlib.import_module("torch.optim.optimizer")
-        optimizers.register_optimizer_step_post_hook(after_step)
+        optimizers.register_optimizer_step_post_hook(hook)
         loaded()
 
     # Not before all of torch is there: its parts are not usable while it is being imported.

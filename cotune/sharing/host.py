@@ -300,7 +300,7 @@ class Host:
         ]
         self.restore_streams()
 
-    def _after_step(self, optimizer: Any) -> None:
+    def _after_step(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
         trial = getattr(session._local, "session", None)
         if trial is not None:
             trial.after_step(optimizer)

@@ -20,14 +20,11 @@ class Parking:
     def __init__(self, device: str = "cuda") -> None:
         self._device = device
         self._optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._latest = 0
         self._parked: list[tuple[Any, Any]] = []
 
     def saw(self, optimizer: Any) -> None:
-        """Notes an optimizer of the trial's; called after every step."""
-        if id(optimizer) != self._latest:
-            self._latest = id(optimizer)
-            self._optimizers.add(optimizer)
+        """Notes an optimizer of the trial's, which has made a step."""
+        self._optimizers.add(optimizer)
 
     @property
     def movable(self) -> int:

@@ -72,7 +72,7 @@ def rehearse(cls: type, config: Mapping[str, Any]) -> Estimate:
         Exception: What the class raises. A decision that hangs on the content of a tensor is among it.
     """
     meter = _Meter()
-    on_optimizer_step(lambda _: meter.optimized(), lambda: None)
+    on_optimizer_step(lambda *_: meter.optimized(), lambda: None)
     trial: Any = cls()
     with warnings.catch_warnings(), FakeTensorMode(allow_non_fake_inputs=True), meter:
         warnings.simplefilter("ignore")

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 import traceback
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -67,6 +68,7 @@ class TrialSession:
         self._measure_due = 0.0
         self._reports = spec.reports
         self._steps = 0
+        self._stepped: Callable[[], Any] = lambda: None
         self._iterations = 0
         self._sent_iterations = 0
         self._meter = TrialMeter(host)
@@ -157,10 +159,14 @@ class TrialSession:
 
     def after_step(self, optimizer: Any) -> None:
         """A torch optimizer has made a step."""
-        self._waits.parking.saw(optimizer)
-        self._steps += 1
-        self._iterations = self._steps
-        self._boundary()
+        if self._stepped() is not optimizer:
+            self._stepped = weakref.ref(optimizer)
+            self._waits.parking.saw(optimizer)
+        self._iterations = self._steps = self._steps + 1
+        # As in `_boundary`, without the call.
+        self._host.page[1] = now = time.monotonic()
+        if now >= self._due:
+            self._attend(now)
 
     def _boundary(self) -> None:
         now = time.monotonic()

@@ -17,7 +17,7 @@ import importlib.util, sys
 from cotune.sharing.boundary import on_optimizer_step
 calls = []
 def install():
-    on_optimizer_step(lambda _: calls.append("step"), lambda: calls.append("loaded"))
+    on_optimizer_step(lambda *_: calls.append("step"), lambda: calls.append("loaded"))
 """
 
 # As much of torch as the hook needs: starting with the real one takes seconds.
@@ -98,7 +98,7 @@ def test_a_hook_installed_before_torch_is_imported_is_called_after_every_step():
 )
 def test_a_hook_installed_after_torch_was_imported_is_called_after_every_step(torch, name, options):
     calls = []
-    on_optimizer_step(lambda _: calls.append("step"), lambda: calls.append("loaded"))
+    on_optimizer_step(lambda *_: calls.append("step"), lambda: calls.append("loaded"))
     assert calls == ["loaded"]
     step(torch, name, **options)
     assert calls == ["loaded", "step"]
@@ -107,7 +107,7 @@ def test_a_hook_installed_after_torch_was_imported_is_called_after_every_step(to
 def test_the_hook_sees_the_step_made(torch):
     parameter = torch.nn.Parameter(torch.ones(1))
     seen = []
-    on_optimizer_step(lambda _: seen.append(parameter.item()), lambda: None)
+    on_optimizer_step(lambda *_: seen.append(parameter.item()), lambda: None)
     optimizer = torch.optim.SGD([parameter], lr=0.5)
     parameter.sum().backward()
     optimizer.step()
@@ -118,7 +118,7 @@ def test_what_the_hook_raises_comes_out_of_step(torch):
     class Stop(BaseException):
         pass
 
-    def hook(_optimizer):
+    def hook(*_):
         raise Stop
 
     on_optimizer_step(hook, lambda: None)
@@ -128,7 +128,7 @@ def test_what_the_hook_raises_comes_out_of_step(torch):
 
 def test_the_hook_runs_in_the_thread_that_made_the_step(torch):
     seen = []
-    on_optimizer_step(lambda _: seen.append(threading.current_thread().name), lambda: None)
+    on_optimizer_step(lambda *_: seen.append(threading.current_thread().name), lambda: None)
     step(torch)
     thread = threading.Thread(target=step, args=[torch], name="other")
     thread.start()
