@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from itertools import chain
 
@@ -33,17 +33,13 @@ class Shape:
     group: Hashable
 
     @property
-    def whole(self) -> bool:
-        return self.wants != "lane"
-
-    @property
-    def fits(self) -> tuple[str, str]:
+    def fits(self) -> Fits:
         """What decides, with the size, whether one fits: whatever its group."""
         return self.wants, self.kind
 
 
-# Up to which size, and behind which entry, to look among trials of a shape.
-Bound = Callable[[Shape], tuple[float, Mark | None]]
+# What a shape wants, and its kind.
+Fits = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,13 +82,22 @@ class Line:
 
     def head(self) -> Trial | None:
         """The first in line."""
-        return self.next(lambda shape: (float("inf"), None))
+        return self.next(lambda fits: float("inf"))
 
-    def next(self, bound: Bound) -> Trial | None:
-        """The first in line within the bounds."""
+    def next(self, limit: Callable[[Fits], float], tried: Mapping[Shape, Mark] | None = None) -> Trial | None:
+        """The first in line that is worth a look.
+
+        Args:
+            limit: Up to which size trials are, by what they want.
+            tried: Behind which entry, by shape.
+        """
         best: tuple[tuple[float, ...], Entry] | None = None
+        limits: dict[Fits, float] = {}
         for shape, queue in self._queues.items():
-            entry = queue.first(*bound(shape))
+            fits = shape.fits
+            if fits not in limits:
+                limits[fits] = limit(fits)
+            entry = queue.first(limits[fits], tried.get(shape) if tried else None)
             if entry is not None:
                 order = self._order(shape.group, entry)
                 if best is None or order < best[0]:

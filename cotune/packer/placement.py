@@ -7,12 +7,13 @@ through: `Line.next` finds the first trial that needs no more than the largest h
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from cotune.packer import instructions as do
 from cotune.packer.fitting import Fitting, Place
 from cotune.packer.ledger import Ledger
-from cotune.packer.line import SORT_AT_ONCE, Bound, Line, Shape
+from cotune.packer.line import SORT_AT_ONCE, Fits, Line, Shape
 from cotune.packer.policies import Policy
 from cotune.packer.protection import Protection
 from cotune.packer.queue import Mark
@@ -124,9 +125,9 @@ class Placement:
 
     def _place_in_order(self) -> None:
         search, patience = _Search(), SORT_AT_ONCE
-        bound = self._bound_for(search)
+        limit = self._limit_for(search)
         while self._pool.with_seat:
-            trial = self._line.next(bound)
+            trial = self._line.next(limit, search.tried)
             if trial is None:
                 return
             if patience and self._line.refresh(trial):
@@ -143,22 +144,21 @@ class Placement:
             else:
                 self._rule_out(search, trial)
 
-    def _bound_for(self, search: _Search) -> Bound:
-        """Up to which size, and from where on, trials of a shape are worth looking at."""
+    def _limit_for(self, search: _Search) -> Callable[[Fits], float]:
+        """Up to which size trials are worth looking at, by what they want."""
 
-        def bound(shape: Shape) -> tuple[float, Mark | None]:
-            limit, after = search.limits.get(shape.fits, float("inf")), search.tried.get(shape)
-            if shape.whole:
-                is_outdated = shape.wants == "probe" and self._line.is_known(shape.kind)
-                return (limit if self._pool.has_unused or is_outdated else -1), after
+        def limit(fits: Fits) -> float:
+            wants, kind = fits
+            most = search.limits.get(fits, float("inf"))
+            if wants != "lane":
+                is_outdated = wants == "probe" and self._line.is_known(kind)
+                return most if self._pool.has_unused or is_outdated else -1
             if self._residents == 1:
-                limit = min(limit, self._pool.roomiest)
-            elif self._pool.most_shared < 0:
-                # A lane of its own is all it could get, even after others made room.
-                limit = min(limit, self._pool.roomiest_later)
-            return limit, after
+                return min(most, self._pool.roomiest)
+            # Else a lane of its own is all it could get, even after others made room.
+            return most if self._pool.most_shared >= 0 else min(most, self._pool.roomiest_later)
 
-        return bound
+        return limit
 
     def _rule_out(self, search: _Search, trial: Trial) -> None:
         """Notes what a trial without a place says of those behind it."""
@@ -168,7 +168,7 @@ class Placement:
             # One that uses the device less may run where this one may not.
             search.passed += 1
             others_would_do = True
-        if shape.whole or not others_would_do:
+        if shape.wants != "lane" or not others_would_do:
             search.limits[shape.fits] = self._line.size(trial) - 1
         else:
             search.tried[shape] = self._line.mark(trial)
@@ -205,7 +205,8 @@ class Placement:
         left, passes = ROOM_AT_ONCE, PASS_OVER if self._protection.is_on else 0
         while left and limit > self._pool.roomiest:
             found = self._line.next(
-                lambda shape: (-1 if shape.whole else limit, after.get(shape))  # noqa: B023 - called at once
+                lambda fits: limit if fits[0] == "lane" else -1,  # noqa: B023 - called at once
+                after,
             )
             if not found:
                 return

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -34,9 +33,9 @@ class Prediction:
         self._floor = floor
         self._names: tuple[str, ...] = ()
         self._samples: dict[int, tuple[tuple[float, ...], float]] = {}
-        self._terms: list[_Term] | None = None
+        # Name, whether its logarithm counts, and how much.
+        self._terms: list[tuple[str, bool, float]] | None = None
         self._base = 0.0
-        self._margin = 0.0
         self._fitted_on = 0
         self._surprises = 0
         self._largest = 0.0
@@ -79,9 +78,12 @@ class Prediction:
             return None
         if self._terms is None:
             return self._largest * MARGIN
-        log_value = self._base + self._margin
-        for term in self._terms:
-            log_value += term.weight * term.position(features)
+        log_value = self._base
+        for name, is_log, weight in self._terms:
+            value = features.get(name, 0.0)
+            if not -HUGE <= value <= HUGE:
+                value = _number(features, name)
+            log_value += weight * (math.log(value if value > TINY else TINY) if is_log else value)
         # Beyond what was seen a power law is a guess: four times the largest is as far as it is believed.
         return math.exp(min(log_value, math.log(4 * self._largest))) * MARGIN
 
@@ -113,25 +115,11 @@ class Prediction:
         ridge = 1e-3 * len(y) * np.eye(x.shape[1])
         ridge[0, 0] = 0.0
         weights = np.linalg.solve(x.T @ x + ridge, x.T @ y)
-        self._margin = max(0.0, float(np.quantile(y - x @ weights, QUANTILE)))
-        self._base = float(weights[0])
-        columns = zip(names, logs.tolist(), center.tolist(), scale.tolist(), weights[1:].tolist(), strict=True)
-        self._terms = [_Term(*column) for column in columns]
-
-
-@dataclass(frozen=True, slots=True)
-class _Term:
-    """One feature's part in a prediction; plain floats, since a numpy call costs more than the arithmetic."""
-
-    name: str
-    log: bool
-    center: float
-    scale: float
-    weight: float
-
-    def position(self, features: Mapping[str, float]) -> float:
-        raw = _number(features, self.name)
-        return ((math.log(max(raw, TINY)) if self.log else raw) - self.center) / self.scale
+        margin = max(0.0, float(np.quantile(y - x @ weights, QUANTILE)))
+        slopes = weights[1:] / scale
+        self._base = float(weights[0] + margin - slopes @ center)
+        # Plain floats, since a numpy call costs more than the arithmetic.
+        self._terms = list(zip(names, logs.tolist(), slopes.tolist(), strict=True))
 
 
 def _number(features: Mapping[str, float], name: str) -> float:

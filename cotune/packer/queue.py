@@ -74,9 +74,11 @@ class Queue:
                     if entry[2] <= limit:
                         return entry
             start += 1
-        for number in range(start, len(self._least)):
-            if self._least[number] <= limit:
-                return next(entry for entry in self._blocks[number] if entry[2] <= limit)
+        for number, least in enumerate(self._least[start:] if start else self._least, start):
+            if least <= limit:
+                for entry in self._blocks[number]:
+                    if entry[2] <= limit:
+                        return entry
         return None
 
 
