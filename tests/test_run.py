@@ -91,7 +91,7 @@ def test_a_sweep_with_a_pruner_finds_the_neighbourhood_of_the_optimum(run):
     assert {trial.state for trial in results} == {"done", "stopped"}
 
 
-@pytest.mark.parametrize("size", [64, 200])
+@pytest.mark.parametrize("size", [64, 200, 512])
 def test_measured_peaks_are_within_a_tenth_of_what_is_allocated(run, size):
     def train(config):
         import numpy as np
