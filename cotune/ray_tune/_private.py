@@ -104,8 +104,9 @@ def controller_behind(controller: Any) -> Any:
 
 
 def class_behind(actor_class: Any) -> type:
-    """The trainable that Tune has made an actor class of."""
-    found: type = actor_class.__ray_metadata__.modified_class
+    """The trainable that Tune has made an actor class of, without what Ray has wrapped around each method."""
+    modified = actor_class.__ray_metadata__.modified_class
+    found: type = getattr(modified, "__ray_actor_class__", modified)
     return found
 
 

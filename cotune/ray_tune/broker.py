@@ -13,6 +13,7 @@ from __future__ import annotations
 import itertools
 import logging
 import zlib
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -51,9 +52,11 @@ class Ticket:
         seated: Tune has been given its handle.
         kwargs: What the Trainable is made with.
         trainable: What it is made from: a number, and the pickled class.
+        checkpoint: What an attempt restores, if Tune does not say so itself.
         attempt: Counts the lanes it has been in.
         calls: Counts Tune's calls in this attempt.
         held: Calls that failed by our doing, to be made again.
+        answers: Futures of ours that Tune was given as answers.
         refusal: Why it will not run again.
         stopping: Its lane has been told to stop it.
         over: The brain has concluded it.
@@ -65,9 +68,11 @@ class Ticket:
     seated: bool = False
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     trainable: tuple[int, bytes] = (-1, b"")
+    checkpoint: Any = None
     attempt: int = 0
     calls: int = 0
     held: list[Held] = field(default_factory=list)
+    answers: list[Any] = field(default_factory=list)
     refusal: Exception | None = None
     stopping: bool = False
     over: bool = False
@@ -108,6 +113,9 @@ class Broker:
         self._tickets: dict[int, Ticket] = {}
         self._numbers = itertools.count()
         self._blobs: dict[type, tuple[int, bytes]] = {}
+        self._answers: list[Any] = []
+        self._events: deque[ev.Event] = deque()
+        self._is_following = False
 
     # ---- what Tune asks for
 
@@ -129,32 +137,33 @@ class Broker:
         if trainable not in self._blobs:
             self._blobs[trainable] = len(self._blobs), cloudpickle.dumps(trainable)
         ticket.seated, ticket.trainable, ticket.kwargs = True, self._blobs[trainable], kwargs
-        if ticket.lane is not None:
-            self._begin(ticket)
 
-    def _begin(self, ticket: Ticket, checkpoint: Any = None) -> None:
-        assert ticket.lane is not None
-        ticket.calls = 0
+    def _attempt(self, ticket: Ticket, lane: LaneHandle) -> Attempt:
+        """What the lane must know with the first call."""
         seed = zlib.crc32(ticket.trial.trial_id.encode())
         number, pickled = ticket.trainable
-        known = number in ticket.lane.trainables
-        ticket.lane.trainables.add(number)
+        known = number in lane.trainables
+        lane.trainables.add(number)
         folder = ticket.trial.local_path or ""
-        attempt = Attempt(*ticket.key, seed, folder, number, None if known else pickled, ticket.kwargs, checkpoint)
-        ticket.lane.actor.begin.remote(attempt)
+        kwargs, checkpoint = ticket.kwargs, ticket.checkpoint
+        return Attempt(*ticket.key, seed, folder, number, None if known else pickled, kwargs, checkpoint)
+
+    def answer(self, ticket: Ticket) -> Any:
+        """A future that is resolved already. Making one takes Ray's store, so they are used again."""
+        ticket.answers.append(self._answers.pop() if self._answers else ray.put(None))
+        return ticket.answers[-1]
 
     def call(self, ticket: Ticket, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """A call of Tune to the Trainable, as a future."""
         lane = ticket.lane
         if method == "stop":
             # Told before the call is made, so that the brain knows who has stopped it.
-            number = self._number(ticket)
-            ticket.stopping = True
+            ticket.stopping = has_begun = ticket.calls > 0
             ticket.held.clear()
             self._withdraw(ticket)
-            if lane is None:
-                return ray.put(None)
-            return self._send(lane, ticket, number, "stop", (), {})
+            if lane is None or ticket.over or not has_begun:
+                return self.answer(ticket)
+            return self._send(lane, ticket, "stop", (), {})
         if method == "get_auto_filled_metrics":
             # What Tune has of a trial that never reports; asked for at once, whatever the lane is doing.
             return {"trial_id": ticket.trial.trial_id, "config": dict(ticket.trial.config)} | _when_and_where(lane)
@@ -162,18 +171,14 @@ class Broker:
             return _refused.remote(ticket.refusal)
         if lane is None:
             return _refused.remote(NotHere(f"{method}(): the trial is between two lanes"))
-        return self._send(lane, ticket, self._number(ticket), method, args, kwargs)
+        return self._send(lane, ticket, method, args, kwargs)
 
     def _send(
-        self,
-        lane: LaneHandle,
-        ticket: Ticket,
-        number: int,
-        method: str,
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
+        self, lane: LaneHandle, ticket: Ticket, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Any:
-        answer = lane.actor.call.remote(ticket.key, number, method, args, dict(kwargs))
+        number, ticket.calls = ticket.calls, ticket.calls + 1
+        attempt = self._attempt(ticket, lane) if number == 0 else None
+        answer = lane.actor.call.remote(ticket.key, number, method, args, dict(kwargs), attempt)
         if method == "stop":
             # Nobody needs to know how that went, nor what it broke off.
             lane.unheard += [answer, *filter(None, [lane.calls.pop(ticket.number, None)])]
@@ -181,19 +186,18 @@ class Broker:
             lane.calls[ticket.number] = answer
         return answer
 
-    def _number(self, ticket: Ticket) -> int:
-        ticket.calls += 1
-        return ticket.calls - 1
-
     def let_go(self, ticket: Ticket) -> None:
         """Tune is done with the trial, or has given it up before it began."""
         ticket.held.clear()
         self._withdraw(ticket)
+        # Nobody waits for these any more.
+        self._answers += ticket.answers
+        ticket.answers = []
 
     def evict(self, ticket: Ticket) -> None:
         """The trial is to go, whatever it is doing; its lane-mates are to go on."""
         ticket.held.clear()
-        if ticket.lane is not None and not ticket.over:
+        if ticket.lane is not None and ticket.calls and not ticket.over:
             ticket.lane.actor.evict.remote(ticket.key)
             ticket.stopping = True
         self._withdraw(ticket)
@@ -254,7 +258,19 @@ class Broker:
             self._cluster.release_idle(lane.slot.name for lane in lanes if lane is not None)
 
     def _feed(self, event: ev.Event) -> None:
-        for instruction in self.packer.handle(event):
+        """Tells the brain, and does what it says; what comes of that it hears afterwards."""
+        self._events.append(event)
+        if self._is_following:
+            return
+        self._is_following = True
+        try:
+            while self._events:
+                self._follow(self.packer.handle(self._events.popleft()))
+        finally:
+            self._is_following = False
+
+    def _follow(self, instructions: list[do.Instruction]) -> None:
+        for instruction in instructions:
             if isinstance(instruction, do.StartTrial):
                 self._start(self._tickets[instruction.trial], instruction.lane)
             elif isinstance(instruction, do.StopTrial):
@@ -267,18 +283,21 @@ class Broker:
                 self._cluster.execute(instruction)
 
     def _start(self, ticket: Ticket, lane: int) -> None:
-        ticket.lane = self._cluster.lane(lane)
+        ticket.lane, ticket.calls = self._cluster.lane(lane), 0
         if not ticket.seated or ticket.lane is None:
             return
         ticket.attempt += 1
         held, ticket.held = ticket.held, []
         restores = any(one.method == "restore" for one in held)
-        self._begin(ticket, None if restores else ticket.trial.latest_checkpoint_result)
+        ticket.checkpoint = None if restores else ticket.trial.latest_checkpoint_result
         for one in held:
             one.again()
 
     def _stop(self, ticket: Ticket) -> None:
-        if ticket.lane is not None and not ticket.stopping:
+        if ticket.calls == 0:
+            # A lane hears of a trial with Tune's first call.
+            self._feed(ev.TrialEnded(self._cluster.now(), ticket.number, Outcome.STOPPED))
+        elif ticket.lane is not None and not ticket.stopping:
             ticket.lane.actor.interrupt.remote(ticket.key)
 
     def _retry(self, ticket: Ticket, reason: str) -> None:

@@ -140,12 +140,14 @@ class Cluster:
         self._pending: list[ev.Event] = []
         self._lost: list[str] = []
         self._actor = lane_actor(options.residents)
-        self.uses_gpus = (_total("GPU") >= 1) if options.gpus is None else options.gpus > 0
-        if options.gpus and options.gpus > _total("GPU"):
+        self._nodes = _nodes()
+        gpus = self._total("GPU")
+        self.uses_gpus = gpus >= 1 if options.gpus is None else options.gpus > 0
+        if options.gpus and options.gpus > gpus:
             log.warning(
                 "gpus=%d, but the cluster has %d now: trials for the others wait until it has more. "
                 "Where it never will, pass gpus=%d",
-                *(options.gpus, _total("GPU"), _total("GPU")),
+                *(options.gpus, gpus, gpus),
             )
 
     @property
@@ -162,29 +164,29 @@ class Cluster:
     # ---- devices come and go
 
     def reserve(self, trials: int) -> None:
-        """Asks for devices, one a trial at most."""
+        """Asks for devices, one a trial at most, on nodes that were there a second ago."""
         if self.uses_gpus:
-            limit = self._options.gpus or int(_total("GPU"))
+            limit = self._options.gpus or int(self._total("GPU"))
             while len(self._slots) < min(limit, trials):
                 self._add_gpu()
         else:
             taken = [slot.site.node if slot.site else slot.node for slot in self._slots]
-            for node in _nodes():
+            for node in self._nodes:
                 if len(self._slots) < trials and node["NodeID"] not in taken and node["Resources"].get("CPU", 0) >= 1:
                     self._add_node(node)
 
     def _add_gpu(self) -> None:
-        nodes = [node["Resources"] for node in _nodes() if node["Resources"].get("GPU", 0) >= 1]
+        nodes = [node["Resources"] for node in self._nodes if node["Resources"].get("GPU", 0) >= 1]
         cores = min((int(node.get("CPU", 0) // node["GPU"]) for node in nodes), default=0)
         most = max((node["GPU"] for node in nodes), default=1)
         # One CPU, as any trial on a GPU would ask for: all of the GPU's part may never be free.
         self._add({"GPU": 1.0} | ({"CPU": 1.0} if cores else {}), max(cores, 1), 1 / most, None)
 
     def _add_node(self, node: Mapping[str, Any]) -> None:
-        nodes = _nodes()
+        nodes, cpus = self._nodes, max(self._total("CPU"), 1.0)
         # Others may use a part of the CPUs for long.
-        free = ray.available_resources().get("CPU", 0.0) / max(_total("CPU"), 1.0)
-        held = sum(slot.cores for slot in self._slots) / max(_total("CPU"), 1.0)
+        free = ray.available_resources().get("CPU", 0.0) / cpus
+        held = sum(slot.cores for slot in self._slots) / cpus
         cores = max(1, int(node["Resources"]["CPU"] * min(1.0, free + held) + 1e-6))
         bundle = {"CPU": float(cores)}
         address = f"node:{node['NodeManagerAddress']}"
@@ -210,6 +212,9 @@ class Cluster:
     def _width(self, cores: int) -> int:
         most = int(cores / self._options.cores) if self._options.cores else cores
         return max(1, min(most, self._options.lanes or MAX_LANES))
+
+    def _total(self, resource: str) -> float:
+        return float(sum(node["Resources"].get(resource, 0.0) for node in self._nodes))
 
     def _is_up(self, slot: Slot, site: Site) -> None:
         slot.site = site
@@ -399,7 +404,8 @@ class Cluster:
         """Once a second: nodes that are gone, lanes that say nothing, what others do to our GPUs."""
         now = self.now()
         self._watch_due = now + WATCH_EVERY
-        alive = {node["NodeID"] for node in _nodes()}
+        self._nodes = _nodes()
+        alive = {node["NodeID"] for node in self._nodes}
         for slot in list(self._slots):
             if (slot.site.node if slot.site else slot.node or next(iter(alive), None)) not in alive:
                 self._drop(slot)
@@ -437,10 +443,6 @@ class Cluster:
 
 def _nodes() -> list[dict[str, Any]]:
     return [node for node in ray.nodes() if node["Alive"]]
-
-
-def _total(resource: str) -> float:
-    return float(sum(node["Resources"].get(resource, 0.0) for node in _nodes()))
 
 
 def _kill(actor: Any) -> None:

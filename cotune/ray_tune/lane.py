@@ -240,18 +240,17 @@ class Lane:
         used = self._watch.used() if self._watch else None
         return Beat(frames, int(holder) if holder >= 0 else None, quiet, int(host.page[2]), used)
 
-    @ray.method(concurrency_group="control")  # type: ignore[untyped-decorator]
-    def begin(self, attempt: Attempt) -> None:
-        """Takes in a trial; its calls follow, or are here already."""
-        if attempt.pickled is not None:
-            self._trainable(attempt.trainable).set_result(attempt.pickled)
-        if self._host is not None:
-            self._host.memory.uncap()
-        threading.Thread(target=self._run, args=(attempt,), name=f"trial-{attempt.trial}", daemon=True).start()
-
     @ray.method(concurrency_group="calls")  # type: ignore[untyped-decorator]
-    def call(self, key: Key, number: int, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Calls a trial's Trainable, after the calls with lower numbers."""
+    def call(
+        self,
+        key: Key,
+        number: int,
+        method: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        attempt: Attempt | None,
+    ) -> Any:
+        """Calls a trial's Trainable, after the calls with lower numbers; the first brings what the trial is."""
         call = Call(method, args, kwargs)
         with self._registering:
             trial = self._trials.get(key)
@@ -259,9 +258,18 @@ class Lane:
                 self._early.setdefault(key, []).append((number, call))
             elif trial is None:
                 refuse(call)
+        if attempt is not None:
+            self._begin(attempt)
         if trial is not None:
             self._deliver(trial, number, call)
         return call.answer.result()
+
+    def _begin(self, attempt: Attempt) -> None:
+        if attempt.pickled is not None:
+            self._trainable(attempt.trainable).set_result(attempt.pickled)
+        if self._host is not None:
+            self._host.memory.uncap()
+        threading.Thread(target=self._run, args=(attempt,), name=f"trial-{attempt.trial}", daemon=True).start()
 
     @ray.method(concurrency_group="control")  # type: ignore[untyped-decorator]
     def interrupt(self, key: Key) -> None:

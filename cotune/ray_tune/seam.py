@@ -88,8 +88,12 @@ class _Method:
 class _Ready:
     """A trial's actor is always ready: what is wrong with it shows at the first call."""
 
+    def __init__(self, broker: Broker, ticket: Ticket) -> None:
+        self._broker = broker
+        self._ticket = ticket
+
     def remote(self) -> Any:
-        return ray.put(True)
+        return self._broker.answer(self._ticket)
 
 
 class TrialHandle(_private.ActorHandle):  # type: ignore[misc]
@@ -112,7 +116,7 @@ class TrialHandle(_private.ActorHandle):  # type: ignore[misc]
 
     @property
     def __ray_ready__(self) -> _Ready:
-        return _Ready()
+        return _Ready(self.broker, self.ticket)
 
     @property
     def __ray_terminate__(self) -> _Method:

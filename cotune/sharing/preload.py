@@ -20,13 +20,15 @@ FILES = 50
 _OTHERS = ("ray", "cotune", "pytest", "_pytest", "IPython", "ipykernel", "optuna", "__main__")
 # The first optimizer imports torch._dynamo: 0.9 s and 110 MB in every lane, unless it is there already.
 TORCH = ("torch", "torch._dynamo", "torch.utils.data")
+# Worth importing ahead even if this process has not: a second or more each, and no threads or devices before their use.
+HEAVY = ("torch", "torchvision", "sklearn", "scipy", "pandas")
 
 
 def modules_to_preload(blob: bytes, trainable: Any, *, torch_if_loaded: bool = True) -> list[str]:
     """Installed modules that the trainable uses, so that the zygote can import them once for all lanes.
 
     A guess from the names in its pickle and in its module: one too many costs little, one too few is imported by
-    the trial itself. Only what this process has loaded counts, and torch wherever a name leads to it.
+    the trial itself. Only what this process has loaded counts, and a few heavy ones wherever a name leads to them.
 
     Args:
         blob: The pickled trainable.
@@ -35,8 +37,11 @@ def modules_to_preload(blob: bytes, trainable: Any, *, torch_if_loaded: bool = T
     """
     names = {*_strings(blob), *_names_used(getattr(trainable, "func", trainable), set())}
     preload = {name for name in names if name in sys.modules and _is_installed(sys.modules[name])}
-    uses_torch = torch_if_loaded and "torch" in sys.modules
-    if importlib.util.find_spec("torch") is not None and (uses_torch or _lead_to_torch(names)):
+    heavy = _heavy_imports(names)
+    preload |= {name for name in heavy if importlib.util.find_spec(_top(name)) is not None}
+    leads_to_torch = not {"torch", "torchvision"}.isdisjoint(map(_top, heavy))
+    is_loaded = torch_if_loaded and "torch" in sys.modules
+    if (leads_to_torch or is_loaded) and importlib.util.find_spec("torch") is not None:
         preload |= set(TORCH)
     return ["numpy", "numpy.random", "cloudpickle", "cotune.sharing.host", *sorted(preload)]
 
@@ -89,30 +94,35 @@ def _names_in(code: CodeType) -> Iterator[str]:
 # ---- where they lead
 
 
-def _lead_to_torch(names: set[str]) -> bool:
-    """Whether one of these is torch, or a module that imports it in turn, as far as its source tells."""
-    waiting = {name.partition(".")[0] for name in names}
-    if "torch" in waiting:
-        return True
+def _heavy_imports(names: set[str]) -> set[str]:
+    """What is heavy among these modules and those they import in turn, as far as their source tells."""
+    found: set[str] = set()
+    waiting = set(names)
     seen = {"ray", "optuna", "cotune", "", *sys.stdlib_module_names}
     files = 0
-    while (waiting := waiting - seen) and files < FILES:
+    while waiting:
         name = waiting.pop()
-        seen.add(name)
-        origin = _origin(name)
+        top = _top(name)
+        if top in HEAVY:
+            found.add(name)
+        if top in HEAVY or top in seen or files >= FILES:
+            continue
+        seen.add(top)
+        origin = _origin(top)
         if origin is None:
             continue
         if _is_of_a_package(str(origin)):
-            imported = _requirements(name)
+            waiting |= _requirements(top)
         else:
             sources = origin.parent.rglob("*.py") if origin.name == "__init__.py" else iter([origin])
             paths = list(islice(sources, FILES - files))
             files += len(paths)
-            imported = {top for path in paths for top in _imports(path)}
-        if "torch" in imported:
-            return True
-        waiting |= imported
-    return False
+            waiting |= {imported for path in paths for imported in _imports(path)}
+    return found
+
+
+def _top(name: str) -> str:
+    return name.partition(".")[0]
 
 
 def _origin(name: str) -> Path | None:
@@ -138,7 +148,7 @@ def _requirements(name: str) -> set[str]:
 
 
 def _imports(path: Path) -> set[str]:
-    """Top-level modules that a source file imports anywhere."""
+    """Modules that a source file imports anywhere."""
     try:
         tree = ast.parse(path.read_bytes())
     except (OSError, SyntaxError, ValueError, RecursionError):
@@ -146,9 +156,9 @@ def _imports(path: Path) -> set[str]:
     found: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            found.update(alias.name.partition(".")[0] for alias in node.names)
+            found.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
-            found.add(node.module.partition(".")[0])
+            found.add(node.module)
     return found
 
 

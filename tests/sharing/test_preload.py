@@ -138,6 +138,18 @@ def test_torch_is_preloaded_for_a_module_that_leads_to_it_though_nothing_is_load
     assert not {"farhelper", "nearhelper", "torch"} & set(sys.modules)
 
 
+def test_a_heavy_library_is_preloaded_by_the_part_that_a_module_will_import(project):
+    project({"datahelper.py": "def load():\n    from sklearn.neural_network import MLPClassifier\n    import json\n"})
+
+    def train(config):
+        import datahelper
+
+        return datahelper
+
+    assert "sklearn.neural_network" in preload(train)
+    assert not {"datahelper", "json"} & set(preload(train))
+
+
 def test_torch_is_preloaded_for_a_package_any_part_of_which_imports_it(project, without_torch):
     project({"partspackage/__init__.py": "", "partspackage/deep/models.py": "import torch.nn as nn\n"})
 

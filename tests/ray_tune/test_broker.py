@@ -1,0 +1,84 @@
+"""What Tune asks for against what the brain and the lanes are told, without a cluster."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("ray")
+
+from cotune.demand import MIB
+from cotune.packer import Packer, PackerOptions
+from cotune.packer import events as ev
+from cotune.packer import instructions as do
+from cotune.ray_tune.broker import Broker
+
+
+class Lanes:
+    """Stands for the cluster: lanes are up at once, and what they are called is written down."""
+
+    def __init__(self):
+        self.called = []
+        self.executed = []
+        self.lanes = {}
+
+    def now(self):
+        return 0.0
+
+    def reserve(self, trials): ...
+
+    def lane(self, number):
+        return self.lanes[number]
+
+    def execute(self, instruction):
+        self.executed.append(instruction)
+        if isinstance(instruction, do.OpenLane):
+            actor = SimpleNamespace(
+                call=SimpleNamespace(remote=lambda *args: self.called.append(args)),
+                interrupt=SimpleNamespace(remote=lambda key: self.called.append(("interrupt", key))),
+            )
+            self.lanes[instruction.lane] = SimpleNamespace(actor=actor, calls={}, unheard=[], trainables=set())
+
+
+def trial(name):
+    return SimpleNamespace(
+        trial_id=name, trainable_name="train", config={}, local_path="", latest_checkpoint_result=None
+    )
+
+
+@pytest.fixture
+def lanes():
+    return Lanes()
+
+
+@pytest.fixture
+def broker(lanes):
+    packer = Packer(PackerOptions(width=1))
+    packer.handle(ev.DeviceFound(0.0, "cpu:0", 1000 * MIB, 0, 1))
+    return Broker(packer, lanes)
+
+
+def test_a_trial_that_is_cancelled_before_its_first_call_makes_room_at_once(broker, lanes):
+    first, second = broker.ask(trial("a")), broker.ask(trial("b"))
+    assert first.lane is not None
+    assert second.lane is None
+
+    broker.let_go(first)
+
+    assert first.over
+    assert second.lane is not None
+    assert not any(isinstance(instruction, do.CloseLane) for instruction in lanes.executed)
+    assert lanes.called == []
+
+
+def test_the_first_call_of_an_attempt_says_what_the_trial_is(broker, lanes):
+    ticket = broker.ask(trial("a"))
+    broker.seat(ticket, dict, {"x": 1})
+    broker.call(ticket, "train", (), {})
+    broker.call(ticket, "train", (), {})
+
+    attempts = [args[-1] for args in lanes.called]
+    assert attempts[0].kwargs == {"x": 1}
+    assert attempts[1] is None
+    assert [args[1] for args in lanes.called] == [0, 1]
