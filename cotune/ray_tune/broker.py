@@ -29,8 +29,9 @@ from cotune.packer import events as ev
 from cotune.packer import instructions as do
 from cotune.ray_tune.cluster import Cluster, LaneHandle
 from cotune.ray_tune.features import features
+from cotune.ray_tune.inbox import NotHere
 from cotune.ray_tune.lane import Attempt
-from cotune.ray_tune.lane_trial import NotHere, OutOfMemory
+from cotune.ray_tune.lane_trial import OutOfMemory
 
 log = logging.getLogger(__name__)
 
@@ -251,7 +252,7 @@ class Broker:
 
     def _tend(self) -> None:
         """Once a second: devices for those that wait, none for nobody."""
-        if self.packer.waiting or not self._cluster.devices:
+        if self.packer.waiting or not self._cluster.has_devices:
             self._cluster.reserve(self.packer.unfinished)
         if not self.packer.waiting:
             lanes = (ticket.lane for ticket in self._tickets.values())

@@ -10,7 +10,6 @@ import array
 import importlib
 import logging
 import os
-import platform
 import sys
 import threading
 import time
@@ -23,9 +22,11 @@ from typing import Any, NoReturn, cast
 import ray
 from ray import cloudpickle
 
-from cotune.ray_tune.lane_trial import Call, LaneTrial, refuse, route_sessions
+from cotune.ray_tune.inbox import Call, refuse
+from cotune.ray_tune.lane_trial import LaneTrial
+from cotune.ray_tune.sessions import route_sessions
+from cotune.ray_tune.site import Site, look_round
 from cotune.sharing import cuda, wire
-from cotune.sharing.cpu import available_memory
 from cotune.sharing.host import THREAD_STACK, Host, LaneOptions
 from cotune.sharing.wire import Kind
 
@@ -37,38 +38,6 @@ SWITCH_INTERVAL = 0.001
 Key = tuple[int, int]
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Site:
-    """Where a lane's process has come to be.
-
-    Attributes:
-        node: Ray's id of the node.
-        accelerators: What Ray calls the GPU it has assigned.
-        uuid: The physical GPU's identity; empty if there is none behind it.
-        total: Bytes on the GPU, or of memory available on the node.
-        free: Bytes of these nobody uses.
-        cores: Cores of the machine this process may use.
-        pid: This process.
-        host: The machine's name.
-        address: The node's.
-    """
-
-    node: str
-    accelerators: tuple[str, ...]
-    uuid: str
-    total: int
-    free: int
-    cores: int
-    pid: int
-    host: str
-    address: str
-
-    @property
-    def place(self) -> tuple[str, tuple[str, ...], str]:
-        """What all lanes of one device must agree on."""
-        return self.node, self.accelerators, self.uuid
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +181,7 @@ class Lane:
         """Where we are; answered once the imports are done."""
         with self._registering:
             self._import()
-        return _look_round()
+        return look_round()
 
     @ray.method(concurrency_group="control")  # type: ignore[untyped-decorator]
     def open(self, options: LaneOptions) -> Site:
@@ -345,15 +314,3 @@ class Lane:
         with self._registering:
             self._over.add(key)
             self._trials.pop(key, None)
-
-
-def _look_round() -> Site:
-    context = ray.get_runtime_context()
-    gpus = tuple(str(gpu) for gpu in context.get_accelerator_ids().get("GPU", []))
-    # Without a GPU of its own Ray leaves CUDA_VISIBLE_DEVICES as it is, which may show all of them.
-    visible = cuda.visible_gpus() if gpus and cuda.torch_has_cuda() else []
-    uuid, total, free = "", available_memory(), available_memory()
-    if visible:
-        uuid, total, free = visible[0].uuid, visible[0].total, visible[0].total - visible[0].used
-    cores, host, address = len(os.sched_getaffinity(0)), platform.node(), ray.util.get_node_ip_address()
-    return Site(context.get_node_id(), gpus, uuid, total, free, cores, os.getpid(), host, address)

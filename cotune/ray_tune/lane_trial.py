@@ -10,20 +10,19 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import queue
 import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, InvalidStateError
-from dataclasses import dataclass, field
+from concurrent.futures import InvalidStateError
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from cotune import session
 from cotune.errors import InputError
 from cotune.ray_tune import _private
+from cotune.ray_tune.inbox import Call, Inbox, NotHere
 from cotune.session import TrialStopped
 from cotune.sharing import wire
 from cotune.sharing.context import Context
@@ -45,71 +44,6 @@ log = logging.getLogger(__name__)
 
 class OutOfMemory(RuntimeError):
     """An attempt at a trial needed more than its lane may hold; the brain decides what follows."""
-
-
-class NotHere(RuntimeError):
-    """The trial has left this lane before the call was served; it goes on elsewhere, or nobody wants it any more."""
-
-
-@dataclass(slots=True)
-class Call:
-    """One call of Tune to a Trainable.
-
-    Attributes:
-        method: What to call.
-        args: Its arguments.
-        kwargs: The same.
-        answer: Resolved by the trial's thread.
-    """
-
-    method: str
-    args: tuple[Any, ...] = ()
-    kwargs: Mapping[str, Any] = field(default_factory=dict)
-    answer: Future[Any] = field(default_factory=Future)
-
-
-class Inbox:
-    """The calls to one trial in the order they were made, whatever order they arrive in."""
-
-    def __init__(self) -> None:
-        self._calls: dict[int, Call] = {}
-        self._next = 0
-        self._arrived = threading.Condition()
-        self._closed = False
-
-    def put(self, number: int, call: Call) -> None:
-        with self._arrived:
-            if self._closed:
-                refuse(call)
-                return
-            self._calls[number] = call
-            self._arrived.notify()
-
-    def take(self) -> Call | None:
-        """The next call; None once it is closed."""
-        with self._arrived:
-            while self._next not in self._calls and not self._closed:
-                self._arrived.wait()
-            call = self._calls.pop(self._next, None)
-            self._next += 1
-            return call
-
-    def close(self) -> None:
-        """Refuses what has not been served, and all that is still to come."""
-        with self._arrived:
-            self._closed = True
-            self._arrived.notify()
-            for call in self._calls.values():
-                refuse(call)
-            self._calls.clear()
-
-
-def refuse(call: Call) -> None:
-    """Answers a call that came too late."""
-    if call.method == "stop":
-        call.answer.set_result(None)
-    else:
-        call.answer.set_exception(NotHere(f"{call.method}() came after the end of the trial"))
 
 
 class LaneTrial(TrialSession):
@@ -270,9 +204,9 @@ class LaneTrial(TrialSession):
             needed = self._meter.wanted(refused) if refused is not None else None
             host.memory.relax()
         text = text_of(error)[:2000]
-        _clear(error)
+        clear_frames(error)
         self._shut_down()
-        _clear(error)
+        clear_frames(error)
         if is_memory:
             self._end("out_of_memory", needed, text[:500])
             return OutOfMemory(text)
@@ -290,7 +224,7 @@ class LaneTrial(TrialSession):
             except BaseException as error:
                 if not self._over and not isinstance(error, (SystemExit, TrialStopped)):
                     log.warning("cleaning up after a trial raised %s: %s", type(error).__name__, text_of(error))
-                _clear(error)
+                clear_frames(error)
         self.ray_session = None
         if self.runner is not None and self.runner.is_alive():
             threading.Thread.join(self.runner, UNWIND_WITHIN)
@@ -339,7 +273,7 @@ def _is_rays(thread: threading.Thread) -> bool:
     return isinstance(thread, threading._DummyThread) or thread.name.startswith(("ray_", "asyncio", "fsspec"))
 
 
-def _clear(error: BaseException) -> None:
+def clear_frames(error: BaseException) -> None:
     """Lets go of the locals, and so the tensors, of the frames an exception went through; its traceback stays."""
     seen: set[int] = set()
     todo: list[BaseException | None] = [error]
@@ -349,78 +283,3 @@ def _clear(error: BaseException) -> None:
             seen.add(id(one))
             traceback.clear_frames(one.__traceback__)
             todo += [one.__cause__, one.__context__]
-
-
-# ---- Ray's session, one per trial instead of one per process
-
-
-def current_trial() -> LaneTrial | None:
-    """The trial the calling thread belongs to; in a thread that a trial started, the one whose turn it is."""
-    trial = session.current()
-    return trial if isinstance(trial, LaneTrial) else None
-
-
-class _Router:
-    """Stands where Ray keeps the session of a process, and is that of the trial that asks."""
-
-    def __bool__(self) -> bool:
-        trial = current_trial()
-        return trial is not None and trial.ray_session is not None
-
-    def __getattr__(self, name: str) -> Any:
-        trial = current_trial()
-        return getattr(trial.ray_session if trial is not None else None, name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        trial = current_trial()
-        if trial is not None and trial.ray_session is not None:
-            setattr(trial.ray_session, name, value)
-
-
-class LaneRaySession(_private.ray_session._TrainSession):  # type: ignore[misc]
-    """Ray's session of a function trainable, its thread a part of a trial in a lane."""
-
-    def reset(self, training_func: Callable[[], Any], *args: Any, **kwargs: Any) -> None:
-        trial = current_trial()
-        assert trial is not None
-        self._trial = trial
-
-        def run() -> Any:
-            session.bind(trial)
-            trial.host.prepare_thread()
-            try:
-                return training_func()
-            except TrialStopped as stopped:
-                _clear(stopped)
-                # The train() call that waits for a result need not wait for a time-out.
-                with contextlib.suppress(queue.Full):
-                    self.result_queue.put_nowait(_private.last_result())
-            finally:
-                session.bind(None)
-
-        super().reset(run, *args, **kwargs)
-        trial.runner = self.training_thread
-        self.training_thread.name = f"trial-{trial.trial}-function"
-
-    def report(self, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> None:
-        if _private.RESULT_DUPLICATE not in metrics:
-            self._trial.iteration_done()
-        super().report(metrics, *args, **kwargs)
-
-
-def route_sessions() -> None:
-    """Gives every trial of this process a session of its own. Once per process."""
-
-    def init_session(*args: Any, **kwargs: Any) -> None:
-        trial = current_trial()
-        assert trial is not None
-        trial.ray_session = LaneRaySession(*args, **kwargs)
-
-    def shutdown_session() -> None:
-        trial = current_trial()
-        if trial is not None:
-            trial.ray_session = None
-
-    _private.ray_session._session = _Router()
-    _private.function_trainable.init_session = init_session
-    _private.function_trainable.shutdown_session = shutdown_session

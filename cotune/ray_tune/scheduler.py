@@ -22,9 +22,10 @@ from cotune.packer import MAX_SLOWDOWN, Packer, PackerOptions
 from cotune.packer.policies import Policy, make_policy
 from cotune.ray_tune import _private
 from cotune.ray_tune.broker import Broker
-from cotune.ray_tune.cluster import Cluster, ClusterOptions
+from cotune.ray_tune.cluster import Cluster
 from cotune.ray_tune.process import Fractions
 from cotune.ray_tune.seam import LaneActorManager, LaneRequest, LaneResourceManager
+from cotune.ray_tune.slots import ClusterOptions
 from cotune.sharing.preload import modules_to_preload
 
 # What Tune's own actors are told of the driver's environment.

@@ -1,0 +1,85 @@
+"""Ray's session, of which there is one per process elsewhere: here one per trial."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+from collections.abc import Callable
+from typing import Any
+
+from cotune import session
+from cotune.ray_tune import _private
+from cotune.ray_tune.lane_trial import LaneTrial, clear_frames
+from cotune.session import TrialStopped
+
+
+def current_trial() -> LaneTrial | None:
+    """The trial the calling thread belongs to; in a thread that a trial started, the one whose turn it is."""
+    trial = session.current()
+    return trial if isinstance(trial, LaneTrial) else None
+
+
+class _Router:
+    """Stands where Ray keeps the session of a process, and is that of the trial that asks."""
+
+    def __bool__(self) -> bool:
+        trial = current_trial()
+        return trial is not None and trial.ray_session is not None
+
+    def __getattr__(self, name: str) -> Any:
+        trial = current_trial()
+        return getattr(trial.ray_session if trial is not None else None, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        trial = current_trial()
+        if trial is not None and trial.ray_session is not None:
+            setattr(trial.ray_session, name, value)
+
+
+class LaneRaySession(_private.ray_session._TrainSession):  # type: ignore[misc]
+    """Ray's session of a function trainable, its thread a part of a trial in a lane."""
+
+    def reset(self, training_func: Callable[[], Any], *args: Any, **kwargs: Any) -> None:
+        trial = current_trial()
+        assert trial is not None
+        self._trial = trial
+
+        def run() -> Any:
+            session.bind(trial)
+            trial.host.prepare_thread()
+            try:
+                return training_func()
+            except TrialStopped as stopped:
+                clear_frames(stopped)
+                # The train() call that waits for a result need not wait for a time-out.
+                with contextlib.suppress(queue.Full):
+                    self.result_queue.put_nowait(_private.last_result())
+            finally:
+                session.bind(None)
+
+        super().reset(run, *args, **kwargs)
+        trial.runner = self.training_thread
+        self.training_thread.name = f"trial-{trial.trial}-function"
+
+    def report(self, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> None:
+        if _private.RESULT_DUPLICATE not in metrics:
+            self._trial.iteration_done()
+        super().report(metrics, *args, **kwargs)
+
+
+def route_sessions() -> None:
+    """Gives every trial of this process a session of its own. Once per process."""
+
+    def init_session(*args: Any, **kwargs: Any) -> None:
+        trial = current_trial()
+        assert trial is not None
+        trial.ray_session = LaneRaySession(*args, **kwargs)
+
+    def shutdown_session() -> None:
+        trial = current_trial()
+        if trial is not None:
+            trial.ray_session = None
+
+    _private.ray_session._session = _Router()
+    _private.function_trainable.init_session = init_session
+    _private.function_trainable.shutdown_session = shutdown_session

@@ -1,0 +1,236 @@
+"""Devices of a Ray cluster: one placement group per GPU, or per node where no GPU is used.
+
+There is no "GPU k of node n" in Ray. A group reserves some GPU; the first actor in it says which one that has become,
+and every further lane of that device must say the same. Groups are asked for as trials need them, so that a cluster
+that grows is made to, and given back when nothing runs in them.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+from ray.util.placement_group import placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from cotune.demand import MIB
+from cotune.packer import events as ev
+from cotune.ray_tune.lane import lane_actor
+from cotune.ray_tune.site import Site
+from cotune.sharing import cuda
+from cotune.sharing.devices import CPU_SHARE, GPU_MAX_WIDTH
+
+LANE_SHARE = 0.01
+IDLE_AFTER = 10.0
+CPU_CONTEXT_GUESS = 256 * MIB
+MAX_LANES = int(1 / LANE_SHARE) - 4
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterOptions:
+    """How lanes are made.
+
+    Attributes:
+        gpus: GPUs to use at most; None for all the cluster has, 0 for none.
+        cores: CPUs a trial asks for, which bounds how many lanes pay.
+        margin: Share of a device's memory that is left alone; None for the usual.
+        lanes: Lanes per device if that is fixed; as many are started ahead.
+        residents: Trials that may share a lane.
+        environment: For the lanes' processes.
+        modules: To be imported ahead.
+    """
+
+    gpus: int | None
+    cores: float
+    margin: float | None
+    lanes: int | None
+    residents: int
+    environment: Mapping[str, str]
+    modules: Sequence[str]
+
+
+@dataclass(eq=False)
+class Slot:
+    """A placement group and what has become of it.
+
+    Attributes:
+        group: The placement group.
+        cores: CPUs in it.
+        share: Part of its node's memory that is its own, where memory is what it has.
+        node: The node it was meant for, if any.
+        name: The device's, once it is up.
+        site: Where it is, once it is up.
+        spares: Processes that are no lanes yet, and their answers to `site()`.
+        lanes: The lanes on it, by number.
+        idle_since: When nothing ran here any more.
+    """
+
+    group: Any
+    cores: int
+    share: float
+    node: str | None
+    name: str = ""
+    site: Site | None = None
+    capacity: int = 0
+    spares: list[tuple[Any, Any]] = field(default_factory=list)
+    lanes: dict[int, Any] = field(default_factory=dict)
+    idle_since: float | None = None
+
+
+class Slots:
+    """The devices we have asked for.
+
+    Attributes:
+        all: Those that are up, and those that are not yet.
+        uses_gpus: They are GPUs, and not nodes.
+    """
+
+    def __init__(self, options: ClusterOptions) -> None:
+        self.all: list[Slot] = []
+        self._options = options
+        self._named = 0
+        self._actor = lane_actor(options.residents)
+        self._nodes = alive_nodes()
+        gpus = self._total("GPU")
+        self.uses_gpus = gpus >= 1 if options.gpus is None else options.gpus > 0
+        if options.gpus and options.gpus > gpus:
+            log.warning(
+                "gpus=%d, but the cluster has %d now: trials for the others wait until it has more. "
+                "Where it never will, pass gpus=%d",
+                *(options.gpus, gpus, gpus),
+            )
+
+    @property
+    def up(self) -> list[Slot]:
+        return [slot for slot in self.all if slot.site is not None]
+
+    def look(self) -> list[Slot]:
+        """Sees which nodes there are now; gives the devices whose node is gone."""
+        self._nodes = alive_nodes()
+        alive = {node["NodeID"] for node in self._nodes}
+        anywhere = next(iter(alive), None)
+        return [slot for slot in self.all if (slot.site.node if slot.site else slot.node or anywhere) not in alive]
+
+    # ---- coming
+
+    def reserve(self, trials: int) -> None:
+        """Asks for devices, one a trial at most, on nodes that were there a second ago."""
+        if self.uses_gpus:
+            limit = self._options.gpus or int(self._total("GPU"))
+            while len(self.all) < min(limit, trials):
+                self._add_gpu()
+        else:
+            taken = [slot.site.node if slot.site else slot.node for slot in self.all]
+            for node in self._nodes:
+                if len(self.all) < trials and node["NodeID"] not in taken and node["Resources"].get("CPU", 0) >= 1:
+                    self._add_node(node)
+
+    def _add_gpu(self) -> None:
+        nodes = [node["Resources"] for node in self._nodes if node["Resources"].get("GPU", 0) >= 1]
+        cores = min((int(node.get("CPU", 0) // node["GPU"]) for node in nodes), default=0)
+        most = max((node["GPU"] for node in nodes), default=1)
+        # One CPU, as any trial on a GPU would ask for: all of the GPU's part may never be free.
+        self._add({"GPU": 1.0} | ({"CPU": 1.0} if cores else {}), max(cores, 1), 1 / most, None)
+
+    def _add_node(self, node: Mapping[str, Any]) -> None:
+        nodes, cpus = self._nodes, max(self._total("CPU"), 1.0)
+        # Others may use a part of the CPUs for long.
+        free = ray.available_resources().get("CPU", 0.0) / cpus
+        held = sum(slot.cores for slot in self.all) / cpus
+        cores = max(1, int(node["Resources"]["CPU"] * min(1.0, free + held) + 1e-6))
+        bundle = {"CPU": float(cores)}
+        address = f"node:{node['NodeManagerAddress']}"
+        if sum(1 for other in nodes if other["NodeManagerAddress"] == node["NodeManagerAddress"]) == 1:
+            bundle |= {address: 0.001} if address in node["Resources"] else {}
+        mates = sum(1 for other in nodes if other["NodeManagerHostname"] == node["NodeManagerHostname"])
+        self._add(bundle, cores, 1 / mates, node["NodeID"])
+
+    def _add(self, bundle: Mapping[str, float], cores: int, share: float, node: str | None) -> None:
+        slot = Slot(placement_group([dict(bundle)], strategy="STRICT_PACK"), cores, share, node)
+        for _ in range(max(1, min(self._options.lanes or 1, self._width(cores)))):
+            actor = self._spawn(slot)
+            slot.spares.append((actor, actor.site.remote()))
+        self.all.append(slot)
+
+    def _spawn(self, slot: Slot) -> Any:
+        strategy = PlacementGroupSchedulingStrategy(slot.group, placement_group_bundle_index=0)
+        resources = {"num_gpus": LANE_SHARE, "num_cpus": 0} if self.uses_gpus else {"num_cpus": LANE_SHARE}
+        return self._actor.options(**resources, scheduling_strategy=strategy).remote(
+            dict(self._options.environment), list(self._options.modules)
+        )
+
+    def _width(self, cores: int) -> int:
+        most = int(cores / self._options.cores) if self._options.cores else cores
+        return max(1, min(most, self._options.lanes or MAX_LANES))
+
+    def _total(self, resource: str) -> float:
+        return float(sum(node["Resources"].get(resource, 0.0) for node in self._nodes))
+
+    # ---- up
+
+    def came_up(self, slot: Slot, site: Site, now: float) -> ev.DeviceFound:
+        """Its first process has said where it is."""
+        slot.site = site
+        self._named += 1
+        kind = "gpu" if site.accelerators else "cpu"
+        slot.name = f"{kind}:{site.uuid or self._named - 1}@{site.node[:8]}"
+        slot.capacity = self.capacity(slot, site.free)
+        width = min(self._width(slot.cores), GPU_MAX_WIDTH) if site.uuid else self._width(slot.cores)
+        context = cuda.CONTEXT_GUESS + cuda.ROUNDING if site.uuid else CPU_CONTEXT_GUESS
+        return ev.DeviceFound(now, slot.name, slot.capacity, context, width)
+
+    def capacity(self, slot: Slot, free: int) -> int:
+        """What is ours of a device that others leave `free` bytes of."""
+        margin = self._options.margin
+        if slot.site is not None and slot.site.uuid:
+            return max(0, int(free * (1 - (margin or 0.0))) - cuda.RESERVE)
+        return int(free * slot.share * (CPU_SHARE if margin is None else 1 - margin))
+
+    def process(self, slot: Slot) -> Any:
+        """A process for a lane."""
+        return slot.spares.pop(0)[0] if slot.spares else self._spawn(slot)
+
+    # ---- going
+
+    def idle(self, busy: Iterable[str], now: float) -> list[Slot]:
+        """Devices on which nothing has run for a while, but never all.
+
+        Args:
+            busy: Names of those on which something runs.
+            now: The time.
+        """
+        in_use, found = set(busy), []
+        for slot in self.up:
+            if slot.name in in_use:
+                slot.idle_since = None
+            elif slot.idle_since is None:
+                slot.idle_since = now
+            elif now - slot.idle_since > IDLE_AFTER:
+                found.append(slot)
+        return found[: len(self.all) - 1]
+
+    def drop(self, slot: Slot) -> None:
+        """Gives a device back, with the processes on it that are no lanes."""
+        self.all.remove(slot)
+        for actor, _ in slot.spares:
+            kill(actor)
+        remove_placement_group(slot.group)
+
+
+def alive_nodes() -> list[dict[str, Any]]:
+    """Ray's nodes, which the control store is asked for."""
+    return [node for node in ray.nodes() if node["Alive"]]
+
+
+def kill(actor: Any) -> None:
+    """Ends an actor, if it is there."""
+    try:
+        ray.kill(actor)
+    except (RayError, ValueError) as error:
+        log.debug("not killed: %s", error)
