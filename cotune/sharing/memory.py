@@ -68,16 +68,15 @@ class LaneMemory(ABC):
         """Device time used by this process so far, in seconds of a whole device; None if it cannot be told."""
 
 
+# What C++ itself says, whatever exception a library makes of it.
+_REFUSED_IN_CPP = ("bad_alloc", "bad allocation", "cudaErrorMemoryAllocation")
 _REFUSALS = (
     "out of memory",
     "can't allocate memory",
     "cannot allocate memory",
-    "std::bad_alloc",
-    "bad allocation",
     "can't start new thread",
     "CUBLAS_STATUS_ALLOC_FAILED",
     "CUDNN_STATUS_ALLOC_FAILED",
-    "cudaErrorMemoryAllocation",
     "unable to mmap",
 )
 _TRIED = re.compile(r"tried to allocate\s+([0-9.]+\s*[KMGT]i?B)", re.IGNORECASE)
@@ -100,9 +99,8 @@ def out_of_memory(error: BaseException) -> tuple[bool, int | None]:
         seen.add(id(cause))
         text = text_of(cause)
         is_memory = isinstance(cause, MemoryError) or type(cause).__name__ in ("OutOfMemoryError", "_ArrayMemoryError")
-        if is_memory or (
-            isinstance(cause, (RuntimeError, OSError)) and any(r.lower() in text.lower() for r in _REFUSALS)
-        ):
+        refusals = _REFUSED_IN_CPP + _REFUSALS * isinstance(cause, (RuntimeError, OSError))
+        if is_memory or any(refusal.lower() in text.lower() for refusal in refusals):
             return True, _refused(cause, text)
         cause = cause.__cause__ or cause.__context__
     return False, None

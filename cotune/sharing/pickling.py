@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import io
 import sys
 from dataclasses import dataclass
 from types import ModuleType
@@ -52,7 +54,9 @@ def dumps(value: Any, what: str) -> bytes:
     if module is not None:
         cloudpickle.register_pickle_by_value(module)
     try:
-        return bytes(cloudpickle.dumps(value))
+        buffer = io.BytesIO()
+        _Pickler(buffer).dump(value)
+        return buffer.getvalue()
     except Exception as error:
         raise NotPicklable(
             f"{what} cannot be sent to a lane process: {type(error).__name__}: {error}",
@@ -62,6 +66,15 @@ def dumps(value: Any, what: str) -> bytes:
     finally:
         if module is not None:
             cloudpickle.unregister_pickle_by_value(module)
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """Sends modules of a class of their own, such as `optuna.integration`, by name too: cloudpickle knows plain ones."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, ModuleType) and type(obj) is not ModuleType:
+            return importlib.import_module, (obj.__name__,)
+        return super().reducer_override(obj)
 
 
 def _unimportable_module(value: Any) -> ModuleType | None:

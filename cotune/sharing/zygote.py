@@ -41,7 +41,8 @@ class Zygote:
         environment = dict(os.environ)
         # torch.cuda.is_available() in the zygote must not start CUDA, or no lane could be forked any more.
         environment["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
-        for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+        # The last is what joblib, and so scikit-learn, takes n_jobs=-1 for: not a pool of processes for every trial.
+        for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "LOKY_MAX_CPU_COUNT"):
             environment[name] = str(threads)
         path = [entry or os.getcwd() for entry in sys.path]
         flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]

@@ -274,6 +274,8 @@ class OutOfMemoryError(RuntimeError):
         (RuntimeError("std::bad_alloc"), None),
         (RuntimeError("can't start new thread"), None),
         (OSError(12, "Cannot allocate memory"), None),
+        (type("CatBoostError", (Exception,), {})("cxxrt::bad_alloc"), None),
+        (type("XGBoostError", (ValueError,), {})("[12:00:00] common.h: std::bad_alloc"), None),
         (RuntimeError("Caught MemoryError in DataLoader worker process 0.\nstd::bad_alloc"), None),
     ],
     ids=lambda value: str(value)[:40].replace("\n", " ") if isinstance(value, BaseException) else "",

@@ -36,6 +36,15 @@ def importable(config):
     return config["x"] + 3
 
 
+def test_a_lazy_module_travels_by_name_as_any_other_does():
+    """`optuna.integration` is one of a class of its own, which cloudpickle takes for an object."""
+    import optuna.integration
+
+    assert type(optuna.integration) is not type(optuna)
+    blob = dumps(lambda made: optuna.integration.__name__, "it")
+    assert called_elsewhere(blob, None) == "optuna.integration"
+
+
 @pytest.fixture
 def stray_module(tmp_path):
     """A module that this process has loaded from a file, and that no other process would find."""

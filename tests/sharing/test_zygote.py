@@ -35,7 +35,8 @@ def trainable(config):
     if "child" in config:
         child = subprocess.Popen([sys.executable, "-c", config["child"]], stdout=subprocess.PIPE)
         child.stdout.readline()
-    told = {"lane": os.getpid(), "child": child.pid if child else None, "threads": os.environ["OMP_NUM_THREADS"]}
+    threads = [os.environ["OMP_NUM_THREADS"], os.environ["LOKY_MAX_CPU_COUNT"]]
+    told = {"lane": os.getpid(), "child": child.pid if child else None, "threads": threads}
     cotune.report({"loss": 0.0, "told": json.dumps(told)})
     threading.Event().wait()
 
@@ -170,7 +171,7 @@ def test_a_lane_asked_for_before_the_zygote_is_up_is_forked_when_it_is(tmp_path)
 
 def test_lanes_have_the_threads_that_the_zygote_was_told(world):
     handle, _ = world.open()
-    assert world.run(handle)["threads"] == "3"
+    assert world.run(handle)["threads"] == ["3", "3"]
 
 
 def test_a_killed_lane_is_gone_with_its_signal(world, watch):
