@@ -80,7 +80,7 @@ def optimize(
         study: Any study: its sampler, pruner and storage are used as they are, in this process.
         objective: As for `study.optimize`. It runs in other processes; what it asks its trial for is answered here.
         n_trials: How many; None for no limit, until the timeout, `study.stop()` or Ctrl-C.
-        timeout: Seconds after which no further trial begins.
+        timeout: Seconds after which no further trial begins, from the first one's start on.
         catch: Exceptions of the objective that end only their trial. Any other ends it all and is raised here.
         callbacks: Each is called with the study and every trial that has ended.
         n_jobs: Only 1, which changes nothing: `lanes` says how many trials run at once.

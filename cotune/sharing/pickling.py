@@ -69,7 +69,7 @@ def dumps(value: Any, what: str) -> bytes:
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """Sends modules of a class of their own, such as `optuna.integration`, by name too: cloudpickle knows plain ones."""
+    """Sends modules of a class of their own by name, as cloudpickle does others; `optuna.integration` is one."""
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, ModuleType) and type(obj) is not ModuleType:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import array
 import contextlib
 import json
+import logging
 import os
 import pickle
 import socket
@@ -18,8 +19,8 @@ from cotune.sharing.zygote_main import write_payload
 CLOSES_WITHIN = 10.0
 
 _START = (
-    "import sys, json; sys.path[:] = json.loads(sys.argv[3]); "
-    "from cotune.sharing.zygote_main import main; main(int(sys.argv[1]), int(sys.argv[2]))"
+    "import sys, json; sys.path[:], levels = json.loads(sys.argv[3]); "
+    "from cotune.sharing.zygote_main import main; main(int(sys.argv[1]), int(sys.argv[2]), levels)"
 )
 
 
@@ -44,12 +45,14 @@ class Zygote:
         # The last is what joblib, and so scikit-learn, takes n_jobs=-1 for: not a pool of processes for every trial.
         for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "LOKY_MAX_CPU_COUNT"):
             environment[name] = str(threads)
-        path = [entry or os.getcwd() for entry in sys.path]
+        # A window belongs to the main thread; trials have others.
+        environment.setdefault("MPLBACKEND", "agg")
+        told = json.dumps([[entry or os.getcwd() for entry in sys.path], _levels()])
         flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
         try:
             with open(log, "ab") as output:
                 self._process = subprocess.Popen(
-                    [sys.executable, *flags, "-c", _START, str(theirs.fileno()), str(payload), json.dumps(path)],
+                    [sys.executable, *flags, "-c", _START, str(theirs.fileno()), str(payload), told],
                     pass_fds=[theirs.fileno(), payload],
                     stdin=subprocess.DEVNULL,
                     stdout=output,
@@ -115,3 +118,12 @@ class Zygote:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+
+
+def _levels() -> dict[str, int] | None:
+    """Levels of all loggers of this process, where its root logger has been set up to show them."""
+    root = logging.getLogger()
+    if not root.handlers:
+        return None
+    loggers = [logger for logger in root.manager.loggerDict.values() if isinstance(logger, logging.Logger)]
+    return {logger.name: logger.level for logger in [root, *loggers] if logger.level}

@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 import gc
 import importlib
+import logging
 import mmap
 import os
 import pickle
@@ -18,7 +19,7 @@ import signal
 import socket
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -30,12 +31,13 @@ _MAX_FDS = 253
 _SAFE = ("numpy", "cloudpickle", "cotune", "torch")
 
 
-def main(control: int, payload: int) -> NoReturn:
+def main(control: int, payload: int, levels: Mapping[str, int] | None) -> NoReturn:
     """Serves fork requests until the control socket ends.
 
     Args:
         control: A sequenced-packet socket to the driver.
         payload: A memory file: the pickled list of modules to import, then the pickled trainable.
+        levels: Of the driver's loggers by name, if it shows what they log: then trials log as much, to their logs.
     """
     libc = ctypes.CDLL(None)
     libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
@@ -50,6 +52,10 @@ def main(control: int, payload: int) -> NoReturn:
     modules, trainable = _read_payload(payload)
     os.set_inheritable(payload, False)
     _preload(modules)
+    if levels is not None:
+        logging.basicConfig()
+        for name, level in levels.items():
+            logging.getLogger(name).setLevel(level)
     safe = [name for name in modules if name.split(".")[0] in _SAFE]
     if safe != modules and _touched_cuda():
         # A package started CUDA when it was imported, and a process that has cannot fork lanes: begin again without.

@@ -1,6 +1,7 @@
 """A real zygote: it forks lanes, says when they are gone, and takes everything with it at the end."""
 
 import json
+import logging
 import os
 import pickle
 import select
@@ -24,6 +25,7 @@ PATIENCE = 30
 def trainable(config):
     """Starts a process of its own, if it should, tells both process ids and never ends."""
     import json
+    import logging
     import os
     import subprocess
     import sys
@@ -37,6 +39,8 @@ def trainable(config):
         child.stdout.readline()
     threads = [os.environ["OMP_NUM_THREADS"], os.environ["LOKY_MAX_CPU_COUNT"]]
     told = {"lane": os.getpid(), "child": child.pid if child else None, "threads": threads}
+    told |= {"backend": os.environ["MPLBACKEND"], "root": bool(logging.getLogger().handlers)}
+    told |= {"level": logging.getLogger("cotune-test").level}
     cotune.report({"loss": 0.0, "told": json.dumps(told)})
     threading.Event().wait()
 
@@ -172,6 +176,32 @@ def test_a_lane_asked_for_before_the_zygote_is_up_is_forked_when_it_is(tmp_path)
 def test_lanes_have_the_threads_that_the_zygote_was_told(world):
     handle, _ = world.open()
     assert world.run(handle)["threads"] == ["3", "3"]
+
+
+@pytest.mark.parametrize("is_set_up", [True, False])
+def test_lanes_log_what_the_driver_would_show(tmp_path, monkeypatch, is_set_up):
+    monkeypatch.setattr(logging.getLogger(), "handlers", [logging.NullHandler()] * is_set_up)
+    monkeypatch.setattr(logging.getLogger("cotune-test"), "level", logging.DEBUG)
+    world = World(tmp_path)
+    try:
+        handle, _ = world.open()
+        told = world.run(handle)
+        assert (told["root"], told["level"]) == ((True, logging.DEBUG) if is_set_up else (False, logging.NOTSET))
+    finally:
+        world.close()
+
+
+@pytest.mark.parametrize(("chosen", "used"), [(None, "agg"), ("pdf", "pdf")])
+def test_lanes_draw_without_a_window_unless_told_how(tmp_path, monkeypatch, chosen, used):
+    monkeypatch.delenv("MPLBACKEND", raising=False)
+    if chosen:
+        monkeypatch.setenv("MPLBACKEND", chosen)
+    world = World(tmp_path)
+    try:
+        handle, _ = world.open()
+        assert world.run(handle)["backend"] == used
+    finally:
+        world.close()
 
 
 def test_a_killed_lane_is_gone_with_its_signal(world, watch):
