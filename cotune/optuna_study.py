@@ -136,6 +136,7 @@ def optimize(
         search = StudySearch(
             study,
             timeout=seconds,
+            since=lambda: sweep.first_start,
             catch=caught,
             callbacks=heard_by,
             prepare=lambda number: _prepare(folder, number),

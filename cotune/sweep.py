@@ -154,6 +154,11 @@ class Sweep:
         self._note = ""
 
     @property
+    def first_start(self) -> float:
+        """When the first trial of this session started, by the monotonic clock; 0 if none has."""
+        return self._first_start
+
+    @property
     def makespan(self) -> float:
         """Seconds from the first start of a trial in this session to the last end."""
         return max(0.0, self._last_end - self._first_start) if self._first_start else 0.0

@@ -58,7 +58,8 @@ class StudySearch:
 
     Args:
         study: The user's.
-        timeout: Seconds, from the first sign of life of a trial, after which none is asked for any more.
+        timeout: Seconds after which no trial is asked for any more.
+        since: Tells from when on, by the monotonic clock; 0 while no trial runs, since lanes take time to start.
         catch: What an objective may raise without ending it all.
         callbacks: Called with the study and each trial that has ended.
         prepare: Called with the number of every new trial, before it is suggested.
@@ -72,14 +73,15 @@ class StudySearch:
         study: optuna.Study,
         *,
         timeout: float | None = None,
+        since: Callable[[], float] = lambda: 0.0,
         catch: tuple[type[BaseException], ...] = (),
         callbacks: Sequence[Callable[[optuna.Study, FrozenTrial], Any]] = (),
         prepare: Callable[[int], None] = lambda _: None,
         wake: Callable[[], None] = lambda: None,
     ) -> None:
         self._study = study
-        self._timeout = timeout
-        self._deadline = float("inf")
+        self._timeout = float("inf") if timeout is None else timeout
+        self._since = since
         self._catch = catch
         self._callbacks = callbacks
         self._prepare = prepare
@@ -97,7 +99,6 @@ class StudySearch:
         self._commands.put(lambda: self._want(count))
 
     def report(self, trial: int, attempt: int, step: int, value: float) -> None:
-        self._begin()
         # Nobody waits for the storage, as long as that keeps up.
         keeps_up = self._commands.qsize() < BACKLOG
         self._commands.put(lambda: self._report(trial, attempt, step, value, is_judged=keeps_up))
@@ -105,7 +106,6 @@ class StudySearch:
             self._answers.append(Verdict(trial, attempt, False))
 
     def question(self, question: Question) -> None:
-        self._begin()
         self._commands.put(lambda: self._reply(question))
 
     def complete(self, trial: int, value: float, values: Iterable[tuple[int, float]] = ()) -> None:
@@ -170,11 +170,6 @@ class StudySearch:
                 # Such as a storage that is gone, or another process that has told it already.
                 _logger.warning(f"Trial {number} could not be told to have failed: {error!r}")
 
-    def _begin(self) -> None:
-        """Starts the clock: what lanes take to start is not taken from the time of the trials."""
-        if self._timeout is not None and self._deadline == float("inf"):
-            self._deadline = time.monotonic() + self._timeout
-
     def _want(self, count: int) -> None:
         self._wanted += count
 
@@ -183,7 +178,9 @@ class StudySearch:
         self._wake()
 
     def _ask(self) -> None:
-        if self._dropping or time.monotonic() >= self._deadline or self._study._stop_flag:
+        since = self._since()
+        late = since > 0 and time.monotonic() >= since + self._timeout
+        if self._dropping or late or self._study._stop_flag:
             self._wanted = 0
             self._answer(Exhausted())
             return

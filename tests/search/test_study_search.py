@@ -5,27 +5,27 @@ from types import SimpleNamespace
 import optuna
 
 from cotune.search import study_search
-from cotune.search.lane_trial import pack
-from cotune.search.proposer import Reply
 from cotune.search.search import Exhausted, Suggestion
 from cotune.search.study_search import StudySearch
-from cotune.trial import Question
 
 
-def test_the_timeout_begins_with_the_first_sign_of_life_of_a_trial(monkeypatch):
-    clock = SimpleNamespace(now=0.0)
+def test_the_timeout_does_not_run_while_no_trial_does(monkeypatch):
+    clock = SimpleNamespace(now=1000.0, start=0.0)
     monkeypatch.setattr(study_search, "time", SimpleNamespace(monotonic=lambda: clock.now))
     heard = []
 
     def wake():
-        """One of these after every answer, an hour later each."""
-        clock.now += 3600
+        """After every answer half a minute passes; after the second one the first trial starts."""
+        clock.now += 30
         heard.extend(map(type, search.answers()))
-        next(asked, search.finished)(None)
+        if len(heard) == 2:
+            clock.start = clock.now
+        if heard[-1] is Exhausted:
+            search.finished(None)
+        else:
+            search.ask()
 
-    search = StudySearch(optuna.create_study(), timeout=60, wake=wake)
-    question = Question(0, 0, pack(("trial", "suggest_float", ("x", 0, 1), {})))
-    asked = iter([lambda _: search.ask(), lambda _: search.question(question), lambda _: search.ask()])
+    search = StudySearch(optuna.create_study(), timeout=60, since=lambda: clock.start, wake=wake)
     search.ask()
     search.serve()
-    assert heard == [Suggestion, Suggestion, Reply, Exhausted]
+    assert heard == [Suggestion] * 4 + [Exhausted]
