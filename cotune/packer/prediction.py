@@ -32,7 +32,10 @@ class Prediction:
         self.version = 0
         self._floor = floor
         self._names: tuple[str, ...] = ()
-        self._samples: dict[int, tuple[tuple[float, ...], float]] = {}
+        # Rows of the two arrays, by trial, the oldest first.
+        self._rows: dict[int, int] = {}
+        self._table = np.zeros((MAX_SAMPLES, 0))
+        self._values = np.zeros(MAX_SAMPLES)
         # Name, whether its logarithm counts, and how much.
         self._terms: list[tuple[str, bool, float]] | None = None
         self._base = 0.0
@@ -54,19 +57,23 @@ class Prediction:
         value = max(float(value), self._floor)
         if len(features) != len(self._names) or any(name not in features for name in self._names):
             self._rename(features)
-        before = self._samples.get(trial)
-        self._samples[trial] = tuple(_number(features, name) for name in self._names), value
-        if before is None and len(self._samples) > MAX_SAMPLES:
-            del self._samples[next(iter(self._samples))]
+        row, before = self._rows.get(trial), 0.0
+        if row is not None:
+            before = self._values[row]
+        else:
+            is_full = len(self._rows) == MAX_SAMPLES
+            self._rows[trial] = row = self._rows.pop(next(iter(self._rows))) if is_full else len(self._rows)
+        self._table[row] = [_number(features, name) for name in self._names]
+        self._values[row] = value
+        count = len(self._rows)
         expected = self.estimate(features)
         surprised = expected is None or value > expected
         largest = self._largest
         if value > self._largest:
             self._largest = value
-        elif before is not None and before[1] == self._largest:
-            self._largest = max(value for _, value in self._samples.values())
+        elif before == self._largest:
+            self._largest = float(self._values[:count].max())
         self.version += self._largest != largest
-        count = len(self._samples)
         self._surprises += surprised
         # Among many samples one more changes little, and a fit takes as long as a hundred events.
         if self._surprises > count // 64 or count >= self._fitted_on * 1.25 + 1:
@@ -90,26 +97,25 @@ class Prediction:
     def _rename(self, features: Mapping[str, float]) -> None:
         """Makes columns for features that are new."""
         names = tuple(sorted({*self._names, *features}))
-        for trial, (row, value) in self._samples.items():
-            known = dict(zip(self._names, row, strict=True))
-            self._samples[trial] = tuple(known.get(name, 0.0) for name in names), value
-        self._names = names
+        table = np.zeros((MAX_SAMPLES, len(names)))
+        table[:, [names.index(name) for name in self._names]] = self._table
+        self._names, self._table = names, table
 
     def _fit(self) -> None:
         self.version += 1
-        self._fitted_on = len(self._samples)
+        self._fitted_on = count = len(self._rows)
         self._surprises = 0
         names: Sequence[str] = self._names
-        table = np.array([row for row, _ in self._samples.values()])
+        table = self._table[:count]
         varying = np.ptp(table, axis=0) > 0 if names else np.zeros(0, dtype=bool)
-        if len(self._samples) < int(varying.sum()) + 3:
+        if count < int(varying.sum()) + 3:
             self._terms = None
             return
         names = [name for name, varies in zip(names, varying, strict=True) if varies]
-        table = table[:, varying] if names else np.zeros((len(self._samples), 0))
+        table = table[:, varying] if names else np.zeros((count, 0))
         logs = np.all(table > 0, axis=0)
         x = np.where(logs, np.log(np.maximum(table, TINY)), table)
-        y = np.log([value for _, value in self._samples.values()])
+        y = np.log(self._values[:count])
         center, scale = x.mean(axis=0), np.maximum(x.std(axis=0), TINY)
         x = np.column_stack([np.ones(len(y)), (x - center) / scale])
         ridge = 1e-3 * len(y) * np.eye(x.shape[1])
