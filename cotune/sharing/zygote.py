@@ -38,7 +38,7 @@ class Zygote:
 
     def __init__(self, modules: Sequence[str], trainable: bytes, threads: int, log: Path) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        payload = write_payload(modules, trainable)
+        payload = write_payload(modules, sys.argv, trainable)
         environment = dict(os.environ)
         # torch.cuda.is_available() in the zygote must not start CUDA, or no lane could be forked any more.
         environment["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"

@@ -6,6 +6,7 @@ import os
 import pickle
 import select
 import signal
+import sys
 import threading
 
 import pytest
@@ -40,7 +41,7 @@ def trainable(config):
     threads = [os.environ["OMP_NUM_THREADS"], os.environ["LOKY_MAX_CPU_COUNT"]]
     told = {"lane": os.getpid(), "child": child.pid if child else None, "threads": threads}
     told |= {"backend": os.environ["MPLBACKEND"], "root": bool(logging.getLogger().handlers)}
-    told |= {"level": logging.getLogger("cotune-test").level}
+    told |= {"level": logging.getLogger("cotune-test").level, "argv": sys.argv}
     cotune.report({"loss": 0.0, "told": json.dumps(told)})
     threading.Event().wait()
 
@@ -202,6 +203,14 @@ def test_lanes_draw_without_a_window_unless_told_how(tmp_path, monkeypatch, chos
         assert world.run(handle)["backend"] == used
     finally:
         world.close()
+
+
+def test_lanes_have_the_arguments_of_the_script(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["train.py", "--width", "64 wide"])
+    world = World(tmp_path)
+    handle, _ = world.open()
+    assert world.run(handle)["argv"] == ["train.py", "--width", "64 wide"]
+    world.close()
 
 
 def test_a_killed_lane_is_gone_with_its_signal(world, watch):
