@@ -47,7 +47,9 @@ class Zygote:
             environment[name] = str(threads)
         # A window belongs to the main thread; trials have others.
         environment.setdefault("MPLBACKEND", "agg")
-        told = json.dumps([[entry or os.getcwd() for entry in sys.path], _levels()])
+        # As imports do, past what is no string, such as a pathlib.Path.
+        path = [entry or os.getcwd() for entry in sys.path if isinstance(entry, str)]
+        told = json.dumps([path, _levels()])
         flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
         try:
             with open(log, "ab") as output:

@@ -213,6 +213,11 @@ def test_lanes_have_the_arguments_of_the_script(tmp_path, monkeypatch):
     world.close()
 
 
+def test_a_path_of_the_script_that_is_no_string_is_no_harm(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", [*sys.path, tmp_path])
+    World(tmp_path).close()
+
+
 def test_a_killed_lane_is_gone_with_its_signal(world, watch):
     _, pid = world.open(4)
     process = watch(pid)
