@@ -83,7 +83,8 @@ def _leave(*_signal: Any) -> NoReturn:
     while True:
         for pid in _children():
             with contextlib.suppress(OSError):
-                os.kill(pid, signal.SIGKILL)
+                if not _is_tracker(pid):
+                    os.kill(pid, signal.SIGKILL)
         try:
             os.waitpid(-1, 0)
         except ChildProcessError:
@@ -240,9 +241,27 @@ class Zygote:
             self._sock.send(pickle.dumps((what, lane, value)))
 
 
-def _kill_group(pid: int) -> None:
+def _kill_group(group: int) -> None:
+    """Kills a lane and what it has started, but for those who clean up after the killed.
+
+    The resource trackers of multiprocessing and loky remove semaphores and shared memory once their users are gone, and
+    end; else all that would stay in /dev/shm.
+    """
     with contextlib.suppress(OSError):
-        os.killpg(pid, signal.SIGKILL)
+        # So that nobody forks meanwhile.
+        os.killpg(group, signal.SIGSTOP)
+        for pid in map(int, filter(str.isdecimal, os.listdir("/proc"))):
+            with contextlib.suppress(OSError):
+                if os.getpgid(pid) == group and not _is_tracker(pid):
+                    os.kill(pid, signal.SIGKILL)
+        os.killpg(group, signal.SIGCONT)
+
+
+def _is_tracker(pid: int) -> bool:
+    try:
+        return b"resource_tracker import main" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
 
 
 def _children() -> list[int]:

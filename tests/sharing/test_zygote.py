@@ -271,6 +271,31 @@ def test_killing_a_lane_takes_the_processes_of_its_trial_with_it(world, watch):
     assert child.is_gone()
 
 
+@pytest.mark.parametrize("how", ["lane killed", "lane died", "run over"])
+def test_shared_memory_of_a_killed_trial_is_removed(world, watch, tmp_path, how):
+    (tmp_path / "made").mkdir()
+    code = (
+        "from multiprocessing import resource_tracker, shared_memory; import os, time; "
+        "made = shared_memory.SharedMemory(create=True, size=1); "
+        f"os.mkdir('{tmp_path}/made/' + made.name); "
+        f"os.mkdir('{tmp_path}/made/' + str(resource_tracker._resource_tracker._pid)); "
+        "print(flush=True); time.sleep(1000)"
+    )
+    handle, pid = world.open()
+    world.run(handle, child=code)
+    name, tracker = sorted(os.listdir(tmp_path / "made"), key=str.isdecimal)
+    assert os.path.exists(f"/dev/shm/{name}")
+    watched = watch(int(tracker))
+    if how == "lane killed":
+        world.zygote.kill(handle.lane)
+    elif how == "lane died":
+        os.kill(pid, signal.SIGKILL)
+    else:
+        world.zygote.close()
+    assert watched.is_gone()
+    assert not os.path.exists(f"/dev/shm/{name}")
+
+
 def test_a_lane_that_dies_takes_the_processes_of_its_trial_with_it(world, watch):
     handle, pid = world.open()
     child = watch(world.run(handle, child=STAYS)["child"])
