@@ -85,8 +85,9 @@ def run(
 
     Args:
         trainable: A function of the config, a dict, that calls `cotune.report`; or a class with `setup(config)`
-            and `step() -> metrics`, and `rehearse(config)` if its trials are to be estimated before they run. A
-            closure, a lambda or a function of a script or a notebook will do.
+            and `step() -> metrics`, the last of which are None or say `"done": True`, and `rehearse(config)` if its
+            trials are to be estimated before they run. A closure, a lambda or a function of a script or a notebook
+            will do.
         space: Names to domains (`cotune.loguniform(1e-5, 1e-1)`, Optuna distributions, Ray Tune domains), to
             constants, or to nested dicts of these.
         metric: Which of the reported metrics is tuned.

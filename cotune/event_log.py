@@ -48,10 +48,16 @@ class EventLog:
         try:
             while data:
                 data = data[os.write(self._fd, data) :]
+            removed = os.fstat(self._fd).st_nlink == 0
         except OSError as error:
             # What is still to be written goes on where it stopped, not behind a torn line.
             self._lines.insert(0, data)
             raise self._error(error) from error
+        if removed:
+            raise StorageError(
+                f"{self._path} was removed while the run goes on: nothing of it would be left",
+                hint="to end a run press Ctrl-C; remove its folder when it is over",
+            )
 
     def close(self) -> None:
         try:

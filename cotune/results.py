@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import reprlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,7 +32,7 @@ _COLUMNS = frozenset(
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class TrialResult:
     """What became of one trial.
 
@@ -70,11 +70,16 @@ class TrialResult:
     start: float | None = None
     end: float | None = None
     attempts: int = 0
-    folder: Path = field(default=Path(), repr=False)
+    folder: Path = Path()
     slowdown: float | None = None
     seconds: float | None = None
     expected_seconds: float | None = None
-    _lines: tuple[bytes, ...] = field(default=(), repr=False)
+    _lines: tuple[bytes, ...] = ()
+
+    def __repr__(self) -> str:
+        told = f"id={self.id}, config={_SHORT.repr(self.config)}, metrics={_SHORT.repr(self.metrics)}"
+        failed = f", error={self.error!r}" if self.error else ""
+        return f"TrialResult({told}, state={str(self.state)!r}{failed}, folder={str(self.folder)!r})"
 
     @cached_property
     def history(self) -> list[dict[str, Any]]:

@@ -128,6 +128,18 @@ def test_a_full_disk_is_a_storage_error_with_the_path():
         log.close()
 
 
+def test_a_file_that_is_removed_while_it_is_written_is_a_storage_error(path):
+    log = EventLog(path)
+    log.write("run", 0.0)
+    log.flush()
+    path.unlink()
+    log.write("trial", 1.0)
+    with pytest.raises(StorageError, match="was removed while the run goes on") as refused:
+        log.flush()
+    assert str(path) in refused.value.message
+    log.close()
+
+
 def test_closing_on_a_full_disk_is_a_storage_error_too():
     log = EventLog("/dev/full")
     log.write("run", 0.0)

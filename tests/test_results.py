@@ -217,10 +217,14 @@ def test_the_repr_of_an_interrupted_run_says_how_to_go_on():
     assert "name='my-run', resume=True" in repr(results(interrupted=True))
 
 
-def test_the_repr_of_a_trial_leaves_out_its_raw_lines():
-    text = repr(trial(3, line(1, loss=1.0)))
-    assert "id=3" in text
-    assert "metrics" not in text
+def test_the_repr_of_a_trial_tells_its_config_and_what_it_reported_last():
+    text = repr(trial(3, line(1, loss=1.0), line(2, loss=0.5), config={"lr": 0.1}))
+    assert text.startswith("TrialResult(id=3, config={'lr': 0.1}, metrics={'loss': 0.5}, state='done', folder=")
+    assert len(repr(trial(0, line(1, loss=1.0), config={"data": list(range(100_000))}))) < 300
+
+
+def test_the_repr_of_a_failed_trial_tells_why():
+    assert "ValueError: bad width" in repr(failed(0, "ValueError: bad width"))
 
 
 def test_what_was_predicted_is_shown_against_what_was_measured():

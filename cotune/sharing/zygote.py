@@ -38,7 +38,7 @@ class Zygote:
 
     def __init__(self, modules: Sequence[str], trainable: bytes, threads: int, log: Path) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        payload = write_payload(modules, trainable)
+        payload = write_payload(modules, sys.argv, trainable)
         environment = dict(os.environ)
         # torch.cuda.is_available() in the zygote must not start CUDA, or no lane could be forked any more.
         environment["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
@@ -47,7 +47,9 @@ class Zygote:
             environment[name] = str(threads)
         # A window belongs to the main thread; trials have others.
         environment.setdefault("MPLBACKEND", "agg")
-        told = json.dumps([[entry or os.getcwd() for entry in sys.path], _levels()])
+        # As imports do, past what is no string, such as a pathlib.Path.
+        path = [entry or os.getcwd() for entry in sys.path if isinstance(entry, str)]
+        told = json.dumps([path, _levels()])
         flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
         try:
             with open(log, "ab") as output:

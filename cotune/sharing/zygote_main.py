@@ -36,7 +36,7 @@ def main(control: int, payload: int, levels: Mapping[str, int] | None) -> NoRetu
 
     Args:
         control: A sequenced-packet socket to the driver.
-        payload: A memory file: the pickled list of modules to import, then the pickled trainable.
+        payload: A memory file: pickled, the modules to import and the script's `sys.argv`; then the pickled trainable.
         levels: Of the driver's loggers by name, if it shows what they log: then trials log as much, to their logs.
     """
     libc = ctypes.CDLL(None)
@@ -49,7 +49,7 @@ def main(control: int, payload: int, levels: Mapping[str, int] | None) -> NoRetu
     # Imports take seconds, and whoever ends the zygote need not wait for them.
     signal.signal(signal.SIGTERM, _leave)
     sock = socket.socket(fileno=control)
-    modules, trainable = _read_payload(payload)
+    modules, sys.argv[:], trainable = _read_payload(payload)
     os.set_inheritable(payload, False)
     _preload(modules)
     if levels is not None:
@@ -59,7 +59,7 @@ def main(control: int, payload: int, levels: Mapping[str, int] | None) -> NoRetu
     safe = [name for name in modules if name.split(".")[0] in _SAFE]
     if safe != modules and _touched_cuda():
         # A package started CUDA when it was imported, and a process that has cannot fork lanes: begin again without.
-        again = write_payload(safe, trainable)
+        again = write_payload(safe, sys.argv, trainable)
         os.set_inheritable(again, True)
         os.execv(sys.executable, [*sys.orig_argv[:-2], str(again), sys.orig_argv[-1]])
     gc.collect()
@@ -83,16 +83,17 @@ def _leave(*_signal: Any) -> NoReturn:
     while True:
         for pid in _children():
             with contextlib.suppress(OSError):
-                os.kill(pid, signal.SIGKILL)
+                if not _is_tracker(pid):
+                    os.kill(pid, signal.SIGKILL)
         try:
             os.waitpid(-1, 0)
         except ChildProcessError:
             os._exit(0)
 
 
-def write_payload(modules: Sequence[str], trainable: bytes | memoryview) -> int:
+def write_payload(modules: Sequence[str], arguments: Sequence[str], trainable: bytes | memoryview) -> int:
     """A memory file for `main`."""
-    head = pickle.dumps(list(modules))
+    head = pickle.dumps((list(modules), [str(argument) for argument in arguments]))
     fd = os.memfd_create("cotune-payload", os.MFD_CLOEXEC)
     with open(fd, "wb", closefd=False) as file:
         file.write(len(head).to_bytes(8, "little") + head)
@@ -100,11 +101,11 @@ def write_payload(modules: Sequence[str], trainable: bytes | memoryview) -> int:
     return fd
 
 
-def _read_payload(payload: int) -> tuple[list[str], memoryview]:
+def _read_payload(payload: int) -> tuple[list[str], list[str], memoryview]:
     view = memoryview(mmap.mmap(payload, 0, prot=mmap.PROT_READ))
     size = int.from_bytes(view[:8], "little")
-    modules: list[str] = pickle.loads(view[8 : 8 + size])
-    return modules, view[8 + size :]
+    modules, arguments = pickle.loads(view[8 : 8 + size])
+    return modules, arguments, view[8 + size :]
 
 
 def _preload(modules: list[str]) -> None:
@@ -240,9 +241,27 @@ class Zygote:
             self._sock.send(pickle.dumps((what, lane, value)))
 
 
-def _kill_group(pid: int) -> None:
+def _kill_group(group: int) -> None:
+    """Kills a lane and what it has started, but for those who clean up after the killed.
+
+    The resource trackers of multiprocessing and loky remove semaphores and shared memory once their users are gone, and
+    end; else all that would stay in /dev/shm.
+    """
     with contextlib.suppress(OSError):
-        os.killpg(pid, signal.SIGKILL)
+        # So that nobody forks meanwhile.
+        os.killpg(group, signal.SIGSTOP)
+        for pid in map(int, filter(str.isdecimal, os.listdir("/proc"))):
+            with contextlib.suppress(OSError):
+                if os.getpgid(pid) == group and not _is_tracker(pid):
+                    os.kill(pid, signal.SIGKILL)
+        os.killpg(group, signal.SIGCONT)
+
+
+def _is_tracker(pid: int) -> bool:
+    try:
+        return b"resource_tracker import main" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
 
 
 def _children() -> list[int]:

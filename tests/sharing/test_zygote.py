@@ -6,6 +6,7 @@ import os
 import pickle
 import select
 import signal
+import sys
 import threading
 
 import pytest
@@ -40,7 +41,7 @@ def trainable(config):
     threads = [os.environ["OMP_NUM_THREADS"], os.environ["LOKY_MAX_CPU_COUNT"]]
     told = {"lane": os.getpid(), "child": child.pid if child else None, "threads": threads}
     told |= {"backend": os.environ["MPLBACKEND"], "root": bool(logging.getLogger().handlers)}
-    told |= {"level": logging.getLogger("cotune-test").level}
+    told |= {"level": logging.getLogger("cotune-test").level, "argv": sys.argv}
     cotune.report({"loss": 0.0, "told": json.dumps(told)})
     threading.Event().wait()
 
@@ -204,6 +205,19 @@ def test_lanes_draw_without_a_window_unless_told_how(tmp_path, monkeypatch, chos
         world.close()
 
 
+def test_lanes_have_the_arguments_of_the_script(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["train.py", "--width", "64 wide"])
+    world = World(tmp_path)
+    handle, _ = world.open()
+    assert world.run(handle)["argv"] == ["train.py", "--width", "64 wide"]
+    world.close()
+
+
+def test_a_path_of_the_script_that_is_no_string_is_no_harm(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", [*sys.path, tmp_path])
+    World(tmp_path).close()
+
+
 def test_a_killed_lane_is_gone_with_its_signal(world, watch):
     _, pid = world.open(4)
     process = watch(pid)
@@ -255,6 +269,31 @@ def test_killing_a_lane_takes_the_processes_of_its_trial_with_it(world, watch):
     child = watch(world.run(handle, child=STAYS)["child"])
     world.zygote.kill(0)
     assert child.is_gone()
+
+
+@pytest.mark.parametrize("how", ["lane killed", "lane died", "run over"])
+def test_shared_memory_of_a_killed_trial_is_removed(world, watch, tmp_path, how):
+    (tmp_path / "made").mkdir()
+    code = (
+        "from multiprocessing import resource_tracker, shared_memory; import os, time; "
+        "made = shared_memory.SharedMemory(create=True, size=1); "
+        f"os.mkdir('{tmp_path}/made/' + made.name); "
+        f"os.mkdir('{tmp_path}/made/' + str(resource_tracker._resource_tracker._pid)); "
+        "print(flush=True); time.sleep(1000)"
+    )
+    handle, pid = world.open()
+    world.run(handle, child=code)
+    name, tracker = sorted(os.listdir(tmp_path / "made"), key=str.isdecimal)
+    assert os.path.exists(f"/dev/shm/{name}")
+    watched = watch(int(tracker))
+    if how == "lane killed":
+        world.zygote.kill(handle.lane)
+    elif how == "lane died":
+        os.kill(pid, signal.SIGKILL)
+    else:
+        world.zygote.close()
+    assert watched.is_gone()
+    assert not os.path.exists(f"/dev/shm/{name}")
 
 
 def test_a_lane_that_dies_takes_the_processes_of_its_trial_with_it(world, watch):
