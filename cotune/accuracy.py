@@ -37,7 +37,8 @@ class Accuracy:
         if not ratios:
             return None
         last = len(ratios) - 1
-        short = sum(1 for ratio in ratios if ratio < 1) / len(ratios)
+        # What is printed as 1.00 is not too low.
+        short = sum(1 for ratio in ratios if ratio < 0.995) / len(ratios)
         low, high = ratios[round(0.05 * last)], ratios[round(0.95 * last)]
         return cls(len(ratios), statistics.median(ratios), low, high, short)
 

@@ -120,9 +120,11 @@ def optimize(
         iteration_timeout=checked_seconds("iteration_timeout", iteration_timeout),
         grants=bool(grants),
     )
-    wanted, seconds = checked_count("n_trials", n_trials), checked_seconds("timeout", timeout)
+    wanted, seconds = checked_count("n_trials", n_trials, least=0), checked_seconds("timeout", timeout)
     base = secrets.randbits(32) if seed is None else checked_seed(seed) or 0
     found = find_devices(gpus, devices, checked_count("threads", threads))
+    if wanted == 0:
+        return
     folder = _folder(study, name, storage)
     if dashboard is None:
         dashboard = show_progress_bar or (optuna.logging.get_verbosity() > optuna.logging.INFO and sys.stderr.isatty())

@@ -20,13 +20,17 @@ def check_trainable(trainable: Any) -> str:
         InputError: It is neither callable with one argument nor a step class.
     """
     if isinstance(trainable, type):
-        if callable(getattr(trainable, "setup", None)) and callable(getattr(trainable, "step", None)):
-            return trainable.__name__
-        raise InputError(
-            f"class {trainable.__name__} has no setup() and step()",
-            hint="a step class has setup(self, config) and step(self) -> metrics, and may have save(self, path), "
-            "load(self, path) and rehearse(self, config)",
+        hint = (
+            "a step class has setup(self, config) and step(self) -> metrics, and may have save(self, path), "
+            "load(self, path) and rehearse(self, config)"
         )
+        if not all(callable(getattr(trainable, name, None)) for name in ("setup", "step")):
+            raise InputError(f"class {trainable.__name__} has no setup() and step()", hint=hint)
+        for name in ("save", "load", "rehearse"):
+            value = getattr(trainable, name, None)
+            if value is not None and not callable(value):
+                raise InputError(f"{trainable.__name__}.{name} is {value!r}, which is no method", hint=hint)
+        return trainable.__name__
     if not callable(trainable):
         raise InputError(f"trainable={trainable!r} cannot be called", hint="pass a function of the config")
     if inspect.iscoroutinefunction(trainable) or inspect.isgeneratorfunction(trainable):

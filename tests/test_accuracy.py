@@ -11,6 +11,10 @@ def test_the_median_the_spread_and_what_was_too_low() -> None:
     assert str(found) == "1.50 of what was measured (0.50 to 2.00, 33% too low, 3 trials)"
 
 
+def test_what_is_off_by_less_than_is_shown_is_not_too_low() -> None:
+    assert "0% too low" in str(Accuracy.of([(0.999, 1.0), (1.0, 1.0)]))
+
+
 def test_nothing_is_said_where_nothing_is_known() -> None:
     assert Accuracy.of([(None, 1.0)]) is None
     assert lines(None, None) == []

@@ -107,6 +107,12 @@ def test_one_lane_repeats_what_optuna_does(optimize, said, objective):
     assert said == expected
 
 
+def test_no_trials_are_none(optimize):
+    study = optuna.create_study()
+    optimize(study, lambda trial: 0.0, n_trials=0)
+    assert study.trials == []
+
+
 class Odd(Exception):
     """Takes other arguments than it keeps."""
 

@@ -113,6 +113,12 @@ def test_a_class_whose_step_is_no_method_is_refused():
         check_trainable(type("Odd", (), {"setup": Steps.setup, "step": 3}))
 
 
+@pytest.mark.parametrize("name", ["save", "load", "rehearse"])
+def test_a_class_whose_optional_part_is_no_method_is_refused(name):
+    with pytest.raises(InputError, match=f"Odd.{name} is 5"):
+        check_trainable(type("Odd", (Steps,), {name: 5}))
+
+
 def test_a_function_is_called_with_the_config_and_gives_what_it_returns():
     assert call(train, {"x": 5}) == 5
 

@@ -137,23 +137,26 @@ def _number(features: Mapping[str, float], name: str) -> float:
 class KindModel:
     """What is known of one kind of trial: its memory, and how long it takes.
 
+    Of memory the persistent bytes and the peak are predicted, and the ephemeral bytes are what is between the two: one
+    margin on what must be set aside, where two would add up.
+
     Attributes:
         busy: Share of a device's time that one uses alone; None before that was measured.
     """
 
     def __init__(self) -> None:
         self._persistent = Prediction(floor=MIB)
-        self._ephemeral = Prediction(floor=MIB)
+        self._peak = Prediction(floor=MIB)
         self._seconds = Prediction(floor=0.001)
         self.busy: float | None = None
 
     @property
     def version(self) -> int:
-        return self._persistent.version + self._ephemeral.version + self._seconds.version
+        return self._persistent.version + self._peak.version + self._seconds.version
 
     def observe_demand(self, trial: int, features: Mapping[str, float], demand: Demand) -> None:
         self._persistent.observe(trial, features, demand.persistent)
-        self._ephemeral.observe(trial, features, demand.ephemeral)
+        self._peak.observe(trial, features, demand.peak)
         if demand.busy is not None:
             self.busy = demand.busy if self.busy is None else 0.9 * self.busy + 0.1 * demand.busy
 
@@ -163,15 +166,18 @@ class KindModel:
     @property
     def is_fitted(self) -> bool:
         """Whether there are enough measurements to tell one trial from another."""
-        return self._persistent.is_fitted and self._ephemeral.is_fitted
+        return self._persistent.is_fitted and self._peak.is_fitted
 
     @property
     def knows_demand(self) -> bool:
         return self._persistent.is_known
 
     def demand(self, features: Mapping[str, float]) -> Demand | None:
-        persistent, ephemeral = self._persistent.estimate(features), self._ephemeral.estimate(features)
-        return None if persistent is None or ephemeral is None else Demand(int(persistent), int(ephemeral), self.busy)
+        persistent, peak = self._persistent.estimate(features), self._peak.estimate(features)
+        if persistent is None or peak is None:
+            return None
+        persistent = min(persistent, peak)
+        return Demand(int(persistent), int(peak - persistent), self.busy)
 
     def seconds(self, features: Mapping[str, float]) -> float | None:
         return self._seconds.estimate(features)

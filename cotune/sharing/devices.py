@@ -46,8 +46,8 @@ class DeviceInfo:
         return bool(self.uuid)
 
 
-_CPU = re.compile(r"cpu(?::(\d+))?(?:@(.+))?")
-_CUDA = re.compile(r"(?:cuda|gpu):(\d+)|(GPU-[0-9a-fA-F-]+)")
+_CPU = re.compile(r"cpu(?::([0-9]+))?(?:@(.+))?")
+_CUDA = re.compile(r"(?:cuda|gpu):([0-9]+)|(GPU-[0-9a-fA-F-]+)")
 
 
 def find_devices(

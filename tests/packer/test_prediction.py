@@ -82,6 +82,18 @@ def test_version_changes_with_what_is_expected() -> None:
     assert model.version != before
 
 
+def test_margins_of_persistent_bytes_and_peak_do_not_add_up() -> None:
+    model = KindModel()
+    for trial in range(24):
+        # One trial of three holds nothing between iterations, another nothing above that.
+        persistent, ephemeral = [(1000, 0), (0, 1000), (500, 500)][trial % 3]
+        model.observe_demand(trial, {"lr": 1.0 + trial}, Demand(persistent * MIB, ephemeral * MIB))
+    expected = model.demand({"lr": 5.0})
+    assert expected is not None
+    assert 1000 * MIB <= expected.peak <= 1200 * MIB
+    assert expected.persistent >= 500 * MIB
+
+
 def test_model_splits_persistent_and_ephemeral() -> None:
     model = KindModel()
     model.observe_demand(0, {}, Demand(100 * MIB, 10 * MIB))

@@ -42,7 +42,10 @@ def make_policy(policy: str | Policy | None) -> Policy:
     """
     if isinstance(policy, Policy):
         return policy
-    name = policy or "makespan"
-    if not isinstance(name, str) or name not in POLICIES:
+    if policy is None:
+        return Makespan()
+    if isinstance(policy, type) and issubclass(policy, Policy):
+        raise InputError(f"policy={policy!r} is a class", hint=f"pass an object of it: policy={policy.__name__}()")
+    if not isinstance(policy, str) or policy not in POLICIES:
         raise InputError(f"policy={policy!r} is not a policy", hint=f"choose one of {', '.join(POLICIES)}")
-    return POLICIES[name]()
+    return POLICIES[policy]()
