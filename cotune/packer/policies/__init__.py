@@ -34,7 +34,7 @@ POLICIES: dict[str, type[Policy]] = {
 }
 
 
-def make_policy(policy: str | Policy | None) -> Policy:
+def make_policy(policy: object) -> Policy:
     """The policy of that name, or the object itself; `makespan` for None.
 
     Raises:

@@ -82,13 +82,13 @@ def test_own_policy_is_taken_as_it_is() -> None:
 @pytest.mark.parametrize("wrong", ["fastest", "", 3, ["fifo"]])
 def test_unknown_policy_names_the_choice(wrong: object) -> None:
     with pytest.raises(InputError, match="is not a policy") as error:
-        make_policy(wrong)  # type: ignore[arg-type]
+        make_policy(wrong)
     assert "makespan, fifo, srtf" in error.value.hint
 
 
 def test_policy_that_is_a_class_is_told_to_be_an_object() -> None:
     with pytest.raises(InputError, match="is a class") as error:
-        make_policy(Fifo)  # type: ignore[arg-type]
+        make_policy(Fifo)
     assert "policy=Fifo()" in error.value.hint
 
 
