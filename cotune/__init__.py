@@ -43,8 +43,7 @@ if TYPE_CHECKING:
     from cotune.optuna_study import optimize
     from cotune.ray_tune.scheduler import colocate
     from cotune.results import Results, TrialResult
-    from cotune.search.promotion import AshaPromote
-    from cotune.search.spaces import (
+    from cotune.search.domains import (
         choice,
         lograndint,
         loguniform,
@@ -54,6 +53,7 @@ if TYPE_CHECKING:
         randint,
         uniform,
     )
+    from cotune.search.promotion import AshaPromote
     from cotune.session import TrialStopped, checkpoint, device, report, restore, shared, trial_id
     from cotune.sharing.micro_batch import micro_batches
 
@@ -65,7 +65,7 @@ _HOMES = {
     "cotune.session": ("TrialStopped", "checkpoint", "device", "report", "restore", "shared", "trial_id"),
     "cotune.sharing.micro_batch": ("micro_batches",),
     "cotune.search.promotion": ("AshaPromote",),
-    "cotune.search.spaces": (
+    "cotune.search.domains": (
         "choice",
         "lograndint",
         "loguniform",

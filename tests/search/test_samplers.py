@@ -8,8 +8,9 @@ from optuna.pruners import HyperbandPruner, MedianPruner, NopPruner, SuccessiveH
 from optuna.samplers import GridSampler, RandomSampler, TPESampler
 
 from cotune.errors import InputError, SpaceError
+from cotune.search.domains import choice, randint, uniform
 from cotune.search.samplers import learns, make_pruner, make_sampler
-from cotune.search.spaces import Space, choice, randint, uniform
+from cotune.search.spaces import Space
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 

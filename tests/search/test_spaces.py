@@ -11,14 +11,13 @@ import numpy as np
 import optuna
 import pytest
 from hypothesis import given, settings
-from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.distributions import CategoricalDistribution
 
 from cotune.errors import InputError, SpaceError
-from cotune.search.spaces import (
+from cotune.search.domains import (
     Choice,
     Float,
     Integer,
-    Space,
     choice,
     lograndint,
     loguniform,
@@ -28,6 +27,7 @@ from cotune.search.spaces import (
     randint,
     uniform,
 )
+from cotune.search.spaces import Space
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 
@@ -44,72 +44,6 @@ class Widget:
 def ask(space: Space, seed: int = 0) -> dict[str, Any]:
     study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=seed))
     return study.ask(space.distributions()).params
-
-
-@pytest.mark.parametrize(
-    ("domain", "expected"),
-    [
-        (uniform(0, 1), Float(0.0, 1.0)),
-        (loguniform(1e-5, 1e-1), Float(1e-5, 1e-1, log=True)),
-        (quniform(0, 1, 0.25), Float(0.0, 1.0, step=0.25)),
-        (quniform(0.05, 0.97, 0.1), Float(0.1, 0.9, step=0.1)),
-        (qloguniform(0.1, 10, 0.1), Float(0.1, 10.0, log=True, step=0.1)),
-        (randint(0, 10), Integer(0, 9)),
-        (lograndint(1, 1000), Integer(1, 999, log=True)),
-        (qrandint(8, 64, 8), Integer(8, 64, step=8)),
-        (qrandint(5, 70, 8), Integer(8, 64, step=8)),
-        (choice([1, 2]), Choice((1, 2))),
-        (choice(range(3)), Choice((0, 1, 2))),
-        (uniform(np.float64(0), np.int64(2)), Float(0.0, 2.0)),
-        (randint(0, 1e3), Integer(0, 999)),
-    ],
-)
-def test_helpers(domain: Any, expected: Any) -> None:
-    assert domain == expected
-    assert type(domain) is type(expected)
-
-
-def test_bounds_end_on_the_last_step() -> None:
-    assert Float(0, 1, step=0.3).high == 0.9
-    assert Integer(0, 10, step=4).high == 8
-    assert Float(0, 0.3, step=0.1).values() == [0.0, 0.1, 0.2, 0.3]
-
-
-@pytest.mark.parametrize(
-    ("make", "value"),
-    [
-        (lambda: uniform(1, 1), "low=1"),
-        (lambda: uniform(2, 1), "high=1"),
-        (lambda: Float(2, 1), "low=2.0"),
-        (lambda: Integer(2, 1), "low=2"),
-        (lambda: loguniform(0, 1), "low=0.0"),
-        (lambda: loguniform(-1, 1), "low=-1.0"),
-        (lambda: lograndint(0, 5), "low=0"),
-        (lambda: uniform(math.nan, 1), "nan"),
-        (lambda: uniform(0, math.inf), "inf"),
-        (lambda: uniform("a", 1), "'a' (str)"),  # type: ignore[arg-type]
-        (lambda: uniform(True, 2), "True"),
-        (lambda: uniform(-1.7e308, 1.7e308), "1.7e+308"),
-        (lambda: quniform(0, 1, 0), "q=0.0"),
-        (lambda: quniform(0, 1, -0.1), "q=-0.1"),
-        (lambda: quniform(0.1, 0.2, 5), "q=5.0"),
-        (lambda: qrandint(0, 8, 0), "q=0"),
-        (lambda: qrandint(1, 3, 8), "q=8"),
-        (lambda: Float(0, 1, step=0), "step=0.0"),
-        (lambda: Integer(0, 4, step=-1), "step=-1"),
-        (lambda: randint(0, 2.5), "2.5"),  # type: ignore[arg-type]
-        (lambda: randint(0, 2**60), str(2**60)),
-        (lambda: choice([]), "[]"),
-        (lambda: choice("adam"), "adam"),
-        (lambda: choice({1, 2}), "set"),
-        (lambda: choice(3), "3 (int)"),  # type: ignore[arg-type]
-    ],
-)
-def test_wrong_domains_name_the_value_and_hint(make: Any, value: str) -> None:
-    with pytest.raises(SpaceError) as caught:
-        make()
-    assert value in caught.value.message
-    assert caught.value.hint
 
 
 @pytest.mark.parametrize(
@@ -227,7 +161,8 @@ def test_numpy_scalars_become_python_numbers() -> None:
 def test_labels_are_the_same_in_another_process() -> None:
     code = """
 import functools, json
-from cotune.search.spaces import Space, choice
+from cotune.search.domains import choice
+from cotune.search.spaces import Space
 class A: ...
 def f(): ...
 options = [{"b", "a", "c"}, A(), f, functools.partial(f, 1), frozenset({"x", "y", "z"}), [{"p", "q"}]]
@@ -327,59 +262,6 @@ def test_a_continuous_or_huge_grid_is_refused() -> None:
     assert "quniform" in caught.value.hint
     with pytest.raises(SpaceError, match="1,000,000,000 points"):
         Space({"a": randint(0, 10**9)}).grid()
-
-
-def test_optuna_distributions() -> None:
-    tree = {
-        "a": FloatDistribution(0, 1),
-        "b": FloatDistribution(1e-3, 1, log=True),
-        "c": FloatDistribution(0.05, 0.65, step=0.2),
-        "d": IntDistribution(1, 9, step=2),
-        "e": IntDistribution(1, 9, log=True),
-        "f": CategoricalDistribution(("x", None)),
-        "g": IntDistribution(3, 3),
-    }
-    assert Space(tree).distributions() == tree
-    sampler = optuna.samplers.RandomSampler()
-    assert Space({"a": tree["a"], "sampler": sampler}).constants == {"sampler": sampler}
-
-
-@pytest.mark.ray
-def test_ray_domains() -> None:
-    from ray import tune
-
-    space = Space(
-        {
-            "a": tune.uniform(0, 1),
-            "b": tune.loguniform(1e-3, 1),
-            "c": tune.quniform(0, 1, 0.25),
-            "d": tune.qloguniform(0.1, 1, 0.1),
-            "e": tune.randint(0, 10),
-            "f": tune.lograndint(1, 10),
-            "g": tune.qrandint(0, 10, 2),
-            "h": tune.qlograndint(1, 10, 3),
-            "i": tune.choice(["x", "y"]),
-            "j": tune.grid_search([1, 2]),
-            "k": tune.qrandint(0, 10, 1),
-        }
-    )
-    assert space.domains == {
-        "a": Float(0, 1),
-        "b": Float(1e-3, 1, log=True),
-        "c": Float(0, 1, step=0.25),
-        "d": Float(0.1, 1, log=True, step=0.1),
-        "e": Integer(0, 9),
-        "f": Integer(1, 9, log=True),
-        "g": Integer(0, 10, step=2),
-        "h": Integer(3, 9, log=True, step=3),
-        "i": Choice(("x", "y")),
-        "j": Choice((1, 2)),
-        "k": Integer(0, 9),
-    }
-    for wrong in (tune.randn(0, 1), tune.qrandn(0, 1, 0.5), tune.sample_from(lambda: 1)):
-        with pytest.raises(SpaceError, match=r"^x/y: ") as caught:
-            Space({"x": {"y": wrong}})
-        assert caught.value.hint
 
 
 bounds = st.tuples(st.integers(-1000, 1000), st.integers(1, 1000)).map(lambda b: (b[0], b[0] + b[1]))
