@@ -71,10 +71,8 @@ def summary(outcome: Outcome, bound: float) -> str:
         ("makespan", f"{duration(figures.makespan)}, {over:.2f} times the best lower bound ({duration(bound)})"),
         ("completion", f"{duration(figures.completion)} on average, p95 {duration(figures.completion_p95)}"),
         ("waiting", f"{duration(figures.waiting)} on average, p95 {duration(figures.waiting_p95)}"),
-        (
-            "devices",
-            f"{figures.utilisation:.0%} of what one trial at a time would use, {figures.fill:.0%} of their memory",
-        ),
+        ("work", f"{figures.utilisation:.0%} of what one trial at a time would do"),
+        ("memory", f"{figures.fill:.0%} in use"),
     ]
     lines += accuracy_lines(outcome.set_aside, outcome.predicted_seconds)
     return "\n".join(f"{name:>14}  {text}" for name, text in lines)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 
 from cotune.demand import MIB
@@ -14,54 +15,60 @@ from cotune.simulation.workload import Job, Workload
 NAMES = {
     "seconds": ("seconds", "duration", "duration_s", "runtime", "jct_s"),
     "peak_mib": ("peak_mib", "peak_mem_mb", "memory_mib", "memory_mb"),
-    "arrival": ("arrival", "arrival_time", "submit_time"),
+    "arrival": ("arrival", "arrival_time", "submit_time", "submitted_time"),
+    "start": ("start", "start_time"),
+    "end": ("end", "end_time"),
     "kind": ("kind", "model", "model_name"),
-    "gpus": ("gpus", "num_gpu", "num_gpus"),
+    "gpus": ("gpus", "num_gpu", "num_gpus", "gpu_num"),
 }
+TIMES = ("arrival", "start", "end")
 _STEPS = 100
 
 
 def from_csv(path: Path) -> Workload:
     """Jobs from a table, one a row; columns that are not named here are ignored.
 
-    How long a job takes alone is `iterations` and `step_seconds`, or `seconds` (with `iterations`, if there); what it
-    needs is `persistent_mib` and `ephemeral_mib`, or `peak_mib`, or nothing. `busy`, `startup`, `arrival`, `kind`,
-    `priority` may be there. `NAMES` has further names for these. Jobs of several GPUs (`gpus`) are left out.
+    How long a job takes alone is `iterations` and `step_seconds`, or `seconds` (with `iterations`, if there), or what is
+    between `start` and `end`; what it needs is `persistent_mib` and `ephemeral_mib`, or `peak_mib`, or nothing. `busy`,
+    `startup`, `arrival`, `kind`, `priority` may be there. Times are seconds, or dates as ISO 8601 has them. `NAMES` has
+    further names for these. Jobs of no GPU or of several (`gpus`), and those that took no time, are left out.
 
     Raises:
         InputError: The file cannot be read, or a column or a number in it is wrong.
     """
     found = rows(path)
-    is_long = any(name in found[0] for name in NAMES["seconds"])
-    needed = () if is_long else ("iterations", "step_seconds")
-    if any(name not in found[0] for name in needed):
+    known = {name for name in ("seconds", "start", "end", "iterations", "step_seconds") if _is_there(found[0], name)}
+    if not ("seconds" in known or {"start", "end"} <= known or {"iterations", "step_seconds"} <= known):
         raise InputError(
-            f"{path} does not say how long jobs take: it has {', '.join(found[0])}",
-            hint="name a column seconds, or two iterations and step_seconds",
+            f"{path} does not say how long jobs take: it has {', '.join(found[0])[:400]}",
+            hint="name a column seconds, or two iterations and step_seconds, or start and end",
         )
-    jobs = [
-        _job(path, number, row)
-        for number, row in enumerate(found, start=2)
-        if _number(path, number, row, "gpus", 1.0) <= 1
-    ]
+    numbered = list(enumerate(found, start=2))
+    single = [(number, row) for number, row in numbered if 0 < _number(path, number, row, "gpus", 1.0) <= 1]
+    jobs = [job for number, row in single if (job := _job(path, number, row)) is not None]
     if not jobs:
-        raise InputError(f"every job of {path} wants several GPUs", hint="give one with jobs of one GPU")
+        raise InputError(f"{path} has no job of one GPU that takes time", hint="give one with jobs of one GPU")
     note = f"from {path}"
-    if len(jobs) < len(found):
-        note += f", without {len(found) - len(jobs)} jobs of several GPUs"
+    if len(single) < len(found):
+        note += f", without {len(found) - len(single)} jobs of no GPU or of several"
+    if len(jobs) < len(single):
+        note += f", without {len(single) - len(jobs)} that took no time"
     if not any(job.peak for job in jobs):
         note += "; no memory is given, so only lanes are limited"
     return Workload(path.stem, jobs, note)
 
 
-def _job(path: Path, number: int, row: Mapping[str, str]) -> Job:
+def _job(path: Path, number: int, row: Mapping[str, str]) -> Job | None:
+    """The job of a row; None if it took no time."""
+
     def get(name: str, default: float = 0.0) -> float:
         return _number(path, number, row, name, default)
 
     iterations = int(get("iterations", _STEPS))
-    seconds = get("seconds", iterations * get("step_seconds"))
+    ran = get("end") - get("start") if _cell(row, "start")[1] and _cell(row, "end")[1] else 0.0
+    seconds = get("seconds", iterations * get("step_seconds") or ran)
     if iterations < 1 or seconds <= 0:
-        raise InputError(f"line {number} of {path} is a trial that takes no time", hint="give it an iteration")
+        return None
     persistent, ephemeral = get("persistent_mib"), get("ephemeral_mib")
     if not persistent + ephemeral:
         ephemeral = get("peak_mib")
@@ -78,6 +85,10 @@ def _job(path: Path, number: int, row: Mapping[str, str]) -> Job:
     )
 
 
+def _is_there(row: Mapping[str, str], name: str) -> bool:
+    return any(other in row for other in NAMES.get(name, (name,)))
+
+
 def _cell(row: Mapping[str, str], name: str) -> tuple[str, str]:
     """What the column is called here, and what is in it; nothing if there is none."""
     called = next((other for other in NAMES.get(name, (name,)) if row.get(other)), name)
@@ -86,7 +97,19 @@ def _cell(row: Mapping[str, str], name: str) -> tuple[str, str]:
 
 def _number(path: Path, number: int, row: Mapping[str, str], name: str, default: float) -> float:
     called, text = _cell(row, name)
+    if name in TIMES and text[:4].isdecimal() and text[4:5] == "-":
+        return _date(path, number, called, text)
     return number_in(path, number, row, called) if text else default
+
+
+def _date(path: Path, number: int, name: str, text: str) -> float:
+    try:
+        date = datetime.fromisoformat(text)
+    except ValueError:
+        raise InputError(
+            f"line {number} of {path}: {name} is {text!r}", hint="write seconds, or a date such as 2026-01-31 09:30:00"
+        ) from None
+    return (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp()
 
 
 def number_in(path: Path, number: int, row: Mapping[str, str], name: str) -> float:

@@ -38,7 +38,21 @@ def test_a_published_table_is_read_by_its_own_names(tmp_path: Path) -> None:
     workload = from_csv(table(tmp_path, text))
     (job,) = workload.jobs
     assert (job.seconds, job.iterations, job.arrival, job.kind, job.peak) == (5.0, 10, 7.0, "vgg", 100 * MIB)
-    assert "1 jobs of several GPUs" in workload.note
+    assert "1 jobs of no GPU or of several" in workload.note
+
+
+def test_jobs_last_from_their_start_to_their_end_in_dates_too(tmp_path: Path) -> None:
+    text = (
+        "job_id,gpu_num,submit_time,start_time,end_time\n"
+        "a,1,2020-04-09 00:00:05,2020-04-09 00:01:05,2020-04-09 01:01:05\n"
+        "b,1,2020-04-09 00:00:15,2020-04-09 00:02:00,2020-04-09 00:02:30\n"
+        "cancelled,1,2020-04-09 00:00:15,,\n"
+        "cpu,0,2020-04-09 00:00:15,2020-04-09 00:02:00,2020-04-09 00:02:30\n"
+    )
+    workload = from_csv(table(tmp_path, text))
+    assert [job.seconds for job in workload.jobs] == pytest.approx([3600.0, 30.0])
+    assert workload.jobs[1].arrival - workload.jobs[0].arrival == 10.0
+    assert "without 1 jobs of no GPU or of several, without 1 that took no time" in workload.note
 
 
 def test_a_byte_order_mark_and_cells_beyond_the_header_are_no_harm(tmp_path: Path) -> None:
@@ -57,11 +71,12 @@ def test_a_table_of_times_alone_limits_only_lanes(tmp_path: Path) -> None:
         ("", "no rows"),
         (HEADER, "no rows"),
         ("iterations,peak_mib\n1,1\n", "how long jobs take: it has iterations, peak_mib"),
-        ("seconds,gpus\n1,8\n", "wants several GPUs"),
+        ("seconds,gpus\n1,8\n", "no job of one GPU"),
         (HEADER + "ten,1,1,1,,,,\n", "line 2.*iterations is 'ten'"),
         (HEADER + "1,1,1,1,,,,\n1,nan,1,1,,,,\n", "line 3.*step_seconds"),
         (HEADER + "1,1,-5,1,,,,\n", "persistent_mib"),
-        (HEADER + "0,1,1,1,,,,\n", "takes no time"),
+        ("seconds,submit_time\n1,2026-13-01\n", "submit_time is '2026-13-01'"),
+        (HEADER + "0,1,1,1,,,,\n", "that takes time"),
     ],
 )
 def test_a_wrong_table_says_what_is_wrong(tmp_path: Path, text: str, wrong: str) -> None:
