@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -28,10 +29,11 @@ _STEPS = 100
 def from_csv(path: Path) -> Workload:
     """Jobs from a table, one a row; columns that are not named here are ignored.
 
-    How long a job takes alone is `iterations` and `step_seconds`, or `seconds` (with `iterations`, if there), or what is
-    between `start` and `end`; what it needs is `persistent_mib` and `ephemeral_mib`, or `peak_mib`, or nothing. `busy`,
-    `startup`, `arrival`, `kind`, `priority` may be there. Times are seconds, or dates as ISO 8601 has them. `NAMES` has
-    further names for these. Jobs of no GPU or of several (`gpus`), and those that took no time, are left out.
+    How long a job takes alone is `iterations` and `step_seconds`, or `seconds` (with `iterations`, if there), or what
+    is between `start` and `end`; what it needs is `persistent_mib` and `ephemeral_mib`, or `peak_mib`, or nothing.
+    `busy`, `startup`, `arrival`, `kind`, `priority` may be there. Times are seconds, or dates as ISO 8601 has them, and
+    begin with the first arrival. `NAMES` has further names for these. Jobs of no GPU or of several (`gpus`), and those
+    that took no time, are left out.
 
     Raises:
         InputError: The file cannot be read, or a column or a number in it is wrong.
@@ -48,6 +50,8 @@ def from_csv(path: Path) -> Workload:
     jobs = [job for number, row in single if (job := _job(path, number, row)) is not None]
     if not jobs:
         raise InputError(f"{path} has no job of one GPU that takes time", hint="give one with jobs of one GPU")
+    first = min(job.arrival for job in jobs)
+    jobs = [replace(job, arrival=job.arrival - first) for job in jobs]
     note = f"from {path}"
     if len(single) < len(found):
         note += f", without {len(found) - len(single)} jobs of no GPU or of several"
