@@ -267,7 +267,7 @@ def packed_beside_a_big_one(**options: object) -> World:
     for trial, (kind, persistent) in enumerate([("big", 700), ("small", 100)], start=-2):
         world.add(trial, persistent * MIB, 50 * MIB, steps=2, kind=kind)
         world.finish(trial)
-    world.add(1, 100 * MIB, 50 * MIB, steps=10_000, kind="small")
+    world.add(1, 100 * MIB, 50 * MIB, steps=200, kind="small")
     world.add(10, 700 * MIB, 50 * MIB, kind="big")
     world.settle()
     return world
