@@ -7,6 +7,7 @@ driver always has one call of under way, and what the driver wants are calls of 
 from __future__ import annotations
 
 import array
+import gc
 import importlib
 import logging
 import os
@@ -274,6 +275,8 @@ class Lane:
                 # The trial that needs it will say so with more authority.
                 log.debug("not imported ahead: %s: %s", name, error)
         self._modules = ()
+        # What is imported stays: no collection after a trial need look at it.
+        gc.freeze()
 
     def _run(self, attempt: Attempt) -> None:
         self._opened.wait()
