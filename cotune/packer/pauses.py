@@ -185,15 +185,17 @@ class Pauses:
         """
         there = [trial for trial in self._paused_on(device) if trial is not spared]
         freed = sum(one.movable or one.resting - one.parked for one in there if one.leaving)
-        steps: list[tuple[Trial, bool]] = []
+        steps: dict[int, tuple[Trial, bool]] = {}
         for trial, parks in self._by_loss(there):
             if freed >= wanted:
                 break
-            freed += trial.movable if parks else trial.resting - trial.parked
-            steps.append((trial, parks))
+            gained = trial.movable if parks else trial.resting - trial.parked
+            # Who was to be parked, and is to leave instead, frees the rest only.
+            freed += gained - (trial.movable if trial.id in steps else 0)
+            steps[trial.id] = trial, parks
         if freed < wanted:
             return False
-        for trial, parks in steps:
+        for trial, parks in steps.values():
             if parks:
                 trial.leaving = True
                 self._ledger.out.append(do.ParkTrial(trial.id))
@@ -202,11 +204,11 @@ class Pauses:
         return True
 
     def _by_loss(self, trials: Iterable[Trial]) -> list[tuple[Trial, bool]]:
-        """Who could make room, and whether by being parked."""
+        """Who could make room, and whether by being parked; twice, who could be parked or leave."""
         able = [trial for trial in trials if not trial.leaving and trial.withdrawn_at is None]
         parks = [(trial, True) for trial in able if trial.movable]
-        saved = sorted((t for t in able if t.saved and not t.movable), key=lambda trial: not trial.held)
-        unsaved = [] if self._anything_runs else [t for t in able if not t.saved and not t.movable]
+        saved = sorted((trial for trial in able if trial.saved), key=lambda trial: not trial.held)
+        unsaved = [] if self._anything_runs else [trial for trial in able if not trial.saved]
         return [*parks, *((trial, False) for trial in [*saved, *unsaved])]
 
     def _paused_on(self, device: Device) -> list[Trial]:
@@ -214,7 +216,7 @@ class Pauses:
 
     def _evict(self, trial: Trial) -> None:
         if not trial.leaving:
-            trial.leaving = True
+            trial.leaving, trial.movable = True, 0
             self._ledger.out.append(do.StopTrial(trial.id))
 
     def _go_on(self, trial: Trial, lane: Lane) -> None:

@@ -184,7 +184,11 @@ class Placement:
             return None
         trial.exclusive = self._policy.exclusive(self._line.view(trial), len(self._ledger.devices))
         if trial.exclusive:
-            return self._fitting.find(trial, self._pool.unused())
+            place = self._fitting.find(trial, self._pool.unused())
+            if place is None and self._residents > 1:
+                # Where lanes are shared nobody else asks for its room; see `_ask_for_room`.
+                self._make_room(self._fitting.short(trial, self._pool.unused()))
+            return place
         widely = self._policy.places or self._protection.is_on
         place = self._fitting.find(trial, self._pool.with_room(demand.peak, widely))
         if place is not None or self._residents == 1 or self._make_own_room(trial):

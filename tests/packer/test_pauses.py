@@ -180,6 +180,29 @@ def test_a_paused_trial_with_a_checkpoint_leaves_its_lane_when_room_is_needed_an
     assert len([trial for trial, _ in world.started if trial == first]) == 2
 
 
+def test_a_trial_that_would_not_make_enough_room_by_being_parked_leaves_its_lane() -> None:
+    world = make(capacity=GIB)
+    first = add(world, 500, saves=True, movable=0.2)
+    world.go(first, 2)
+    pause(world, first)
+    second = add(world, 700)
+    assert do.StopTrial(first) in world.log
+    world.run_some(1)
+    assert runs(world, second)
+
+
+def test_a_trial_that_wants_all_of_a_device_does_not_wait_for_what_parking_leaves_there() -> None:
+    world = make(capacity=GIB)
+    first = add(world, 100, movable=0.9)
+    pause(world, first)
+    large = add(world, 1000)
+    assert world.packer._trials[large].wants_all
+    world.wait(1.0)
+    world.step(first)
+    world.settle()
+    assert runs(world, large)
+
+
 def test_one_without_a_checkpoint_stays_while_anything_runs() -> None:
     world = make(2, capacity=GIB)
     other, first = add(world, 100), add(world, 600)

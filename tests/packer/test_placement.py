@@ -150,3 +150,14 @@ def test_every_policy_finishes_everything(name: str, residents: int) -> None:
             world.add(trial, (50 + trial * 35) * MIB, features={"size": float(trial)}, kind="ab"[trial % 4 // 2])
     world.run(rounds=3000)
     assert len(world.concluded) == 16
+
+
+def test_idle_lanes_make_room_for_a_trial_that_wants_a_device_to_itself_where_lanes_are_shared() -> None:
+    world = World(PackerOptions(width=2, residents=2, policy=Fluid()))
+    hinted(world, 0, 400, seconds=2.0)
+    hinted(world, 1, 400, seconds=2.0)
+    hinted(world, 2, 800, seconds=1.0)
+    world.device("gpu 0", GIB, CONTEXT)
+    assert world.waiting() == [2]
+    world.run(rounds=20)
+    assert world.outcome(2) is ev.Outcome.DONE
