@@ -200,9 +200,10 @@ class TrialSession:
             self._due = 0.0
 
     def _rest(self) -> None:
-        self._loan.lapse()
         saved = self._folder.latest_checkpoint() is not None
         self._waits.rest(max(0, self._meter.persistent), saved, lambda: self._stop)
+        # Not before: the driver may have granted something before it heard of the pause.
+        self._loan.lapse()
         self._raise_if_stopped()
 
     def _raise_if_stopped(self) -> None:

@@ -45,6 +45,7 @@ class TrialWaits:
         self._verdicts = verdicts
         self._meter = meter
         self._answers: list[bytes] = []
+        self._goes_on = False
         self._parks = False
         # Opened by whatever should have the waiting thread look again.
         self._look = threading.Lock()
@@ -65,7 +66,9 @@ class TrialWaits:
         self.is_pausing = True
 
     def resume(self) -> None:
+        # Apart from the flag, which may be set again before the trial has looked.
         self.is_pausing = False
+        self._goes_on = True
         self.wake()
 
     def park(self) -> None:
@@ -95,7 +98,9 @@ class TrialWaits:
 
     def _heed(self, verdict: int) -> bool:
         self.unjudged = False
-        self.is_pausing |= bool(verdict & wire.REST)
+        if verdict & wire.REST:
+            # Only ever set here, where `|=` could take back what the main thread has just set.
+            self.is_pausing = True
         return bool(verdict & wire.STOP)
 
     def forget_answers(self) -> None:
@@ -121,8 +126,9 @@ class TrialWaits:
             turns.prefer(None)
         told = (self._trial, persistent, saved, self.parking.movable if host.memory.torch_device != "cpu" else 0)
         turns.give_up(self._resident)
+        self._goes_on = False
         host.send(wire.encode_object(wire.Kind.PAUSED, told))
-        while self.is_pausing and not is_stopping():
+        while not self._goes_on and not is_stopping():
             self._look.acquire()
             if self._parks:
                 self._parks = False
@@ -132,9 +138,9 @@ class TrialWaits:
                 host.send(wire.encode_object(wire.Kind.PARKED, (self._trial, moved)))
         turns.take(self._resident)
         if self.unjudged and _is_readable(self._verdicts):
-            # The verdict that told it to rest, which it had done already.
-            self._heed(os.eventfd_read(self._verdicts))
-        self.is_pausing = False
+            # The verdict that told it to rest, which it has done.
+            os.eventfd_read(self._verdicts)
+            self.unjudged = False
         try:
             self.parking.fetch()
         except RuntimeError:

@@ -322,6 +322,29 @@ class EngineConformance:
         assert [report.attempt for report in reports] == [0] * len(reports)
         assert ended.outcome is Outcome.DONE
 
+    def test_a_paused_trial_that_goes_on_can_be_paused_at_once_again(self, engine: EngineUnderTest) -> None:
+        engine.open()
+        engine.begin(0, reports=10**6)
+        engine.wait(Report)
+        engine.engine.execute(PauseTrial(0))
+        for _ in range(20):
+            engine.wait(TrialPaused)
+            engine.engine.execute(ResumeTrial(0))
+            engine.engine.execute(PauseTrial(0))
+        assert engine.wait(TrialPaused).trial == 0
+
+    def test_a_grant_that_comes_while_a_trial_waits_is_void(self, engine: EngineUnderTest) -> None:
+        engine.open()
+        engine.begin(0, reports=40, splits=2)
+        engine.wait(IterationsDone)
+        engine.engine.execute(PauseTrial(0))
+        engine.wait(TrialPaused)
+        engine.engine.execute(GrantTrial(0, 2))
+        engine.engine.execute(ResumeTrial(0))
+        while not isinstance(said := engine.wait((IterationsDone, GrantChanged, TrialEnded)), TrialEnded):  # type: ignore[arg-type]
+            assert isinstance(said, IterationsDone)
+            assert said.concurrency == 1
+
     def test_a_paused_trial_says_that_it_has_a_checkpoint(self, engine: EngineUnderTest) -> None:
         engine.open()
         engine.begin(0, reports=10**6, checkpoints=True)

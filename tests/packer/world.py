@@ -397,7 +397,8 @@ class World:
         lane = self.lanes[where]
         if lane.alive and trial in lane.residents:
             assert job.paused, "resumed though it runs"
-            job.paused, job.parked = False, 0
+            # What it was granted before the brain heard of the pause is void.
+            job.paused, job.parked, job.granted = False, 0, None
             assert lane.held <= lane.quota, "what was parked does not fit its lane any more"
 
     def _carry_out_park(self, trial: int) -> None:

@@ -221,7 +221,7 @@ class SimulatedEngine(Engine):
     def _resume(self, instruction: do.ResumeTrial) -> None:
         run = self._runs.get(instruction.trial)
         if run is not None:
-            run.paused, run.booked, run.parked = False, False, 0
+            run.paused, run.booked, run.parked, run.granted = False, False, 0, None
             self._pace(run.place)
 
     def _park(self, instruction: do.ParkTrial) -> None:
