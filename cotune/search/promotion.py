@@ -74,7 +74,8 @@ class Rungs:
         """Takes in a trial of an earlier session; who of them goes on is decided in `settle`."""
         self._at[trial] = -1
         for step, value in values:
-            while not math.isnan(value) and step >= self._step(self._at[trial] + 1):
+            # One rung a report, however far apart they are: it went on from there before it made the next one.
+            if not math.isnan(value) and step >= self._step(self._at[trial] + 1):
                 self._gone[self._at[trial]].add(trial)
                 self._at[trial] += 1
                 insort(self._entries[self._at[trial]], (self._sign * value, trial))

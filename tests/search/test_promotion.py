@@ -81,6 +81,15 @@ def test_an_earlier_session_is_taken_up_where_it_was():
     assert found.report(5, 1, 0.4) == (True, [3])
 
 
+def test_one_that_reports_rarely_is_taken_up_on_the_rung_where_it_waited():
+    found = rungs()
+    for trial, value in enumerate((0.5, 0.7, 0.9)):
+        found.restore(trial, [(10, value)], is_over=False)
+    found.settle()
+    assert found.report(0, 20, 0.4) == (True, [])
+    assert found.report(1, 20, 0.6) == (True, [])
+
+
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=60), st.integers(2, 4))
 def test_as_many_go_on_as_the_rule_says_and_all_of_them_the_best(values, factor):
     found = rungs(factor)
