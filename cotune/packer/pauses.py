@@ -138,7 +138,7 @@ class Pauses:
             self._go_on(trial, lane)
 
     def make_room(self) -> None:
-        """Has paused trials make room for the first in line, and on devices that have shrunk."""
+        """Has paused trials make room: on devices that have shrunk, where one is kept free, and for the first in line."""
         if not self._paused:
             return
         for device in list(self._ledger.stirred):
@@ -150,10 +150,19 @@ class Pauses:
         # As long as nothing has changed on a device, another look at it for the same trial tells nothing new.
         is_new, self._looked_for = head.id != self._looked_for, head.id
         devices = {trial.lane.device for trial in self._paused.values() if trial.lane is not None}
+        if not is_new and self._anything_runs:
+            devices &= self._ledger.stirred
+        for device in devices:
+            # Nobody else may start there, so nobody else asks for its room, whoever is first in line by now.
+            if device.reserved_for is not None:
+                self._make_room_for(device.reserved_for, [device])
+        self._make_room_for(head, [device for device in devices if device.reserved_for is None])
+
+    def _make_room_for(self, trial: Trial, devices: Iterable[Device]) -> None:
         able = [
-            (self._missing(head, device), device.number, device)
-            for device in (devices if is_new or not self._anything_runs else devices & self._ledger.stirred)
-            if self._would_do(head, device)
+            (self._missing(trial, device), device.number, device)
+            for device in devices
+            if self._would_do(trial, device)
         ]
         for missing, _, device in sorted(able, key=lambda item: item[:2]):
             if missing <= 0 or self._free(device, missing):
@@ -164,7 +173,7 @@ class Pauses:
         return any(device.active for device in self._ledger.devices.values())
 
     def _would_do(self, trial: Trial, device: Device) -> bool:
-        if device.reserved_for not in (None, trial) or not self._fitting.suits(trial, device):
+        if not self._fitting.suits(trial, device):
             return False
         whole = trial.expected is None or trial.wants_all
         return not device.active if whole else device.seats > 0 and self._protection.tolerates(trial, device)

@@ -8,6 +8,7 @@ from cotune.packer import events as ev
 from cotune.packer import instructions as do
 from cotune.packer.events import Outcome
 from cotune.packer.packer import PackerOptions
+from cotune.packer.policies import make_policy
 from cotune.packer.state import MOST_PAUSED, padded
 
 GIB = 1024 * MIB
@@ -200,6 +201,19 @@ def test_a_trial_that_wants_all_of_a_device_does_not_wait_for_what_parking_leave
     world.wait(1.0)
     world.step(first)
     world.settle()
+    assert runs(world, large)
+
+
+def test_room_is_made_for_whom_a_device_is_kept_free_also_when_another_is_first_in_line_by_now() -> None:
+    world = make(2, capacity=GIB, patience=1, policy=make_policy("fifo"))
+    first = add(world, 600, saves=True)
+    large, small = add(world, 700), add(world, 50)
+    world.go(first, 2)
+    assert world.packer._ledger.devices["gpu 0"].reserved_for is world.packer._trials[large]
+    add(world, 700, priority=1.0)
+    world.finish(small)
+    pause(world, first)
+    world.run_some(2)
     assert runs(world, large)
 
 
