@@ -117,6 +117,7 @@ class Packer:
         self._pauses.resume()
         self._placement.place(is_idle=len(self._trials) == len(self._line) + self._pauses.outside)
         self._pauses.make_room()
+        self._pauses.move()
         self._grants.review(bool(self._line) or self._pauses.wanted)
         if self._options.residents > 1:
             self._turns.review()

@@ -143,7 +143,7 @@ class Pauses:
             return
         for device in list(self._ledger.stirred):
             if device.held > device.capacity and not device.is_returning:
-                self._free(device, device.held - device.capacity)
+                self._free(device, device.held - device.capacity, partly=True)
         head = self._line.head()
         if head is None or not self._ledger.pool.with_seat:
             return
@@ -157,6 +157,18 @@ class Pauses:
             if device.reserved_for is not None:
                 self._make_room_for(device.reserved_for, [device])
         self._make_room_for(head, [device for device in devices if device.reserved_for is None])
+
+    def move(self) -> None:
+        """Has one leave a lane in which another runs, if it has a checkpoint and would run elsewhere at once."""
+        if any(trial.leaving for trial in self._released.values()):
+            return
+        for trial in self._released.values():
+            if trial.saved and trial.withdrawn_at is None and trial.lane is not None and trial.lane.residents:
+                self._line.appraise(trial)
+                needs = None if trial.wants_all else trial.expected
+                if needs is not None and self._fitting.find(trial, self._ledger.pool.with_room(needs.peak)):
+                    self._evict(trial)
+                    return
 
     def _make_room_for(self, trial: Trial, devices: Iterable[Device]) -> None:
         able = [
@@ -186,11 +198,11 @@ class Pauses:
             return 0
         return trial.expected.peak - self._fitting.holes(device)[1]
 
-    def _free(self, device: Device, wanted: int, spared: Trial | None = None) -> bool:
+    def _free(self, device: Device, wanted: int, spared: Trial | None = None, partly: bool = False) -> bool:
         """Has paused trials free so many bytes; those first that lose least by it.
 
         Returns:
-            Whether they can; else nothing is asked for.
+            Whether they can; if not, and less is not wanted either, nothing is asked for.
         """
         there = [trial for trial in self._paused_on(device) if trial is not spared]
         freed = sum(one.movable or one.resting - one.parked for one in there if one.leaving)
@@ -202,7 +214,7 @@ class Pauses:
             # Who was to be parked, and is to leave instead, frees the rest only.
             freed += gained - (trial.movable if trial.id in steps else 0)
             steps[trial.id] = trial, parks
-        if freed < wanted:
+        if freed < wanted and not partly:
             return False
         for trial, parks in steps.values():
             if parks:
@@ -210,7 +222,7 @@ class Pauses:
                 self._ledger.out.append(do.ParkTrial(trial.id))
             else:
                 self._evict(trial)
-        return True
+        return freed >= wanted
 
     def _by_loss(self, trials: Iterable[Trial]) -> list[tuple[Trial, bool]]:
         """Who could make room, and whether by being parked; twice, who could be parked or leave."""

@@ -74,6 +74,21 @@ def test_a_released_trial_goes_on_in_its_lane_before_those_in_line() -> None:
     assert world.started.count((first, 1)) == 1
 
 
+def test_a_released_trial_with_a_checkpoint_does_not_wait_for_a_busy_lane_beside_an_idle_device() -> None:
+    world = make()
+    first, second = add(world, saves=True), add(world)
+    pause(world, first)
+    world.device("gpu 1", 4 * GIB)
+    third = add(world, steps=5)
+    world.release(first)
+    assert world.log[-1] != do.StopTrial(first)
+    world.finish(third)
+    world.run_some(2)
+    assert world.lane_of(first).device == "gpu 1"
+    assert runs(world, first)
+    assert runs(world, second)
+
+
 def test_a_trial_released_before_it_has_paused_goes_on_at_once() -> None:
     world = make()
     first, second = add(world), add(world)
@@ -242,6 +257,20 @@ def test_room_on_a_device_that_shrinks_is_made_by_those_with_a_checkpoint() -> N
     world.run_some(2)
     assert not rests(world, first)
     assert world.held("gpu 0") <= 700 * MIB
+
+
+def test_from_a_device_that_others_have_taken_all_of_a_paused_trial_goes_elsewhere() -> None:
+    world = World(PackerOptions(width=1))
+    world.device("gpu 0", GIB, 50 * MIB)
+    first = add(world, 400, saves=True)
+    world.go(first, 2)
+    pause(world, first)
+    world.device("gpu 1", GIB, 50 * MIB)
+    world.change("gpu 0", 0)
+    world.release(first)
+    world.run_some(3)
+    assert runs(world, first)
+    assert world.lane_of(first).device == "gpu 1"
 
 
 def test_a_trial_that_wants_all_of_a_device_waits_for_the_paused_to_leave() -> None:
