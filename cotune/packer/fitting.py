@@ -201,7 +201,9 @@ class Fitting:
         if not may_run or not lane.ready or lane.closing or demand is None:
             return None
         own = trial.resting - trial.parked
-        return self._place(device, lane, lane.need([*resident_demands(lane), demand]) - own)
+        # It has run here, if without the margins that the device has no room for.
+        need = min(lane.need([*resident_demands(lane), demand]) - own, device.capacity)
+        return self._place(device, lane, need)
 
     def find_whole(self, trial: Trial, unused: Iterable[Device]) -> Place | list[Place]:
         """A device for the trial alone, with all its memory, or else those where idle lanes must return it first.

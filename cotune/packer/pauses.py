@@ -141,17 +141,17 @@ class Pauses:
         """Has paused trials make room: on devices that have shrunk, where one is kept free, and for the first in line."""
         if not self._paused:
             return
-        for device in list(self._ledger.stirred):
+        devices = {trial.lane.device for trial in self._paused.values() if trial.lane is not None}
+        # As long as others run, what has not changed on a device needs no other look.
+        looked = devices & self._ledger.stirred if self._anything_runs else devices
+        for device in looked:
             if device.held > device.capacity and not device.is_returning:
                 self._free(device, device.held - device.capacity, partly=True)
         head = self._line.head()
         if head is None or not self._ledger.pool.with_seat:
             return
-        # As long as nothing has changed on a device, another look at it for the same trial tells nothing new.
         is_new, self._looked_for = head.id != self._looked_for, head.id
-        devices = {trial.lane.device for trial in self._paused.values() if trial.lane is not None}
-        if not is_new and self._anything_runs:
-            devices &= self._ledger.stirred
+        devices = devices if is_new else looked
         for device in devices:
             # Nobody else may start there, so nobody else asks for its room, whoever is first in line by now.
             if device.reserved_for is not None:

@@ -62,7 +62,8 @@ class Parking:
     def _storages(self) -> list[Any]:
         found = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage() for tensor in self._tensors()}
         found.pop(0, None)
-        return list(found.values())
+        # Memory that another library owns is not torch's to free.
+        return [storage for storage in found.values() if storage.resizable()]
 
     def _tensors(self) -> Iterator[Any]:
         import torch
@@ -72,7 +73,8 @@ class Parking:
                 for parameter in group["params"]:
                     state = optimizer.state.get(parameter, {})
                     for tensor in (parameter, parameter.grad, *state.values()):
-                        is_plain = isinstance(tensor, torch.Tensor) and tensor.layout is torch.strided
+                        # Those of other classes may have no storage of their own.
+                        is_plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout is torch.strided
                         if is_plain and tensor.device.type == self._device:
                             yield tensor
 

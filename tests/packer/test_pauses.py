@@ -273,6 +273,33 @@ def test_from_a_device_that_others_have_taken_all_of_a_paused_trial_goes_elsewhe
     assert world.lane_of(first).device == "gpu 1"
 
 
+def test_a_trial_that_fills_its_device_goes_on_though_margins_do_not_fit_there() -> None:
+    world = make(capacity=GIB)
+    first = add(world, 950)
+    world.go(first, 2)
+    pause(world, first)
+    world.release(first)
+    assert runs(world, first)
+
+
+def test_a_trial_without_a_checkpoint_leaves_a_device_that_others_have_taken_once_nothing_runs() -> None:
+    world = World(PackerOptions(width=1))
+    world.device("gpu 0", GIB, 50 * MIB)
+    first = add(world)
+    world.go(first, 2)
+    world.device("gpu 1", 4 * GIB)
+    second = add(world, steps=5)
+    pause(world, first)
+    world.change("gpu 0", 0)
+    world.release(first)
+    world.run_some(2)
+    assert rests(world, first)
+    world.finish(second)
+    world.run_some(2)
+    assert runs(world, first)
+    assert world.lane_of(first).device == "gpu 1"
+
+
 def test_a_trial_that_wants_all_of_a_device_waits_for_the_paused_to_leave() -> None:
     world = make(capacity=GIB)
     first = add(world, 100, saves=True)

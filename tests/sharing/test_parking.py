@@ -89,6 +89,28 @@ def test_tensors_elsewhere_stay_where_they_are():
     assert parking.movable == 0
 
 
+class Wrapped(torch.Tensor):
+    """Stands for others, without bytes of its own, as the states of quantising optimizers do."""
+
+    @staticmethod
+    def __new__(cls, inner):
+        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype, device=inner.device)
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+        raise NotImplementedError(function)
+
+
+def test_what_is_no_plain_tensor_or_not_of_torch_stays_where_it_is():
+    foreign = torch.nn.Parameter(torch.frombuffer(bytearray(4 * 64), dtype=torch.float32))
+    optimizer = torch.optim.SGD([foreign], lr=0.01)
+    optimizer.state[foreign]["moment"] = Wrapped(torch.ones(64))
+    parking = Parking("cpu")
+    parking.saw(optimizer)
+    assert parking.movable == parking.park() == 0
+    assert foreign.sum() == 0
+
+
 @pytest.mark.gpu
 def test_parking_frees_the_memory_of_the_gpu_and_brings_it_back():
     before = losses("cuda")
