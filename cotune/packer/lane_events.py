@@ -106,7 +106,7 @@ class LaneEvents:
             lane = trial.lane
             if lane is None or lane.closing or trial.withdrawn_at is None:
                 continue
-            grace = STOP_GRACE if len(lane.residents) == 1 else STOP_GRACE_SHARED
+            grace = STOP_GRACE_SHARED if lane.residents.keys() - {trial.id} else STOP_GRACE
             if event.time - trial.withdrawn_at > max(grace, 3 * trial.longest):
                 self._kill(lane, trial)
 

@@ -126,6 +126,16 @@ def test_a_paused_trial_that_is_withdrawn_ends_as_stopped() -> None:
     assert world.outcome(first) is Outcome.STOPPED
 
 
+def test_a_paused_trial_that_is_withdrawn_has_time_until_the_turn_comes_to_it() -> None:
+    world = make()
+    first, second = add(world), add(world)
+    pause(world, first)
+    assert runs(world, second)
+    world.withdraw(first)
+    assert world.wait(10.0) == []
+    assert [type(said) for said in world.wait(30.0)] == [do.CloseLane]
+
+
 def test_a_held_trial_whose_lane_is_lost_is_not_charged_and_waits_outside() -> None:
     world = make()
     first = add(world)
