@@ -59,7 +59,7 @@ class Ticket:
         held: Calls that failed by our doing, to be made again.
         answers: Futures of ours that Tune was given as answers.
         refusal: Why it will not run again.
-        stopping: Its lane has been told to stop it.
+        stopping: Tune has told it to stop.
         over: The brain has concluded it.
     """
 
@@ -159,7 +159,7 @@ class Broker:
         lane = ticket.lane
         if method == "stop":
             # Told before the call is made, so that the brain knows who has stopped it.
-            ticket.stopping = has_begun = ticket.calls > 0
+            ticket.stopping, has_begun = True, ticket.calls > 0
             ticket.held.clear()
             self._withdraw(ticket)
             if lane is None or ticket.over or not has_begun:

@@ -8,11 +8,13 @@ import pytest
 
 pytest.importorskip("ray")
 
+from ray.exceptions import RayActorError
+
 from cotune.demand import MIB
 from cotune.packer import Packer, PackerOptions
 from cotune.packer import events as ev
 from cotune.packer import instructions as do
-from cotune.ray_tune.broker import Broker
+from cotune.ray_tune.broker import Broker, Held
 
 
 class Lanes:
@@ -82,3 +84,18 @@ def test_the_first_call_of_an_attempt_says_what_the_trial_is(broker, lanes):
     assert attempts[0].kwargs == {"x": 1}
     assert attempts[1] is None
     assert [args[1] for args in lanes.called] == [0, 1]
+
+
+def test_a_trial_that_was_stopped_between_two_lanes_is_not_run_again(broker, lanes):
+    ticket = broker.ask(trial("a"))
+    broker.seat(ticket, dict, {})
+    broker.call(ticket, "train", (), {})
+    broker._feed(ev.LaneLost(0.0, 1, None, "killed"))
+    assert (ticket.attempt, ticket.calls) == (1, 0)
+    broker._answers.append("stopped")
+    assert broker.call(ticket, "stop", (), {}) == "stopped"
+
+    assert not broker.takes(ticket, Held("train", RayActorError(), lambda: None, lambda error: None), 0)
+
+    assert ticket.over
+    assert broker.packer.unfinished == 0
