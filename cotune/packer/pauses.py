@@ -138,7 +138,7 @@ class Pauses:
             self._go_on(trial, lane)
 
     def make_room(self) -> None:
-        """Has paused trials make room: on devices that have shrunk, where one is kept free, and for the first in line."""
+        """Has paused trials make room: on devices that have shrunk or are kept free, and for the first in line."""
         if not self._paused:
             return
         devices = {trial.lane.device for trial in self._paused.values() if trial.lane is not None}
@@ -172,9 +172,7 @@ class Pauses:
 
     def _make_room_for(self, trial: Trial, devices: Iterable[Device]) -> None:
         able = [
-            (self._missing(trial, device), device.number, device)
-            for device in devices
-            if self._would_do(trial, device)
+            (self._missing(trial, device), device.number, device) for device in devices if self._would_do(trial, device)
         ]
         for missing, _, device in sorted(able, key=lambda item: item[:2]):
             if missing <= 0 or self._free(device, missing):
