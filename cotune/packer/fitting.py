@@ -200,9 +200,10 @@ class Fitting:
         demand = trial.measured or trial.expected
         if not may_run or not lane.ready or lane.closing or demand is None:
             return None
-        own = trial.resting - trial.parked
-        # It has run here, if without the margins that the device has no room for.
-        need = min(lane.need([*resident_demands(lane), demand]) - own, device.capacity)
+        need = lane.need([*resident_demands(lane), demand]) - (trial.resting - trial.parked)
+        if not lane.residents and len(lane.paused) == 1:
+            # It has run here, if without the margins that the device has no room for.
+            need = min(need, device.capacity)
         return self._place(device, lane, need)
 
     def find_whole(self, trial: Trial, unused: Iterable[Device]) -> Place | list[Place]:
