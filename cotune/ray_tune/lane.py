@@ -171,6 +171,7 @@ class Lane:
         self._trials: dict[Key, LaneTrial] = {}
         self._early: dict[Key, list[tuple[int, Call]]] = {}
         self._over: set[Key] = set()
+        self._unwanted: set[Key] = set()
         self._registering = threading.Lock()
         self._trainables: dict[int, Future[bytes]] = {}
 
@@ -244,21 +245,26 @@ class Lane:
     @ray.method(concurrency_group="control")  # type: ignore[untyped-decorator]
     def interrupt(self, key: Key) -> None:
         """Stops a trial at its next boundary."""
-        trial = self._trials.get(key)
-        if trial is not None:
-            trial.stop()
+        self._stop(key)
 
     @ray.method(concurrency_group="evictions")  # type: ignore[untyped-decorator]
     def evict(self, key: Key) -> None:
         """Ends a trial even if it does not come to a boundary; its lane-mates go on."""
-        trial = self._trials.get(key)
-        if trial is None:
-            return
-        trial.stop()
-        while key in self._trials:
+        trial = self._stop(key)
+        while trial is not None and key in self._trials:
             time.sleep(EVICT_AFTER)
             if trial.abandon():
                 self._forget(key)
+
+    def _stop(self, key: Key) -> LaneTrial | None:
+        """Stops a trial, also one whose first call is still on its way: Ray keeps no order among groups of calls."""
+        with self._registering:
+            trial = self._trials.get(key)
+            if trial is None and key not in self._over:
+                self._unwanted.add(key)
+        if trial is not None:
+            trial.stop()
+        return trial
 
     @ray.method(concurrency_group="control")  # type: ignore[untyped-decorator]
     def resize(self, quota: int) -> None:
@@ -287,6 +293,8 @@ class Lane:
         with self._registering:
             self._trials[attempt.key] = trial
             early = self._early.pop(attempt.key, [])
+            if attempt.key in self._unwanted:
+                trial.stop()
         for number, call in early:
             self._deliver(trial, number, call)
         try:
@@ -316,4 +324,5 @@ class Lane:
     def _forget(self, key: Key) -> None:
         with self._registering:
             self._over.add(key)
+            self._unwanted.discard(key)
             self._trials.pop(key, None)

@@ -128,7 +128,39 @@ class Chaos(RuleBasedStateMachine):
         if held := sorted(self.world.asleep - set(self.world.concluded)):
             self.world.release(held[which % len(held)])
 
+    @rule()
+    def hold_all(self) -> None:
+        for trial in sorted(set(self.world.running()) - self.world.asleep):
+            self.world.hold(trial)
+
+    @rule()
+    def release_all(self) -> None:
+        for trial in sorted(self.world.asleep - set(self.world.concluded)):
+            self.world.release(trial)
+
+    @precondition(lambda self: self.count)
+    @rule(which=pick)
+    def hold_and_release(self, which: int) -> None:
+        """Before it can have paused."""
+        if left := [trial for trial in self.world.jobs if trial not in self.world.concluded]:
+            self.world.hold(left[which % len(left)])
+            self.world.release(left[which % len(left)])
+
     # ---- what lanes do
+
+    @rule(which=pick, kind=st.integers(0, 3))
+    def say_too_late(self, which: int, kind: int) -> None:
+        """What was true of an attempt that is over."""
+        time = self.world.time
+        if outside := [trial for trial, lane in self.world.where.items() if lane is None]:
+            trial = outside[which % len(outside)]
+            late = (
+                ev.TrialPaused(time, trial, MIB, saved=True, movable=MIB),
+                ev.TrialParked(time, trial, MIB),
+                ev.GrantChanged(time, trial, 4),
+                ev.IterationsDone(time, trial, 1, 1.0, MIB, MIB),
+            )
+            self.world.send(late[kind])
 
     def _alive(self) -> list[int]:
         inside = [trial for trial in self.world.running() if trial in self.world.lane_of(trial).residents]

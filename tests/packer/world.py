@@ -399,7 +399,8 @@ class World:
             assert job.paused, "resumed though it runs"
             # What it was granted before the brain heard of the pause is void.
             job.paused, job.parked, job.granted = False, 0, None
-            assert lane.held <= lane.quota, "what was parked does not fit its lane any more"
+            begun = lane.held - sum(other.persistent for other in lane.residents.values() if not other.done)
+            assert begun <= lane.quota, "what was parked does not fit its lane any more"
 
     def _carry_out_park(self, trial: int) -> None:
         job, where = self.jobs[trial], self.where[trial]

@@ -14,6 +14,7 @@ from cotune.demand import MIB
 from cotune.packer import Packer, PackerOptions
 from cotune.packer import events as ev
 from cotune.packer import instructions as do
+from cotune.ray_tune import lane
 from cotune.ray_tune.broker import Broker, Held
 
 
@@ -99,3 +100,23 @@ def test_a_trial_that_was_stopped_between_two_lanes_is_not_run_again(broker, lan
 
     assert ticket.over
     assert broker.packer.unfinished == 0
+
+
+@pytest.mark.parametrize("how", ["interrupt", "evict"])
+def test_a_trial_that_is_stopped_before_its_first_call_has_arrived_stops(how, monkeypatch):
+    stopped = []
+
+    class Fake:
+        def __init__(self, host, number, seed, folder, make):
+            self.stop = lambda: stopped.append(number)
+
+        def run(self):
+            stopped.append("runs")
+
+    monkeypatch.setattr(lane, "LaneTrial", Fake)
+    process = lane.Lane({}, ())
+    process._host = SimpleNamespace(memory=SimpleNamespace(cap=lambda: None), adopt=lambda trial: None)
+    process._opened.set()
+    getattr(process, how)((3, 0))
+    process._run(lane.Attempt(3, 0, 0, "", 0, None, {}))
+    assert stopped == [3, "runs"]
