@@ -38,6 +38,9 @@ class Parking:
         """
         import torch
 
+        if self._device == "cuda":
+            # What streams of the trial's own still compute with it would find it given away.
+            torch.cuda.synchronize()
         for storage in self._storages():
             on_device = _bytes_of(storage)
             try:
