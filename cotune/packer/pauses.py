@@ -152,11 +152,13 @@ class Pauses:
             return
         is_new, self._looked_for = head.id != self._looked_for, head.id
         devices = devices if is_new else looked
-        for device in devices:
+        kept = [device for device in devices if device.reserved_for is not None]
+        for device in kept:
             # Nobody else may start there, so nobody else asks for its room, whoever is first in line by now.
-            if device.reserved_for is not None:
-                self._make_room_for(device.reserved_for, [device])
-        self._make_room_for(head, [device for device in devices if device.reserved_for is None])
+            assert device.reserved_for is not None
+            if self._make_room_for(device.reserved_for, [device]) and device.reserved_for is head:
+                return
+        self._make_room_for(head, [device for device in devices if device not in kept])
 
     def move(self) -> None:
         """Has one leave a lane in which another runs, if it has a checkpoint and would run elsewhere at once."""
@@ -170,13 +172,10 @@ class Pauses:
                     self._evict(trial)
                     return
 
-    def _make_room_for(self, trial: Trial, devices: Iterable[Device]) -> None:
-        able = [
-            (self._missing(trial, device), device.number, device) for device in devices if self._would_do(trial, device)
-        ]
-        for missing, _, device in sorted(able, key=lambda item: item[:2]):
-            if missing <= 0 or self._free(device, missing):
-                return
+    def _make_room_for(self, trial: Trial, devices: Iterable[Device]) -> bool:
+        """Makes room on one of these; whether there will be enough."""
+        able = [(self._missing(trial, one), one.number, one) for one in devices if self._would_do(trial, one)]
+        return any(missing <= 0 or self._free(one, missing) for missing, _, one in sorted(able, key=lambda i: i[:2]))
 
     @property
     def _anything_runs(self) -> bool:
