@@ -11,6 +11,8 @@ from cotune.packer.state import Trial
 # alone: middles of the bands of 1,388 measured pairs (Gavel, OSDI'20, co-located throughputs on one GPU).
 _SLOPE = ((0.0, 1.0), (0.6, 0.95), (0.875, 0.93), (1.125, 0.88), (1.375, 0.78), (1.625, 0.68), (1.875, 0.63))
 _AT = [at for at, _ in _SLOPE]
+# What a device does in all when it is shared well, in shares of its time when alone.
+SHARED = 1.15
 LEARNING = 0.3
 FORGETTING = 0.9
 

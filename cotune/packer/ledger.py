@@ -19,6 +19,7 @@ class Ledger:
         lanes: By number, over all devices.
         pool: The devices where another trial could run.
         version: Counts changes to how large the largest device is.
+        capacity: Bytes of all devices.
         stirred: Devices where something has changed, for whoever clears it.
         out: Instructions given and not yet taken away.
 
@@ -31,6 +32,7 @@ class Ledger:
         self.lanes: dict[int, Lane] = {}
         self.pool = Pool(fitting)
         self.version = 0
+        self.capacity = 0
         self.stirred: set[Device] = set()
         self.out: list[do.Instruction] = []
         self._fitting = fitting
@@ -38,10 +40,12 @@ class Ledger:
 
     def add(self, device: Device) -> None:
         self.devices[device.name] = device
+        self.capacity += device.capacity
         self._note_room(device)
         self.touch(device)
 
     def change(self, device: Device, capacity: int) -> None:
+        self.capacity += capacity - device.capacity
         device.capacity = capacity
         device.full = max(device.full, capacity)
         self.touch(device)
@@ -49,6 +53,7 @@ class Ledger:
     def remove(self, device: Device) -> list[Trial]:
         """Forgets a device with its lanes; gives the trials that ran there."""
         del self.devices[device.name]
+        self.capacity -= device.capacity
         self.pool.remove(device)
         self._note_largest()
         return [trial for lane in list(device.lanes.values()) for trial in self.forget(lane)]

@@ -55,6 +55,10 @@ class _Spot:
 class Line:
     """Waiting trials, first in line first.
 
+    Attributes:
+        work: Device time, in seconds, that they are expected to take to their ends.
+        volume: The same in bytes times seconds.
+
     Args:
         policy: Orders trials of the same priority.
         fitting: Knows how large a trial may be.
@@ -63,6 +67,7 @@ class Line:
     """
 
     def __init__(self, policy: Policy, fitting: Fitting, by_persistent: bool = False) -> None:
+        self.work = self.volume = 0.0
         self._policy = policy
         self._fitting = fitting
         self._by_persistent = by_persistent
@@ -142,6 +147,7 @@ class Line:
         queue.remove((spot.key, trial.arrival))
         if not queue:
             del self._queues[spot.shape]
+        self._count(spot.waiting, -1)
         self._policy.left(spot.waiting, spot.shape.group, started)
 
     def refresh(self, trial: Trial) -> bool:
@@ -226,10 +232,13 @@ class Line:
         """How long it will run on, as far as that can be told."""
         if trial.max_steps and trial.iterations:
             return max(trial.max_steps - trial.iterations, 0) * trial.seconds / trial.iterations
-        whole = trial.seconds_hint
-        if whole is None:
-            whole = self.model(trial).seconds(trial.features)
+        whole = self.whole(trial)
         return None if whole is None else max(whole - trial.seconds, whole / 100)
+
+    def whole(self, trial: Trial) -> float | None:
+        """How long it takes from its beginning to its end, if it is not stopped, as far as that can be told."""
+        hint = trial.seconds_hint
+        return hint if hint is not None else self.model(trial).seconds(trial.features)
 
     def _spot(self, trial: Trial) -> _Spot:
         waiting = self.view(trial)
@@ -250,7 +259,13 @@ class Line:
         if queue is None:
             queue = self._queues[spot.shape] = Queue()
         queue.add(spot.key, spot.size, trial)
+        self._count(spot.waiting, 1)
         self._policy.joined(spot.waiting, spot.shape.group)
+
+    def _count(self, waiting: Waiting, sign: int) -> None:
+        left = waiting.seconds_left or 0.0
+        self.work += sign * left * (1.0 if waiting.busy is None else waiting.busy)
+        self.volume += sign * left * (waiting.need or 0)
 
     def _order(self, group: Hashable, entry: Entry) -> tuple[float, ...]:
         """The place of an entry among those of all shapes: priority, rank of its group, key, arrival."""

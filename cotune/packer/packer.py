@@ -26,6 +26,7 @@ from cotune.packer.policies import Makespan, Policy
 from cotune.packer.protection import Protection
 from cotune.packer.snapshot import DeviceView, LaneView, PackerView, WaitingView
 from cotune.packer.state import Device, Lane, Trial
+from cotune.packer.survivors import Survivors
 from cotune.packer.turn_rules import TurnRules
 from cotune.packer.width import WidthControl
 
@@ -68,6 +69,8 @@ class Packer:
         self._fitting = Fitting(options.residents, options.policy, self._protection)
         self._ledger = Ledger(self._fitting)
         self._line = Line(options.policy, self._fitting, by_persistent=options.residents > 1)
+        if options.policy.spares_survivors:
+            self._protection.survivors = Survivors(self._ledger, self._line)
         self._placement = Placement(
             options.policy,
             options.residents,
@@ -306,6 +309,7 @@ class Packer:
         lane, granted = trial.lane, trial.granted
         if event.outcome in (Outcome.DONE, Outcome.STOPPED) and not trial.is_paused:
             self._believe(trial, lane)
+            self._protection.ended(trial)
             if trial.iterations == 1:
                 # There is no later one to go by, and all of its kind carry their set-up.
                 lane.device.width.measured(trial.id, 1, trial.seconds, lane.device.active)

@@ -536,6 +536,10 @@ class World:
                 if running and any(one.priority > 0 for one in everyone):
                     # Neighbours are chosen, then; see test_protection.py.
                     continue
+                survivors = brain._protection.survivors
+                if running and survivors is not None and survivors.is_on:
+                    # The same; see test_survivors.py.
+                    continue
                 if len(running) < device.width.width:
                     assert device.context + device.shared + demand.peak > free, f"{trial_id} fits a new lane"
                     for lane in lanes:

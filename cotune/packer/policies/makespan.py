@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable
 
+from cotune.packer.interference import SHARED
 from cotune.packer.policies.base import Policy, Waiting
 
 TALL = 0.3
 STEPS = 3
 BUSY = 0.9
-# What a device does in all when it is shared well, in shares of its time when alone (interference.py).
-SHARED = 1.15
 
 
 class Makespan(Policy):
@@ -23,11 +22,13 @@ class Makespan(Policy):
     beside them, as first-fit decreasing does in bin packing (Johnson et al., SIAM J. Comput. 3(4), 1974). A trial is
     tall if it takes more than 0.3 of the time that all the work there is will take on all devices; length decides
     among those, and among the others size, in steps of a factor of 1.26, and then length. Assumes that durations and
-    sizes can be predicted from finished siblings; as long as neither can, it is first come, first served.
+    sizes can be predicted from finished siblings; as long as neither can, it is first come, first served. Where most
+    trials are stopped early, those that are not are kept from being slowed (`Survivors`).
     """
 
     name = "makespan"
     uses_predictions = True
+    spares_survivors = True
 
     def __init__(self) -> None:
         self._work: dict[int, float] = {}
