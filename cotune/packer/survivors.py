@@ -43,9 +43,10 @@ class Survivors:
         self._ledger = ledger
         self._line = line
         self._ends: deque[float] = deque(maxlen=MEMORY)
+        self._total = 0.0
+        # The ends in order, and of each the sum of those from there on; made anew when it is asked for.
         self._sorted: list[float] = []
-        # Of the sorted ends, those from here on added up.
-        self._sums: list[float] = [0.0]
+        self._sums: list[float] = []
         # Of running trials, device time and bytes times seconds still to come.
         self._running: dict[int, tuple[float, float]] = {}
         self._load = self._volume = 0.0
@@ -53,7 +54,7 @@ class Survivors:
     @property
     def is_on(self) -> bool:
         count = len(self._ends)
-        return count >= ENOUGH and self._sums[0] < EARLY * count and len(self._ledger.devices) > 1
+        return count >= ENOUGH and self._total < EARLY * count and len(self._ledger.devices) > 1
 
     # ---- what happens
 
@@ -78,9 +79,9 @@ class Survivors:
         """A trial has come to its end, or was stopped."""
         progress = self._progress(trial)
         if progress is not None and trial.iterations:
+            self._total += progress - (self._ends[0] if len(self._ends) == MEMORY else 0.0)
             self._ends.append(progress)
-            self._sorted = sorted(self._ends)
-            self._sums = [*accumulate(reversed(self._sorted), initial=0.0)][::-1]
+            self._sums.clear()
 
     # ---- what to do
 
@@ -102,6 +103,9 @@ class Survivors:
 
     def _residual(self, progress: float) -> float:
         """What is left at some progress, on average, in shares of the time to the end."""
+        if not self._sums:
+            self._sorted = sorted(self._ends)
+            self._sums = [*accumulate(reversed(self._sorted), initial=0.0)][::-1]
         first = bisect_right(self._sorted, progress)
         count = len(self._sorted) - first + 1
         return (self._sums[first] + 1.0) / count - progress
