@@ -545,7 +545,6 @@ def test_what_a_trainable_of_cotune_calls_works_too(optimize, tmp_path):
         ({"study": None}, "not an Optuna study"),
         ({"objective": 3}, "cannot be called"),
         ({"objective": lambda: 3}, "one argument"),
-        ({"n_trials": 0}, "n_trials=0"),
         ({"n_trials": -1}, "n_trials=-1"),
         ({"n_trials": "10"}, "n_trials='10'"),
         ({"n_jobs": 4}, "lanes="),

@@ -36,12 +36,15 @@ class Parking:
 
         With little host memory left it moves a part, or nothing.
         """
+        storages = self._storages()
+        if not storages:
+            return 0
         import torch
 
         if self._device == "cuda":
             # What streams of the trial's own still compute with it would find it given away.
             torch.cuda.synchronize()
-        for storage in self._storages():
+        for storage in storages:
             on_device = _bytes_of(storage)
             try:
                 host = torch.empty(storage.nbytes(), dtype=torch.uint8, pin_memory=self._device == "cuda")
@@ -69,9 +72,9 @@ class Parking:
         return [storage for storage in found.values() if storage.resizable()]
 
     def _tensors(self) -> Iterator[Any]:
-        import torch
-
         for optimizer in list(self._optimizers):
+            import torch
+
             for group in optimizer.param_groups:
                 for parameter in group["params"]:
                     state = optimizer.state.get(parameter, {})
