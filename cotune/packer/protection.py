@@ -1,4 +1,7 @@
-"""Trials with priority are slowed down by no more than a bound: predicted before a neighbour comes, then measured."""
+"""Trials with priority are slowed down by no more than a bound: predicted before a neighbour comes, then measured.
+
+Survivors of a stopping rule are protected here too, by a rule of their own (`survivors.py`).
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,10 @@ from typing import TYPE_CHECKING
 
 from cotune.packer.interference import Interference, load
 from cotune.packer.state import MANY, Device, Trial
+from cotune.packer.width import PATIENCE, Speed
 
 if TYPE_CHECKING:
     from cotune.packer.survivors import Survivors
-from cotune.packer.width import PATIENCE, Speed
 
 SAMPLES = 2
 
@@ -71,7 +74,7 @@ class Protection:
 
     @property
     def is_on(self) -> bool:
-        """Whether there is anyone to protect."""
+        """Whether there is anyone with priority."""
         return self._count > 0
 
     # ---- what happens
@@ -130,7 +133,7 @@ class Protection:
 
     def tolerates(self, trial: Trial, device: Device) -> bool:
         """Whether nobody who is protected, this one included, would suffer if this one got a lane of its own there."""
-        if not self.is_on and (self.survivors is None or not self.survivors.is_on):
+        if not self.is_on and not self._has_survivors:
             return True
         running = _beside(trial, device)
         return not running or (self._keeps_bound(trial, running) and self._spares(trial, running))
@@ -144,8 +147,11 @@ class Protection:
         )
 
     def _spares(self, trial: Trial, running: list[Trial]) -> bool:
-        survivors = self.survivors
-        return survivors is None or not survivors.is_on or survivors.tolerates(trial, running)
+        return self.survivors is None or not self._has_survivors or self.survivors.tolerates(trial, running)
+
+    @property
+    def _has_survivors(self) -> bool:
+        return self.survivors is not None and self.survivors.is_on
 
     def explain(self, trial: Trial, devices: list[Device]) -> str | None:
         """Why the trial may not run beside others although there is room, if that is so."""

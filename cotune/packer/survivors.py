@@ -77,8 +77,9 @@ class Survivors:
 
     def ended(self, trial: Trial) -> None:
         """A trial has come to its end, or was stopped."""
-        progress = self._progress(trial)
-        if progress is not None and trial.iterations:
+        whole = self._line.whole(trial)
+        if whole and trial.iterations:
+            progress = min(1.0, trial.seconds / whole)
             self._total += progress - (self._ends[0] if len(self._ends) == MEMORY else 0.0)
             self._ends.append(progress)
             self._sums.clear()
@@ -93,13 +94,8 @@ class Survivors:
 
     def seconds_left(self, trial: Trial) -> float:
         """How long a trial will probably go on when alone; 0 if nobody knows."""
-        progress = self._progress(trial)
-        return self._residual(progress) * (self._line.whole(trial) or 0.0) if progress is not None else 0.0
-
-    def _progress(self, trial: Trial) -> float | None:
-        """How far it is, in shares of the time to its end."""
         whole = self._line.whole(trial)
-        return min(1.0, trial.seconds / whole) if whole else None
+        return self._residual(min(1.0, trial.seconds / whole)) * whole if whole else 0.0
 
     def _residual(self, progress: float) -> float:
         """What is left at some progress, on average, in shares of the time to the end."""
