@@ -309,7 +309,7 @@ class Packer:
         lane, granted = trial.lane, trial.granted
         if event.outcome in (Outcome.DONE, Outcome.STOPPED) and not trial.is_paused:
             self._believe(trial, lane)
-            self._protection.ended(trial)
+            self._protection.ended(trial, event.outcome is Outcome.STOPPED)
             if trial.iterations == 1:
                 # There is no later one to go by, and all of its kind carry their set-up.
                 lane.device.width.measured(trial.id, 1, trial.seconds, lane.device.active)

@@ -95,10 +95,10 @@ class Protection:
             self._watches[trial.id] = _Watch()
             trial.beside = 0 if not device.active else MANY
 
-    def ended(self, trial: Trial) -> None:
+    def ended(self, trial: Trial, stopped: bool) -> None:
         """A trial has come to its end, or was stopped."""
         if self.survivors is not None:
-            self.survivors.ended(trial)
+            self.survivors.ended(trial, stopped)
 
     def left(self, trial: Trial) -> None:
         """A trial is in no lane any more."""

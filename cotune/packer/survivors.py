@@ -75,11 +75,11 @@ class Survivors:
             self._load -= before[0]
             self._volume -= before[1]
 
-    def ended(self, trial: Trial) -> None:
-        """A trial has come to its end, or was stopped."""
+    def ended(self, trial: Trial, stopped: bool) -> None:
+        """A trial has come to its end, however long that was expected to take, or was stopped."""
         whole = self._line.whole(trial)
         if whole and trial.iterations:
-            progress = min(1.0, trial.seconds / whole)
+            progress = min(1.0, trial.seconds / whole) if stopped else 1.0
             self._total += progress - (self._ends[0] if len(self._ends) == MEMORY else 0.0)
             self._ends.append(progress)
             self._sums.clear()
