@@ -95,7 +95,8 @@ class Pauses:
         self._stopping.discard(trial.id)
         del lane.residents[trial.id]
         lane.paused[trial.id] = self._paused[trial.id] = trial
-        trial.resting, trial.saved, trial.movable = padded(event.persistent), event.saved, event.movable
+        trial.rested, trial.resting = event.persistent, padded(event.persistent)
+        trial.saved, trial.movable = event.saved, event.movable
         if not trial.held:
             self._released[trial.id] = trial
         if len(lane.paused) > MOST_PAUSED:
@@ -202,15 +203,18 @@ class Pauses:
             Whether they can; if not, and less is not wanted either, nothing is asked for.
         """
         there = [trial for trial in self._paused_on(device) if trial is not spared]
-        freed = sum(one.movable or one.resting - one.parked for one in there if one.leaving)
+        freed = sum(one.movable for one in there if one.leaving)
+        gone = [one for one in there if one.leaving and not one.movable]
         steps: dict[int, tuple[Trial, bool]] = {}
         for trial, parks in self._by_loss(there):
-            if freed >= wanted:
+            if freed + _freed_by(gone) >= wanted:
                 break
-            gained = trial.movable if parks else trial.resting - trial.parked
-            # Who was to be parked, and is to leave instead, frees the rest only.
-            freed += gained - (trial.movable if trial.id in steps else 0)
+            # Who was to be parked, and is to leave instead, frees all it holds, and that no other way.
+            freed += trial.movable * (1 if parks else -(trial.id in steps))
+            if not parks:
+                gone.append(trial)
             steps[trial.id] = trial, parks
+        freed += _freed_by(gone)
         if freed < wanted and not partly:
             return False
         for trial, parks in steps.values():
@@ -245,3 +249,14 @@ class Pauses:
         lane.least = 0
         self._ledger.out.append(do.ResumeTrial(trial.id))
         self._ledger.touch(lane.device)
+
+
+def _freed_by(gone: list[Trial]) -> int:
+    """Bytes that are free when these have left their lanes."""
+    freed = sum(trial.resting - trial.parked for trial in gone)
+    lanes = {trial.lane for trial in gone}
+    for lane in lanes:
+        # One that takes no further trial goes with its last.
+        if lane is not None and lane.retiring and not lane.residents and {*lane.paused.values()} <= {*gone}:
+            freed += lane.context + lane.shared + lane.residue
+    return freed

@@ -49,7 +49,8 @@ class Trial:
         beside: Other lanes that may run on its device while it does.
         held: Its owner wants it to wait.
         pausing: It was told to pause, and does not yet.
-        resting: Bytes it holds while it is paused in its lane, margin included.
+        rested: Bytes it held when it was paused in its lane.
+        resting: The same with a margin, while it is paused.
         saved: It has a checkpoint, as of when it was paused.
         movable: Bytes that parking it would free.
         parked: Bytes that parking it has freed.
@@ -94,6 +95,7 @@ class Trial:
     beside: int = MANY
     held: bool = False
     pausing: bool = False
+    rested: int = 0
     resting: int = 0
     saved: bool = False
     movable: int = 0

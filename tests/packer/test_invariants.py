@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from hypothesis import HealthCheck, settings
+import pytest
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from world import MIB, World
@@ -243,10 +244,12 @@ class Chaos(RuleBasedStateMachine):
         world.run(rounds=60 + 40 * self.count)
 
 
-TestChaos = Chaos.TestCase
+# What fails is made smaller first, which takes its time; where each line of it matters is not looked into.
+TestChaos = pytest.mark.timeout(900)(Chaos.TestCase)
 TestChaos.settings = settings(
     max_examples=300,
     stateful_step_count=40,
     deadline=None,
+    phases=[Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink],
     suppress_health_check=list(HealthCheck),
 )

@@ -344,3 +344,32 @@ def test_the_turn_that_a_paused_trial_was_given_is_free() -> None:
     pause(world, high)
     assert lane.turn is None
     world.send(ev.Tick(world.time))
+
+
+def test_what_was_parked_stays_on_the_host_while_others_leave_less_than_it_takes() -> None:
+    world = make(capacity=GIB)
+    first = add(world, 800, movable=0.9)
+    world.go(first, 2)
+    pause(world, first)
+    world.change("gpu 0", 700 * MIB)
+    world.settle()
+    assert world.jobs[first].parked
+    world.release(first)
+    world.run_some(2)
+    assert rests(world, first)
+    world.change("gpu 0", GIB)
+    world.run_some(2)
+    assert runs(world, first)
+
+
+def test_a_lane_that_takes_no_further_trial_goes_with_the_last_that_waits_in_it() -> None:
+    world = World(PackerOptions(width=1))
+    world.device("gpu 0", GIB, 200 * MIB)
+    first = add(world, 500)
+    world.go(first, 2)
+    pause(world, first)
+    world.leave_behind(1, 0, tainted=True)
+    second = add(world, 700)
+    world.run_some(3)
+    assert runs(world, second)
+    assert world.lane_of(second).lane != 1

@@ -395,10 +395,10 @@ class World:
         assert trial not in self.asleep, "resumed though it is held"
         assert where is not None
         lane = self.lanes[where]
+        assert job.paused, "resumed though it runs"
+        # What it was granted before the brain heard of the pause is void.
+        job.paused, job.parked, job.granted = False, 0, None
         if lane.alive and trial in lane.residents:
-            assert job.paused, "resumed though it runs"
-            # What it was granted before the brain heard of the pause is void.
-            job.paused, job.parked, job.granted = False, 0, None
             begun = lane.held - sum(other.persistent for other in lane.residents.values() if not other.done)
             assert begun <= lane.quota, "what was parked does not fit its lane any more"
 
