@@ -4,7 +4,9 @@ python bench/brain.py [--events 20000] [--out brain.json] [--no-check]
 
 Events come from a body without processes that answers at once. Trials differ in size, which their features explain up
 to a tenth; every one that ends is followed by a new one, so the line keeps its length. Seat-bound: 4 lanes a device
-and memory for more. Memory-bound: 16 lanes a device and memory for some. Collection of garbage is left on.
+and memory for more. Memory-bound: 16 lanes a device and memory for some. Pruned: memory-bound, and five of six trials
+are stopped in their first tenth, so that those which are not are kept from being slowed down. Collection of garbage is
+left on.
 """
 
 from __future__ import annotations
@@ -38,7 +40,8 @@ from cotune.packer import (
 )
 
 SIZES = [(1, 100), (10, 1_000), (100, 1_000), (100, 10_000), (1_000, 10_000)]
-WIDTHS = {"seats": 4, "memory": 16}
+WIDTHS = {"seats": 4, "memory": 16, "pruned": 16}
+STOPPED = 5 / 6
 BUDGET_MS = 1.0
 GIB = 1 << 30
 MIB = 1 << 20
@@ -62,6 +65,7 @@ class Body:
         self._bound = bound
         self._packer = Packer(PackerOptions(width=WIDTHS[bound], policy=make_policy(policy)))
         self._jobs: dict[int, Job] = {}
+        self._age: dict[int, int] = {}
         self._running: list[int] = []
         self._place: dict[int, int] = {}
         self._clock = 0.0
@@ -80,8 +84,15 @@ class Body:
         for _ in range(trials):
             trial = self._random.choice(self._running)
             job = self._jobs[trial]
-            self._tell(IterationsDone(self._clock, trial, 10, job.seconds / 3, job.persistent, job.ephemeral, 0.3))
-            if self._random.random() < 1 / 3:
+            is_pruned = self._bound == "pruned"
+            part, busy = (20, 0.9) if is_pruned else (3, 0.3)
+            seconds = job.seconds / part
+            self._tell(IterationsDone(self._clock, trial, 10, seconds, job.persistent, job.ephemeral, busy))
+            self._age[trial] = self._age.get(trial, 0) + 1
+            if is_pruned and self._age[trial] <= 2:
+                if self._random.random() < 1 - (1 - STOPPED) ** 0.5:
+                    self._end(trial, Outcome.STOPPED)
+            elif self._random.random() < 1 / part:
                 self._end(trial)
 
     def turn_over(self, trials: int) -> None:
@@ -97,7 +108,7 @@ class Body:
         width = 2 ** self._random.uniform(0, 4)
         batch = 2 ** self._random.uniform(0, 2)
         noise = self._random.uniform(0.9, 1.1)
-        large = 3.0 if self._bound == "memory" else 0.2
+        large = 0.2 if self._bound == "seats" else 3.0
         job = Job(
             int(large * width * 0.3 * GIB * noise), int(large * width * batch * 0.2 * GIB * noise), 60 * width * noise
         )
@@ -105,14 +116,14 @@ class Body:
         self._jobs[number] = job
         self._tell(TrialAdded(self._clock, number, "", {"width": width, "batch": batch}))
 
-    def _end(self, trial: int) -> None:
+    def _end(self, trial: int, outcome: Outcome = Outcome.DONE) -> None:
         position = self._place.pop(trial)
         last = self._running.pop()
         if last != trial:
             self._running[position] = last
             self._place[last] = position
         self.finished += 1
-        self._tell(TrialEnded(self._clock, trial, Outcome.DONE))
+        self._tell(TrialEnded(self._clock, trial, outcome))
 
     def _tell(self, event: Event) -> None:
         events = [event]

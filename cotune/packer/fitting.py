@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from cotune.demand import Demand, format_bytes
+from cotune.packer.company import Company
 from cotune.packer.policies import Candidate, Policy
-from cotune.packer.protection import Protection
 from cotune.packer.state import Device, Lane, Trial, padded
 
 SHORT = 8
@@ -49,16 +49,16 @@ class Fitting:
     Args:
         residents: Trials that may share a lane by turns.
         policy: May have a say in which of several devices is taken.
-        protection: Knows who must not run beside whom.
+        company: Knows who must not run beside whom.
     """
 
-    def __init__(self, residents: int, policy: Policy, protection: Protection) -> None:
+    def __init__(self, residents: int, policy: Policy, company: Company) -> None:
         self.largest = 0
         self.largest_room = 0
         self.admits: Callable[[Trial, Lane], bool] = lambda trial, lane: True
         self._residents = residents
         self._policy = policy
-        self._protection = protection
+        self._company = company
 
     def takes_resident(self, device: Device) -> bool:
         """Whether a lane here takes another resident, as far as numbers go."""
@@ -125,7 +125,7 @@ class Fitting:
             roomy = [device for device in devices if device.seats]
             if not roomy:
                 return "every lane is taken"
-            if (spared := self._protection.explain(trial, roomy)) is not None:
+            if (spared := self._company.explain(trial, roomy)) is not None:
                 return spared
             best = max(roomy, key=lambda device: max(self.holes(device)[0], device.free))
             room = f"largest hole {format_bytes(max(best.free, 0))} on {best.name}"
@@ -173,7 +173,7 @@ class Fitting:
 
     def _places(self, trial: Trial, demand: Demand, device: Device) -> Iterator[Place]:
         """Lanes of its own that the trial could have on this device, room or not."""
-        if device.seats and not (trial.exclusive and device.active) and self._protection.tolerates(trial, device):
+        if device.seats and not (trial.exclusive and device.active) and self._company.tolerates(trial, device):
             for lane in device.idle:
                 yield self._place(device, lane, lane.need([demand]))
             fresh = device.context + device.shared + demand.peak
@@ -196,7 +196,7 @@ class Fitting:
         if lane.residents:
             may_run = self._takes_resident(lane) and not trial.solo and self.admits(trial, lane)
         else:
-            may_run = device.seats > 0 and self._protection.tolerates(trial, device)
+            may_run = device.seats > 0 and self._company.tolerates(trial, device)
         demand = trial.measured or trial.expected
         if not may_run or not lane.ready or lane.closing or demand is None:
             return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable
 
-from cotune.packer.state import Trial
+from cotune.packer.state import Device, Trial
 
 # Mean share of its own speed that a trial keeps beside others, by the sum of their shares of the device's time when
 # alone: middles of the bands of 1,388 measured pairs (Gavel, OSDI'20, co-located throughputs on one GPU).
@@ -68,3 +68,12 @@ def load(trial: Trial) -> float:
         if known is not None and known.busy is not None:
             return known.busy
     return 1.0
+
+
+def neighbours(trial: Trial, device: Device) -> list[Trial]:
+    """Of every other lane that runs there the busiest trial: those of one lane take turns."""
+    return [
+        max(lane.residents.values(), key=load)
+        for lane in device.lanes.values()
+        if lane.residents and lane is not trial.lane
+    ]

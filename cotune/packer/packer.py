@@ -13,6 +13,7 @@ from typing import Any
 from cotune.demand import Demand
 from cotune.packer import events as ev
 from cotune.packer import instructions as do
+from cotune.packer.company import Company
 from cotune.packer.endings import Endings, RetryRules
 from cotune.packer.events import Outcome
 from cotune.packer.fitting import Fitting
@@ -65,12 +66,12 @@ class Packer:
 
     def __init__(self, options: PackerOptions | None = None) -> None:
         self._options = options = options or PackerOptions()
-        self._protection = Protection(options.max_slowdown)
-        self._fitting = Fitting(options.residents, options.policy, self._protection)
+        self._company = Company(Protection(options.max_slowdown))
+        self._fitting = Fitting(options.residents, options.policy, self._company)
         self._ledger = Ledger(self._fitting)
         self._line = Line(options.policy, self._fitting, by_persistent=options.residents > 1)
         if options.policy.spares_survivors:
-            self._protection.survivors = Survivors(self._ledger, self._line)
+            self._company.add(Survivors(self._ledger, self._line))
         self._placement = Placement(
             options.policy,
             options.residents,
@@ -78,12 +79,12 @@ class Packer:
             self._ledger,
             self._line,
             self._fitting,
-            self._protection,
+            self._company,
         )
         self._grants = Grants(self._ledger, self._line, options.grants)
         self._turns = TurnRules(options.policy, self._ledger, self._line)
         self._fitting.admits = self._turns.has_turn
-        self._pauses = Pauses(self._ledger, self._line, self._fitting, self._protection)
+        self._pauses = Pauses(self._ledger, self._line, self._fitting, self._company)
         rules = RetryRules(options.max_failures, options.iteration_timeout)
         self._endings = Endings(rules, self._ledger, self._line, self._fitting, self._over)
         self._trials: dict[int, Trial] = {}
@@ -165,7 +166,7 @@ class Packer:
 
     def slowdown_of(self, trial: int) -> float | None:
         """By what factor others have slowed an unfinished trial with priority, on average, as measured."""
-        return self._protection.slowdown_of(self._trials[trial]) if trial in self._trials else None
+        return self._company.protection.slowdown_of(self._trials[trial]) if trial in self._trials else None
 
     def why_waiting(self, trial: int) -> str | None:
         """Why a trial waits, with figures; None if it does not."""
@@ -243,7 +244,7 @@ class Packer:
         )
         self._arrivals += 1
         self._trials[trial.id] = trial
-        self._protection.joined(trial)
+        self._company.protection.joined(trial)
         self._line.join(trial)
 
     def _trial_withdrawn(self, event: ev.TrialWithdrawn) -> None:
@@ -270,7 +271,7 @@ class Packer:
         if event.count:
             trial.longest = max(trial.longest, event.seconds / event.count)
         self._grants.ran(trial, event)
-        if event.concurrency == 1 and self._protection.ran(trial, event.count, event.seconds):
+        if event.concurrency == 1 and self._company.ran(trial, event.count, event.seconds):
             self._ledger.touch(device)
         if not is_first and event.concurrency == 1:
             # The first iteration carries the trial's set-up.
@@ -309,7 +310,7 @@ class Packer:
         lane, granted = trial.lane, trial.granted
         if event.outcome in (Outcome.DONE, Outcome.STOPPED) and not trial.is_paused:
             self._believe(trial, lane)
-            self._protection.ended(trial, event.outcome is Outcome.STOPPED)
+            self._company.ended(trial, event.outcome is Outcome.STOPPED)
             if trial.iterations == 1:
                 # There is no later one to go by, and all of its kind carry their set-up.
                 lane.device.width.measured(trial.id, 1, trial.seconds, lane.device.active)
@@ -357,7 +358,7 @@ class Packer:
 
     def _stopped_running(self, trial: Trial) -> None:
         self._grants.left(trial)
-        self._protection.left(trial)
+        self._company.left(trial)
         self._options.policy.ended(trial.id, trial.group)
 
     def _over(self, trial: Trial) -> float | None:
@@ -366,4 +367,4 @@ class Packer:
         self._withdrawn.pop(trial.id, None)
         self._placement.unreserve(trial)
         self._pauses.over(trial)
-        return self._protection.over(trial)
+        return self._company.protection.over(trial)

@@ -13,10 +13,10 @@ from collections.abc import Iterable
 
 from cotune.packer import events as ev
 from cotune.packer import instructions as do
+from cotune.packer.company import Company
 from cotune.packer.fitting import Fitting
 from cotune.packer.ledger import Ledger
 from cotune.packer.line import Line
-from cotune.packer.protection import Protection
 from cotune.packer.state import MOST_PAUSED, Device, Lane, Trial, padded
 
 
@@ -27,14 +27,14 @@ class Pauses:
         ledger: Has the lanes.
         line: Who waits for a lane.
         fitting: Knows what fits.
-        protection: Hears who starts where.
+        company: Hears who starts where.
     """
 
-    def __init__(self, ledger: Ledger, line: Line, fitting: Fitting, protection: Protection) -> None:
+    def __init__(self, ledger: Ledger, line: Line, fitting: Fitting, company: Company) -> None:
         self._ledger = ledger
         self._line = line
         self._fitting = fitting
-        self._protection = protection
+        self._company = company
         self._held: dict[int, Trial] = {}
         # Held, and still on their way to a boundary.
         self._stopping: set[int] = set()
@@ -186,7 +186,7 @@ class Pauses:
         if not self._fitting.suits(trial, device):
             return False
         whole = trial.expected is None or trial.wants_all
-        return not device.active if whole else device.seats > 0 and self._protection.tolerates(trial, device)
+        return not device.active if whole else device.seats > 0 and self._company.tolerates(trial, device)
 
     def _missing(self, trial: Trial, device: Device) -> int:
         """Bytes that it lacks there, once all was returned that running trials do not need."""
@@ -244,7 +244,7 @@ class Pauses:
     def _go_on(self, trial: Trial, lane: Lane) -> None:
         del lane.paused[trial.id], self._paused[trial.id], self._released[trial.id]
         trial.resting = trial.parked = trial.movable = 0
-        self._protection.starts(trial, lane.device)
+        self._company.starts(trial, lane.device)
         lane.residents[trial.id] = trial
         lane.least = 0
         self._ledger.out.append(do.ResumeTrial(trial.id))

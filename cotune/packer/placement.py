@@ -11,11 +11,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from cotune.packer import instructions as do
+from cotune.packer.company import Company
 from cotune.packer.fitting import Fitting, Place
 from cotune.packer.ledger import Ledger
 from cotune.packer.line import SORT_AT_ONCE, Fits, Line, Shape
 from cotune.packer.policies import Policy
-from cotune.packer.protection import Protection
 from cotune.packer.queue import Mark
 from cotune.packer.state import Device, Trial
 
@@ -24,6 +24,9 @@ ROOM_AT_ONCE = 2
 # How many trials that would slow one with priority too much are passed over after one event; behind those, smaller ones
 # only are looked at.
 PASS_OVER = 64
+# How many that have room and are not tolerated there are passed over where nobody has priority: the next ones will not
+# be either.
+REFUSED = 4
 
 
 @dataclass(slots=True)
@@ -33,6 +36,7 @@ class _Search:
     limits: dict[tuple[str, str], float] = field(default_factory=dict)
     tried: dict[Shape, Mark] = field(default_factory=dict)
     passed: int = 0
+    refused: int = 0
 
 
 class Placement:
@@ -45,7 +49,7 @@ class Placement:
         ledger: Has the devices.
         line: Who waits.
         fitting: Knows what fits.
-        protection: Knows who must not run beside whom.
+        company: Knows who must not run beside whom.
     """
 
     def __init__(
@@ -56,7 +60,7 @@ class Placement:
         ledger: Ledger,
         line: Line,
         fitting: Fitting,
-        protection: Protection,
+        company: Company,
     ) -> None:
         self._policy = policy
         self._residents = residents
@@ -65,7 +69,7 @@ class Placement:
         self._pool = ledger.pool
         self._line = line
         self._fitting = fitting
-        self._protection = protection
+        self._company = company
         self._reserved: Device | None = None
 
     def place(self, is_idle: bool) -> None:
@@ -164,7 +168,7 @@ class Placement:
         """Notes what a trial without a place says of those behind it."""
         shape = self._line.shape(trial)
         others_would_do = trial.exclusive or self._residents > 1
-        if self._protection.is_on and search.passed < PASS_OVER:
+        if self._company.is_particular and search.passed < PASS_OVER:
             # One that uses the device less may run where this one may not.
             search.passed += 1
             others_would_do = True
@@ -172,6 +176,10 @@ class Placement:
             search.limits[shape.fits] = self._line.size(trial) - 1
         else:
             search.tried[shape] = self._line.mark(trial)
+        if not others_would_do and trial.expected is not None and trial.expected.peak <= self._pool.roomiest:
+            search.refused += 1
+            if search.refused == REFUSED:
+                search.limits[shape.fits] = -1
 
     def _find(self, trial: Trial) -> Place | None:
         """A place now; turns in a lane of others only where no room for an own lane is under way."""
@@ -189,7 +197,7 @@ class Placement:
                 # Where lanes are shared nobody else asks for its room; see `_ask_for_room`.
                 self._make_room(self._fitting.short(trial, self._pool.unused()))
             return place
-        widely = self._policy.places or self._protection.is_on
+        widely = self._policy.places or self._company.is_particular
         place = self._fitting.find(trial, self._pool.with_room(demand.peak, widely))
         if place is not None or self._residents == 1 or self._make_own_room(trial):
             return place
@@ -206,7 +214,7 @@ class Placement:
             return
         limit: float = self._pool.roomiest_later
         after: dict[Shape, Mark] = {}
-        left, passes = ROOM_AT_ONCE, PASS_OVER if self._protection.is_on else 0
+        left, passes = ROOM_AT_ONCE, PASS_OVER if self._company.is_particular else 0
         while left and limit > self._pool.roomiest:
             found = self._line.next(
                 lambda fits: limit if fits[0] == "lane" else -1,  # noqa: B023 - called at once
@@ -314,7 +322,7 @@ class Placement:
         trial.had_all = lane.asked >= device.capacity and lane.is_empty and not lane.residue
         trial.lane = lane
         lane.least = 0
-        self._protection.starts(trial, device)
+        self._company.starts(trial, device)
         lane.residents[trial.id] = trial
         self._ledger.out.append(do.StartTrial(trial.id, lane.id))
         self._ledger.touch(device)

@@ -1,19 +1,13 @@
-"""Trials with priority are slowed down by no more than a bound: predicted before a neighbour comes, then measured.
-
-Survivors of a stopping rule are protected here too, by a rule of their own (`survivors.py`).
-"""
+"""Trials with priority are slowed down by no more than a bound: predicted before a neighbour comes, then measured."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
-from cotune.packer.interference import Interference, load
+from cotune.packer.interference import Interference, neighbours
 from cotune.packer.state import MANY, Device, Trial
 from cotune.packer.width import PATIENCE, Speed
-
-if TYPE_CHECKING:
-    from cotune.packer.survivors import Survivors
 
 SAMPLES = 2
 
@@ -57,15 +51,11 @@ class Protection:
     never was alone, its least crowd, and what was predicted for that, take the place. Where its measured slowdown
     exceeds the bound, one lane beside it is not filled again, for a while that doubles each time.
 
-    Attributes:
-        survivors: Knows which trials without priority to protect, if any.
-
     Args:
         bound: The largest slowdown of a trial with priority.
     """
 
     def __init__(self, bound: float) -> None:
-        self.survivors: Survivors | None = None
         self._bound = bound
         self._interference = Interference()
         self._watches: dict[int, _Watch] = {}
@@ -89,32 +79,24 @@ class Protection:
 
     def starts(self, trial: Trial, device: Device) -> None:
         """A trial is about to get a lane there."""
-        if self.survivors is not None:
-            self.survivors.ran(trial)
         if trial.priority > 0:
             self._watches[trial.id] = _Watch()
             trial.beside = 0 if not device.active else MANY
 
     def ended(self, trial: Trial, stopped: bool) -> None:
-        """A trial has come to its end, or was stopped."""
-        if self.survivors is not None:
-            self.survivors.ended(trial, stopped)
+        """What it was slowed by is known already."""
 
     def left(self, trial: Trial) -> None:
         """A trial is in no lane any more."""
-        if self.survivors is not None:
-            self.survivors.left(trial)
         if self._watches.pop(trial.id, None) is not None:
             self._interference.forgive(trial.kind)
 
     def ran(self, trial: Trial, count: int, seconds: float) -> bool:
         """Notes its speed; True if more or fewer may run beside it from now on."""
-        if self.survivors is not None:
-            self.survivors.ran(trial)
         watch = self._watches.get(trial.id)
         if watch is None or trial.lane is None or count <= 0:
             return False
-        others = _beside(trial, trial.lane.device)
+        others = neighbours(trial, trial.lane.device)
         crowd = frozenset(other.id for other in others)
         if crowd != watch.crowd:
             watch.crowd, watch.warming, watch.now = crowd, True, Speed()
@@ -132,40 +114,26 @@ class Protection:
     # ---- what to do
 
     def tolerates(self, trial: Trial, device: Device) -> bool:
-        """Whether nobody who is protected, this one included, would suffer if this one got a lane of its own there."""
-        if not self.is_on and not self._has_survivors:
+        """Whether everyone's bound is kept, this one's included, if it got a lane of its own there."""
+        if not self.is_on:
             return True
-        running = _beside(trial, device)
-        return not running or (self._keeps_bound(trial, running) and self._spares(trial, running))
-
-    def _keeps_bound(self, trial: Trial, running: list[Trial]) -> bool:
-        everyone = [*running, trial]
-        return self._count == 0 or all(
+        everyone = [*neighbours(trial, device), trial]
+        return all(
             self._interference.slowdown(one, [other for other in everyone if other is not one]) <= self._bound
             for one in everyone
             if one.priority > 0
         )
 
-    def _spares(self, trial: Trial, running: list[Trial]) -> bool:
-        return self.survivors is None or not self._has_survivors or self.survivors.tolerates(trial, running)
-
-    @property
-    def _has_survivors(self) -> bool:
-        return self.survivors is not None and self.survivors.is_on
-
-    def explain(self, trial: Trial, devices: list[Device]) -> str | None:
+    def explain(self, trial: Trial, devices: Sequence[Device]) -> str | None:
         """Why the trial may not run beside others although there is room, if that is so."""
         for device in devices:
-            running = _beside(trial, device)
-            everyone = [*running, trial]
+            everyone = [*neighbours(trial, device), trial]
             for one in everyone:
                 others = [other for other in everyone if other is not one]
                 slowdown = self._interference.slowdown(one, others)
                 if one.priority > 0 and slowdown > self._bound:
                     whose = "it" if one is trial else f"trial {one.id}, which has priority,"
                     return f"on {device.name} {whose} would be slowed {slowdown:.2f} times, {self._bound:g} is allowed"
-            if running and not self._spares(trial, running):
-                return f"on {device.name} a trial that has outlived most would end last because of it"
         return None
 
     def slowdown_of(self, trial: Trial) -> float | None:
@@ -204,12 +172,3 @@ class Protection:
         watch.hold = PATIENCE * 2**watch.refusals
         trial.beside = len(others) - 1
         return True
-
-
-def _beside(trial: Trial, device: Device) -> list[Trial]:
-    """Of every other lane that runs there the busiest trial: those of one lane take turns."""
-    return [
-        max(lane.residents.values(), key=load)
-        for lane in device.lanes.values()
-        if lane.residents and lane is not trial.lane
-    ]

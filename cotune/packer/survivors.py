@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
+from collections.abc import Sequence
 from itertools import accumulate
 
-from cotune.packer.interference import SHARED, load, shared_speed
+from cotune.packer.interference import SHARED, load, neighbours, shared_speed
 from cotune.packer.ledger import Ledger
 from cotune.packer.line import Line
-from cotune.packer.state import Trial
+from cotune.packer.state import Device, Trial
 
 # How many ends are remembered, and how many it takes to speak of a rule.
 MEMORY = 256
@@ -51,22 +52,16 @@ class Survivors:
         self._running: dict[int, tuple[float, float]] = {}
         self._load = self._volume = 0.0
 
-    @property
-    def is_on(self) -> bool:
-        count = len(self._ends)
-        return count >= ENOUGH and self._total < EARLY * count and len(self._ledger.devices) > 1
-
     # ---- what happens
 
-    def ran(self, trial: Trial) -> None:
-        """A trial has made progress in a lane."""
-        self.left(trial)
-        left = self.seconds_left(trial)
-        needs = trial.measured or trial.expected
-        now = left * load(trial), left * (needs.peak if needs else 0)
-        self._running[trial.id] = now
-        self._load += now[0]
-        self._volume += now[1]
+    def starts(self, trial: Trial, device: Device) -> None:
+        """A trial is about to get a lane."""
+        self._note(trial)
+
+    def ran(self, trial: Trial, count: int, seconds: float) -> bool:
+        """A trial has made progress in a lane. Who may run beside it is looked at when someone would."""
+        self._note(trial)
+        return False
 
     def left(self, trial: Trial) -> None:
         """A trial does not run any more."""
@@ -86,16 +81,38 @@ class Survivors:
 
     # ---- what to do
 
-    def tolerates(self, trial: Trial, running: list[Trial]) -> bool:
-        """Whether each of these would still end before all else is done if the trial ran beside them, and it too."""
-        everyone = [*running, trial]
+    def tolerates(self, trial: Trial, device: Device) -> bool:
+        """Whether nobody there, nor the trial itself, would end last if it got a lane of its own there."""
+        if not self.is_on or not device.active:
+            return True
+        everyone = [*neighbours(trial, device), trial]
         slowdown = 1 / shared_speed(sum(map(load, everyone)))
         return slowdown <= SLIGHT or max(map(self.seconds_left, everyone)) * slowdown <= self._rest()
+
+    def explain(self, trial: Trial, devices: Sequence[Device]) -> str | None:
+        """Why the trial may run on none of these although there is room, if that is so."""
+        if any(self.tolerates(trial, device) for device in devices):
+            return None
+        return f"on {devices[0].name} a trial that has outlived most would end last because of it"
 
     def seconds_left(self, trial: Trial) -> float:
         """How long a trial will probably go on when alone; 0 if nobody knows."""
         whole = self._line.whole(trial)
         return self._residual(min(1.0, trial.seconds / whole)) * whole if whole else 0.0
+
+    @property
+    def is_on(self) -> bool:
+        count = len(self._ends)
+        return count >= ENOUGH and self._total < EARLY * count and len(self._ledger.devices) > 1
+
+    def _note(self, trial: Trial) -> None:
+        """Counts what a running trial still takes."""
+        self.left(trial)
+        left = self.seconds_left(trial)
+        needs = trial.measured or trial.expected
+        self._running[trial.id] = now = left * load(trial), left * (needs.peak if needs else 0)
+        self._load += now[0]
+        self._volume += now[1]
 
     def _residual(self, progress: float) -> float:
         """What is left at some progress, on average, in shares of the time to the end."""

@@ -7,6 +7,7 @@ from world import MIB, World
 
 from cotune.packer.packer import PackerOptions
 from cotune.packer.policies import Fifo, Makespan, Policy
+from cotune.packer.survivors import Survivors
 
 GIB = 1024 * MIB
 STEPS = 100
@@ -80,8 +81,8 @@ def test_otherwise_no_room_is_left_idle(devices: int, policy: Policy | None, sto
 
 def test_what_is_left_is_what_those_had_left_that_came_as_far() -> None:
     world, (first, second) = sweep(stopped_after=10)
-    survivors = world.packer._protection.survivors
-    assert survivors is not None
+    survivors = world.packer._company._rules[1]
+    assert isinstance(survivors, Survivors)
     trial = world.packer._trials[first]
     # At 1% of its way: 16 went on to 10%, and one is taken to go all the way.
     assert survivors.seconds_left(trial) == pytest.approx(LONG * ((16 * 0.1 + 1.0) / 17 - 0.01))

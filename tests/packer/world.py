@@ -15,6 +15,7 @@ from cotune.packer import instructions as do
 from cotune.packer.events import Outcome
 from cotune.packer.packer import Packer, PackerOptions
 from cotune.packer.state import MOST_PAUSED, padded
+from cotune.packer.survivors import Survivors
 
 __all__ = ["MIB", "Job", "World", "WorldDevice", "WorldLane"]
 
@@ -536,8 +537,7 @@ class World:
                 if running and any(one.priority > 0 for one in everyone):
                     # Neighbours are chosen, then; see test_protection.py.
                     continue
-                survivors = brain._protection.survivors
-                if running and survivors is not None and survivors.is_on:
+                if running and any(isinstance(rule, Survivors) and rule.is_on for rule in brain._company._rules):
                     # The same; see test_survivors.py.
                     continue
                 if len(running) < device.width.width:
