@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 from world import MIB, World
 
+from cotune.packer import events as ev
 from cotune.packer.packer import PackerOptions
 from cotune.packer.policies import Fifo, Makespan, Policy
+from cotune.packer.state import Trial
 from cotune.packer.survivors import Survivors
 
 GIB = 1024 * MIB
@@ -90,3 +92,15 @@ def test_what_is_left_is_what_those_had_left_that_came_as_far() -> None:
     # Nobody has come as far as 20%.
     assert survivors.seconds_left(trial) == pytest.approx(LONG * 0.8)
     assert survivors.seconds_left(world.packer._trials[second]) < LONG * 0.2
+
+
+def test_once_a_few_are_refused_the_rest_of_the_line_waits_for_the_next_event(monkeypatch: pytest.MonkeyPatch) -> None:
+    world, long = sweep()
+    for size in range(50):
+        world.add(len(world.jobs), (100 + 10 * size) * MIB, MIB, steps=2, busy=0.9, hint=1.0)
+    world.settle()
+    asked: list[Trial] = []
+    tolerates = Survivors.tolerates
+    monkeypatch.setattr(Survivors, "tolerates", lambda self, *args: asked.append(args[0]) or tolerates(self, *args))
+    world.packer.handle(ev.IterationsDone(world.time, long[0], 1, 1.0, 100 * MIB, 50 * MIB, 0.9))
+    assert 0 < len({trial.id for trial in asked}) < 10
