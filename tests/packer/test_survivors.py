@@ -103,4 +103,4 @@ def test_once_a_few_are_refused_the_rest_of_the_line_waits_for_the_next_event(mo
     tolerates = Survivors.tolerates
     monkeypatch.setattr(Survivors, "tolerates", lambda self, *args: asked.append(args[0]) or tolerates(self, *args))
     world.packer.handle(ev.IterationsDone(world.time, long[0], 1, 1.0, 100 * MIB, 50 * MIB, 0.9))
-    assert 0 < len({trial.id for trial in asked}) < 10
+    assert 0 < len({trial.id for trial in asked}) <= 4
