@@ -113,7 +113,7 @@ class TrialOverdue(TrialError):
 
 
 class LaneDied(TrialError):
-    """The lane process died under the trial, repeatedly."""
+    """The lane process died under the trial, repeatedly, or its devices went, again and again."""
 
 
 class NoResult(CotuneError):

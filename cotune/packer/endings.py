@@ -14,6 +14,9 @@ from cotune.packer.ledger import Ledger
 from cotune.packer.line import Line
 from cotune.packer.state import Lane, Trial
 
+# As many nodes as one trial may take with it.
+MOST_LOSSES = 8
+
 
 @dataclass(frozen=True, slots=True)
 class RetryRules:
@@ -84,6 +87,15 @@ class Endings:
             self.retry(trial, f"its lane is gone: {event.detail}", event.time)
         else:
             self._survived_crash(trial, event.detail or "its lane process died", event.time)
+
+    def device_lost(self, trial: Trial, device: str, was_paused: bool, now: float) -> None:
+        """Its device is gone, with it. Devices do go; but one trial may be why, and would take them all."""
+        trial.device_losses += not was_paused
+        if trial.device_losses >= MOST_LOSSES and trial.withdrawn_at is None:
+            reason = f"{MOST_LOSSES} devices were lost while it ran there; last: {device}"
+            self.conclude(trial, Outcome.FAILED, "LaneDied", reason)
+        else:
+            self.retry(trial, f"{device} is gone", now)
 
     def retry(self, trial: Trial, reason: str, now: float) -> None:
         """The trial waits for another attempt: in line, unless it is held."""

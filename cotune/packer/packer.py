@@ -218,9 +218,10 @@ class Packer:
             return
         self._placement.forget(device)
         self._options.policy.devices = max(1, len(self._ledger.devices) - 1)
+        paused = {trial for lane in device.lanes.values() for trial in lane.paused}
         for trial in self._ledger.remove(device):
             self._left(trial)
-            self._endings.retry(trial, f"{event.device} is gone", event.time)
+            self._endings.device_lost(trial, event.device, trial.id in paused, event.time)
         if not self._ledger.devices:
             reason = f"{event.device}, the last device, is gone"
             for trial in list(self._trials.values()):

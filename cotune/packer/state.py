@@ -84,6 +84,7 @@ class Trial:
     overtaken: int = 0
     out_of_memories: int = 0
     lane_deaths: int = 0
+    device_losses: int = 0
     failures: int = 0
     withdrawn_at: float | None = None
     iterations: int = 0

@@ -8,6 +8,7 @@ from world import MIB, World
 from cotune.demand import Demand
 from cotune.packer import events as ev
 from cotune.packer import instructions as do
+from cotune.packer.endings import MOST_LOSSES
 from cotune.packer.events import Outcome
 from cotune.packer.packer import Packer, PackerOptions
 from cotune.packer.policies import Fifo
@@ -683,6 +684,19 @@ def test_trials_of_a_lost_device_run_on_another() -> None:
     world.lose(lost)
     assert world.retries[-1] == do.RetryTrial(1, f"{lost} is gone")
     assert world.lane_of(1).device != lost
+
+
+def test_a_trial_that_takes_one_device_after_another_with_it_is_given_up() -> None:
+    world = taught(1)
+    for number in range(1, MOST_LOSSES + 2):
+        world.device(f"gpu {number}", GIB, CONTEXT)
+    world.add(1, 10 * MIB)
+    for _ in range(MOST_LOSSES):
+        assert 1 not in world.concluded
+        world.lose(world.lane_of(1).device)
+    assert world.outcome(1) is Outcome.FAILED
+    assert world.concluded[1].error == "LaneDied"
+    assert world.devices
 
 
 def test_trials_fail_with_the_last_device() -> None:
