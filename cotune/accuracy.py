@@ -44,7 +44,7 @@ class Accuracy:
 
     def __str__(self) -> str:
         return (
-            f"{self.ratio:.2f} of what was measured ({self.low:.2f} to {self.high:.2f}, "
+            f"{self.ratio:.2f} times what was measured ({self.low:.2f} to {self.high:.2f}, "
             f"{self.short:.0%} too low, {self.count} trials)"
         )
 

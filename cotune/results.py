@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from cotune.accuracy import Accuracy
 from cotune.accuracy import lines as accuracy_lines
-from cotune.demand import format_bytes
+from cotune.demand import MIB, format_bytes
 from cotune.errors import CotuneError, InputError, NoResult
 from cotune.paths import TrialFolder
 from cotune.trial import TrialState
@@ -30,6 +30,9 @@ _COLUMNS = frozenset(
         *("device", "lane", "start", "end", "attempts"),
     )
 )
+
+# Trials that need less say nothing of how well peaks are predicted.
+SMALL = 16 * MIB
 
 
 @dataclass(frozen=True, repr=False)
@@ -150,9 +153,12 @@ class Results(Sequence[TrialResult]):
 
     @property
     def set_aside(self) -> Accuracy | None:
-        """Bytes set aside for trials when they last started, over what they were measured to need at most."""
+        """Bytes set aside for trials when they last started, over what they were measured to need at most.
+
+        Trials that need less than 16 MiB are left out: what is set aside for them is an allowance, no prediction.
+        """
         measured = ((t.expected, (t.persistent or 0) + (t.ephemeral or 0)) for t in self.trials)
-        return Accuracy.of(measured)
+        return Accuracy.of(pair for pair in measured if pair[1] >= SMALL)
 
     @property
     def predicted_seconds(self) -> Accuracy | None:

@@ -8,7 +8,7 @@ from cotune.accuracy import Accuracy, lines
 def test_the_median_the_spread_and_what_was_too_low() -> None:
     found = Accuracy.of([(2.0, 1.0), (1.0, 2.0), (3.0, 2.0), (None, 1.0), (1.0, None), (1.0, 0.0)])
     assert found == Accuracy(3, 1.5, 0.5, 2.0, pytest.approx(1 / 3))
-    assert str(found) == "1.50 of what was measured (0.50 to 2.00, 33% too low, 3 trials)"
+    assert str(found) == "1.50 times what was measured (0.50 to 2.00, 33% too low, 3 trials)"
 
 
 def test_what_is_off_by_less_than_is_shown_is_not_too_low() -> None:

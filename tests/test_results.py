@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from cotune.demand import MIB
 from cotune.errors import InputError, NoResult, TrialFailed
 from cotune.paths import TrialFolder
 from cotune.results import Results, TrialResult
@@ -228,9 +229,20 @@ def test_the_repr_of_a_failed_trial_tells_why():
 
 
 def test_what_was_predicted_is_shown_against_what_was_measured():
-    known = {"persistent": 80, "ephemeral": 20, "expected": 150, "seconds": 10.0, "expected_seconds": 5.0}
+    known = {
+        "persistent": 80 * MIB,
+        "ephemeral": 20 * MIB,
+        "expected": 150 * MIB,
+        "seconds": 10.0,
+        "expected_seconds": 5.0,
+    }
     found = results(trial(0, line(1, loss=1.0), **known), trial(1, line(1, loss=2.0)))
     assert found.set_aside.ratio == 1.5
     assert found.predicted_seconds.ratio == 0.5
-    assert "predicted time: 0.50 of what was measured" in repr(found)
+    assert "predicted time: 0.50 times what was measured" in repr(found)
     assert "predicted time" not in repr(results(trial(1, line(1, loss=2.0))))
+
+
+def test_what_is_set_aside_for_tiny_trials_is_no_prediction():
+    known = {"persistent": MIB, "ephemeral": MIB, "expected": 150 * MIB}
+    assert results(trial(0, line(1, loss=1.0), **known)).set_aside is None
