@@ -149,7 +149,8 @@ class Endings:
 
     def _survived_crash(self, trial: Trial, detail: str, now: float) -> None:
         trial.lane_deaths += 1
-        trial.solo = trial.solo or trial.lane_deaths >= 2
+        # Neighbours may have been why, or memory: native code that is refused it often crashes.
+        trial.alone = trial.alone or trial.lane_deaths >= 2
         if trial.lane_deaths >= 3:
             self.conclude(trial, Outcome.FAILED, "LaneDied", f"three lane processes died under it; last: {detail}")
         else:

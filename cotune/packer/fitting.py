@@ -181,10 +181,9 @@ class Fitting:
 
     def _shared_places(self, trial: Trial, demand: Demand, device: Device) -> Iterator[Place]:
         """Lanes on this device where the trial could take turns, room or not."""
-        if not trial.solo:
-            for lane in device.lanes.values():
-                if self._takes_resident(lane) and self.admits(trial, lane):
-                    yield self._place(device, lane, lane.need([*resident_demands(lane), demand]))
+        for lane in device.lanes.values():
+            if self._takes_resident(lane) and self.admits(trial, lane):
+                yield self._place(device, lane, lane.need([*resident_demands(lane), demand]))
 
     def _place(self, device: Device, lane: Lane, need: int) -> Place:
         quota = max(need, lane.asked)
@@ -194,7 +193,7 @@ class Fitting:
         """The place of a paused trial in its own lane, room or not; None if it may not run there now."""
         device = lane.device
         if lane.residents:
-            may_run = self._takes_resident(lane) and not trial.solo and self.admits(trial, lane)
+            may_run = self._takes_resident(lane) and not trial.alone and self.admits(trial, lane)
         else:
             may_run = device.seats > 0 and self._company.tolerates(trial, device)
         demand = trial.measured or trial.expected
@@ -237,9 +236,7 @@ class Fitting:
             self._residents > 1
             and 0 < len(lane.residents) < self._residents
             and lane.is_open
-            and not any(
-                t.solo or t.alone or t.exclusive or t.is_probe or t.granted > 1 for t in lane.residents.values()
-            )
+            and not any(t.alone or t.exclusive or t.is_probe or t.granted > 1 for t in lane.residents.values())
         )
 
 

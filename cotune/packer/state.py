@@ -30,13 +30,12 @@ class Trial:
         measured: `demand` with margins: what to set aside for it while it runs.
         expected: What to set aside for it, margins included, as last looked at; None if it must be probed.
         floor: Bytes it is known to need at least, since it ran out of memory with less.
-        alone: It must have a device for itself (it ran out of memory twice).
+        alone: It must have a device for itself (it ran out of memory twice, or two lanes died with it).
         promised: Where room was last asked for it.
         oversized: It is expected to exceed every device, and must have one for itself to prove it.
         expected_seconds: How long it was expected to take when it first started.
         attempts: How often it was started.
         had_all: This attempt began with a whole device and a clean lane.
-        solo: It must have a lane for itself (two lanes died with it in them).
         overtaken: Trials that started while this one was first in line and did not fit.
         group: As the policy has it, when it last waited.
         exclusive: The policy wants no other lane beside it on its device.
@@ -80,7 +79,6 @@ class Trial:
     attempts: int = 0
     oversized: bool = False
     had_all: bool = False
-    solo: bool = False
     overtaken: int = 0
     out_of_memories: int = 0
     lane_deaths: int = 0

@@ -7,24 +7,34 @@ import importlib.machinery
 import importlib.util
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from types import ModuleType
 
+During = Callable[[], AbstractContextManager[object]]
 
-def after_import(name: str, then: Callable[[ModuleType], None]) -> None:
-    """Calls `then` with a module now, or as soon as all of it has been imported."""
+
+def after_import(name: str, then: Callable[[ModuleType], None], during: During = nullcontext) -> None:
+    """Calls `then` with a module now, or as soon as all of it has been imported.
+
+    Args:
+        name: The module's.
+        then: Called with it.
+        during: Makes what surrounds the import, if that is still to come.
+    """
     module = sys.modules.get(name)
     if module is not None:
         then(module)
     else:
-        sys.meta_path.insert(0, _AfterImport(name, then))
+        sys.meta_path.insert(0, _AfterImport(name, then, during))
 
 
 class _AfterImport(importlib.abc.MetaPathFinder):
     """Calls back when one module has been imported."""
 
-    def __init__(self, name: str, then: Callable[[ModuleType], None]) -> None:
+    def __init__(self, name: str, then: Callable[[ModuleType], None], during: During) -> None:
         self._name = name
         self._then = then
+        self._during = during
         self._looking = False
 
     def find_spec(
@@ -39,10 +49,11 @@ class _AfterImport(importlib.abc.MetaPathFinder):
             self._looking = False
         if spec is None or spec.loader is None:
             return spec
-        run, then = spec.loader.exec_module, self._then
+        run, then, during = spec.loader.exec_module, self._then, self._during
 
         def exec_module(module: ModuleType) -> None:
-            run(module)
+            with during():
+                run(module)
             # Only now: who merely looks for the module, to see if it is installed, does not import it.
             if self in sys.meta_path:
                 sys.meta_path.remove(self)

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from contextlib import nullcontext
 from types import ModuleType
 from typing import Any
 
-from cotune.sharing.after_import import after_import
+from cotune.sharing.after_import import During, after_import
 
 
-def on_optimizer_step(hook: Callable[[Any, Any, Any], None], loaded: Callable[[], None]) -> None:
+def on_optimizer_step(
+    hook: Callable[[Any, Any, Any], None], loaded: Callable[[], None], during: During = nullcontext
+) -> None:
     """Has `hook` called after every optimizer step in this process, now or once torch is imported.
 
     Args:
         hook: Called in the thread that made the step, with the optimizer and the arguments of the step.
         loaded: Called once torch is there.
+        during: Makes what surrounds the import of torch.
     """
 
     def install(_torch: ModuleType) -> None:
@@ -24,4 +28,4 @@ def on_optimizer_step(hook: Callable[[Any, Any, Any], None], loaded: Callable[[]
         loaded()
 
     # Not before all of torch is there: its parts are not usable while it is being imported.
-    after_import("torch", install)
+    after_import("torch", install, during)

@@ -52,6 +52,10 @@ class LaneMemory(ABC):
     def cap(self) -> None:  # noqa: B027
         """Puts the cap back, unless a trial is unwinding that ran out of memory."""
 
+    def loading(self) -> contextlib.AbstractContextManager[object]:
+        """Lifts the cap while a large library is loaded, which would not survive a refusal."""
+        return contextlib.nullcontext()
+
     def finish(self) -> None:  # noqa: B027 - where nothing runs behind the trial's back, nothing is left to wait for
         """Waits for what the trial has still under way on the device, and raises what goes wrong there."""
 

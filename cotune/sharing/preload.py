@@ -66,6 +66,8 @@ def _names_used(value: Any, seen: set[int]) -> Iterator[str]:
     if isinstance(value, type):
         for attribute in vars(value).values():
             yield from _names_used(getattr(attribute, "__func__", attribute), seen)
+        for base in value.__bases__:
+            yield from _names_of(base, seen)
     elif isinstance(value, ModuleType):
         yield value.__name__
     elif isinstance(value, MethodType):
@@ -77,11 +79,16 @@ def _names_used(value: Any, seen: set[int]) -> Iterator[str]:
         used += [cell.cell_contents for cell in value.__closure__ or () if cell != CellType()]
         used += [vars(m)[n] for m in used if isinstance(m, ModuleType) and _is_own(m) for n in names if n in vars(m)]
         for other in used:
-            module = sys.modules.get(getattr(other, "__module__", None) or "")
-            if isinstance(other, ModuleType) or module is None or _is_own(module):
-                yield from _names_used(other, seen)
-            else:
-                yield module.__name__
+            yield from _names_of(other, seen)
+
+
+def _names_of(other: Any, seen: set[int]) -> Iterator[str]:
+    """The names in something that is used, if it is the user's own, or else the module it is from."""
+    module = sys.modules.get(getattr(other, "__module__", None) or "")
+    if isinstance(other, ModuleType) or module is None or _is_own(module):
+        yield from _names_used(other, seen)
+    else:
+        yield module.__name__
 
 
 def _names_in(code: CodeType) -> Iterator[str]:

@@ -531,7 +531,7 @@ def together(count: int = 2, **options: object) -> World:
     return world
 
 
-def test_siblings_in_a_dying_lane_are_counted_and_run_solo_after_two_deaths() -> None:
+def test_siblings_in_a_dying_lane_are_counted_and_have_a_device_each_after_two_deaths() -> None:
     world = together()
     for _ in range(2):
         world.crash(world.lane_of(1).lane)

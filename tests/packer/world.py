@@ -552,8 +552,8 @@ class World:
                     continue
                 for lane in [] if pending or self.options.policy.preempts else running:
                     others = list(lane.residents.values())
-                    measured = [t.demand for t in others if t.demand and not t.alone and not t.solo]
-                    if trial.solo or lane.retiring or len(measured) < len(others):
+                    measured = [t.demand for t in others if t.demand and not t.alone]
+                    if lane.retiring or len(measured) < len(others):
                         continue
                     if any(other.granted > 1 for other in others):
                         continue

@@ -176,6 +176,24 @@ def test_what_was_refused_once_is_given_with_a_larger_quota():
     assert after is None
 
 
+def test_a_library_may_reserve_any_amount_while_it_is_loaded_and_nothing_is_free_after_it():
+    within, alone, after = in_own_process("""
+        import mmap
+        held = []
+        def reserve(count):
+            held.append(mmap.mmap(-1, count, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+        context = memory.start()
+        memory.set_quota(context + 64 * MIB)
+        with memory.loading():
+            within = refusal(lambda: reserve(700 * MIB))
+        alone = refusal(lambda: np.ones(32 * MIB, dtype=np.uint8))
+        tell(within, alone, refusal(lambda: np.ones(400 * MIB, dtype=np.uint8)))
+    """)
+    assert within is None
+    assert alone is None
+    assert after is not None
+
+
 def test_after_running_out_of_memory_the_process_goes_on_under_the_same_quota():
     refused, relaxed, small, again = in_own_process("""
         memory.set_quota(memory.start() + 64 * MIB)

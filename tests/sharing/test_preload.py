@@ -78,6 +78,22 @@ def test_a_library_that_a_method_of_a_step_class_imports_is_preloaded():
     assert "sklearn.linear_model" in preload(Steps)
 
 
+def test_a_library_that_an_inherited_method_imports_is_preloaded():
+    pytest.importorskip("sklearn.linear_model")
+
+    class Base:
+        def setup(self, config):
+            from sklearn.linear_model import LogisticRegression
+
+            self.model = LogisticRegression()
+
+    class Steps(Base):
+        def step(self):
+            return None
+
+    assert "sklearn.linear_model" in preload(Steps)
+
+
 def test_a_library_in_the_closure_is_preloaded():
     sklearn = pytest.importorskip("sklearn.linear_model")
     assert "sklearn.linear_model" in preload(lambda config: sklearn.LogisticRegression)
