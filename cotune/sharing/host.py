@@ -32,6 +32,7 @@ from cotune.sharing.context import Home
 from cotune.sharing.cpu import CpuMemory
 from cotune.sharing.memory import LaneMemory
 from cotune.sharing.ray_session import serve_ray_tune
+from cotune.sharing.resident import ResidentTrial
 from cotune.sharing.trial_session import TrialSession
 from cotune.sharing.turns import Turns
 from cotune.sharing.wire import Kind
@@ -40,10 +41,10 @@ THREAD_STACK = 2 * MIB
 HANG_UP_WITHIN = 5.0
 # What a trial is told, without further words.
 _TOLD = {
-    Kind.STOP: TrialSession.stop,
-    Kind.PAUSE: TrialSession.pause,
-    Kind.RESUME: TrialSession.resume,
-    Kind.PARK: TrialSession.park,
+    Kind.STOP: ResidentTrial.stop,
+    Kind.PAUSE: ResidentTrial.pause,
+    Kind.RESUME: ResidentTrial.resume,
+    Kind.PARK: ResidentTrial.park,
 }
 
 
@@ -132,7 +133,7 @@ class Host:
         self._send_lock = threading.Lock()
         self._verdicts = verdicts
         self._trainable = trainable
-        self._sessions: dict[int, TrialSession] = {}
+        self._sessions: dict[int, ResidentTrial] = {}
         self.level = 0
         self._context_level = 0
         self._shared_bytes = 0
@@ -232,7 +233,7 @@ class Host:
         """Whether a broken device context may be another trial's work."""
         return bool(self._sessions) or self.options.is_mps_client
 
-    def trial_over(self, trial: TrialSession, *, is_stuck: bool = False) -> bool:
+    def trial_over(self, trial: ResidentTrial, *, is_stuck: bool = False) -> bool:
         """Returns what an ended trial used, and tells what it left behind.
 
         Args:
@@ -308,13 +309,13 @@ class Host:
     def _torch_loaded(self) -> None:
         """Torch was imported by a trial: what was done for it before, torch has missed."""
         holder = self.turns.holder
-        if isinstance(holder, TrialSession):
+        if isinstance(holder, ResidentTrial):
             holder.torch_loaded()
             self.prepare_thread()
 
     def _cupy_loaded(self, _cupy: ModuleType) -> None:
         holder = self.turns.holder
-        if isinstance(holder, TrialSession):
+        if isinstance(holder, ResidentTrial):
             holder.cupy_loaded()
 
 
