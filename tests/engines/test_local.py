@@ -9,8 +9,7 @@ from cotune.engines.local import LocalEngine, LocalOptions
 from cotune.packer.instructions import OpenLane
 from cotune.sharing.devices import DeviceInfo, find_devices
 from cotune.sharing.wire import FAULTED
-from cotune.testing import EngineUnderTest, RealEngineConformance
-from cotune.testing.engines import behave
+from cotune.testing import EngineUnderTest, RealEngineConformance, behave
 
 
 class TestLocalEngine(RealEngineConformance):
