@@ -25,6 +25,7 @@ from typing import Any
 from cotune import errors
 from cotune.engines.base import Engine
 from cotune.engines.local import LocalOptions
+from cotune.engines.orders import TO_LANES, TO_TRIALS
 from cotune.engines.ray_member import Down, Joined, Member, Slot
 from cotune.packer import events as ev
 from cotune.packer import instructions as do
@@ -41,8 +42,6 @@ LEAVE_WITHIN = 5.0
 MAX_LOST_IN_A_ROW = 3
 
 log = logging.getLogger(__name__)
-
-_TO_TRIALS = (do.StopTrial, do.GrantTrial, do.PauseTrial, do.ResumeTrial, do.ParkTrial)
 
 
 @dataclass(eq=False, slots=True)
@@ -226,9 +225,9 @@ class RayEngine(Engine):
             member = self._by_lane.get(instruction.lane)
             if member is not None:
                 self._by_trial[instruction.trial] = member
-        elif isinstance(instruction, _TO_TRIALS):
+        elif isinstance(instruction, TO_TRIALS):
             member = self._by_trial.get(instruction.trial)
-        elif isinstance(instruction, (do.ResizeLane, do.CloseLane, do.GiveTurn)):
+        elif isinstance(instruction, TO_LANES):
             member = self._by_lane.get(instruction.lane)
         if member is not None:
             member.commands.append(("execute", (instruction, spec)))
