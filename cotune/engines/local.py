@@ -17,6 +17,7 @@ from typing import Any
 
 from cotune import errors
 from cotune.engines.base import Engine, Happened
+from cotune.engines.bell import Bell
 from cotune.engines.frames import event_of
 from cotune.engines.local_gpu import LocalGpu
 from cotune.engines.orders import TO_LANES, TO_TRIALS, carry_out
@@ -98,8 +99,8 @@ class LocalEngine(Engine):
         self._closed = False
         self._stillborn = Stillborn(f"see the logs in {folder}")
         self._selector = selectors.DefaultSelector()
-        self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self._selector.register(self._wake_read, selectors.EVENT_READ, None)
+        self._bell = Bell()
+        self._selector.register(self._bell, selectors.EVENT_READ, self._bell)
         self._zygote: Zygote | None = None
         self._estimator = Estimator(self._selector, self._spawn_zygote)
         self._spawn_zygote()
@@ -117,8 +118,7 @@ class LocalEngine(Engine):
         return time.monotonic()
 
     def wake(self) -> None:
-        with contextlib.suppress(OSError):
-            os.write(self._wake_write, b"x")
+        self._bell.ring()
 
     # ---- instructions
 
@@ -228,9 +228,8 @@ class LocalEngine(Engine):
                     self._hear_zygote(source)
             elif isinstance(source, Estimator):
                 self._pending.append(source.receive())
-            else:
-                with contextlib.suppress(BlockingIOError):
-                    os.read(self._wake_read, 4096)
+            elif isinstance(source, Bell):
+                source.hush()
         self._pending.extend(filter(None, [self._estimator.look()]))
         if self.now() >= self._watch_due:
             self._watch()
@@ -339,9 +338,4 @@ class LocalEngine(Engine):
         for gpu in self._gpus.values():
             gpu.close()
         self._selector.close()
-        os.close(self._wake_read)
-
-    def __del__(self) -> None:
-        # Not before: another thread may still call wake().
-        with contextlib.suppress(AttributeError, OSError):
-            os.close(self._wake_write)
+        self._bell.close()

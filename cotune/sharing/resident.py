@@ -145,7 +145,7 @@ class ResidentTrial(session.Session):
     def turn_begins(self) -> None:
         host = self._host
         session.set_holder(self)
-        host.redirect(self._log)
+        host.output.redirect(self._log)
         if self._context is not None:
             self._context.enter()
         now = time.monotonic()

@@ -133,8 +133,8 @@ class TrialSession(ResidentTrial):
         self._threads = set(threading.enumerate())
         try:
             self._open_folder()
-            host.redirect(self._log)
-            host.restore_streams()
+            host.output.redirect(self._log)
+            host.output.restore_streams()
             ending = self._attempt()
         except BaseException as error:
             ending = self._explain(error)
