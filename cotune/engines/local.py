@@ -248,12 +248,10 @@ class LocalEngine(Engine):
 
     def _noted(self, lane: LaneHandle, event: ev.Event) -> ev.Event:
         gpu = self._gpu_of(lane)
-        if isinstance(event, ev.IterationsDone):
-            lanes = len(self._lanes_on(lane.options.uuid)) if gpu is not None else 0
-            busy = gpu.busy(event.trial, event.time, lanes) if gpu is not None else None
-            if busy is not None:
-                return replace(event, busy=busy)
-        elif isinstance(event, ev.TrialEnded):
+        if isinstance(event, ev.IterationsDone) and gpu is not None:
+            # A lane on a GPU cannot tell that itself.
+            return replace(event, busy=gpu.busy(event.trial, event.time, len(self._lanes_on(lane.options.uuid))))
+        if isinstance(event, ev.TrialEnded):
             self._trial_lane.pop(event.trial, None)
             lane.ended(event.trial)
             if gpu is not None:
