@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from optuna.samplers import BaseSampler
 
     from cotune.record import Saved
+    from cotune.records import Records
     from cotune.sweep import Sweep
 
 
@@ -181,7 +182,7 @@ def run(
             # Optuna takes a while to import; the zygote starts meanwhile.
             hardware = _hardware(found, cluster, gpus)
             profile = Profile(profile_path(folder.path.parent, trainable, tree.constants, hardware))
-            sweep, finish = _assemble(
+            sweep, records, finish = _assemble(
                 kind, tree, folder, saved, engine, Packer(options), profile, metric=metric, mode=mode, trials=wanted,
                 sampler=sampler, pruner=pruner, seed=checked_seed(seed), budget=budget, lockstep=lockstep,
                 callbacks=callbacks, dashboard=dashboard, priority=priority_of,
@@ -197,8 +198,8 @@ def run(
         if signal.SIGTERM in heard:
             # All is in order, and can be resumed: now what was asked for.
             signal.raise_signal(signal.SIGTERM)
-        results = [sweep.records[number].result() for number in sorted(sweep.records)]
-        return Results(tuple(results), metric, mode, folder.path.name, folder.path, sweep.makespan, sweep.interrupted)
+        results = tuple(records[number].result() for number in sorted(records))
+        return Results(results, metric, mode, folder.path.name, folder.path, records.makespan, sweep.interrupted)
 
 
 def _promotes(pruner: Any) -> bool:
@@ -242,25 +243,26 @@ def _assemble(
     callbacks: Sequence[Callable[[TrialResult], Any]],
     dashboard: bool | None,
     priority: Callable[[Mapping[str, Any]], float],
-) -> tuple[Sweep, Callable[[], None]]:
-    """Builds the sweep; the second value ends what it writes to."""
+) -> tuple[Sweep, Records, Callable[[], None]]:
+    """Builds the sweep; the last value ends what it writes to."""
     from optuna.samplers import GridSampler
 
     from cotune.dashboard.views import make_view
     from cotune.event_log import EventLog
+    from cotune.records import Records
     from cotune.search.samplers import learns, make_pruner, make_sampler
     from cotune.search.search import Search
     from cotune.sweep import Sweep, SweepOptions
 
     settings = saved.settings if saved else {}
-    records = saved.records if saved else []
+    earlier = saved.records if saved else []
     for asked, before in ((metric, settings.get("metric", metric)), (mode, settings.get("mode", mode))):
         if asked != before:
             raise RunError(
                 f"run {folder.path.name!r} tuned {before!r}, now {asked!r} is asked for",
                 hint="resume with the same metric= and mode=, or choose another name=",
             )
-    for record in records:
+    for record in earlier:
         try:
             record.config.update(space.config(record.params))
         except InputError as error:
@@ -271,7 +273,7 @@ def _assemble(
     base = int(settings["seed"]) if settings else secrets.randbits(32) if seed is None else seed
     # A sampler that starts again from its seed would make its first suggestions again; a grid must stay the same.
     is_grid = isinstance(sampler, str) and sampler.lower() == "grid"
-    chosen = make_sampler(sampler, space, base if is_grid else (base + len(records)) % 2**32)
+    chosen = make_sampler(sampler, space, base if is_grid else (base + len(earlier)) % 2**32)
     judge = make_pruner(pruner)
     # A grid is run once, also by Optuna's own sampler, which would begin again while its last points are running.
     points = getattr(chosen, "_n_min_trials", None) if isinstance(chosen, GridSampler) else None
@@ -291,23 +293,24 @@ def _assemble(
         direction="minimize" if mode == "min" else "maximize",
         journal=folder.journal,
         name=folder.path.name,
-        past=[_past(record) for record in records],
+        past=[_past(record) for record in earlier],
         prepare=lambda number: folder.trial(number).create(),
         wake=engine.wake,
     )
     view = make_view(dashboard)
     ahead = not learns(chosen)
-    options = SweepOptions(kind, metric, mode, trials, budget, lockstep, base, ahead, tuple(callbacks), priority)
-    sweep = Sweep(space, search, packer, engine, folder, log, view, options, records, profile)
+    options = SweepOptions(kind, metric, trials, budget, lockstep, ahead, tuple(callbacks), priority)
+    records = Records(folder, log, mode, base, earlier)
+    sweep = Sweep(space, search, packer, engine, records, view, options, profile)
 
     def finish() -> None:
         with contextlib.ExitStack() as stack:
             stack.callback(log.close)
             stack.callback(profile.save)
             stack.callback(search.close)
-            stack.callback(lambda: view.close(sweep.snapshot()))
+            stack.callback(sweep.display.close)
 
-    return sweep, finish
+    return sweep, records, finish
 
 
 def _past(record: Any) -> Any:

@@ -34,6 +34,7 @@ from cotune.errors import InputError, RunError, RunNameInUse
 from cotune.event_log import EventLog, read_events
 from cotune.packer import Packer, PackerOptions, Policy, make_policy
 from cotune.paths import RunFolder, default_storage
+from cotune.records import Records
 from cotune.run_lock import locked
 from cotune.search.lane_trial import StudyObjective, study_in_lane
 from cotune.search.study_search import StudySearch
@@ -138,7 +139,7 @@ def optimize(
         search = StudySearch(
             study,
             timeout=seconds,
-            since=lambda: sweep.first_start,
+            since=lambda: records.first_start,
             catch=caught,
             callbacks=heard_by,
             prepare=lambda number: _prepare(folder, number),
@@ -149,9 +150,10 @@ def optimize(
         log.write("run", time.time(), version=1, name=folder.path.name, study=study.study_name, seed=base)
         view = make_view(dashboard)
         kind = getattr(objective, "__name__", type(objective).__name__)
-        settings = SweepOptions(kind, "", "min", wanted, None, lockstep=True, seed=base)
-        sweep = Sweep(_Later(), search, Packer(options), engine, folder, log, view, settings)
-        stack.callback(lambda: view.close(sweep.snapshot()))
+        settings = SweepOptions(kind, "", wanted, None, lockstep=True)
+        records = Records(folder, log, "", base)
+        sweep = Sweep(_Later(), search, Packer(options), engine, records, view, settings)
+        stack.callback(sweep.display.close)
         _logger.info(f"Logs and tracebacks of its trials are in {folder.path}")
         _serve(study, search, sweep)
 

@@ -13,9 +13,17 @@ from cotune import errors
 from cotune.demand import Demand, Estimate
 from cotune.errors import CotuneError, StorageError
 from cotune.event_log import VERSION, read_events
+from cotune.packer import ConcludeTrial
 from cotune.paths import RunFolder
 from cotune.results import TrialResult
 from cotune.trial import Report, TrialState
+
+_HINTS = {
+    "TrialTooLarge": "shrink the model or the batch in the search space, or use a device with more memory",
+    "TrialOverdue": "raise iteration_timeout=, or report more often",
+    "LaneDied": "see error.txt and log.txt in its folder; a native library of the trainable may crash",
+    "TrialFailed": "the traceback is in error.txt in the trial's folder",
+}
 
 
 @dataclass(slots=True)
@@ -91,6 +99,13 @@ class Record:
         if self.paused_at is not None:
             self.rested += when - self.paused_at
             self.paused_at = None
+
+    def concluded(self, conclusion: ConcludeTrial) -> None:
+        """Notes what the brain knows of it at its end."""
+        self.demand = conclusion.demand
+        self.expected = conclusion.expected.peak if conclusion.expected else None
+        self.ran, self.expected_seconds = conclusion.seconds or None, conclusion.expected_seconds
+        self.slowdown = conclusion.slowdown
 
     @property
     def last_value(self) -> float | None:
@@ -217,6 +232,13 @@ def end_event(record: Record) -> dict[str, Any]:
         "expected_seconds": record.expected_seconds,
         "error": None if error is None else [type(error).__name__, error.message, error.hint],
     }
+
+
+def error_of(conclusion: ConcludeTrial) -> CotuneError:
+    """What a trial has failed with, as its owner sees it."""
+    kind = errors.named(conclusion.error)
+    message, _, hint = conclusion.reason.partition("\n  hint: ")
+    return kind(f"trial {conclusion.trial}: {message}", hint=hint or _HINTS.get(conclusion.error, ""))
 
 
 def best_of(records: Iterable[Record], mode: str) -> Record | None:

@@ -17,11 +17,11 @@ LAYERS = [
     [{"errors", "demand", "trial", "paths", "session", "trainable"}],
     [{"packer"}, {"sharing"}, {"search"}],
     [
-        {"event_log", "results", "accuracy", "record"}
-        | {"profile", "calibration", "estimates", "run_lock", "_arguments"},
+        {"event_log", "results", "accuracy", "record", "records"}
+        | {"profile", "calibration", "estimates", "expectations", "run_lock", "_arguments"},
     ],
     [{"engines"}, {"dashboard"}],
-    [{"sweep"}, {"simulation"}, {"ray_tune"}],
+    [{"sweep", "supply", "conclusions"}, {"simulation"}, {"ray_tune"}],
     [{"_run", "optuna_study"}, {"cli"}],
     [{"__init__"}],
     [{"testing"}, {"__main__"}],

@@ -15,6 +15,7 @@ from cotune.estimates import FAILURES
 from cotune.event_log import EventLog
 from cotune.packer import Packer, PackerOptions, TrialAdded, TrialEnded
 from cotune.paths import RunFolder
+from cotune.records import Records
 from cotune.search.search import Suggestion
 from cotune.sweep import Sweep, SweepOptions
 from cotune.trial import Estimated, TrialState
@@ -105,11 +106,11 @@ def sweep(tmp_path):
         proposer, body = Proposer(widths), Body(lanes, can_estimate, fails)
         packer = Watched(PackerOptions(width=lanes))
         log = EventLog(folder.events)
-        options = SweepOptions("train", "", "min", len(widths), None, False, 0, unlimited_ahead=True)
-        sweep = Sweep(proposer, proposer, packer, body, folder, log, Silent(), options)
-        sweep.run()
+        options = SweepOptions("train", "", len(widths), None, False, unlimited_ahead=True)
+        records = Records(folder, log, "", 0)
+        Sweep(proposer, proposer, packer, body, records, Silent(), options).run()
         log.close()
-        assert {record.state for record in sweep.records.values()} == {TrialState.DONE}
+        assert {record.state for record in records.values()} == {TrialState.DONE}
         events = [json.loads(line) for line in folder.events.read_text().splitlines()]
         return packer, body, [event for event in events if event["event"] == "retry"]
 

@@ -7,10 +7,8 @@ Sweep ──instructions──▶ LocalEngine ──▶ Zygote (forks, kills, re
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import selectors
-import signal
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,16 +17,18 @@ from typing import Any
 
 from cotune import errors
 from cotune.engines.base import Engine, Happened
+from cotune.engines.bell import Bell
 from cotune.engines.frames import event_of
-from cotune.engines.others import OthersOnGpu
+from cotune.engines.local_gpu import LocalGpu
+from cotune.engines.orders import TO_LANES, TO_TRIALS, carry_out
+from cotune.engines.stillborn import Stillborn
 from cotune.packer import events as ev
 from cotune.packer import instructions as do
 from cotune.sharing import wire
 from cotune.sharing.devices import DeviceInfo
 from cotune.sharing.estimator import Estimator
 from cotune.sharing.host import LaneOptions
-from cotune.sharing.lane import LaneHandle
-from cotune.sharing.mps import MpsDaemon
+from cotune.sharing.lane import LaneHandle, ended_how
 from cotune.sharing.pickling import Packed, pack
 from cotune.sharing.wire import FAULTED, Kind
 from cotune.sharing.zygote import Zygote
@@ -36,15 +36,8 @@ from cotune.trial import Estimated, TrialSpec
 
 WATCH_EVERY = 1.0
 QUIET_AFTER = 1.0
-BUSY_AFTER = 2.0
 EXIT_WITHIN = 5.0
 QUANTUM = 0.05
-MAX_STILLBORN = 5
-_KINDS: dict[type[do.Instruction], Kind] = {
-    do.PauseTrial: Kind.PAUSE,
-    do.ResumeTrial: Kind.RESUME,
-    do.ParkTrial: Kind.PARK,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,30 +93,22 @@ class LocalEngine(Engine):
         self._threads = options.threads or min(max(1, info.cores // 4) if info.is_cuda else 1 for info in devices)
         self._lanes: dict[int, LaneHandle] = {}
         self._trial_lane: dict[int, LaneHandle] = {}
-        self._began: dict[int, float] = {}
-        self._closing: dict[int, float] = {}
         self._pending: list[Happened] = []
         self._watch_due = 0.0
-        self._watches: dict[str, OthersOnGpu] = {}
-        self._mps: dict[str, MpsDaemon] = {}
-        self._faulted: set[str] = set()
+        self._gpus: dict[str, LocalGpu] = {}
         self._closed = False
-        self._unready: set[int] = set()
-        self._stillborn = 0
-        self._zygote_up = False
+        self._stillborn = Stillborn(f"see the logs in {folder}")
         self._selector = selectors.DefaultSelector()
-        self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self._selector.register(self._wake_read, selectors.EVENT_READ, None)
+        self._bell = Bell()
+        self._selector.register(self._bell, selectors.EVENT_READ, self._bell)
         self._zygote: Zygote | None = None
         self._estimator = Estimator(self._selector, self._spawn_zygote)
         self._spawn_zygote()
 
     def start(self) -> list[ev.DeviceFound]:
-        gpus = [info for info in self._devices.values() if info.is_cuda]
-        if self._options.mps:
-            for info in gpus:
-                self._mps[info.uuid] = MpsDaemon(info.uuid)
-        self._watches = {info.uuid: OthersOnGpu(info) for info in gpus}
+        for info in self._devices.values():
+            if info.is_cuda:
+                self._gpus[info.uuid] = LocalGpu(info, self._options.mps)
         return [
             ev.DeviceFound(self.now(), info.name, info.capacity, info.context, info.max_width)
             for info in self._devices.values()
@@ -133,46 +118,40 @@ class LocalEngine(Engine):
         return time.monotonic()
 
     def wake(self) -> None:
-        with contextlib.suppress(OSError):
-            os.write(self._wake_write, b"x")
+        self._bell.ring()
 
     # ---- instructions
 
     def execute(self, instruction: do.Instruction, spec: TrialSpec | None = None) -> None:
-        if isinstance(instruction, do.StartTrial):
-            assert spec is not None
-            lane = self._lanes.get(instruction.lane)
-            if lane is not None:
-                self._trial_lane[instruction.trial] = lane
-                self._began.pop(instruction.trial, None)
-                try:
-                    lane.start(spec)
-                except errors.NotPicklable as error:
-                    self._refuse(instruction.trial, error)
-        elif isinstance(instruction, do.StopTrial):
-            if instruction.trial in self._trial_lane:
-                self._trial_lane[instruction.trial].stop(instruction.trial)
-        elif isinstance(instruction, do.GrantTrial):
-            if instruction.trial in self._trial_lane:
-                self._trial_lane[instruction.trial].grant(instruction.trial, instruction.concurrency)
-        elif isinstance(instruction, (do.PauseTrial, do.ResumeTrial, do.ParkTrial)):
-            if instruction.trial in self._trial_lane:
-                self._trial_lane[instruction.trial].tell(_KINDS[type(instruction)], instruction.trial)
-        elif isinstance(instruction, do.GiveTurn):
-            if instruction.lane in self._lanes:
-                self._lanes[instruction.lane].prefer(instruction.trial)
-        elif isinstance(instruction, do.OpenLane):
+        if isinstance(instruction, do.OpenLane):
             self._open(instruction)
-        elif isinstance(instruction, do.ResizeLane):
-            if instruction.lane in self._lanes:
-                self._lanes[instruction.lane].resize(instruction.quota)
-        elif isinstance(instruction, do.CloseLane) and instruction.lane in self._lanes:
-            lane = self._lanes[instruction.lane]
-            if instruction.kill:
-                lane.kill()
-            else:
-                lane.exit()
-                self._closing[lane.lane] = self.now()
+        elif isinstance(instruction, do.StartTrial):
+            assert spec is not None
+            self._start(instruction, spec)
+        else:
+            lane: LaneHandle | None = None
+            if isinstance(instruction, TO_TRIALS):
+                lane = self._trial_lane.get(instruction.trial)
+            elif isinstance(instruction, TO_LANES):
+                lane = self._lanes.get(instruction.lane)
+            if lane is not None:
+                carry_out(instruction, lane)
+
+    def _start(self, start: do.StartTrial, spec: TrialSpec) -> None:
+        lane = self._lanes.get(start.lane)
+        if lane is None:
+            return
+        self._trial_lane[start.trial] = lane
+        gpu = self._gpu_of(lane)
+        if gpu is not None:
+            gpu.forget(start.trial)
+        try:
+            lane.start(spec)
+        except errors.NotPicklable as error:
+            name, detail = type(error).__name__, str(error)
+            failed = ev.TrialEnded(self.now(), start.trial, ev.Outcome.FAILED, error=name, detail=detail, final=True)
+            self._pending.append(failed)
+            self.wake()
 
     def estimate(self, trial: int, config: Mapping[str, Any]) -> None:
         try:
@@ -191,18 +170,10 @@ class LocalEngine(Engine):
         if lane is not None:
             lane.answer(trial, attempt, payload)
 
-    def _refuse(self, trial: int, error: errors.CotuneError) -> None:
-        self._pending.append(
-            ev.TrialEnded(
-                self.now(), trial, ev.Outcome.FAILED, error=type(error).__name__, detail=str(error), final=True
-            )
-        )
-        self.wake()
-
     def _open(self, instruction: do.OpenLane) -> None:
         info = self._devices[instruction.device]
-        # Where a fault has broken the contexts of all its clients once, lanes are apart from then on.
-        mps = self._mps.get(info.uuid) if info.uuid not in self._faulted else None
+        gpu = self._gpus.get(info.uuid)
+        mps = gpu.mps_environment if gpu is not None else None
         options = LaneOptions(
             lane=instruction.lane,
             uuid=info.uuid,
@@ -215,17 +186,21 @@ class LocalEngine(Engine):
             judged=self._options.judged,
             metric=self._options.metric,
             log=self._folder / f"lane-{instruction.lane}.log",
-            environment=mps.environment(info.capacity) if mps else {},
+            environment=mps or {},
             is_mps_client=mps is not None,
         )
         lane = LaneHandle(self._spawn_zygote(), options)
         self._lanes[lane.lane] = lane
-        self._unready.add(lane.lane)
         self._selector.register(lane, selectors.EVENT_READ, lane)
+
+    def _gpu_of(self, lane: LaneHandle) -> LocalGpu | None:
+        return self._gpus.get(lane.options.uuid)
+
+    def _lanes_on(self, uuid: str) -> list[LaneHandle]:
+        return [lane for lane in self._lanes.values() if lane.options.uuid == uuid]
 
     def _spawn_zygote(self) -> Zygote:
         if self._zygote is None:
-            self._zygote_up = False
             self._zygote = Zygote(self._modules, self._blob, self._threads, self._folder / "zygote.log")
             self._selector.register(self._zygote, selectors.EVENT_READ, self._zygote)
         return self._zygote
@@ -253,9 +228,8 @@ class LocalEngine(Engine):
                     self._hear_zygote(source)
             elif isinstance(source, Estimator):
                 self._pending.append(source.receive())
-            else:
-                with contextlib.suppress(BlockingIOError):
-                    os.read(self._wake_read, 4096)
+            elif isinstance(source, Bell):
+                source.hush()
         self._pending.extend(filter(None, [self._estimator.look()]))
         if self.now() >= self._watch_due:
             self._watch()
@@ -273,23 +247,19 @@ class LocalEngine(Engine):
                 pending.append(self._noted(lane, event_of(kind, payload, lane.lane, self.now())))
 
     def _noted(self, lane: LaneHandle, event: ev.Event) -> ev.Event:
-        if isinstance(event, ev.IterationsDone):
-            self._began.setdefault(event.trial, event.time)
-            if lane.options.uuid and self._trained_alone(lane, event.trial):
-                return replace(event, busy=self._watches[lane.options.uuid].utilization())
-        elif isinstance(event, ev.TrialEnded):
+        gpu = self._gpu_of(lane)
+        if isinstance(event, ev.IterationsDone) and gpu is not None:
+            # A lane on a GPU cannot tell that itself.
+            return replace(event, busy=gpu.busy(event.trial, event.time, len(self._lanes_on(lane.options.uuid))))
+        if isinstance(event, ev.TrialEnded):
             self._trial_lane.pop(event.trial, None)
-            self._began.pop(event.trial, None)
             lane.ended(event.trial)
+            if gpu is not None:
+                gpu.forget(event.trial)
         elif isinstance(event, ev.LaneReady):
-            self._unready.discard(lane.lane)
-            self._stillborn = 0
+            lane.is_up = True
+            self._stillborn.lane_up()
         return event
-
-    def _trained_alone(self, lane: LaneHandle, trial: int) -> bool:
-        """Whether what NVML has averaged over the last second was this trial's training and nothing else."""
-        beside = sum(1 for other in self._lanes.values() if other.options.uuid == lane.options.uuid)
-        return beside == 1 and self.now() - self._began.get(trial, math.inf) > BUSY_AFTER
 
     def _hear_zygote(self, zygote: Zygote) -> None:
         message = zygote.receive()
@@ -297,15 +267,13 @@ class LocalEngine(Engine):
             self._zygote_died(zygote)
             return
         what, lane, value = message
-        if what == "up":
-            self._zygote_up = True
-        elif what == "forked":
+        if what == "forked":
             self._estimator.forked(lane)
         elif what == "gone" and lane in self._lanes:
             handle = self._lanes[lane]
             if handle.options.is_mps_client and os.WIFEXITED(value) and os.WEXITSTATUS(value) == FAULTED:
-                self._faulted.add(handle.options.uuid)
-            self._lane_gone(handle, _describe(value, handle.options.log))
+                self._gpus[handle.options.uuid].faulted()
+            self._lane_gone(handle, ended_how(value, handle.options.log))
 
     def _zygote_died(self, zygote: Zygote) -> None:
         self._selector.unregister(zygote)
@@ -313,7 +281,7 @@ class LocalEngine(Engine):
         # Lanes die with their zygote; what had left their process groups was its to kill and is not any more.
         zygote.close()
         self._zygote = None
-        if not self._zygote_up:
+        if not zygote.is_up:
             raise errors.RunError(
                 f"the process that forks lanes died at its start: {words or 'it said nothing'}",
                 hint=f"see {self._folder / 'zygote.log'}; importing what the trainable uses must work by itself",
@@ -328,40 +296,30 @@ class LocalEngine(Engine):
         self._decode(lane, lane.drain())
         lane.close()
         del self._lanes[lane.lane]
-        self._closing.pop(lane.lane, None)
         for trial in [trial for trial, other in self._trial_lane.items() if other is lane]:
             del self._trial_lane[trial]
-        if lane.options.uuid:
-            self._watches[lane.options.uuid].unsettled()
+        gpu = self._gpu_of(lane)
+        if gpu is not None:
+            gpu.lane_gone()
         self._pending.append(ev.LaneLost(self.now(), lane.lane, holder, detail))
-        if lane.lane in self._unready:
-            self._unready.discard(lane.lane)
-            self._stillborn += 1
-            if self._stillborn >= MAX_STILLBORN:
-                raise errors.RunError(
-                    f"{MAX_STILLBORN} lanes in a row died before they were up: {detail}",
-                    hint=f"see the logs in {self._folder}",
-                )
+        if not lane.is_up:
+            self._stillborn.another(detail)
 
     def _watch(self) -> None:
         """Once a second: lanes that make no progress, and what others do to our devices."""
         now = self.now()
         self._watch_due = now + WATCH_EVERY
         for lane in self._lanes.values():
-            if now - self._closing.get(lane.lane, math.inf) > EXIT_WITHIN:
+            if now - lane.leaves_since > EXIT_WITHIN:
                 # It cannot even read its messages, as when native code holds the interpreter.
                 lane.kill()
             seconds = lane.quiet_seconds()
             if seconds > QUIET_AFTER:
                 self._pending.append(ev.LaneQuiet(now, lane.lane, lane.holder, seconds))
-        for uuid, watch in self._watches.items():
-            lanes = [lane for lane in self._lanes.values() if lane.options.uuid == uuid]
-            # What a lane has taken since its last boundary is not in its own figure yet.
-            if any(lane.lane in self._unready or lane.quiet_seconds() > WATCH_EVERY for lane in lanes):
-                watch.unsettled()
-            capacity = watch.changed_capacity(sum(lane.held for lane in lanes))
+        for uuid, gpu in self._gpus.items():
+            capacity = gpu.changed_capacity(self._lanes_on(uuid))
             if capacity is not None:
-                self._pending.append(ev.DeviceChanged(now, watch.name, capacity))
+                self._pending.append(ev.DeviceChanged(now, gpu.name, capacity))
         self._pending.append(ev.Tick(now))
 
     def close(self) -> None:
@@ -375,33 +333,7 @@ class LocalEngine(Engine):
         if self._zygote is not None:
             self._zygote.close()
             self._zygote = None
-        for watch in self._watches.values():
-            watch.close()
-        for daemon in self._mps.values():
-            daemon.close()
+        for gpu in self._gpus.values():
+            gpu.close()
         self._selector.close()
-        os.close(self._wake_read)
-
-    def __del__(self) -> None:
-        # Not before: another thread may still call wake().
-        with contextlib.suppress(AttributeError, OSError):
-            os.close(self._wake_write)
-
-
-def _describe(status: int, log: Path) -> str:
-    """A wait status in words, with the last line the lane wrote."""
-    if os.WIFSIGNALED(status):
-        number = os.WTERMSIG(status)
-        try:
-            said = f"its lane process was killed by {signal.Signals(number).name}"
-        except ValueError:
-            said = f"its lane process was killed by signal {number}"
-    elif os.WEXITSTATUS(status) == FAULTED:
-        said = "a kernel broke the device context that it shared with others"
-    else:
-        said = f"its lane process ended with exit code {os.waitstatus_to_exitcode(status)}"
-    with contextlib.suppress(OSError):
-        lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-        if lines:
-            said += f" ({lines[-1][:200]})"
-    return said
+        self._bell.close()

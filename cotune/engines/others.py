@@ -1,48 +1,51 @@
-"""What other programs do to the devices of this machine."""
+"""What other programs leave us of a GPU."""
 
 from __future__ import annotations
 
-from cotune.sharing import cuda
-from cotune.sharing.devices import DeviceInfo
+from collections.abc import Callable
 
-CAPACITY_STEP = 256 << 20
+from cotune.demand import MIB
+
+CAPACITY_STEP = 256 * MIB
 SETTLE = 2
 
 
 class OthersOnGpu:
-    """What others leave us of a GPU.
+    """Tells the bytes of others on a GPU from ours.
 
-    Their bytes are all those in use that our lanes do not report, since NVML's per-process figures are blind across
+    Theirs are all those in use that our lanes do not report, since NVML's per-process figures are blind across
     PID namespaces. While a lane comes or goes, its bytes cannot be told from theirs, so nothing is concluded.
+
+    Args:
+        total: Bytes on the GPU.
+        capacity: Those that are open to us now.
+        ours_of: How many are, of so many that others leave.
     """
 
-    def __init__(self, info: DeviceInfo) -> None:
-        self.name = info.name
-        self._total = info.total
-        self._capacity = info.capacity
-        self._watch = cuda.GpuWatch(info.uuid)
+    def __init__(self, total: int, capacity: int, ours_of: Callable[[int], int]) -> None:
+        self._total = total
+        self._capacity = capacity
+        self._ours_of = ours_of
         self._unsettled = SETTLE
-
-    def utilization(self) -> float | None:
-        return self._watch.utilization()
 
     def unsettled(self) -> None:
+        """A lane comes or goes, or has not said for a while what it holds."""
         self._unsettled = SETTLE
 
-    def changed_capacity(self, ours: int) -> int | None:
-        """The bytes open to us if that changed enough to act on; called once a second."""
+    def changed_capacity(self, used: int | None, ours: int) -> int | None:
+        """The bytes open to us if that changed enough to act on; called once a second.
+
+        Args:
+            used: Bytes in use by anyone; None if that is not known.
+            ours: Bytes that our lanes report.
+        """
         if self._unsettled:
             self._unsettled -= 1
             return None
-        used = self._watch.used()
         if used is None:
             return None
-        others = max(0, used - ours)
-        capacity = max(0, self._total - others - cuda.RESERVE)
+        capacity = self._ours_of(self._total - max(0, used - ours))
         if abs(capacity - self._capacity) < CAPACITY_STEP:
             return None
         self._capacity = capacity
         return capacity
-
-    def close(self) -> None:
-        self._watch.close()

@@ -9,23 +9,23 @@ finds the room, reserves it, brings actors and messages there, and says when a n
 
 from __future__ import annotations
 
-import collections
 import contextlib
-import itertools
 import logging
 import queue
 import socket
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from cotune import errors
 from cotune.engines.base import Engine
 from cotune.engines.local import LocalOptions
-from cotune.engines.ray_member import Down, Joined, Member, Slot
+from cotune.engines.orders import TO_LANES, TO_TRIALS
+from cotune.engines.ray_member import Down, Joined
+from cotune.engines.ray_roster import Membership, Roster
 from cotune.packer import events as ev
 from cotune.packer import instructions as do
 from cotune.sharing.pickling import pack
@@ -35,35 +35,7 @@ JOIN_WITHIN = 60.0
 SETTLE = 2.0
 KNOCK_WITHIN = 5.0
 SHRINK_AFTER = 5.0
-LOOK_EVERY = 5.0
 POLL_FOR = 10.0
-LEAVE_WITHIN = 5.0
-MAX_LOST_IN_A_ROW = 3
-
-log = logging.getLogger(__name__)
-
-_TO_TRIALS = (do.StopTrial, do.GrantTrial, do.PauseTrial, do.ResumeTrial, do.ParkTrial)
-
-
-@dataclass(eq=False, slots=True)
-class _Membership:
-    """An actor, as the driver sees it.
-
-    Attributes:
-        slot: What it holds.
-        actor: Its handle.
-        device: The name of its device, once it has joined.
-        local: The name it has there.
-        hello: Answered as soon as it has its place.
-        commands: What it is to be told next.
-    """
-
-    slot: Slot
-    actor: Any
-    hello: Any
-    device: str = ""
-    local: str = ""
-    commands: list[tuple[str, tuple[Any, ...]]] = field(default_factory=list)
 
 
 class RayEngine(Engine):
@@ -82,25 +54,14 @@ class RayEngine(Engine):
     """
 
     def __init__(self, cluster: str, trainable: Any, gpus: int | None, folder: Path, options: LocalOptions) -> None:
-        self._packed = pack(trainable)
-        self._gpus = gpus
-        self._folder = folder
-        self._options = options
-        self._members: set[_Membership] = set()
-        self._by_device: dict[str, _Membership] = {}
-        self._by_lane: dict[int, _Membership] = {}
-        self._by_trial: dict[int, _Membership] = {}
-        self._homeless: list[str] = []
-        self._arrived: queue.SimpleQueue[tuple[_Membership, Future[Any]] | None] = queue.SimpleQueue()
-        self._lost_in_a_row = 0
-        self._look_due = self._tick_due = 0.0
+        packed = pack(trainable)
+        self._by_lane: dict[int, Membership] = {}
+        self._by_trial: dict[int, Membership] = {}
+        self._arrived: queue.SimpleQueue[tuple[Membership, Future[Any]] | None] = queue.SimpleQueue()
+        self._tick_due = 0.0
         self._closed = False
-        self._refused: collections.Counter[tuple[int, str]] = collections.Counter()
         self._ray, self._is_ours = _connect(cluster)
-        self._on_gpus = gpus > 0 if gpus is not None else self._ray.cluster_resources().get("GPU", 0) >= 1
-        self._packed_ref = self._ray.put(self._packed)
-
-    # ---- members
+        self._roster = Roster(self._ray, gpus, packed, folder, options, self._listen)
 
     def start(self) -> list[ev.DeviceFound]:
         """Begins with the devices that are there within a moment; others come as events.
@@ -108,19 +69,18 @@ class RayEngine(Engine):
         Raises:
             DeviceError: The cluster gives us nothing.
         """
-        there = int(self._ray.cluster_resources().get("GPU", 0))
-        if self._gpus is not None and self._gpus > there:
-            log.warning("gpus=%d, but the cluster has %d now: waiting for the others", self._gpus, there)
-        self._look()
+        roster = self._roster
+        roster.warn_if_short()
+        roster.look()
         found: list[ev.DeviceFound] = []
         began = shrunk = time.monotonic()
-        while len(self._by_device) < len(self._members) or not found:
+        while len(roster.by_device) < len(roster.members) or not found:
             now = time.monotonic()
             if now - began > (SETTLE if found else JOIN_WITHIN):
                 break
             if now - shrunk > SHRINK_AFTER:
                 shrunk = now
-                self._make_do()
+                roster.make_do()
             found += [event for event in self._gather(0.2) if isinstance(event, ev.DeviceFound)]
         if not found:
             raise errors.DeviceError(
@@ -130,95 +90,16 @@ class RayEngine(Engine):
             )
         return found
 
-    def _look(self) -> None:
-        """Asks for an actor on everything that has none: what cannot be had now is had when it is free."""
-        self._look_due = time.monotonic() + LOOK_EVERY
-        held = self._refused + collections.Counter(member.slot.place for member in self._members)
-        for slot in self._wanted():
-            if held[slot.place]:
-                held[slot.place] -= 1
-            else:
-                self._invite(slot)
-
-    def _make_do(self) -> None:
-        """Asks for half as many cores of nodes that others use as well."""
-        absent = [member for member in self._members if not member.device and member.slot.cpus > 1]
-        for member in absent:
-            if self._ray.wait([member.hello], timeout=0)[0]:
-                # It has its place, and takes its time.
-                continue
-            self._members.discard(member)
-            self._ray.kill(member.actor)
-            self._invite(replace(member.slot, cpus=member.slot.cpus // 2))
-
-    def _wanted(self) -> Iterator[Slot]:
-        if self._on_gpus:
-            gpus = int(self._ray.cluster_resources().get("GPU", 0)) if self._gpus is None else self._gpus
-            yield from [Slot(gpus=1, cpus=1)] * gpus
-            return
-        for node in self._ray.nodes():
-            cpus = int(node["Resources"].get("CPU", 0))
-            if node["Alive"] and cpus:
-                yield Slot(0, cpus, int(node["Resources"].get("memory", 0)), node["NodeID"])
-
-    def _invite(self, slot: Slot) -> None:
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-        where = NodeAffinitySchedulingStrategy(slot.node, soft=False) if slot.node else "SPREAD"
-        how = {"num_gpus": slot.gpus, "num_cpus": slot.cpus, "scheduling_strategy": where}
-        # A thread for each direction, so that commands arrive in order while a poll waits. Said of the methods, since
-        # calls over ray:// cannot say it.
-        self._ray.method(concurrency_group="tell")(Member.do)
-        self._ray.method(concurrency_group="hear")(Member.poll)
-        actor_class = self._ray.remote(concurrency_groups={"tell": 1, "hear": 1}, max_restarts=0, **how)(Member)
-        actor = actor_class.remote(self._packed_ref, slot, self._folder, self._options)
-        member = _Membership(slot, actor, actor.do.remote([]))
-        self._members.add(member)
-        self._ask(member)
-
-    def _ask(self, member: _Membership) -> None:
+    def _listen(self, member: Membership) -> None:
         answer = member.actor.poll.remote(POLL_FOR).future()
         answer.add_done_callback(lambda done: self._arrived.put((member, done)))
-
-    def _joined(self, member: _Membership, joined: Joined) -> ev.DeviceFound:
-        self._lost_in_a_row = 0
-        member.device = self._free_name(joined)
-        member.local = joined.device.device
-        self._by_device[member.device] = member
-        return replace(joined.device, device=member.device, time=self.now())
-
-    def _free_name(self, joined: Joined) -> str:
-        """Several nodes may have one address, and a node may be back before its loss is told."""
-        address, _, label = joined.name.partition("/")
-        names = itertools.chain([joined.name], (f"{address}#{n}/{label}" for n in itertools.count(2)))
-        return next(name for name in names if name not in self._by_device and name not in self._homeless)
-
-    def _leave(self, member: _Membership, why: str) -> None:
-        """Books out an actor that is gone, or failed, with its lanes."""
-        self._members.discard(member)
-        self._by_lane = {lane: other for lane, other in self._by_lane.items() if other is not member}
-        self._by_trial = {trial: other for trial, other in self._by_trial.items() if other is not member}
-        self._by_device.pop(member.device, None)
-        if member.device:
-            self._homeless.append(member.device)
-        # It may only be out of reach.
-        with contextlib.suppress(Exception):
-            self._ray.kill(member.actor)
-        log.warning("%s is lost: %s", member.device or "a node that had not joined yet", why)
-        self._lost_in_a_row += 1
-        if self._lost_in_a_row >= MAX_LOST_IN_A_ROW and not self._by_device:
-            raise errors.RunError(
-                f"{self._lost_in_a_row} nodes in a row were lost, and none is left; the last: {why}",
-                hint="see `ray status`; what has run is kept, resume=True goes on with it",
-            )
-        self._look_due = 0.0
 
     # ---- instructions
 
     def execute(self, instruction: do.Instruction, spec: TrialSpec | None = None) -> None:
-        member: _Membership | None = None
+        member: Membership | None = None
         if isinstance(instruction, do.OpenLane):
-            member = self._by_device.get(instruction.device)
+            member = self._roster.by_device.get(instruction.device)
             if member is not None:
                 self._by_lane[instruction.lane] = member
                 instruction = replace(instruction, device=member.local)
@@ -226,9 +107,9 @@ class RayEngine(Engine):
             member = self._by_lane.get(instruction.lane)
             if member is not None:
                 self._by_trial[instruction.trial] = member
-        elif isinstance(instruction, _TO_TRIALS):
+        elif isinstance(instruction, TO_TRIALS):
             member = self._by_trial.get(instruction.trial)
-        elif isinstance(instruction, (do.ResizeLane, do.CloseLane, do.GiveTurn)):
+        elif isinstance(instruction, TO_LANES):
             member = self._by_lane.get(instruction.lane)
         if member is not None:
             member.commands.append(("execute", (instruction, spec)))
@@ -244,7 +125,7 @@ class RayEngine(Engine):
             member.commands.append(("answer", (trial, attempt, payload)))
 
     def _flush(self) -> None:
-        for member in self._members:
+        for member in self._roster.members:
             if member.commands:
                 commands, member.commands = member.commands, []
                 member.actor.do.remote(commands)
@@ -259,16 +140,12 @@ class RayEngine(Engine):
 
     def poll(self, timeout: float) -> list[ev.Event | Report | Question]:
         self._flush()
-        if self.now() >= self._look_due:
-            self._look()
+        self._roster.look()
         happened = self._gather(max(0.0, min(timeout, self._tick_due - self.now())))
         if self.now() >= self._tick_due:
             self._tick_due = self.now() + 1.0
             happened.append(ev.Tick(self.now()))
-        if self._homeless and self._by_device:
-            # Not before there is another: without any device the brain would give up.
-            happened += [ev.DeviceLost(self.now(), device) for device in self._homeless]
-            self._homeless = []
+        happened += self._roster.losses(self.now())
         return happened
 
     def _gather(self, timeout: float) -> list[ev.Event | Report | Question]:
@@ -276,36 +153,40 @@ class RayEngine(Engine):
         with contextlib.suppress(queue.Empty):
             arrived = self._arrived.get(timeout=timeout)
             while True:
-                if arrived is not None and arrived[0] in self._members:
+                if arrived is not None and arrived[0] in self._roster.members:
                     happened += self._hear(*arrived)
                 arrived = self._arrived.get_nowait()
         return happened
 
-    def _hear(self, member: _Membership, answer: Future[Any]) -> list[ev.Event | Report | Question]:
+    def _hear(self, member: Membership, answer: Future[Any]) -> list[ev.Event | Report | Question]:
         from ray.exceptions import RayError
 
         try:
             items = answer.result()
         except RayError as error:
-            self._leave(member, str(error).splitlines()[0])
+            self._forget(member)
+            self._roster.leave(member, str(error).splitlines()[0])
             return []
-        self._ask(member)
+        self._listen(member)
         happened: list[ev.Event | Report | Question] = []
         for item in items:
             if isinstance(item, Joined):
-                happened.append(self._joined(member, item))
+                happened.append(self._roster.joined(member, item, self.now()))
             elif isinstance(item, Down):
-                if not any(other is not member for other in self._by_device.values()):
-                    raise item.error
-                self._refused[member.slot.place] += 1
-                self._leave(member, f"{type(item.error).__name__}: {item.error}")
+                self._forget(member)
+                self._roster.refuse(member, item.error)
                 break
             else:
                 happened += self._translate(member, item)
         return happened
 
+    def _forget(self, member: Membership) -> None:
+        """Its lanes and trials are lost with it."""
+        self._by_lane = {lane: other for lane, other in self._by_lane.items() if other is not member}
+        self._by_trial = {trial: other for trial, other in self._by_trial.items() if other is not member}
+
     def _translate(
-        self, member: _Membership, item: ev.Event | Report | Question
+        self, member: Membership, item: ev.Event | Report | Question
     ) -> Iterator[ev.Event | Report | Question]:
         if isinstance(item, (Report, Question)):
             yield item
@@ -322,13 +203,7 @@ class RayEngine(Engine):
         if self._closed:
             return
         self._closed = True
-        members, self._members = self._members, set()
-        leaving = [member.actor.leave.remote() for member in members if member.device]
-        with contextlib.suppress(Exception):
-            self._ray.wait(leaving, num_returns=len(leaving), timeout=LEAVE_WITHIN)
-        for member in members:
-            with contextlib.suppress(Exception):
-                self._ray.kill(member.actor)
+        self._roster.close()
         if self._is_ours:
             self._ray.shutdown()
 

@@ -13,9 +13,9 @@ from typing import Any
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError
 
-from cotune import errors
-from cotune.demand import MIB
 from cotune.engines.frames import event_of
+from cotune.engines.others import OthersOnGpu
+from cotune.engines.stillborn import Stillborn
 from cotune.packer import events as ev
 from cotune.packer import instructions as do
 from cotune.ray_tune.lane import Beat
@@ -23,15 +23,9 @@ from cotune.ray_tune.slots import ClusterOptions, Slot, Slots, alive_nodes, kill
 from cotune.sharing import wire
 from cotune.sharing.host import LaneOptions
 
-LANE_SHARE = 0.01
 QUANTUM = 0.05
 QUIET_AFTER = 1.5
 WATCH_EVERY = 1.0
-IDLE_AFTER = 10.0
-CAPACITY_STEP = 256 * MIB
-CPU_CONTEXT_GUESS = 256 * MIB
-MAX_STILLBORN = 5
-MAX_LANES = int(1 / LANE_SHARE) - 4
 
 log = logging.getLogger(__name__)
 
@@ -76,7 +70,9 @@ class Cluster:
         self._options = options
         self._slots = Slots(options)
         self._lanes: dict[int, LaneHandle] = {}
-        self._stillborn = 0
+        self._stillborn = Stillborn(
+            "importing what the trainable uses must work on every node, and cotune be installed there"
+        )
         self._watch_due = 0.0
         self._pending: list[ev.Event] = []
         self._lost: list[str] = []
@@ -202,7 +198,7 @@ class Cluster:
             self._pending.append(self._slots.came_up(slot, ray.get(slot.spares[0][1]), self.now()))
         except RayError as error:
             self._drop(slot)
-            self._count_stillborn(str(error))
+            self._stillborn.another(str(error))
 
     def _hear_opening(self, lane: LaneHandle) -> None:
         opening, lane.opening = lane.opening, None
@@ -213,21 +209,13 @@ class Cluster:
             return
         except RayError as error:
             kill(lane.actor)
-            self._count_stillborn(str(error))
+            self._stillborn.another(str(error))
             return
         lane.pid = site.pid
         if lane.slot.site is not None and site.place != lane.slot.site.place:
             log.error("lane %d of %s is at %s: closed", lane.lane, lane.slot.name, site.place)
             kill(lane.actor)
-            self._count_stillborn(f"Ray has put a process for {lane.slot.name} on {site.place}")
-
-    def _count_stillborn(self, detail: str) -> None:
-        self._stillborn += 1
-        if self._stillborn >= MAX_STILLBORN:
-            raise errors.RunError(
-                f"{MAX_STILLBORN} lanes in a row died before they were up: {detail}",
-                hint="importing what the trainable uses must work on every node, and cotune be installed there",
-            )
+            self._stillborn.another(f"Ray has put a process for {lane.slot.name} on {site.place}")
 
     def _hear_beat(self, lane: LaneHandle) -> None:
         try:
@@ -242,7 +230,8 @@ class Cluster:
         for frame in beat.frames:
             event = event_of(*wire.decode(frame), lane.lane, lane.last_at)
             if isinstance(event, ev.LaneReady):
-                lane.ready, self._stillborn = True, 0
+                lane.ready = True
+                self._stillborn.lane_up()
             self._pending.append(event)
         if beat.quiet > QUIET_AFTER:
             self._pending.append(ev.LaneQuiet(self.now(), lane.lane, beat.holder, beat.quiet))
@@ -254,12 +243,14 @@ class Cluster:
             return
         self._lanes.pop(lane.lane, None)
         slot.lanes.pop(lane.lane, None)
+        if slot.others is not None:
+            slot.others.unsettled()
         # It may only be out of reach.
         kill(lane.actor)
         holder = lane.last.holder if lane.last else None
         self._pending.append(ev.LaneLost(self.now(), lane.lane, holder, _first_line(error)))
         if not lane.ready:
-            self._count_stillborn(_first_line(error))
+            self._stillborn.another(_first_line(error))
 
     def _watch(self) -> None:
         """Once a second: nodes that are gone, lanes that say nothing, what others do to our GPUs."""
@@ -268,8 +259,8 @@ class Cluster:
         for slot in self._slots.look():
             self._drop(slot)
         for slot in self._slots.up:
-            if slot.site is not None and slot.site.uuid:
-                self._watch_others(slot)
+            if slot.others is not None:
+                self._watch_others(slot, slot.others)
         for lane in self._lanes.values():
             silent = now - lane.last_at
             if lane.ready and silent > 3 * WATCH_EVERY:
@@ -278,16 +269,14 @@ class Cluster:
                 self._pending.append(ev.LaneQuiet(now, lane.lane, holder, silent))
         self._pending.append(ev.Tick(now))
 
-    def _watch_others(self, slot: Slot) -> None:
-        """What others leave us of a GPU: the bytes in use that our lanes do not report are theirs."""
+    def _watch_others(self, slot: Slot, others: OthersOnGpu) -> None:
         beats = [lane.last for lane in slot.lanes.values() if lane.ready]
         known = [beat for beat in beats if beat is not None and beat.used is not None and beat.quiet < WATCH_EVERY]
-        if not known or len(known) < len(slot.lanes) or slot.site is None:
-            return
-        others = max(0, max(beat.used or 0 for beat in known) - sum(beat.held for beat in known))
-        capacity = self._slots.capacity(slot, slot.site.total - others)
-        if abs(capacity - slot.capacity) >= CAPACITY_STEP:
-            slot.capacity = capacity
+        if len(known) < len(slot.lanes):
+            others.unsettled()
+        used = max((beat.used or 0 for beat in known), default=None)
+        capacity = others.changed_capacity(used, sum(beat.held for beat in known))
+        if capacity is not None:
             self._pending.append(ev.DeviceChanged(self.now(), slot.name, capacity))
 
     def close(self) -> None:

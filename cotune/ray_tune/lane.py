@@ -29,6 +29,7 @@ from cotune.ray_tune.sessions import route_sessions
 from cotune.ray_tune.site import Site, look_round
 from cotune.sharing import cuda, wire
 from cotune.sharing.host import THREAD_STACK, Host, LaneOptions
+from cotune.sharing.lane_output import OutputAsItIs
 from cotune.sharing.wire import Kind
 
 BEAT_EVERY = 1.0
@@ -95,7 +96,8 @@ class LaneHost(Host):
     def __init__(self, options: LaneOptions, outbox: Outbox) -> None:
         self._outbox = outbox
         page = memoryview(array.array("d", [-1.0, time.monotonic(), 0.0]))
-        super().__init__(cast(Any, None), cast("memoryview[float]", page), (), b"", options)
+        # Ray takes what is printed to the driver.
+        super().__init__(cast(Any, None), cast("memoryview[float]", page), (), b"", options, OutputAsItIs())
 
     def send(self, frame: bytes) -> None:
         self._outbox.put(frame)
@@ -106,14 +108,6 @@ class LaneHost(Host):
 
     def die(self) -> NoReturn:
         os._exit(1)
-
-    # Ray takes what is printed to the driver.
-
-    def _redirect_to_lane_log(self) -> None: ...
-
-    def redirect(self, log: int) -> None: ...
-
-    def restore_streams(self) -> None: ...
 
 
 class Outbox:

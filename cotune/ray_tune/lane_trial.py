@@ -12,7 +12,6 @@ import contextlib
 import logging
 import sys
 import threading
-import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import InvalidStateError
@@ -26,8 +25,8 @@ from cotune.ray_tune.inbox import Call, Inbox, NotHere
 from cotune.session import TrialStopped
 from cotune.sharing import wire
 from cotune.sharing.context import Context
-from cotune.sharing.memory import out_of_memory, text_of
-from cotune.sharing.trial_session import TrialSession
+from cotune.sharing.memory import text_of
+from cotune.sharing.resident import Ending, ResidentTrial
 from cotune.trial import TrialSpec
 
 if TYPE_CHECKING:
@@ -46,7 +45,7 @@ class OutOfMemory(RuntimeError):
     """An attempt at a trial needed more than its lane may hold; the brain decides what follows."""
 
 
-class LaneTrial(TrialSession):
+class LaneTrial(ResidentTrial):
     """One attempt at a Ray Tune trial.
 
     Args:
@@ -58,16 +57,14 @@ class LaneTrial(TrialSession):
     """
 
     def __init__(self, host: LaneHost, number: int, seed: int, folder: Path, make: Callable[[], Any]) -> None:
-        super().__init__(host, NO_SEAT, TrialSpec(number, 0, {}, seed, folder))
+        super().__init__(host, NO_SEAT, TrialSpec(number, 0, {}, seed, folder), Context(seed, host.home, TORCH_SEED))
         self.inbox = Inbox()
         self.ray_session: Any = None
         self.runner: threading.Thread | None = None
         self.host = host
-        self._context = Context(seed, host.home, TORCH_SEED)
         self._make: Callable[[], Any] | None = make
         self._trainable: Any = None
         self._streams = (sys.stdout, sys.stderr)
-        self._ending = threading.Lock()
         self._abandoned = False
         self._finished = False
         self._call: Call | None = None
@@ -129,6 +126,12 @@ class LaneTrial(TrialSession):
     def restore(self) -> NoReturn:
         raise InputError("cotune.restore() is for cotune.run()", hint="call ray.tune.get_checkpoint()")
 
+    def observe(self, value: float, step: int) -> NoReturn:
+        raise InputError("an Optuna trial was used in one of Ray Tune", hint="give the study to cotune.optimize()")
+
+    def ask(self, payload: bytes) -> NoReturn:
+        raise InputError("an Optuna trial was used in one of Ray Tune", hint="give the study to cotune.optimize()")
+
     # ---- the thread
 
     def run(self) -> None:
@@ -164,7 +167,7 @@ class LaneTrial(TrialSession):
     def _perform(self, call: Call) -> Any:
         if call.method == "stop":
             self._shut_down()
-            self._end("done" if self._finished else "stopped")
+            self._end(Ending("done" if self._finished else "stopped"))
             return None
         if self._make is not None:
             make, self._make = self._make, None
@@ -182,7 +185,7 @@ class LaneTrial(TrialSession):
             if isinstance(last, Mapping) and _private.RESULT_DUPLICATE in last:
                 # The function has returned: its room is free before Tune comes round to stopping it.
                 self._shut_down()
-                self._end("done")
+                self._end(Ending("done"))
             else:
                 self._finished = isinstance(last, Mapping) and bool(last.get(_private.DONE))
                 if self.ray_session is None:
@@ -193,24 +196,19 @@ class LaneTrial(TrialSession):
 
     def _fails(self, error: BaseException) -> BaseException:
         """Ends the attempt for what a call raised; gives what Tune is told."""
-        host = self.host
         if isinstance(error, TrialStopped) or self._stop:
             self._shut_down()
-            self._end("stopped")
+            self._end(Ending("stopped"))
             return NotHere("stopped")
-        is_memory, refused = out_of_memory(error)
-        needed = None
-        if is_memory:
-            needed = self._meter.wanted(refused) if refused is not None else None
-            host.memory.relax()
+        is_memory, needed = self._ran_out(error)
         text = text_of(error)[:2000]
         clear_frames(error)
         self._shut_down()
         clear_frames(error)
         if is_memory:
-            self._end("out_of_memory", needed, text[:500])
+            self._end(Ending("out_of_memory", needed, "TrialFailed", text[:500]))
             return OutOfMemory(text)
-        self._end("failed", None, f"{type(error).__name__}: {text}")
+        self._end(Ending("failed", None, "TrialFailed", f"{type(error).__name__}: {text}"))
         if isinstance(error, Exception):
             return error
         return RuntimeError(f"{type(error).__name__}: {text}")
@@ -229,22 +227,6 @@ class LaneTrial(TrialSession):
         if self.runner is not None and self.runner.is_alive():
             threading.Thread.join(self.runner, UNWIND_WITHIN)
 
-    def _end(self, outcome: str, needed: int | None = None, detail: str = "") -> None:
-        """Books the attempt out, once, and tells the driver."""
-        with self._ending:
-            if self._over:
-                return
-            self._meter.read(time.monotonic(), final=True)
-            self._over = True
-        self._send_progress()
-        self._context = None
-        host = self.host
-        if not host.trial_over(self) and host.shares_faults:
-            # Whose fault it is cannot be told: all of them go on from their checkpoints in other lanes.
-            host.die()
-        host.page[0] = -1.0
-        host.send(wire.encode_object(wire.Kind.ENDED, (self.trial, outcome, needed, "TrialFailed", detail, False)))
-
     def abandon(self) -> bool:
         """Gives up on a thread that does not come to a boundary; the lane takes no further trial then.
 
@@ -254,14 +236,15 @@ class LaneTrial(TrialSession):
         Returns:
             False if it does not have the turn: then the thread is not stuck, but waits for the one that has.
         """
-        with self._ending:
+        with self._booking:
             if self._over or self.host.turns.holder is not self:
                 return False
             self._stop = self._over = self._abandoned = True
         self._context = None
         host = self.host
         host.trial_over(self, is_stuck=True)
-        host.send(wire.encode_object(wire.Kind.ENDED, (self.trial, "stopped", None, "TrialFailed", "abandoned", True)))
+        ending = Ending("stopped", None, "TrialFailed", "abandoned", final=True)
+        host.send(wire.encode_object(wire.Kind.ENDED, (self.trial, *ending)))
         self.inbox.close()
         host.turns.revoke(self)
         if self._call is not None:

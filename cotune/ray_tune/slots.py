@@ -18,6 +18,7 @@ from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from cotune.demand import MIB
+from cotune.engines.others import OthersOnGpu
 from cotune.packer import events as ev
 from cotune.ray_tune.lane import lane_actor
 from cotune.ray_tune.site import Site
@@ -66,6 +67,7 @@ class Slot:
         node: The node it was meant for, if any.
         name: The device's, once it is up.
         site: Where it is, once it is up.
+        others: Who else uses it, if it is a GPU that is up.
         spares: Processes that are no lanes yet, and their answers to `site()`.
         lanes: The lanes on it, by number.
         idle_since: When nothing ran here any more.
@@ -77,7 +79,7 @@ class Slot:
     node: str | None
     name: str = ""
     site: Site | None = None
-    capacity: int = 0
+    others: OthersOnGpu | None = None
     spares: list[tuple[Any, Any]] = field(default_factory=list)
     lanes: dict[int, Any] = field(default_factory=dict)
     idle_since: float | None = None
@@ -180,15 +182,17 @@ class Slots:
         self._named += 1
         kind = "gpu" if site.accelerators else "cpu"
         slot.name = f"{kind}:{site.uuid or self._named - 1}@{site.node[:8]}"
-        slot.capacity = self.capacity(slot, site.free)
+        capacity = self._capacity(slot, site, site.free)
+        if site.uuid:
+            slot.others = OthersOnGpu(site.total, capacity, lambda free: self._capacity(slot, site, free))
         width = min(self._width(slot.cores), GPU_MAX_WIDTH) if site.uuid else self._width(slot.cores)
         context = cuda.CONTEXT_GUESS + cuda.ROUNDING if site.uuid else CPU_CONTEXT_GUESS
-        return ev.DeviceFound(now, slot.name, slot.capacity, context, width)
+        return ev.DeviceFound(now, slot.name, capacity, context, width)
 
-    def capacity(self, slot: Slot, free: int) -> int:
+    def _capacity(self, slot: Slot, site: Site, free: int) -> int:
         """What is ours of a device that others leave `free` bytes of."""
         margin = self._options.margin
-        if slot.site is not None and slot.site.uuid:
+        if site.uuid:
             return max(0, int(free * (1 - (margin or 0.0))) - cuda.RESERVE)
         return int(free * slot.share * (CPU_SHARE if margin is None else 1 - margin))
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import io
 import os
 import pickle
 import socket
@@ -30,8 +29,10 @@ from cotune.sharing.after_import import after_import
 from cotune.sharing.boundary import on_optimizer_step
 from cotune.sharing.context import Home
 from cotune.sharing.cpu import CpuMemory
+from cotune.sharing.lane_output import LaneOutput
 from cotune.sharing.memory import LaneMemory
 from cotune.sharing.ray_session import serve_ray_tune
+from cotune.sharing.resident import ResidentTrial
 from cotune.sharing.trial_session import TrialSession
 from cotune.sharing.turns import Turns
 from cotune.sharing.wire import Kind
@@ -40,10 +41,10 @@ THREAD_STACK = 2 * MIB
 HANG_UP_WITHIN = 5.0
 # What a trial is told, without further words.
 _TOLD = {
-    Kind.STOP: TrialSession.stop,
-    Kind.PAUSE: TrialSession.pause,
-    Kind.RESUME: TrialSession.resume,
-    Kind.PARK: TrialSession.park,
+    Kind.STOP: ResidentTrial.stop,
+    Kind.PAUSE: ResidentTrial.pause,
+    Kind.RESUME: ResidentTrial.resume,
+    Kind.PARK: ResidentTrial.park,
 }
 
 
@@ -93,7 +94,8 @@ def serve(
         if received is None:
             os._exit(0)
         backlog.extend(received)
-    host = Host(sock, page, verdicts, trainable, pickle.loads(backlog.pop(0)[1]))
+    options: LaneOptions = pickle.loads(backlog.pop(0)[1])
+    host = Host(sock, page, verdicts, trainable, options, LaneOutput(options.log))
     serve_ray_tune()
     host.start()
     for kind, payload in backlog:
@@ -111,6 +113,7 @@ class Host:
         page: Seen by the driver also after our death: who has the turn (-1 nobody), when the last boundary was,
             and the bytes this process keeps from others.
         process: Its id; a process that a trial has forked has another.
+        output: Where what is printed goes.
         shared: Objects built once for all trials.
         level: Bytes in use when the turn last ended, the peak being counted from there.
     """
@@ -122,8 +125,10 @@ class Host:
         verdicts: Sequence[int],
         trainable: bytes | memoryview,
         options: LaneOptions,
+        output: LaneOutput,
     ) -> None:
         self.options = options
+        self.output = output
         self.process = os.getpid()
         self.page = page
         self.turns = Turns()
@@ -132,13 +137,12 @@ class Host:
         self._send_lock = threading.Lock()
         self._verdicts = verdicts
         self._trainable = trainable
-        self._sessions: dict[int, TrialSession] = {}
+        self._sessions: dict[int, ResidentTrial] = {}
         self.level = 0
         self._context_level = 0
         self._shared_bytes = 0
         self._held = (0, 0, False)
         self._warm = False
-        self._redirect_to_lane_log()
         if options.uuid:
             from cotune.sharing import cuda
 
@@ -234,7 +238,7 @@ class Host:
         """Whether a broken device context may be another trial's work."""
         return bool(self._sessions) or self.options.is_mps_client
 
-    def trial_over(self, trial: TrialSession, *, is_stuck: bool = False) -> bool:
+    def trial_over(self, trial: ResidentTrial, *, is_stuck: bool = False) -> bool:
         """Returns what an ended trial used, and tells what it left behind.
 
         Args:
@@ -255,7 +259,7 @@ class Host:
             gc.freeze()
         self.memory.trim(shared=bool(residents))
         others = sum(max(0, other.persistent) for other in residents)
-        self.redirect(-1)
+        self.output.redirect(-1)
         self.level = self.memory.read()[0]
         self.memory.reset_peak()
         residue = self.level - self._context_level - self._shared_bytes - others
@@ -269,38 +273,7 @@ class Host:
         self._held = (self._shared_bytes, residue, tainted)
         self.send(wire.encode_object(Kind.HOLDS, self._held))
 
-    def redirect(self, log: int) -> None:
-        """Sends what is printed, also by subprocesses and C code, to a trial's log; -1 for the lane's own."""
-        for stream in (sys.stdout, sys.stderr):
-            # Our own write through; a trial may have put another in their place.
-            if stream not in self._streams:
-                with contextlib.suppress(Exception):
-                    stream.flush()
-        target = log if log >= 0 else self._lane_log
-        os.dup2(target, 1)
-        os.dup2(target, 2)
-
-    def restore_streams(self) -> None:
-        """Puts `sys.stdout` and `sys.stderr` back, which the trial before may have replaced."""
-        sys.stdout, sys.stderr = self._streams
-
     # ---- set-up
-
-    def _redirect_to_lane_log(self) -> None:
-        self._lane_log = os.open(self.options.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-        os.dup2(self._lane_log, 1)
-        os.dup2(self._lane_log, 2)
-        self._streams = [
-            io.TextIOWrapper(
-                open(fd, "wb", buffering=0, closefd=False),  # noqa: SIM115
-                encoding="utf-8",
-                errors="backslashreplace",
-                line_buffering=True,
-                write_through=True,
-            )
-            for fd in (1, 2)
-        ]
-        self.restore_streams()
 
     def _after_step(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
         trial = getattr(session._local, "session", None)
@@ -310,13 +283,13 @@ class Host:
     def _torch_loaded(self) -> None:
         """Torch was imported by a trial: what was done for it before, torch has missed."""
         holder = self.turns.holder
-        if isinstance(holder, TrialSession):
+        if isinstance(holder, ResidentTrial):
             holder.torch_loaded()
             self.prepare_thread()
 
     def _cupy_loaded(self, _cupy: ModuleType) -> None:
         holder = self.turns.holder
-        if isinstance(holder, TrialSession):
+        if isinstance(holder, ResidentTrial):
             holder.cupy_loaded()
 
 

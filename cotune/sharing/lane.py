@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import mmap
 import os
+import signal
 import socket
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 from cotune.sharing import wire
 from cotune.sharing.host import LaneOptions
-from cotune.sharing.wire import GO_ON, REST, STOP, Kind
+from cotune.sharing.wire import FAULTED, GO_ON, REST, STOP, Kind
 from cotune.sharing.zygote import Zygote
 from cotune.trial import TrialSpec
 
@@ -36,11 +39,17 @@ class LaneHandle:
     Args:
         zygote: Forks it.
         options: What it is told first.
+
+    Attributes:
+        is_up: It has said that it is ready.
+        leaves_since: When it was told to exit; infinite if it was not.
     """
 
     def __init__(self, zygote: Zygote, options: LaneOptions) -> None:
         self.lane = options.lane
         self.options = options
+        self.is_up = False
+        self.leaves_since = math.inf
         self._zygote = zygote
         page = os.memfd_create(f"cotune-lane-{options.lane}", os.MFD_CLOEXEC)
         os.ftruncate(page, mmap.PAGESIZE)
@@ -143,6 +152,7 @@ class LaneHandle:
         self._send(wire.encode_int(Kind.RESIZE, quota))
 
     def exit(self) -> None:
+        self.leaves_since = time.monotonic()
         self._send(wire.encode(Kind.EXIT))
 
     def kill(self) -> None:
@@ -160,3 +170,27 @@ class LaneHandle:
         # A lane that is gone is reported by the zygote.
         with contextlib.suppress(BrokenPipeError, ConnectionError):
             self._sock.sendall(frame)
+
+
+def ended_how(status: int, log: Path) -> str:
+    """How a lane's process ended, in words, with the last line it wrote.
+
+    Args:
+        status: As `os.wait` gives it.
+        log: The lane's own.
+    """
+    if os.WIFSIGNALED(status):
+        number = os.WTERMSIG(status)
+        try:
+            said = f"its lane process was killed by {signal.Signals(number).name}"
+        except ValueError:
+            said = f"its lane process was killed by signal {number}"
+    elif os.WEXITSTATUS(status) == FAULTED:
+        said = "a kernel broke the device context that it shared with others"
+    else:
+        said = f"its lane process ended with exit code {os.waitstatus_to_exitcode(status)}"
+    with contextlib.suppress(OSError):
+        lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        if lines:
+            said += f" ({lines[-1][:200]})"
+    return said

@@ -34,6 +34,9 @@ class Zygote:
         trainable: The pickled trainable, which all lanes read from the same memory.
         threads: Threads per operation in its lanes.
         log: Where its own output goes.
+
+    Attributes:
+        is_up: It has imported everything.
     """
 
     def __init__(self, modules: Sequence[str], trainable: bytes, threads: int, log: Path) -> None:
@@ -65,6 +68,7 @@ class Zygote:
         finally:
             os.close(payload)
             theirs.close()
+        self.is_up = False
         self._sock = ours
         self._log = log
 
@@ -102,6 +106,7 @@ class Zygote:
         if not data:
             return None
         what, *rest = pickle.loads(data)
+        self.is_up = self.is_up or what == "up"
         return what, rest[0], rest[1] if len(rest) > 1 else 0
 
     def last_words(self) -> str:

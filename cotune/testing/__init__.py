@@ -1,5 +1,6 @@
 """Conformance suites that others can run against their own bodies."""
 
-from cotune.testing.engines import EngineConformance, EngineUnderTest, RealEngineConformance
+from cotune.testing.engines import EngineConformance, RealEngineConformance
+from cotune.testing.harness import EngineUnderTest, behave
 
-__all__ = ["EngineConformance", "EngineUnderTest", "RealEngineConformance"]
+__all__ = ["EngineConformance", "EngineUnderTest", "RealEngineConformance", "behave"]

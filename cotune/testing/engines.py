@@ -8,20 +8,13 @@ A body's tests subclass `EngineConformance` and give it an `engine` fixture:
             with EngineUnderTest(MyEngine(behave, ...), tmp_path) as under_test:
                 yield under_test
 
-where `behave` is the trainable below: what it does is in its config.
+where `behave` is the trainable in `cotune.testing`: what it does is in its config.
 """
 
 from __future__ import annotations
 
-import os
-import signal
 import time
-from collections.abc import Callable
-from pathlib import Path
-from types import TracebackType
-from typing import Any, TypeVar
 
-from cotune.engines.base import Engine, Happened
 from cotune.packer import (
     CloseLane,
     GiveTurn,
@@ -31,151 +24,19 @@ from cotune.packer import (
     LaneHolds,
     LaneLost,
     LaneQuiet,
-    LaneReady,
     LaneResized,
-    OpenLane,
     Outcome,
     ParkTrial,
     PauseTrial,
     ResizeLane,
     ResumeTrial,
-    StartTrial,
     StopTrial,
     TrialEnded,
     TrialParked,
     TrialPaused,
 )
-from cotune.trial import Question, Report, TrialSpec
-
-MIB = 1 << 20
-PATIENCE = 60.0
-
-E = TypeVar("E")
-
-
-def behave(config: dict[str, Any]) -> None:
-    """A trainable that does what its config says; bodies that imagine trials imitate it.
-
-    `reports`: how many; `hold`: bytes kept all the time; `peak`: bytes taken and dropped between two reports;
-    `raises`: a message to raise with at the end; `dies`: kill the own process at the end; `hangs`: never come to
-    another boundary; `checkpoints`: save one before every report; `asks`: so many questions first, the sum of the
-    answers being reported too; `splits`: run every batch as so many micro-batches; `bursts`: memory runs out when more
-    than so many of them run at once.
-    """
-    import cotune
-    from cotune.session import current
-
-    held = bytearray(config.get("hold", 0))
-    held[:: os.sysconf("SC_PAGESIZE")] = b"x" * len(held[:: os.sysconf("SC_PAGESIZE")])
-    session = current()
-    if "asks" in config and session is not None:
-        answers = [int(session.ask(str(number).encode())) for number in range(config["asks"])]
-        cotune.report({"loss": float(sum(answers))})
-    start = 0
-    saved = cotune.restore()
-    if saved is not None:
-        start = int((saved / "done").read_text())
-    for number in range(start, config.get("reports", 1)):
-        if config.get("checkpoints"):
-            with cotune.checkpoint() as path:
-                (path / "done").write_text(str(number))
-        if session is not None and "splits" in config:
-            loan = session.micro_batches(config["splits"])
-            if loan.concurrency > config.get("bursts", loan.concurrency):
-                loan.ran_out()
-        scratch = b"x" * config.get("peak", 0)
-        del scratch
-        cotune.report({"loss": float(number)}, step=number)
-    if "raises" in config:
-        raise RuntimeError(config["raises"])
-    if config.get("dies"):
-        os.kill(os.getpid(), signal.SIGKILL)
-    while config.get("hangs"):
-        time.sleep(3600)
-
-
-class EngineUnderTest:
-    """An engine, and a way to wait for what it says.
-
-    Args:
-        engine: Made with the trainable `behave` and the metric `loss`.
-        folder: For the trials.
-    """
-
-    def __init__(self, engine: Engine, folder: Path) -> None:
-        self.engine = engine
-        self.heard: list[Happened] = []
-        self._folder = folder
-        self._attempts: dict[int, int] = {}
-        self._lanes: set[int] = set()
-
-    def __enter__(self) -> EngineUnderTest:
-        self.devices = self.engine.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.engine.close()
-
-    def begin_anew(self, folder: Path) -> None:
-        """Has a started engine serve another test, which is for bodies that take seconds to start.
-
-        Args:
-            folder: For the trials of that test.
-        """
-        for lane in sorted(self._lanes):
-            self.engine.execute(CloseLane(lane, kill=True))
-        while self._lanes:
-            self.wait(LaneLost)
-        self.heard.clear()
-        self._attempts.clear()
-        self._folder = folder
-
-    def open(self, lane: int = 1, quota: int = 1024 * MIB) -> LaneReady:
-        self._lanes.add(lane)
-        self.engine.execute(OpenLane(lane, self.devices[0].device, quota))
-        return self.wait(LaneReady, lambda event: event.lane == lane)
-
-    def begin(self, trial: int, lane: int = 1, **config: Any) -> None:
-        attempt = self._attempts.get(trial, 0)
-        self._attempts[trial] = attempt + 1
-        spec = TrialSpec(trial, attempt, config, seed=trial, folder=self._folder / str(trial))
-        self.engine.execute(StartTrial(trial, lane), spec)
-
-    def wait(self, kind: type[E], that: Callable[[E], bool] = lambda _: True) -> E:
-        """The next thing of a kind, verdicts being given to all reports that come before it."""
-        deadline = time.monotonic() + PATIENCE
-        while time.monotonic() < deadline:
-            for position, item in enumerate(self.heard):
-                if isinstance(item, kind) and that(item):
-                    del self.heard[: position + 1]
-                    return item
-            arrived = self.engine.poll(0.5)
-            for item in arrived:
-                if isinstance(item, Report):
-                    self.engine.verdict(item.trial, item.attempt)
-                elif isinstance(item, LaneLost):
-                    self._lanes.discard(item.lane)
-            self.heard += arrived
-        raise AssertionError(f"no {kind.__name__} within {PATIENCE} s; heard {self.heard}")
-
-    def listen(self, seconds: float) -> list[Happened]:
-        """Everything that is said within some time."""
-        deadline = time.monotonic() + seconds
-        heard: list[Happened] = []
-        while (left := deadline - time.monotonic()) > 0:
-            heard += self.engine.poll(left)
-        return heard
-
-    def collect(self, trial: int) -> tuple[list[Report], TrialEnded]:
-        """Everything a trial reports up to its end, and the end."""
-        reports: list[Report] = []
-        while True:
-            item: Report | TrialEnded = self.wait((Report, TrialEnded), lambda item: item.trial == trial)  # type: ignore[arg-type]
-            if isinstance(item, TrialEnded):
-                return reports, item
-            reports.append(item)
+from cotune.testing.harness import MIB, PATIENCE, EngineUnderTest
+from cotune.trial import Question, Report
 
 
 class EngineConformance:
@@ -222,7 +83,7 @@ class EngineConformance:
         engine.open()
         engine.begin(0, reports=10**6)
         engine.wait(Report)
-        engine.engine.execute(StopTrial(0))
+        engine.execute(StopTrial(0))
         assert engine.wait(TrialEnded).outcome is Outcome.STOPPED
 
     def test_a_trial_that_raises_fails_with_what_it_raised(self, engine: EngineUnderTest) -> None:
@@ -251,7 +112,7 @@ class EngineConformance:
 
     def test_a_larger_quota_lets_the_same_trial_through(self, engine: EngineUnderTest) -> None:
         engine.open(quota=192 * MIB)
-        engine.engine.execute(ResizeLane(1, 1024 * MIB))
+        engine.execute(ResizeLane(1, 1024 * MIB))
         assert engine.wait(LaneResized).quota == 1024 * MIB
         engine.begin(0, reports=2, hold=350 * MIB)
         assert engine.collect(0)[1].outcome is Outcome.DONE
@@ -270,7 +131,7 @@ class EngineConformance:
         engine.begin(0, reports=10**6, splits=4)
         engine.wait(IterationsDone)
         for concurrency in (3, 1):
-            engine.engine.execute(GrantTrial(0, concurrency))
+            engine.execute(GrantTrial(0, concurrency))
             changed = engine.wait(GrantChanged)
             assert (changed.trial, changed.concurrency, changed.ran_out) == (0, concurrency, 0)
             assert engine.wait(IterationsDone).concurrency == concurrency
@@ -281,11 +142,11 @@ class EngineConformance:
         engine.open()
         engine.begin(0, reports=10**6, splits=8, bursts=2)
         engine.wait(IterationsDone)
-        engine.engine.execute(GrantTrial(0, 4))
+        engine.execute(GrantTrial(0, 4))
         assert engine.wait(GrantChanged).concurrency == 4
         back = engine.wait(GrantChanged)
         assert (back.concurrency, back.ran_out) == (1, 4)
-        engine.engine.execute(GrantTrial(0, 2))
+        engine.execute(GrantTrial(0, 2))
         assert engine.wait(GrantChanged).concurrency == 2
         assert engine.wait(IterationsDone, lambda event: event.concurrency == 2).trial == 0
 
@@ -293,7 +154,7 @@ class EngineConformance:
         engine.open()
         engine.begin(0, reports=2, splits=2)
         engine.collect(0)
-        engine.engine.execute(GrantTrial(0, 2))
+        engine.execute(GrantTrial(0, 2))
         engine.begin(1, reports=2, splits=2)
         assert engine.collect(1)[1].outcome is Outcome.DONE
         assert not [item for item in engine.heard if isinstance(item, GrantChanged)]
@@ -302,8 +163,7 @@ class EngineConformance:
         engine.open()
         engine.begin(0, reports=10**6, hold=64 * MIB, splits=2)
         engine.wait(IterationsDone, lambda event: event.persistent > 32 * MIB)
-        engine.engine.execute(PauseTrial(0))
-        paused = engine.wait(TrialPaused)
+        paused = engine.pause()
         assert (paused.trial, paused.saved) == (0, False)
         assert abs(paused.persistent - 64 * MIB) < 10 * MIB
         engine.begin(1, reports=20)
@@ -314,9 +174,8 @@ class EngineConformance:
         engine.open()
         engine.begin(0, reports=40)
         engine.wait(Report)
-        engine.engine.execute(PauseTrial(0))
-        engine.wait(TrialPaused)
-        engine.engine.execute(ResumeTrial(0))
+        engine.pause()
+        engine.execute(ResumeTrial(0))
         reports, ended = engine.collect(0)
         assert reports[-1].step == 39
         assert [report.attempt for report in reports] == [0] * len(reports)
@@ -326,21 +185,20 @@ class EngineConformance:
         engine.open()
         engine.begin(0, reports=10**6)
         engine.wait(Report)
-        engine.engine.execute(PauseTrial(0))
+        engine.execute(PauseTrial(0))
         for _ in range(20):
             engine.wait(TrialPaused)
-            engine.engine.execute(ResumeTrial(0))
-            engine.engine.execute(PauseTrial(0))
+            engine.execute(ResumeTrial(0))
+            engine.execute(PauseTrial(0))
         assert engine.wait(TrialPaused).trial == 0
 
     def test_a_grant_that_comes_while_a_trial_waits_is_void(self, engine: EngineUnderTest) -> None:
         engine.open()
         engine.begin(0, reports=40, splits=2)
         engine.wait(IterationsDone)
-        engine.engine.execute(PauseTrial(0))
-        engine.wait(TrialPaused)
-        engine.engine.execute(GrantTrial(0, 2))
-        engine.engine.execute(ResumeTrial(0))
+        engine.pause()
+        engine.execute(GrantTrial(0, 2))
+        engine.execute(ResumeTrial(0))
         said: object = None
         while not isinstance(said, TrialEnded):
             said = engine.wait(object, lambda item: isinstance(item, (IterationsDone, GrantChanged, TrialEnded)))
@@ -352,16 +210,14 @@ class EngineConformance:
         engine.begin(0, reports=10**6, checkpoints=True)
         engine.wait(Report)
         engine.wait(Report)
-        engine.engine.execute(PauseTrial(0))
-        assert engine.wait(TrialPaused).saved
+        assert engine.pause().saved
 
     def test_a_paused_trial_can_be_stopped(self, engine: EngineUnderTest) -> None:
         engine.open()
         engine.begin(0, reports=10**6)
         engine.wait(Report)
-        engine.engine.execute(PauseTrial(0))
-        engine.wait(TrialPaused)
-        engine.engine.execute(StopTrial(0))
+        engine.pause()
+        engine.execute(StopTrial(0))
         assert engine.wait(TrialEnded).outcome is Outcome.STOPPED
 
     def test_a_trial_that_ends_before_it_could_pause_just_ends(self, engine: EngineUnderTest) -> None:
@@ -369,7 +225,7 @@ class EngineConformance:
         engine.begin(0, reports=1)
         engine.collect(0)
         for instruction in (PauseTrial(0), ParkTrial(0), ResumeTrial(0)):
-            engine.engine.execute(instruction)
+            engine.execute(instruction)
         engine.begin(1, reports=2)
         assert engine.collect(1)[1].outcome is Outcome.DONE
 
@@ -377,20 +233,18 @@ class EngineConformance:
         engine.open()
         engine.begin(0, reports=40)
         engine.wait(Report)
-        engine.engine.execute(PauseTrial(0))
-        paused = engine.wait(TrialPaused)
-        engine.engine.execute(ParkTrial(0))
+        paused = engine.pause()
+        engine.execute(ParkTrial(0))
         assert engine.wait(TrialParked).moved == paused.movable
-        engine.engine.execute(ResumeTrial(0))
+        engine.execute(ResumeTrial(0))
         assert engine.collect(0)[1].outcome is Outcome.DONE
 
     def test_a_lane_is_lost_with_those_that_are_paused_in_it(self, engine: EngineUnderTest) -> None:
         engine.open()
         engine.begin(0, reports=10**6)
         engine.wait(Report)
-        engine.engine.execute(PauseTrial(0))
-        engine.wait(TrialPaused)
-        engine.engine.execute(CloseLane(1, kill=True))
+        engine.pause()
+        engine.execute(CloseLane(1, kill=True))
         lost = engine.wait(LaneLost)
         assert (lost.lane, lost.holder) == (1, None)
 
@@ -398,13 +252,13 @@ class EngineConformance:
         engine.open()
         engine.begin(0, reports=5)
         engine.begin(1, reports=5)
-        engine.engine.execute(GiveTurn(1, 1))
+        engine.execute(GiveTurn(1, 1))
         assert {engine.wait(TrialEnded).outcome for _ in range(2)} == {Outcome.DONE}
 
     def test_a_closed_lane_is_lost_and_others_go_on(self, engine: EngineUnderTest) -> None:
         engine.open(1)
         engine.open(2)
-        engine.engine.execute(CloseLane(1))
+        engine.execute(CloseLane(1))
         assert engine.wait(LaneLost).lane == 1
         engine.begin(0, lane=2)
         assert engine.collect(0)[1].outcome is Outcome.DONE
@@ -413,7 +267,7 @@ class EngineConformance:
         engine.open()
         engine.begin(7, hangs=True)
         engine.wait(LaneQuiet, lambda event: event.holder == 7)
-        engine.engine.execute(CloseLane(1, kill=True))
+        engine.execute(CloseLane(1, kill=True))
         lost = engine.wait(LaneLost)
         assert (lost.lane, lost.holder) == (1, 7)
 
@@ -474,7 +328,7 @@ class RealEngineConformance(EngineConformance):
         engine.open()
         engine.begin(0, asks=1)
         engine.wait(Question)
-        engine.engine.execute(StopTrial(0))
+        engine.execute(StopTrial(0))
         assert engine.wait(TrialEnded).outcome is Outcome.STOPPED
         engine.engine.answer(0, 0, b"1")
         engine.begin(1)

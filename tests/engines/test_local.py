@@ -4,13 +4,12 @@ from unittest import mock
 
 import pytest
 
-from cotune.engines import local
+from cotune.engines import local, local_gpu
 from cotune.engines.local import LocalEngine, LocalOptions
 from cotune.packer.instructions import OpenLane
 from cotune.sharing.devices import DeviceInfo, find_devices
 from cotune.sharing.wire import FAULTED
-from cotune.testing import EngineUnderTest, RealEngineConformance
-from cotune.testing.engines import behave
+from cotune.testing import EngineUnderTest, RealEngineConformance, behave
 
 
 class TestLocalEngine(RealEngineConformance):
@@ -27,7 +26,7 @@ def test_once_a_fault_has_broken_the_contexts_of_mps_clients_lanes_are_apart(tmp
 
     class Lane:
         def __init__(self, zygote, options):
-            self.lane, self.options, self.holder = options.lane, options, 7
+            self.lane, self.options, self.holder, self.is_up = options.lane, options, 7, True
             self.read, self.write = os.pipe()
             opened[self.lane] = self
 
@@ -52,8 +51,8 @@ def test_once_a_fault_has_broken_the_contexts_of_mps_clients_lanes_are_apart(tmp
             closed.append(self.uuid)
 
     monkeypatch.setattr(local, "LaneHandle", Lane)
-    monkeypatch.setattr(local, "MpsDaemon", Daemon)
-    monkeypatch.setattr(local, "OthersOnGpu", lambda info: mock.Mock())
+    monkeypatch.setattr(local_gpu, "MpsDaemon", Daemon)
+    monkeypatch.setattr(local_gpu.cuda, "GpuWatch", lambda uuid: mock.Mock())
     gpus = [DeviceInfo(f"cuda:{n}", 1 << 30, 0, 32, 2, f"GPU-{n}", 1 << 30) for n in range(2)]
     engine = LocalEngine(behave, gpus, tmp_path, LocalOptions("loss", mps=True))
     engine.start()

@@ -2,8 +2,7 @@
 
 import pytest
 
-from cotune.testing import EngineUnderTest, RealEngineConformance
-from cotune.testing.engines import behave
+from cotune.testing import EngineUnderTest, RealEngineConformance, behave
 
 pytestmark = pytest.mark.ray
 

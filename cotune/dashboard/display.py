@@ -1,0 +1,70 @@
+"""What is shown of a run while it goes on."""
+
+from __future__ import annotations
+
+import time
+
+from cotune.dashboard.snapshot import RunningView, Snapshot
+from cotune.dashboard.views import View
+from cotune.packer import Packer
+from cotune.records import Records
+
+SHOW_EVERY = 0.25
+
+
+class Display:
+    """Shows a view how a run stands, a few times a second.
+
+    Args:
+        view: Shows it.
+        metric: What is tuned; empty where only the search knows.
+        trials: How many are wanted; None for no limit.
+        records: The trials.
+        packer: Knows what they need.
+
+    Attributes:
+        note: What just went wrong or is going on.
+    """
+
+    def __init__(self, view: View, metric: str, trials: int | None, records: Records, packer: Packer) -> None:
+        self.note = ""
+        self._view = view
+        self._metric = metric or "value"
+        self._trials = trials
+        self._records = records
+        self._packer = packer
+        self._began = time.monotonic()
+        self._due = 0.0
+
+    def show(self) -> None:
+        """Shows it, if it is time to."""
+        now = time.monotonic()
+        if now >= self._due:
+            self._due = now + SHOW_EVERY
+            self._view.update(self.snapshot())
+
+    def close(self) -> None:
+        """Shows the last state."""
+        self._view.close(self.snapshot())
+
+    def snapshot(self) -> Snapshot:
+        """The run as it stands."""
+        records, packer = self._records, self._packer
+        running = []
+        for record, seconds in records.running():
+            assert record.lane is not None
+            where, last = (record.lane, record.device or ""), (record.last_step, record.last_value)
+            demand, slowdown = packer.demand_of(record.trial), packer.slowdown_of(record.trial)
+            running.append(RunningView(record.trial, *where, seconds, *last, demand.peak if demand else None, slowdown))
+        best = records.best
+        return Snapshot(
+            records.name,
+            self._metric,
+            time.monotonic() - self._began,
+            self._trials,
+            dict(records.counts),
+            (best.trial, best.last_value or 0.0) if best else None,
+            tuple(running),
+            packer.snapshot(),
+            self.note,
+        )

@@ -1,0 +1,184 @@
+"""The trials of a run, and the events file that keeps them: what is noted here is what `record.read_run` reads back."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import astuple
+from typing import Any
+
+import numpy as np
+
+from cotune.event_log import EventLog
+from cotune.paths import RunFolder
+from cotune.record import Record, best_of, end_event, json_safe
+from cotune.trial import Estimated, Report, TrialSpec, TrialState
+
+
+class Records(Mapping[int, Record]):
+    """The trials of a run by number, as the driver knows them.
+
+    Args:
+        folder: Where the trials' folders are.
+        log: Where everything is written down.
+        mode: `min` or `max`; empty where only the search knows what is better.
+        seed: From which every trial's seed is derived.
+        earlier: Trials of the run that is resumed.
+
+    Attributes:
+        now: The time of what is being noted. One for all that follows from one event: a lane's next trial starts when
+            the last one ends.
+        counts: Trials by state.
+        best: The finished one with the best last metric.
+        have_reports: Whether any trial has ever reported.
+        first_start: When the first trial of this session started, by the monotonic clock; 0 if none has.
+    """
+
+    def __init__(self, folder: RunFolder, log: EventLog, mode: str, seed: int, earlier: Sequence[Record] = ()) -> None:
+        self.now = time.time()
+        self.counts = dict.fromkeys(map(str, TrialState), 0)
+        self.best = best_of(earlier, mode)
+        self.have_reports = any(record.lines for record in earlier)
+        self.first_start = 0.0
+        self._folder = folder
+        self._log = log
+        self._mode = mode
+        self._seed = seed
+        self._records = {record.trial: record for record in earlier}
+        self._since: dict[int, float] = {}
+        self._last_end = 0.0
+        for record in earlier:
+            self.counts[record.state] += 1
+
+    def __getitem__(self, trial: int) -> Record:
+        return self._records[trial]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._records)
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    @property
+    def name(self) -> str:
+        """The run's."""
+        return self._folder.path.name
+
+    @property
+    def makespan(self) -> float:
+        """Seconds from the first start of a trial in this session to the last end."""
+        return max(0.0, self._last_end - self.first_start) if self.first_start else 0.0
+
+    def unfinished(self) -> Iterator[Record]:
+        """Those that have no end yet, also if something happens to others meanwhile."""
+        for record in list(self._records.values()):
+            if not record.state.is_final:
+                yield record
+
+    def running(self) -> Iterator[tuple[Record, float]]:
+        """Those that run, and for how many seconds."""
+        now = time.monotonic()
+        for trial, since in self._since.items():
+            record = self._records[trial]
+            if record.state is TrialState.RUNNING:
+                yield record, now - since
+
+    def flush(self) -> None:
+        """Hands everything to the operating system."""
+        self._log.flush()
+
+    # ---- what happens to a trial, in the order it does
+
+    def proposed(self, trial: int, params: dict[str, Any], config: dict[str, Any]) -> Record:
+        """Takes in a new trial.
+
+        Args:
+            trial: Its number.
+            params: By flat name.
+            config: What the trainable is called with.
+        """
+        folder, seed = self._folder.trial(trial).path, seed_of(self._seed, trial)
+        record = self._records[trial] = Record(trial, json_safe(params), config, seed, folder)
+        self.counts[record.state] += 1
+        self._log.write("trial", time.time(), trial=trial, params=record.params, seed=seed)
+        return record
+
+    def estimated(self, told: Estimated) -> None:
+        self._records[told.trial].estimate = told.estimate
+        figures = astuple(told.estimate) if told.estimate else None
+        seconds = round(told.seconds, 3)
+        self._log.write(
+            "estimate", time.time(), trial=told.trial, estimate=figures, seconds=seconds, reason=told.reason
+        )
+
+    def starts(self, trial: int, device: str | None, lane: int) -> TrialSpec:
+        """Notes that an attempt begins; gives what a body needs for it."""
+        record, folder = self._records[trial], self._folder.trial(trial)
+        reports = folder.reports_at_checkpoint() if record.attempts else 0
+        spec = TrialSpec(trial, record.attempts, record.config, record.seed, folder.path, reports)
+        record.starts(device, lane, self.now)
+        self._since[trial] = time.monotonic()
+        self._log.write("start", self.now, trial=trial, lane=lane, device=device)
+        self._move(record, TrialState.RUNNING)
+        return spec
+
+    def lane_up(self, lane: int) -> None:
+        """Trials that were waiting in a lane for its process start now."""
+        self.first_start = self.first_start or time.monotonic()
+        for trial in self._since:
+            record = self._records[trial]
+            if record.lane == lane:
+                self._since[trial] = time.monotonic()
+                record.lane_up(self.now)
+                self._log.write("ready", self.now, trial=trial)
+
+    def reported(self, report: Report) -> Record:
+        record = self._records[report.trial]
+        record.add(report)
+        self.have_reports = True
+        self._log.write_line(report.line)
+        return record
+
+    def pauses(self, record: Record) -> None:
+        record.pauses(self.now)
+        self._log.write("pause", self.now, trial=record.trial)
+        self._move(record, TrialState.PAUSED)
+
+    def goes_on(self, record: Record) -> None:
+        record.goes_on(self.now)
+        self._log.write("resume", self.now, trial=record.trial)
+        self._move(record, TrialState.RUNNING)
+
+    def retried(self, record: Record, reason: str) -> None:
+        """Notes that it starts again; one that is paused has made room for others, and does once it is wanted."""
+        self._log.write("retry", time.time(), trial=record.trial, reason=reason)
+        if record.state is not TrialState.PAUSED:
+            self._move(record, TrialState.WAITING)
+
+    def ends(self, record: Record, state: TrialState) -> float | None:
+        """Notes how it ended; gives the seconds of its last attempt, if there was one in this session."""
+        self._move(record, state)
+        since = self._since.pop(record.trial, None)
+        self._last_end = time.monotonic()
+        if state is TrialState.DONE and self._mode:
+            self.best = best_of([record, *([self.best] if self.best else [])], self._mode)
+        if state is not TrialState.INTERRUPTED:
+            self._log.write("end", time.time(), **end_event(record))
+        return None if since is None else self._last_end - since
+
+    def put_off(self, record: Record) -> None:
+        """Notes that it is left for a later session."""
+        self._move(record, TrialState.INTERRUPTED)
+
+    def _move(self, record: Record, state: TrialState) -> None:
+        self.counts[record.state] -= 1
+        self.counts[state] += 1
+        record.state = state
+        if state.is_final:
+            record.goes_on(self.now)
+            record.end = self.now
+
+
+def seed_of(seed: int, trial: int) -> int:
+    """The seed of one trial, from the run's: independent streams, the same on every machine (numpy's SeedSequence)."""
+    return int(np.random.SeedSequence([seed, trial]).generate_state(1)[0])

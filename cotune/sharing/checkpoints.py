@@ -1,0 +1,75 @@
+"""A trial's checkpoints, written whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from cotune.errors import InputError, StorageError
+from cotune.paths import TrialFolder
+
+
+class Checkpoints:
+    """Saves checkpoints of one trial.
+
+    Args:
+        trial: Its number.
+        folder: Where.
+        settle: Has the reports made so far be safe, and says how many they are: a checkpoint stands behind them, and
+            is not published before.
+    """
+
+    def __init__(self, trial: int, folder: TrialFolder, settle: Callable[[], int]) -> None:
+        self._trial = trial
+        self._folder = folder
+        self._settle = settle
+        self._is_saving = False
+
+    @contextlib.contextmanager
+    def save(self) -> Iterator[Path]:
+        """A directory to write to, published when the block is left without an error.
+
+        Raises:
+            InputError: One is being written.
+            StorageError: It cannot be written.
+        """
+        if self._is_saving:
+            raise InputError("checkpoint() was called within checkpoint()", hint="save everything in one directory")
+        self._is_saving = True
+        try:
+            with self._one() as path:
+                yield path
+        finally:
+            self._is_saving = False
+
+    @contextlib.contextmanager
+    def _one(self) -> Iterator[Path]:
+        try:
+            path = self._folder.begin_checkpoint()
+        except OSError as error:
+            raise self._not_saved(error) from error
+        try:
+            yield path
+        except BaseException as error:
+            shutil.rmtree(path, ignore_errors=True)
+            if isinstance(error, OSError) and error.errno is not None and _is_below(error.filename, path):
+                raise self._not_saved(error) from error
+            raise
+        reports = self._settle()
+        try:
+            self._folder.publish_checkpoint(path, reports)
+        except OSError as error:
+            raise self._not_saved(error) from error
+
+    def _not_saved(self, error: OSError) -> StorageError:
+        return StorageError(
+            f"checkpoint of trial {self._trial} not saved under {self._folder.checkpoints}: {error.strerror or error}",
+            hint="the previous checkpoint is still valid; make room, or pass storage= with a folder that has some",
+        )
+
+
+def _is_below(name: object, path: Path) -> bool:
+    return name is None or (isinstance(name, (str, bytes, os.PathLike)) and os.fsdecode(name).startswith(str(path)))

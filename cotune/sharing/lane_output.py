@@ -1,0 +1,58 @@
+"""Where a lane's output goes: what a trial prints to its own log, all else to the lane's."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import sys
+from pathlib import Path
+
+
+class LaneOutput:
+    """Redirects this process for good.
+
+    Args:
+        log: Where output goes that belongs to no trial.
+    """
+
+    def __init__(self, log: Path) -> None:
+        self._log = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        os.dup2(self._log, 1)
+        os.dup2(self._log, 2)
+        self._streams = [
+            io.TextIOWrapper(
+                open(fd, "wb", buffering=0, closefd=False),  # noqa: SIM115
+                encoding="utf-8",
+                errors="backslashreplace",
+                line_buffering=True,
+                write_through=True,
+            )
+            for fd in (1, 2)
+        ]
+        self.restore_streams()
+
+    def redirect(self, log: int) -> None:
+        """Sends what is printed, also by subprocesses and C code, to a trial's log; -1 for the lane's own."""
+        for stream in (sys.stdout, sys.stderr):
+            # Our own write through; a trial may have put another in their place.
+            if stream not in self._streams:
+                with contextlib.suppress(Exception):
+                    stream.flush()
+        target = log if log >= 0 else self._log
+        os.dup2(target, 1)
+        os.dup2(target, 2)
+
+    def restore_streams(self) -> None:
+        """Puts `sys.stdout` and `sys.stderr` back, which the trial before may have replaced."""
+        sys.stdout, sys.stderr = self._streams
+
+
+class OutputAsItIs(LaneOutput):
+    """Leaves output alone, where somebody else takes it."""
+
+    def __init__(self) -> None: ...
+
+    def redirect(self, log: int) -> None: ...
+
+    def restore_streams(self) -> None: ...

@@ -1,0 +1,110 @@
+"""A trial's own random generators and flags of torch, among the trials that share a process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+
+def _torch_flags(torch: Any) -> list[tuple[Callable[[], Any], Callable[[Any], Any]]]:
+    """Process-wide flags of torch that change numerics: how to read and how to set each."""
+    backends = torch.backends
+
+    def attribute(owner: Any, name: str, behind: str = "") -> tuple[Callable[[], Any], Callable[[Any], Any]]:
+        # The function behind a property is four times faster, where this torch has it under the same name.
+        get = getattr(torch._C, behind, None) if behind else None
+        return get or (lambda: getattr(owner, name)), lambda value: setattr(owner, name, value)
+
+    def old(get: Callable[[], Any], put: Callable[[Any], Any]) -> tuple[Callable[[], Any], Callable[[Any], Any]]:
+        """A flag that torch refuses to tell where a trial has set its successor, which is swapped too."""
+
+        def told() -> Any:
+            try:
+                return get()
+            except RuntimeError:
+                return None
+
+        return told, lambda value: None if value is None else put(value)
+
+    accumulation = []
+    if hasattr(torch._C, "_get_cublas_allow_fp16_accumulation"):
+        accumulation = [attribute(backends.cuda.matmul, "allow_fp16_accumulation")]
+    precision = [
+        old(torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+        old(*attribute(backends.cudnn, "allow_tf32")),
+    ]
+    if hasattr(backends, "fp32_precision"):
+        # After the old flags, which write to these too.
+        units = [("cuda", "matmul"), ("cuda", "conv"), ("cuda", "rnn")]
+        units += [("mkldnn", "matmul"), ("mkldnn", "conv"), ("mkldnn", "rnn")]
+        precision += [_fp32_precision(torch, *unit) for unit in units]
+    reduced = "_get_cublas_allow_{}_reduced_precision_reduction"
+    return [
+        (torch.get_default_dtype, torch.set_default_dtype),
+        (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
+        *precision,
+        attribute(backends.cuda.matmul, "allow_fp16_reduced_precision_reduction", reduced.format("fp16")),
+        attribute(backends.cuda.matmul, "allow_bf16_reduced_precision_reduction", reduced.format("bf16")),
+        *accumulation,
+        attribute(backends.cudnn, "benchmark", "_get_cudnn_benchmark"),
+        attribute(backends.cudnn, "deterministic", "_get_cudnn_deterministic"),
+        attribute(backends.cudnn, "enabled", "_get_cudnn_enabled"),
+        attribute(backends.mkldnn, "enabled", "_get_mkldnn_enabled"),
+        (backends.cuda.flash_sdp_enabled, backends.cuda.enable_flash_sdp),
+        (backends.cuda.mem_efficient_sdp_enabled, backends.cuda.enable_mem_efficient_sdp),
+        (backends.cuda.math_sdp_enabled, backends.cuda.enable_math_sdp),
+        (backends.cuda.cudnn_sdp_enabled, backends.cuda.enable_cudnn_sdp),
+        (torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly),
+    ]
+
+
+def _fp32_precision(torch: Any, backend: str, operation: str) -> tuple[Callable[[], Any], Callable[[Any], Any]]:
+    get, put = torch._C._get_fp32_precision_getter, torch._C._set_fp32_precision_setter
+    return partial(get, backend, operation), partial(put, backend, operation)
+
+
+class TorchState:
+    """Random generators and flags of torch, once it is loaded."""
+
+    def __init__(self, torch: Any, seed: int) -> None:
+        self._torch = torch
+        self._cpu = torch.Generator().manual_seed(seed).get_state()
+        self._seed = seed
+        self._cuda: list[Any] | None = None
+        self._flags: list[Any] = list(_defaults(torch))
+
+    def apply(self, left: TorchState | None) -> None:
+        torch = self._torch
+        torch.default_generator.set_state(self._cpu)
+        if torch.cuda.is_initialized():
+            for n, generator in enumerate(torch.cuda.default_generators):
+                if self._cuda is None:
+                    generator.manual_seed(self._seed)
+                else:
+                    generator.set_state(self._cuda[n])
+        now = left._flags if left is not None else [get() for get, _ in _flags]
+        if now == self._flags:
+            return
+        # Each is read again, for setting one may have changed another.
+        for (get, put), value in zip(_flags, self._flags, strict=True):
+            if get() != value:
+                put(value)
+
+    def capture(self) -> None:
+        torch = self._torch
+        self._cpu = torch.default_generator.get_state()
+        if torch.cuda.is_initialized():
+            self._cuda = [generator.get_state() for generator in torch.cuda.default_generators]
+        self._flags = [get() for get, _ in _flags]
+
+
+_flags: list[tuple[Callable[[], Any], Callable[[Any], Any]]] = []
+_flag_defaults: list[Any] = []
+
+
+def _defaults(torch: Any) -> list[Any]:
+    if not _flags:
+        _flags.extend(_torch_flags(torch))
+        _flag_defaults.extend(get() for get, _ in _flags)
+    return _flag_defaults

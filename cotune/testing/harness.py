@@ -1,0 +1,162 @@
+"""A body in the hands of a test: a trainable that does what it is told, and a way to wait for what the body says."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar
+
+from cotune.engines.base import Engine, Happened
+from cotune.packer import (
+    CloseLane,
+    Instruction,
+    LaneLost,
+    LaneReady,
+    OpenLane,
+    PauseTrial,
+    StartTrial,
+    TrialEnded,
+    TrialPaused,
+)
+from cotune.trial import Report, TrialSpec
+
+MIB = 1 << 20
+PATIENCE = 60.0
+
+E = TypeVar("E")
+
+
+def behave(config: dict[str, Any]) -> None:
+    """A trainable that does what its config says; bodies that imagine trials imitate it.
+
+    `reports`: how many; `hold`: bytes kept all the time; `peak`: bytes taken and dropped between two reports;
+    `raises`: a message to raise with at the end; `dies`: kill the own process at the end; `hangs`: never come to
+    another boundary; `checkpoints`: save one before every report; `asks`: so many questions first, the sum of the
+    answers being reported too; `splits`: run every batch as so many micro-batches; `bursts`: memory runs out when more
+    than so many of them run at once.
+    """
+    import cotune
+    from cotune.session import current
+
+    held = bytearray(config.get("hold", 0))
+    held[:: os.sysconf("SC_PAGESIZE")] = b"x" * len(held[:: os.sysconf("SC_PAGESIZE")])
+    session = current()
+    if "asks" in config and session is not None:
+        answers = [int(session.ask(str(number).encode())) for number in range(config["asks"])]
+        cotune.report({"loss": float(sum(answers))})
+    start = 0
+    saved = cotune.restore()
+    if saved is not None:
+        start = int((saved / "done").read_text())
+    for number in range(start, config.get("reports", 1)):
+        if config.get("checkpoints"):
+            with cotune.checkpoint() as path:
+                (path / "done").write_text(str(number))
+        if session is not None and "splits" in config:
+            loan = session.micro_batches(config["splits"])
+            if loan.concurrency > config.get("bursts", loan.concurrency):
+                loan.ran_out()
+        scratch = b"x" * config.get("peak", 0)
+        del scratch
+        cotune.report({"loss": float(number)}, step=number)
+    if "raises" in config:
+        raise RuntimeError(config["raises"])
+    if config.get("dies"):
+        os.kill(os.getpid(), signal.SIGKILL)
+    while config.get("hangs"):
+        time.sleep(3600)
+
+
+class EngineUnderTest:
+    """An engine, and a way to wait for what it says.
+
+    Args:
+        engine: Made with the trainable `behave` and the metric `loss`.
+        folder: For the trials.
+    """
+
+    def __init__(self, engine: Engine, folder: Path) -> None:
+        self.engine = engine
+        self.heard: list[Happened] = []
+        self._folder = folder
+        self._attempts: dict[int, int] = {}
+        self._lanes: set[int] = set()
+
+    def __enter__(self) -> EngineUnderTest:
+        self.devices = self.engine.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.engine.close()
+
+    def begin_anew(self, folder: Path) -> None:
+        """Has a started engine serve another test, which is for bodies that take seconds to start.
+
+        Args:
+            folder: For the trials of that test.
+        """
+        for lane in sorted(self._lanes):
+            self.engine.execute(CloseLane(lane, kill=True))
+        while self._lanes:
+            self.wait(LaneLost)
+        self.heard.clear()
+        self._attempts.clear()
+        self._folder = folder
+
+    def open(self, lane: int = 1, quota: int = 1024 * MIB) -> LaneReady:
+        self._lanes.add(lane)
+        self.engine.execute(OpenLane(lane, self.devices[0].device, quota))
+        return self.wait(LaneReady, lambda event: event.lane == lane)
+
+    def execute(self, instruction: Instruction) -> None:
+        self.engine.execute(instruction)
+
+    def pause(self, trial: int = 0) -> TrialPaused:
+        self.execute(PauseTrial(trial))
+        return self.wait(TrialPaused)
+
+    def begin(self, trial: int, lane: int = 1, **config: Any) -> None:
+        attempt = self._attempts.get(trial, 0)
+        self._attempts[trial] = attempt + 1
+        spec = TrialSpec(trial, attempt, config, seed=trial, folder=self._folder / str(trial))
+        self.engine.execute(StartTrial(trial, lane), spec)
+
+    def wait(self, kind: type[E], that: Callable[[E], bool] = lambda _: True) -> E:
+        """The next thing of a kind, verdicts being given to all reports that come before it."""
+        deadline = time.monotonic() + PATIENCE
+        while time.monotonic() < deadline:
+            for position, item in enumerate(self.heard):
+                if isinstance(item, kind) and that(item):
+                    del self.heard[: position + 1]
+                    return item
+            arrived = self.engine.poll(0.5)
+            for item in arrived:
+                if isinstance(item, Report):
+                    self.engine.verdict(item.trial, item.attempt)
+                elif isinstance(item, LaneLost):
+                    self._lanes.discard(item.lane)
+            self.heard += arrived
+        raise AssertionError(f"no {kind.__name__} within {PATIENCE} s; heard {self.heard}")
+
+    def listen(self, seconds: float) -> list[Happened]:
+        """Everything that is said within some time."""
+        deadline = time.monotonic() + seconds
+        heard: list[Happened] = []
+        while (left := deadline - time.monotonic()) > 0:
+            heard += self.engine.poll(left)
+        return heard
+
+    def collect(self, trial: int) -> tuple[list[Report], TrialEnded]:
+        """Everything a trial reports up to its end, and the end."""
+        reports: list[Report] = []
+        while True:
+            item: Report | TrialEnded = self.wait((Report, TrialEnded), lambda item: item.trial == trial)  # type: ignore[arg-type]
+            if isinstance(item, TrialEnded):
+                return reports, item
+            reports.append(item)

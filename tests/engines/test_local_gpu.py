@@ -1,0 +1,80 @@
+"""A GPU of this machine under a run, with a driver library that says what the test says."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from cotune.demand import GIB
+from cotune.engines import local_gpu
+from cotune.engines.local_gpu import BUSY_AFTER, LocalGpu
+from cotune.engines.others import SETTLE
+from cotune.sharing import cuda
+from cotune.sharing.devices import DeviceInfo
+
+
+class Watch:
+    def __init__(self, uuid):
+        self.bytes, self.is_closed = 0, False
+
+    def used(self):
+        return self.bytes
+
+    def utilization(self):
+        return 0.75
+
+    def close(self):
+        self.is_closed = True
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    monkeypatch.setattr(local_gpu.cuda, "GpuWatch", Watch)
+    made = LocalGpu(DeviceInfo("cuda:0", 16 * GIB - cuda.RESERVE, 0, 32, 2, "GPU-0", 16 * GIB), mps=False)
+    made.watch = made._watch
+    return made
+
+
+def lane(held, quiet=0.0, is_up=True):
+    return SimpleNamespace(held=held, is_up=is_up, quiet_seconds=lambda: quiet)
+
+
+def settled(gpu, lanes):
+    return [gpu.changed_capacity(lanes) for _ in range(SETTLE + 1)][-1]
+
+
+def test_what_no_lane_of_ours_holds_is_taken_by_others(gpu):
+    gpu.watch.bytes = 7 * GIB
+    assert settled(gpu, [lane(2 * GIB), lane(GIB)]) == 12 * GIB - cuda.RESERVE
+
+
+@pytest.mark.parametrize("young", [{"is_up": False}, {"quiet": 3.0}])
+def test_nothing_is_concluded_beside_a_lane_whose_figure_is_old(gpu, young):
+    gpu.watch.bytes = 7 * GIB
+    assert settled(gpu, [lane(GIB), lane(0, **young)]) is None
+
+
+def test_nothing_is_concluded_when_a_lane_has_just_gone(gpu):
+    settled(gpu, [])
+    gpu.lane_gone()
+    gpu.watch.bytes = 7 * GIB
+    assert gpu.changed_capacity([]) is None
+
+
+def test_a_trial_is_said_to_keep_it_busy_once_it_has_trained_for_a_while(gpu):
+    assert gpu.busy(0, 10.0, lanes=1) is None
+    assert gpu.busy(0, 10.1 + BUSY_AFTER, lanes=1) == 0.75
+    assert gpu.busy(0, 10.2 + BUSY_AFTER, lanes=2) is None, "some of it is the other lane's"
+
+
+def test_the_next_attempt_at_a_trial_is_measured_anew(gpu):
+    gpu.busy(0, 10.0, lanes=1)
+    gpu.forget(0)
+    assert gpu.busy(0, 20.0, lanes=1) is None
+
+
+def test_without_mps_lanes_are_told_of_none(gpu):
+    assert gpu.mps_environment is None
+    gpu.close()
+    assert gpu.watch.is_closed

@@ -1,0 +1,164 @@
+"""The trials of a run and the events file: what is noted is what is read back, whatever happens to a trial."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from cotune import records as module
+from cotune.demand import Demand, Estimate
+from cotune.errors import TrialFailed
+from cotune.event_log import VERSION, EventLog
+from cotune.paths import RunFolder
+from cotune.record import read_run
+from cotune.records import Records, seed_of
+from cotune.trial import Estimated, Report, TrialState
+
+WAITING, RUNNING, PAUSED = TrialState.WAITING, TrialState.RUNNING, TrialState.PAUSED
+# What may happen to a trial, by its state.
+STEPS = {
+    WAITING: ["estimate", "start", "put off"],
+    RUNNING: ["lane up", "report", "pause", "retry", "done", "stopped", "failed", "interrupted"],
+    PAUSED: ["resume", "retry", "start", "stopped"],
+}
+# All that a later session goes by.
+KEPT = ["params", "seed", "lines", "values", "attempts", "device", "lane", "start", "rested", "demand", "estimate"]
+
+
+class Driver:
+    """Notes things in a run folder, by a clock of its own."""
+
+    def __init__(self, path, monkeypatch):
+        self.folder = RunFolder(path)
+        self.folder.create()
+        self.log = EventLog(self.folder.events)
+        self.log.write("run", 0.0, version=VERSION, metric="loss", mode="min", seed=5)
+        self.clock = SimpleNamespace(value=1.0)
+        told = SimpleNamespace(time=lambda: self.clock.value, monotonic=lambda: self.clock.value)
+        monkeypatch.setattr(module, "time", told)
+        self.records = Records(self.folder, self.log, "min", 5)
+        self.steps = 0
+
+    def tick(self):
+        self.clock.value += 1.0
+        self.records.now = self.clock.value
+
+    def propose(self, trial=0):
+        return self.records.proposed(trial, {"x": trial / 2}, {"x": trial / 2})
+
+    def report(self, trial, value=0.5):
+        self.steps += 1
+        fields = {"event": "report", "time": self.clock.value, "trial": trial, "step": self.steps}
+        line = json.dumps({**fields, "metrics": {"loss": value}}).encode() + b"\n"
+        self.records.reported(Report(trial, 0, self.steps, value, line))
+
+    def happens(self, step, trial):
+        records, record = self.records, self.records[trial]
+        self.tick()
+        if step == "estimate":
+            records.estimated(Estimated(trial, Estimate(1, 2, 3), "", 0.5))
+        elif step == "start":
+            records.starts(trial, "cpu:0", trial + 10)
+        elif step == "lane up":
+            records.lane_up(record.lane)
+        elif step == "report":
+            self.report(trial)
+        elif step == "pause":
+            records.pauses(record)
+        elif step == "resume":
+            records.goes_on(record)
+        elif step == "retry":
+            records.retried(record, "its lane was lost")
+        elif step == "put off":
+            records.put_off(record)
+        else:
+            record.demand = Demand(100, 10)
+            record.error = TrialFailed("it raised", hint="") if step == "failed" else None
+            records.ends(record, TrialState(step))
+
+    def read(self):
+        self.records.flush()
+        return {record.trial: record for record in read_run(self.folder).records}
+
+
+@pytest.fixture
+def driver(tmp_path, monkeypatch):
+    return Driver(tmp_path / "run", monkeypatch)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_what_was_noted_is_what_is_read_back(data, tmp_path_factory, monkeypatch):
+    driver = Driver(tmp_path_factory.mktemp("history") / "run", monkeypatch)
+    for trial in range(2):
+        driver.propose(trial)
+    for _ in range(data.draw(st.integers(0, 25))):
+        open_ones = list(driver.records.unfinished())
+        if not open_ones:
+            break
+        record = data.draw(st.sampled_from(open_ones), label="trial")
+        driver.happens(data.draw(st.sampled_from(STEPS[record.state]), label="step"), record.trial)
+    read = driver.read()
+    driver.log.close()
+    assert sum(driver.records.counts.values()) == len(driver.records) == len(read)
+    for trial, record in driver.records.items():
+        # What is not told to have ended is not over for a later session.
+        is_over = record.state.is_final and record.state is not TrialState.INTERRUPTED
+        kept = KEPT if is_over else [name for name in KEPT if name not in ("demand", "rested")]
+        assert [getattr(read[trial], name) for name in kept] == [getattr(record, name) for name in kept]
+        assert read[trial].state == (record.state if is_over else WAITING)
+        assert (read[trial].end == record.end) or not is_over
+        assert driver.records.counts[record.state] > 0
+
+
+def test_a_trial_starts_when_the_process_it_waited_for_is_there(driver):
+    driver.propose()
+    driver.happens("start", 0)
+    driver.happens("lane up", 0)
+    assert driver.records[0].start == driver.records.first_start == driver.clock.value
+
+
+def test_the_makespan_is_from_the_first_start_to_the_last_end(driver):
+    assert driver.records.makespan == 0.0
+    for trial in range(2):
+        driver.propose(trial)
+        driver.happens("start", trial)
+        driver.happens("lane up", trial)
+        driver.happens("done", trial)
+    assert driver.records.makespan == 4.0
+
+
+def test_the_best_is_the_best_that_is_done(driver):
+    for trial, (value, end) in enumerate([(0.5, "done"), (0.1, "stopped"), (0.3, "done"), (0.4, "done")]):
+        driver.propose(trial)
+        driver.happens("start", trial)
+        driver.report(trial, value)
+        driver.happens(end, trial)
+    assert driver.records.best is driver.records[2]
+
+
+def test_one_that_is_paused_and_has_made_room_is_still_paused(driver):
+    driver.propose()
+    for step in ("start", "pause", "retry"):
+        driver.happens(step, 0)
+    assert driver.records[0].state is PAUSED
+    assert not list(driver.records.running())
+
+
+def test_an_attempt_after_the_first_goes_on_behind_its_checkpoint(driver):
+    driver.propose()
+    first = driver.records.starts(0, "cpu:0", 1)
+    assert (first.attempt, first.reports) == (0, 0)
+    folder = driver.folder.trial(0)
+    folder.publish_checkpoint(folder.begin_checkpoint(), 12)
+    second = driver.records.starts(0, "cpu:0", 1)
+    assert (second.attempt, second.reports, second.seed) == (1, 12, first.seed)
+
+
+def test_every_trial_has_a_seed_of_its_own_and_always_the_same():
+    assert len({seed_of(5, trial) for trial in range(100)} | {seed_of(6, trial) for trial in range(100)}) == 200
+    assert seed_of(0, 0) == 2968811710
