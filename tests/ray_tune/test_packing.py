@@ -19,7 +19,7 @@ from cotune import colocate
 from cotune.demand import MIB
 from cotune.errors import InputError, TrialTooLarge
 
-pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("cluster")]
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("gpus")]
 
 
 def deterministic(config):
@@ -226,14 +226,14 @@ def test_a_process_for_each_trial_on_a_measured_fraction(run_config, monkeypatch
     monkeypatch.setenv("TUNE_MAX_PENDING_TRIALS_PG", "1")
     results = tune.Tuner(
         tune.with_resources(deterministic, {"cpu": 1, "gpu": 1}),
-        param_space={"seed": tune.grid_search([1, 2, 3])},
+        param_space={"seed": tune.grid_search([1, 2])},
         tune_config=tune.TuneConfig(scheduler=scheduler, max_concurrent_trials=1),
         run_config=run_config(callbacks=[Watch()]),
     ).fit()
     assert results.num_errors == 0
-    assert len({result.metrics["pid_"] for result in results}) == 3
+    assert len({result.metrics["pid_"] for result in results}) == 2
     assert asked[0] == 1
-    assert asked[-1] < 0.5
+    assert asked[1] < 0.5
 
 
 @pytest.mark.parametrize(
