@@ -110,7 +110,7 @@ def _read_payload(payload: int) -> tuple[list[str], list[str], memoryview]:
 
 def _preload(modules: list[str]) -> None:
     """Imports what the trials will; an import that fails will fail again where the user sees it."""
-    # Imports make objects that stay: looking for garbage among them takes a sixth of the time of importing torch.
+    # Imports make objects that stay: looking for garbage among them takes a tenth of the time of importing torch.
     gc.disable()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
