@@ -100,7 +100,7 @@ def tune_sweep(options: Found) -> Found:
         ASHAScheduler(max_t=EPOCHS, grace_period=1, reduction_factor=REDUCTION) if asha else FIFOScheduler()
     )
     if options["door"] == "colocate":
-        from cotune.ray_tune import colocate
+        from cotune import colocate
 
         residents = options.get("residents", 1)
         scheduler = colocate(scheduler, lanes=options.get("lanes", AT_ONCE), max_residents=residents)

@@ -10,9 +10,11 @@ import select
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from cotune.demand import GIB
 from cotune.sharing import pickling
 
 
@@ -47,8 +49,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if marked and (reason := missing()):
             for item in marked:
                 item.add_marker(pytest.mark.skip(reason=f"needs {what}: {reason}"))
-    # Last, since it takes the cluster away that others share.
-    items.sort(key=lambda item: "nodes" in getattr(item, "fixturenames", ()))
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -115,32 +115,50 @@ def wait_gone() -> Callable[[Iterable[int]], None]:
 
 
 class Ray:
-    """The Ray cluster that this process is in: the same one for all tests in a row that ask for the same."""
+    """A Ray cluster on this machine, for all tests that need one: Ray starts in ten seconds, a further node in two."""
 
     def __init__(self) -> None:
-        self._gpus: int | None = None
+        self._cluster: Any = None
+        self._with_gpus: Any = None
 
-    def start(self, gpus: int) -> None:
-        """Two CPUs and so many logical GPUs, on this machine."""
+    def start(self, gpus: int) -> Any:
+        """Connects this process to a node of two CPUs and, if there are to be GPUs, one more that has as many in name.
+
+        Returns:
+            The cluster, to which nodes can be added.
+        """
         import ray
+        from ray.cluster_utils import Cluster
 
-        if self._gpus == gpus:
-            return
-        self.leave()
-        ray.init(
-            address="local",
-            num_cpus=2,
-            num_gpus=gpus,
-            include_dashboard=False,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-        )
-        self._gpus = gpus
+        node = {"num_cpus": 2, "memory": 4 * GIB}
+        if self._cluster is None:
+            # A node that is killed is missed within a second, instead of a quarter of a minute.
+            system = {
+                "health_check_initial_delay_ms": 0,
+                "health_check_period_ms": 200,
+                "health_check_failure_threshold": 5,
+            }
+            head = {**node, "include_dashboard": False, "_system_config": system}
+            self._cluster = Cluster(initialize_head=True, head_node_args=head)
+        if not ray.is_initialized():
+            ray.init(address=self._cluster.address, log_to_driver=False, logging_level=logging.ERROR)
+        # Others were left by tests that failed.
+        kept = {self._with_gpus} if gpus else set()
+        for other in self._cluster.worker_nodes - kept:
+            self._cluster.remove_node(other)
+        if gpus and self._with_gpus not in self._cluster.worker_nodes:
+            self._with_gpus = self._cluster.add_node(**node, num_gpus=gpus)
+        return self._cluster
 
     def leave(self) -> None:
-        self._gpus = None
+        """Disconnects this process; the cluster stays."""
         if (ray := sys.modules.get("ray")) is not None:
             ray.shutdown()
+
+    def close(self) -> None:
+        self.leave()
+        if self._cluster is not None:
+            self._cluster.shutdown()
 
 
 @pytest.fixture(scope="session")
@@ -153,4 +171,4 @@ def in_ray():
         patch.setenv("PYTHONPATH", os.getcwd())
         cluster = Ray()
         yield cluster
-        cluster.leave()
+        cluster.close()

@@ -192,6 +192,19 @@ def test_no_two_modules_import_each_other_in_a_circle():
         walk(module, ())
 
 
+def test_a_lane_on_ray_imports_no_brain():
+    # Each is a process that starts anew, while a trial waits.
+    loaded: set[str] = set()
+    waiting = {"cotune.ray_tune.lane"}
+    while waiting:
+        module = waiting.pop()
+        loaded.add(module)
+        above = {module.rpartition(".")[0]} & MODULES.keys()
+        waiting |= (imports_of(module).at_import | above) - loaded
+    assert "cotune.sharing.host" in loaded
+    assert not {module for module in loaded if part_of(module) in ("packer", "engines")}
+
+
 def test_importing_cotune_loads_no_heavy_module():
     heavy = ["torch", "ray", "optuna", "numpy", "rich", "cloudpickle", "pandas", "pynvml", "sklearn"]
     assert run_python(f"import sys, json, cotune; print(json.dumps([m for m in {heavy} if m in sys.modules]))") == []

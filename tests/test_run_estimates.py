@@ -205,8 +205,15 @@ import optuna
 import cotune
 from cotune.sharing import estimator
 
-estimator.BUDGET = 4.0
 path = sys.argv[1] + "/harm"
+begin = estimator.Estimator.begin
+
+def impatient(self, trial, config):
+    # A busy machine is no reason to go without the other estimates.
+    estimator.BUDGET = 0.5 if config["does"] == "hangs" else 60.0
+    begin(self, trial, config)
+
+estimator.Estimator.begin = impatient
 does = ["raises", "trains", "hangs", "trains", "writes", "trains", "reads", "reads", "reads", "trains"]
 
 class Does:
@@ -267,7 +274,7 @@ def test_what_cannot_be_estimated_runs_as_ever_and_the_driver_never_imports_torc
     assert [event["trial"] for event in estimates] == list(range(9))
     reasons = [event["reason"].partition(":")[0] for event in estimates]
     data = "DataDependentOutputException"
-    slow = "it took more than 4 s"
+    slow = "it took more than 0.5 s"
     assert reasons == ["RuntimeError", "", slow, "", "PermissionError", "", data, data, data]
 
 

@@ -74,7 +74,8 @@ def test_paused_trials_make_room_and_start_again_from_their_checkpoints(run):
     assert not found.errors
 
 
-def test_a_run_with_paused_trials_can_be_interrupted_and_resumed(run, tmp_path):
+def test_a_run_with_paused_trials_can_be_interrupted_and_resumed(run, tmp_path, monkeypatch):
+    monkeypatch.setattr("cotune.packer.lane_events.STOP_GRACE", 0.5)
     stuck = tmp_path / "stuck"
 
     def train(config):

@@ -6,15 +6,15 @@ import pytest
 
 
 @pytest.fixture
-def cluster(in_ray):
-    """Two CPUs and two logical GPUs on this machine."""
+def gpus(in_ray):
+    """A node with two GPUs in name, and one without."""
     in_ray.start(gpus=2)
 
 
 @pytest.fixture
 def cpus(in_ray):
-    """Two CPUs and no GPU."""
-    in_ray.start(gpus=0)
+    """A node of two CPUs, to whose cluster others can be added."""
+    return in_ray.start(gpus=0)
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import signal
 import subprocess
@@ -109,7 +108,7 @@ def test_a_driver_that_dies_is_restored(cpus, tmp_path):
         tune.Tuner(
             test_faults.saves,
             param_space={{"n": tune.grid_search([1, 2])}},
-            tune_config=tune.TuneConfig(scheduler=colocate(lanes=2)),
+            tune_config=tune.TuneConfig(scheduler=colocate(lanes=1, max_residents=2)),
             run_config=tune.RunConfig(storage_path={str(tmp_path)!r}, name="run", verbose=0, callbacks=[Die()]),
         ).fit()
         """)
@@ -120,23 +119,12 @@ def test_a_driver_that_dies_is_restored(cpus, tmp_path):
     results = tune.Tuner.restore(str(tmp_path / "run"), trainable=saves).fit()
     assert results.num_errors == 0
     assert {result.metrics["step"] for result in results} == {STEPS - 1}
+    assert any(result.metrics["start"] > 0 for result in results), "from a checkpoint"
 
 
-@pytest.fixture
-def nodes(in_ray):
-    from ray.cluster_utils import Cluster
-
-    in_ray.leave()
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
-    ray.init(address=cluster.address, log_to_driver=False, logging_level=logging.ERROR)
-    yield cluster
-    ray.shutdown()
-    cluster.shutdown()
-
-
-def test_nodes_come_and_go(nodes, run_config, tmp_path):
+def test_nodes_come_and_go(cpus, run_config, tmp_path):
+    nodes = cpus
     first = nodes.add_node(num_cpus=1, num_gpus=1)
-    nodes.wait_for_nodes()
     second = []
 
     def act(result):

@@ -198,7 +198,7 @@ def test_optuna_search_with_median_stopping(run_config):
             mode="max",
             num_samples=5,
             search_alg=OptunaSearch(),
-            scheduler=colocate(MedianStoppingRule(grace_period=2, min_samples_required=2)),
+            scheduler=colocate(MedianStoppingRule(grace_period=2, min_samples_required=2), lanes=1),
         ),
         run_config=run_config(),
     )
