@@ -136,7 +136,8 @@ class Endings:
             f"the largest device leaves {format_bytes(largest)} to one trial"
         )
         whole = lane.asked >= lane.device.capacity and self._fitting.is_whole(lane.asked)
-        if trial.had_all and whole and lane.is_empty and (trial.alone or not lane.residue):
+        had_all = trial.had_all and whole and lane.is_empty and (trial.alone or not lane.residue)
+        if had_all or (event.needed or 0) > self._fitting.largest:
             self.conclude(trial, Outcome.FAILED, "TrialTooLarge", figures)
             return
         expected = trial.demand or trial.hint or self._line.model(trial).demand(trial.features)

@@ -107,9 +107,10 @@ class Chaos(RuleBasedStateMachine):
         )
         self.count += 1
 
-    @rule(persistent=st.integers(500, 1100))
-    def add_huge(self, persistent: int) -> None:
+    @rule(persistent=st.integers(500, 1100), knows=st.booleans())
+    def add_huge(self, persistent: int, knows: bool) -> None:
         self.world.add(self.count, persistent * MIB, 30 * MIB, kind="a", features={"size": float(persistent)})
+        self.world.jobs[self.count].knows = knows
         self.count += 1
 
     @precondition(lambda self: self.count)

@@ -418,10 +418,21 @@ def test_second_out_of_memory_brings_a_device_for_itself() -> None:
     assert world.outcome(1) is Outcome.DONE
 
 
+def test_given_up_at_once_if_it_asks_for_more_than_the_largest_device_has() -> None:
+    world = World()
+    world.device("small", 500 * MIB, CONTEXT)
+    world.device("large", GIB, CONTEXT)
+    world.add(0, 2 * GIB)
+    world.go(0)
+    assert world.error(0) == "TrialTooLarge"
+    assert "it needs 2.0 GiB or more" in world.concluded[0].reason
+
+
 def test_given_up_with_figures_only_after_the_largest_device_was_its_own() -> None:
     world = World()
     world.device("small", 500 * MIB, CONTEXT)
     world.add(0, 2 * GIB)
+    world.jobs[0].knows = False
     world.device("large", GIB, CONTEXT)
     world.go(0)
     assert world.lane_of(0).device == "large"
@@ -429,7 +440,7 @@ def test_given_up_with_figures_only_after_the_largest_device_was_its_own() -> No
     assert world.error(0) == "TrialTooLarge"
     reason = world.concluded[0].reason
     assert reason == (
-        "it needs 2.0 GiB or more; it had 974 MiB in a lane of 1.0 GiB; the largest device leaves 974 MiB to one trial"
+        "it needs 974 MiB or more; it had 974 MiB in a lane of 1.0 GiB; the largest device leaves 974 MiB to one trial"
     )
 
 

@@ -22,7 +22,10 @@ __all__ = ["MIB", "Job", "World", "WorldDevice", "WorldLane"]
 
 @dataclass
 class Job:
-    """What a trial really is: bytes and iterations; `late` more ephemeral bytes from the third iteration on."""
+    """What a trial really is: bytes and iterations; `late` more ephemeral bytes from the third iteration on.
+
+    One that does not know (`knows`) cannot tell what it was refused.
+    """
 
     trial: int
     persistent: int
@@ -40,6 +43,7 @@ class Job:
     granted: int | None = None
     saves: bool = False
     movable: int = 0
+    knows: bool = True
     pausing: bool = False
     paused: bool = False
     parked: int = 0
@@ -194,7 +198,8 @@ class World:
             job.concurrency = 1
             self._mail(lane, ev.GrantChanged(self.time, trial, 1, at_once))
         if lane.held + job.now > lane.quota:
-            return self._end(lane, job, Outcome.OUT_OF_MEMORY, needed=job.persistent + job.now)
+            needed = job.persistent + job.now if job.knows else None
+            return self._end(lane, job, Outcome.OUT_OF_MEMORY, needed)
         self._mail(
             lane,
             ev.IterationsDone(self.time, trial, 1, job.pace, job.persistent, job.now, job.busy, job.splits, at_once),

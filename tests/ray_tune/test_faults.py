@@ -89,7 +89,8 @@ def test_a_driver_that_dies_is_restored(cpus, tmp_path):
     script = tmp_path / "driver.py"
     script.write_text(
         textwrap.dedent(f"""
-        import sys, os
+        import os, sys, time
+        from pathlib import Path
         sys.path.insert(0, {str(Path(__file__).parent)!r})
         import ray
         from ray import tune
@@ -101,10 +102,18 @@ def test_a_driver_that_dies_is_restored(cpus, tmp_path):
             log_to_driver=False,
             runtime_env={{"env_vars": {{"PYTHONPATH": path}}}},
         )
+        kept = Path({str(tmp_path)!r}, "run")
         class Die(tune.Callback):
+            ready = False
             def on_step_end(self, iteration, trials, **info):
-                if os.environ.get("DIES") and all(trial.checkpoint for trial in trials) and trials:
+                if os.environ.get("DIES") and self.ready:
+                    # A thread of Tune's writes its state, which is of no use half written; no step begins meanwhile.
+                    before = None
+                    while before != (now := [path.stat().st_mtime_ns for path in kept.glob("*.json")]):
+                        before = now
+                        time.sleep(0.5)
                     os.kill(os.getpid(), 9)
+                self.ready = trials and all(trial.checkpoint for trial in trials)
         tune.Tuner(
             test_faults.saves,
             param_space={{"n": tune.grid_search([1, 2])}},
