@@ -15,7 +15,7 @@ from ray import tune
 from ray.tune import Checkpoint
 from ray.tune.schedulers import ASHAScheduler, HyperBandScheduler, MedianStoppingRule, PopulationBasedTraining
 
-from cotune import colocate
+from cotune.ray_tune import colocate
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("cpus")]
 
