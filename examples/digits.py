@@ -76,9 +76,11 @@ def main():
     # The same trials twice: random suggestions depend on nothing but the seed.
     same = {"metric": "loss", "trials": options.trials, "gpus": options.gpus, "sampler": "random", "seed": 1}
     packed = cotune.run(train, space, **same)
-    alone = cotune.run(train, space, lanes=1, **same)
-    best = packed.best
+    alone = None if packed.interrupted else cotune.run(train, space, lanes=1, **same)
     print(packed)
+    if alone is None or alone.interrupted:
+        return
+    best = packed.best
     print(f"\nbest configuration: {best.config}")
     print(f"validation accuracy {best.metrics['accuracy']:.1%}, loss {best.metrics['loss']:.4f}")
     same_metrics = all(a.metrics == b.metrics for a, b in zip(packed, alone, strict=True))
