@@ -199,12 +199,12 @@ class Fitting:
         demand = trial.measured or trial.expected
         if not may_run or not lane.ready or lane.closing or demand is None:
             return None
-        others = lane.base - (trial.resting - trial.parked)
-        need = lane.need([*resident_demands(lane), demand]) - lane.base + others
+        own = trial.resting - trial.parked
+        need = lane.need([*resident_demands(lane), demand]) - own
         if not lane.residents and len(lane.paused) == 1:
             # It has run here, if without the margins that the device has no room for.
             least = max(trial.rested, trial.seen.peak if trial.seen else 0)
-            need = min(need, max(device.capacity, others + least))
+            need = min(need, max(device.capacity, lane.base - own + least))
         return self._place(device, lane, need)
 
     def find_whole(self, trial: Trial, unused: Iterable[Device]) -> Place | list[Place]:
