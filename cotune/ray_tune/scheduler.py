@@ -221,9 +221,11 @@ def _broker(trial: Any, options: Options) -> Broker:
         grants=False,
         max_slowdown=options.max_slowdown,
     )
-    cores = float(trial.placement_group_factory.required_resources.get("CPU", 0.0))
+    asked = trial.placement_group_factory.required_resources
+    cores = float(asked.get("CPU", 0.0))
     cluster = ClusterOptions(
         gpus=options.gpus,
+        asks_gpu=asked.get("GPU", 0.0) > 0,
         cores=cores,
         margin=options.memory_margin,
         lanes=options.lanes,

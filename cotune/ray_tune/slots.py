@@ -39,6 +39,7 @@ class ClusterOptions:
 
     Attributes:
         gpus: GPUs to use at most; None for all the cluster has, 0 for none.
+        asks_gpu: The trials ask for one, however little of it.
         cores: CPUs a trial asks for, which bounds how many lanes pay.
         margin: Share of a device's memory that is left alone; None for the usual.
         lanes: Lanes per device if that is fixed; as many are started ahead.
@@ -48,6 +49,7 @@ class ClusterOptions:
     """
 
     gpus: int | None
+    asks_gpu: bool
     cores: float
     margin: float | None
     lanes: int | None
@@ -100,8 +102,13 @@ class Slots:
         self._actor = lane_actor(options.residents)
         self._nodes = alive_nodes()
         gpus = self._total("GPU")
-        self.uses_gpus = gpus >= 1 if options.gpus is None else options.gpus > 0
-        if options.gpus and options.gpus > gpus:
+        self.uses_gpus = gpus >= 1 or options.asks_gpu if options.gpus is None else options.gpus > 0
+        if self.uses_gpus and options.gpus is None and gpus < 1:
+            log.warning(
+                "the trials ask for a GPU, and the cluster has none now: they wait until it has. "
+                "Where it never will, pass gpus=0"
+            )
+        elif options.gpus and options.gpus > gpus:
             log.warning(
                 "gpus=%d, but the cluster has %d now: trials for the others wait until it has more. "
                 "Where it never will, pass gpus=%d",
@@ -124,7 +131,8 @@ class Slots:
     def reserve(self, trials: int) -> None:
         """Asks for devices, one a trial at most, on nodes that were there a second ago."""
         if self.uses_gpus:
-            limit = self._options.gpus or int(self._total("GPU"))
+            # Where there is none yet, one is asked for, or none would ever come.
+            limit = self._options.gpus or max(1, int(self._total("GPU")))
             while len(self.all) < min(limit, trials):
                 self._add_gpu()
         else:

@@ -150,3 +150,32 @@ def test_nodes_come_and_go(cpus, run_config, tmp_path):
     ).fit()
     check_all_came_to_the_end(results, seen)
     assert {result.metrics["node"] for result in results} == {second[0].node_id}
+
+
+class Grows(tune.Callback):
+    """Adds a node with a GPU once Tune has looked at its trials and could start none."""
+
+    def __init__(self, nodes):
+        self.nodes = nodes
+        self.node = None
+
+    def on_step_end(self, iteration, trials, **info):
+        if self.node is None and trials:
+            assert {trial.status for trial in trials} == {"PENDING"}
+            self.node = self.nodes.add_node(num_cpus=1, num_gpus=1).node_id
+
+    def __reduce__(self):
+        return Grows, (None,)
+
+
+def test_trials_that_ask_for_a_gpu_wait_until_the_cluster_has_one(cpus, run_config, caplog):
+    grows = Grows(cpus)
+    results = tune.Tuner(
+        tune.with_resources(saves, {"gpu": 0.5}),
+        param_space={"n": tune.grid_search([1, 2])},
+        tune_config=tune.TuneConfig(scheduler=colocate()),
+        run_config=run_config(callbacks=[grows]),
+    ).fit()
+    assert results.num_errors == 0
+    assert {result.metrics["node"] for result in results} == {grows.node}
+    assert "pass gpus=0" in caplog.text
