@@ -59,8 +59,8 @@ class Endings:
     def attempt(self, trial: Trial, lane: Lane, granted: int, event: ev.TrialEnded) -> None:
         """An attempt has ended in its lane, which the trial has left, where it was granted so many micro-batches."""
         if event.outcome is Outcome.DONE:
-            if trial.seconds > 0:
-                self._line.model(trial).observe_seconds(trial.id, trial.features, trial.seconds)
+            if trial.alone_seconds > 0:
+                self._line.model(trial).observe_seconds(trial.id, trial.features, trial.alone_seconds)
             self.conclude(trial, Outcome.DONE)
         elif event.outcome is Outcome.STOPPED or trial.withdrawn_at is not None:
             self.retry(trial, "its room was needed while it was paused", event.time)
@@ -102,7 +102,7 @@ class Endings:
         if trial.withdrawn_at is not None:
             self.conclude(trial, Outcome.STOPPED, reason="withdrawn")
             return
-        trial.iterations, trial.seconds, trial.since = 0, 0.0, now
+        trial.iterations, trial.seconds, trial.alone_seconds, trial.since = 0, 0.0, 0.0, now
         if not trial.held:
             self._line.join(trial)
         self._ledger.out.append(do.RetryTrial(trial.id, reason))

@@ -64,10 +64,30 @@ class Interference:
 
 def load(trial: Trial) -> float:
     """Its share of the device's time alone; all of it as long as nobody knows."""
+    known = known_load(trial)
+    return 1.0 if known is None else known
+
+
+def known_load(trial: Trial) -> float | None:
+    """The same; None as long as nobody knows."""
     for known in (trial.demand, trial.expected):
         if known is not None and known.busy is not None:
             return known.busy
-    return 1.0
+    return None
+
+
+def present_speed(trial: Trial, device: Device) -> float:
+    """Its speed among those that run on a device now, 1 being that alone; 1 if it is not known what they use."""
+    total = known_load(trial)
+    others = neighbours(trial, device)
+    if total is None or not others:
+        return 1.0
+    for other in others:
+        known = known_load(other)
+        if known is None:
+            return 1.0
+        total += known
+    return shared_speed(total)
 
 
 def neighbours(trial: Trial, device: Device) -> list[Trial]:

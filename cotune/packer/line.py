@@ -231,9 +231,9 @@ class Line:
     def seconds_left(self, trial: Trial) -> float | None:
         """How long it will run on, as far as that can be told."""
         if trial.max_steps and trial.iterations:
-            return max(trial.max_steps - trial.iterations, 0) * trial.seconds / trial.iterations
+            return max(trial.max_steps - trial.iterations, 0) * trial.alone_seconds / trial.iterations
         whole = self.whole(trial)
-        return None if whole is None else max(whole - trial.seconds, whole / 100)
+        return None if whole is None else max(whole - trial.alone_seconds, whole / 100)
 
     def whole(self, trial: Trial) -> float | None:
         """How long it takes from its beginning to its end, if it is not stopped, as far as that can be told."""

@@ -18,6 +18,7 @@ from cotune.packer.endings import Endings, RetryRules
 from cotune.packer.events import Outcome
 from cotune.packer.fitting import Fitting
 from cotune.packer.grants import Grants
+from cotune.packer.interference import present_speed
 from cotune.packer.lane_events import LaneEvents
 from cotune.packer.ledger import Ledger
 from cotune.packer.line import Line
@@ -267,6 +268,7 @@ class Packer:
         is_first = trial.iterations == 0
         trial.iterations += event.count
         trial.seconds += event.seconds
+        trial.alone_seconds += event.seconds * present_speed(trial, device)
         self._ledger.stirred.add(device)
         self._options.policy.ran(trial.id, trial.group, event.seconds)
         if event.count:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from cotune.packer import instructions as do
 from cotune.packer.company import Company
 from cotune.packer.fitting import Fitting, Place
+from cotune.packer.interference import present_speed
 from cotune.packer.ledger import Ledger
 from cotune.packer.line import SORT_AT_ONCE, Fits, Line, Shape
 from cotune.packer.policies import Policy
@@ -315,7 +316,7 @@ class Placement:
         else:
             self._ledger.resize(lane, place.quota)
         trial.attempts += 1
-        trial.expected_seconds = self._line.seconds_left(trial) if trial.attempts == 1 else None
+        left = self._line.seconds_left(trial) if trial.attempts == 1 else None
         self._line.leave(trial, started=True)
         self.unreserve(trial)
         trial.overtaken = 0
@@ -324,5 +325,6 @@ class Placement:
         lane.least = 0
         self._company.starts(trial, device)
         lane.residents[trial.id] = trial
+        trial.expected_seconds = None if left is None else left / present_speed(trial, device)
         self._ledger.out.append(do.StartTrial(trial.id, lane.id))
         self._ledger.touch(device)

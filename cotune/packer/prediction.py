@@ -17,20 +17,26 @@ HUGE = 1e100
 
 
 class Prediction:
-    """An upper estimate of one positive quantity from numeric features.
+    """An estimate of one positive quantity from numeric features: an upper one, or one as often too low as too high.
 
-    A log-linear ridge regression; its margin is the 95% quantile of its own residuals, so a quantity that the
-    features explain badly is estimated generously. With too few samples for that: the largest value seen.
+    A log-linear ridge regression; the margin of an upper estimate is the 95% quantile of its own residuals, so a
+    quantity that the features explain badly is estimated generously. With too few samples for that: the largest
+    value seen, or the median.
     (Horus, TPDS'21, section 4, shows FLOPs, parameters and batch size, all products of hyperparameters, to
     carry memory; a product is linear in logarithms.)
 
     Args:
         floor: Smaller values are not told apart: there is nothing to gain, and logarithms make much of them.
+        upper: Whether too much is better than too little, as for what is set aside.
     """
 
-    def __init__(self, floor: float = TINY) -> None:
+    def __init__(self, floor: float = TINY, upper: bool = True) -> None:
         self.version = 0
         self._floor = floor
+        self._upper = upper
+        self._quantile, self._margin = (QUANTILE, MARGIN) if upper else (0.5, 1.0)
+        # By how much a value may exceed what was expected and still be no news.
+        self._slack = 1.0 if upper else 2.0
         self._names: tuple[str, ...] = ()
         # Rows of the two arrays, by trial, the oldest first.
         self._rows: dict[int, int] = {}
@@ -41,7 +47,7 @@ class Prediction:
         self._base = 0.0
         self._fitted_on = 0
         self._surprises = 0
-        self._largest = 0.0
+        self._largest = self._middle = 0.0
 
     @property
     def is_known(self) -> bool:
@@ -67,7 +73,7 @@ class Prediction:
         self._values[row] = value
         count = len(self._rows)
         expected = self.estimate(features)
-        surprised = expected is None or value > expected
+        surprised = expected is None or value > self._slack * expected
         largest = self._largest
         if value > self._largest:
             self._largest = value
@@ -76,7 +82,7 @@ class Prediction:
         self.version += self._largest != largest
         self._surprises += surprised
         # Among many samples one more changes little, and a fit takes as long as a hundred events.
-        if self._surprises > count // 64 or count >= self._fitted_on * 1.25 + 1:
+        if self._surprises > count // 64 or count > self._fitted_on * 1.25:
             self._fit()
 
     def estimate(self, features: Mapping[str, float]) -> float | None:
@@ -84,7 +90,7 @@ class Prediction:
         if not self.is_known:
             return None
         if self._terms is None:
-            return self._largest * MARGIN
+            return (self._largest if self._upper else self._middle) * self._margin
         log_value = self._base
         for name, is_log, weight in self._terms:
             value = features.get(name, 0.0)
@@ -92,7 +98,7 @@ class Prediction:
                 value = _number(features, name)
             log_value += weight * (math.log(value if value > TINY else TINY) if is_log else value)
         # Beyond what was seen a power law is a guess: four times the largest is as far as it is believed.
-        return math.exp(min(log_value, math.log(4 * self._largest))) * MARGIN
+        return math.exp(min(log_value, math.log(4 * self._largest))) * self._margin
 
     def _rename(self, features: Mapping[str, float]) -> None:
         """Makes columns for features that are new."""
@@ -110,6 +116,7 @@ class Prediction:
         varying = np.ptp(table, axis=0) > 0 if names else np.zeros(0, dtype=bool)
         if count < int(varying.sum()) + 3:
             self._terms = None
+            self._middle = float(np.median(self._values[:count]))
             return
         names = [name for name, varies in zip(names, varying, strict=True) if varies]
         table = table[:, varying] if names else np.zeros((count, 0))
@@ -121,7 +128,7 @@ class Prediction:
         ridge = 1e-3 * len(y) * np.eye(x.shape[1])
         ridge[0, 0] = 0.0
         weights = np.linalg.solve(x.T @ x + ridge, x.T @ y)
-        margin = max(0.0, float(np.quantile(y - x @ weights, QUANTILE)))
+        margin = float(np.quantile(y - x @ weights, self._quantile))
         slopes = weights[1:] / scale
         self._base = float(weights[0] + margin - slopes @ center)
         # Plain floats, since a numpy call costs more than the arithmetic.
@@ -147,7 +154,7 @@ class KindModel:
     def __init__(self) -> None:
         self._persistent = Prediction(floor=MIB)
         self._peak = Prediction(floor=MIB)
-        self._seconds = Prediction(floor=0.001)
+        self._seconds = Prediction(floor=0.001, upper=False)
         self.busy: float | None = None
 
     @property

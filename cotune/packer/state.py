@@ -39,6 +39,8 @@ class Trial:
         overtaken: Trials that started while this one was first in line and did not fit.
         group: As the policy has it, when it last waited.
         exclusive: The policy wants no other lane beside it on its device.
+        seconds: For which it ran, in this attempt.
+        alone_seconds: How long that would have taken alone.
         hint: What its owner expects it to need, until it was measured.
         seconds_hint: How long its owner expects it to take alone.
         since: When it began to wait.
@@ -87,6 +89,7 @@ class Trial:
     withdrawn_at: float | None = None
     iterations: int = 0
     seconds: float = 0.0
+    alone_seconds: float = 0.0
     longest: float = 0.0
     splits: int = 0
     granted: int = 1

@@ -74,7 +74,7 @@ class Survivors:
         """A trial has come to its end, however long that was expected to take, or was stopped."""
         whole = self._line.whole(trial)
         if whole and trial.iterations:
-            progress = min(1.0, trial.seconds / whole) if stopped else 1.0
+            progress = min(1.0, trial.alone_seconds / whole) if stopped else 1.0
             self._total += progress - (self._ends[0] if len(self._ends) == MEMORY else 0.0)
             self._ends.append(progress)
             self._sums.clear()
@@ -98,7 +98,7 @@ class Survivors:
     def seconds_left(self, trial: Trial) -> float:
         """How long a trial will probably go on when alone; 0 if nobody knows."""
         whole = self._line.whole(trial)
-        return self._residual(min(1.0, trial.seconds / whole)) * whole if whole else 0.0
+        return self._residual(min(1.0, trial.alone_seconds / whole)) * whole if whole else 0.0
 
     @property
     def is_on(self) -> bool:

@@ -10,6 +10,7 @@ from cotune.packer import events as ev
 from cotune.packer import instructions as do
 from cotune.packer.endings import MOST_LOSSES
 from cotune.packer.events import Outcome
+from cotune.packer.interference import shared_speed
 from cotune.packer.packer import Packer, PackerOptions
 from cotune.packer.policies import Fifo
 from cotune.packer.state import padded
@@ -901,6 +902,34 @@ def test_what_was_expected_and_what_was_measured_are_told_at_the_end() -> None:
     assert end.expected is not None
     assert end.expected.peak == padded(150 * MIB) + padded(75 * MIB)
     assert end.demand == Demand(100 * MIB, 50 * MIB)
+
+
+def test_a_trial_is_expected_to_take_as_much_longer_as_those_beside_it_slow_it_down() -> None:
+    world = make(width=2)
+    for trial in (0, 1):
+        world.add(trial, 100 * MIB, 50 * MIB, steps=6, busy=0.95, seconds=10.0, hint=1.0)
+        world.settle()
+        world.go(trial, 2)
+    world.add(2, 100 * MIB, 50 * MIB, steps=6, busy=0.95, seconds=10.0, hint=1.0)
+    world.finish(0)
+    world.finish(2)
+    alone = [world.concluded[trial].expected_seconds for trial in (0, 2)]
+    assert alone == pytest.approx([60.0, 60.0 / shared_speed(1.9)])
+
+
+def test_what_a_trial_takes_beside_others_is_learnt_as_what_it_takes_alone() -> None:
+    world = make(width=2)
+    for trial in (0, 1):
+        world.add(trial, 100 * MIB, 50 * MIB, steps=100, busy=0.95, seconds=10.0)
+        world.settle()
+        world.go(trial, 3)
+    world.finish(1)
+    world.finish(0)
+    world.add(2, 100 * MIB, 50 * MIB, steps=100, busy=0.95, seconds=10.0)
+    world.finish(2)
+    # The longer of the two had a neighbour for nearly all of its time, the other for nearly none.
+    fast, slow = 1000.0 * shared_speed(1.9), 1000.0
+    assert world.concluded[2].expected_seconds == pytest.approx((fast + slow) / 2, rel=0.02)
 
 
 def test_the_time_of_a_trial_that_had_to_start_again_is_not_compared() -> None:

@@ -32,6 +32,17 @@ def test_largest_seen_is_expected_while_samples_are_few() -> None:
     assert prediction.estimate({"size": 1.0}) == 30.0 * MARGIN
 
 
+def test_time_is_expected_as_often_too_long_as_too_short() -> None:
+    draw, model = random.Random(1), KindModel()
+    model.observe_seconds(0, {"size": 1.0}, 10.0)
+    model.observe_seconds(1, {"size": 2.0}, 30.0)
+    assert model.seconds({"size": 1.0}) == 20.0
+    trials = [(float(draw.randint(1, 100)), draw.choice([0.5, 1.0, 1.0, 1.0, 4.0])) for _ in range(400)]
+    for trial, (size, luck) in enumerate(trials, start=2):
+        model.observe_seconds(trial, {"size": size}, 3.0 * size * luck)
+    assert model.seconds({"size": 50.0}) == pytest.approx(150.0, rel=0.1)
+
+
 def test_product_of_features_is_learnt() -> None:
     draw = random.Random(1)
     samples = []
