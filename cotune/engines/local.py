@@ -27,8 +27,8 @@ from cotune.packer import instructions as do
 from cotune.sharing import wire
 from cotune.sharing.devices import DeviceInfo
 from cotune.sharing.estimator import Estimator
-from cotune.sharing.host import LaneOptions
 from cotune.sharing.lane import LaneHandle, ended_how
+from cotune.sharing.lane_options import LaneOptions
 from cotune.sharing.pickling import Packed, pack
 from cotune.sharing.wire import FAULTED, Kind
 from cotune.sharing.zygote import Zygote
@@ -37,7 +37,6 @@ from cotune.trial import Estimated, TrialSpec
 WATCH_EVERY = 1.0
 QUIET_AFTER = 1.0
 EXIT_WITHIN = 5.0
-QUANTUM = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +48,6 @@ class LocalOptions:
         threads: Threads per operation; None for 1 on CPU devices, a quarter of the cores of each GPU otherwise.
         lockstep: Whether a report waits for the verdict on itself.
         judged: Whether a verdict may be to stop.
-        quantum: Seconds of a turn where trials share a lane.
         residents: How many trials may share a lane.
         paused: How many more may wait in a lane.
         preload: Modules that every trial imports.
@@ -60,7 +58,6 @@ class LocalOptions:
     threads: int | None = None
     lockstep: bool = False
     judged: bool = True
-    quantum: float = QUANTUM
     residents: int = 1
     paused: int = 0
     preload: tuple[str, ...] = ()
@@ -180,7 +177,6 @@ class LocalEngine(Engine):
             cores=info.cores,
             quota=instruction.quota,
             threads=self._threads,
-            quantum=self._options.quantum,
             seats=self._options.residents + self._options.paused,
             lockstep=self._options.lockstep,
             judged=self._options.judged,

@@ -236,6 +236,10 @@ class Device:
     holes: tuple[int, int] | None = None
     reserved_for: Trial | None = None
 
+    def __hash__(self) -> int:
+        # Not its address: sets of devices are walked through, and instructions follow in that order.
+        return self.number
+
     @property
     def free(self) -> int:
         return self.capacity - self.held

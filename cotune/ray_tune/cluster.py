@@ -7,7 +7,6 @@ import logging
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import ray
@@ -21,9 +20,8 @@ from cotune.packer import instructions as do
 from cotune.ray_tune.lane import Beat
 from cotune.ray_tune.slots import ClusterOptions, Slot, Slots, alive_nodes, kill
 from cotune.sharing import wire
-from cotune.sharing.host import LaneOptions
+from cotune.sharing.lane_options import LaneOptions
 
-QUANTUM = 0.05
 QUIET_AFTER = 1.5
 WATCH_EVERY = 1.0
 
@@ -146,12 +144,6 @@ class Cluster:
             cores=slot.cores,
             quota=instruction.quota,
             threads=max(1, int(self._options.cores)),
-            quantum=QUANTUM,
-            seats=self._options.residents,
-            lockstep=False,
-            judged=True,
-            metric="",
-            log=Path(),
         )
         lane = LaneHandle(instruction.lane, actor, slot, actor.beat.remote(), actor.open.remote(options))
         lane.last_at = self.now()

@@ -25,15 +25,14 @@ from ray import cloudpickle
 
 from cotune.ray_tune.inbox import Call, refuse
 from cotune.ray_tune.lane_trial import LaneTrial
+from cotune.ray_tune.outbox import Outbox
 from cotune.ray_tune.sessions import route_sessions
 from cotune.ray_tune.site import Site, look_round
-from cotune.sharing import cuda, wire
-from cotune.sharing.host import THREAD_STACK, Host, LaneOptions
-from cotune.sharing.lane_output import OutputAsItIs
-from cotune.sharing.wire import Kind
+from cotune.sharing import cuda
+from cotune.sharing.host import THREAD_STACK, Host
+from cotune.sharing.lane_options import LaneOptions
 
 BEAT_EVERY = 1.0
-PROGRESS_WITHIN = 0.05
 EVICT_AFTER = 2.0
 SWITCH_INTERVAL = 0.001
 
@@ -91,50 +90,18 @@ class Attempt:
 
 
 class LaneHost(Host):
-    """What the trials of a lane share; its line to the driver is an outbox."""
+    """What the trials of a lane share; its line to the driver is an outbox, and Ray takes what is printed there."""
 
     def __init__(self, options: LaneOptions, outbox: Outbox) -> None:
-        self._outbox = outbox
         page = memoryview(array.array("d", [-1.0, time.monotonic(), 0.0]))
-        # Ray takes what is printed to the driver.
-        super().__init__(cast(Any, None), cast("memoryview[float]", page), (), b"", options, OutputAsItIs())
+        super().__init__(options, cast("memoryview[float]", page))
+        self._outbox = outbox
 
     def send(self, frame: bytes) -> None:
         self._outbox.put(frame)
 
-    def adopt(self, trial: LaneTrial) -> None:
-        """Counts a trial among the residents."""
-        self._sessions[trial.trial] = trial
-
     def die(self) -> NoReturn:
         os._exit(1)
-
-
-class Outbox:
-    """Frames on their way to the driver."""
-
-    def __init__(self) -> None:
-        self._frames: list[bytes] = []
-        self._news = threading.Condition()
-        self._is_urgent = False
-
-    def put(self, frame: bytes) -> None:
-        with self._news:
-            self._frames.append(frame)
-            # Measurements can wait for company.
-            self._is_urgent = self._is_urgent or frame[4] != Kind.PROGRESS
-            self._news.notify()
-
-    def take(self, timeout: float) -> list[bytes]:
-        """What there is, or else what comes within `timeout` seconds."""
-        deadline = time.monotonic() + timeout
-        with self._news:
-            while not self._is_urgent and (rest := deadline - time.monotonic()) > 0:
-                if self._frames:
-                    deadline = min(deadline, time.monotonic() + PROGRESS_WITHIN)
-                self._news.wait(rest if not self._frames else min(rest, PROGRESS_WITHIN))
-            frames, self._frames, self._is_urgent = self._frames, [], False
-        return frames
 
 
 def lane_actor(residents: int) -> Any:
@@ -265,7 +232,7 @@ class Lane:
         """Changes the quota; a `RESIZED` frame follows."""
         self._opened.wait()
         assert self._host is not None
-        self._host.handle(Kind.RESIZE, wire.encode_int(Kind.RESIZE, quota)[5:])
+        self._host.resize(quota)
 
     def _import(self) -> None:
         for name in self._modules:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cotune.sharing import wire
-from cotune.sharing.host import LaneOptions
+from cotune.sharing.lane_options import LaneOptions
 from cotune.sharing.wire import FAULTED, GO_ON, REST, STOP, Kind
 from cotune.sharing.zygote import Zygote
 from cotune.trial import TrialSpec

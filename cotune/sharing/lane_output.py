@@ -46,13 +46,3 @@ class LaneOutput:
     def restore_streams(self) -> None:
         """Puts `sys.stdout` and `sys.stderr` back, which the trial before may have replaced."""
         sys.stdout, sys.stderr = self._streams
-
-
-class OutputAsItIs(LaneOutput):
-    """Leaves output alone, where somebody else takes it."""
-
-    def __init__(self) -> None: ...
-
-    def redirect(self, log: int) -> None: ...
-
-    def restore_streams(self) -> None: ...

@@ -28,6 +28,8 @@ T = TypeVar("T")
 
 FIRST_MEASURED = 2
 MEASURE_EVERY = 0.5
+# Seconds of a turn where trials share a lane.
+QUANTUM = 0.05
 
 
 class Ending(NamedTuple):
@@ -69,7 +71,6 @@ class ResidentTrial(session.Session):
         self.gate.acquire()
         self._host = host
         self._folder = TrialFolder(spec.folder)
-        self._log = -1
         self._context: Context | None = context
         # Whoever ends it books it out, once.
         self._booking = threading.Lock()
@@ -145,12 +146,11 @@ class ResidentTrial(session.Session):
     def turn_begins(self) -> None:
         host = self._host
         session.set_holder(self)
-        host.output.redirect(self._log)
         if self._context is not None:
             self._context.enter()
         now = time.monotonic()
         self._meter.begin(now)
-        self._turn_end = now + host.options.quantum
+        self._turn_end = now + QUANTUM
         # In this order: whoever joins in between sets it to 0, which must stand.
         self._turn_due = math.inf
         if host.turns.others_wait:
@@ -205,7 +205,7 @@ class ResidentTrial(session.Session):
             self._turn_due = self._turn_end
             if now >= self._turn_end or turns.first_waits:
                 # Should it keep the turn, it has another one.
-                self._turn_due = self._turn_end = now + self._host.options.quantum
+                self._turn_due = self._turn_end = now + QUANTUM
                 turns.pass_on(self)
                 self._raise_if_stopped()
         self._due = 0.0 if self._iterations < FIRST_MEASURED else min(self._measure_due, self._turn_due)

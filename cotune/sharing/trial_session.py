@@ -25,11 +25,11 @@ from cotune.sharing.resident import Ending, ResidentTrial
 from cotune.trial import TrialSpec
 
 if TYPE_CHECKING:
-    from cotune.sharing.host import Host
+    from cotune.sharing.lane_main import ForkedHost
 
 
 class TrialSession(ResidentTrial):
-    """One attempt at a trial, run by a thread of its own.
+    """One attempt at a trial, run by a thread of its own; what it prints goes to its own log.
 
     Args:
         host: The lane.
@@ -38,14 +38,21 @@ class TrialSession(ResidentTrial):
         config: Its config, if that was pickled apart.
     """
 
-    def __init__(self, host: Host, verdicts: int, spec: TrialSpec, config: bytes = b"") -> None:
+    _host: ForkedHost
+
+    def __init__(self, host: ForkedHost, verdicts: int, spec: TrialSpec, config: bytes = b"") -> None:
         super().__init__(host, verdicts, spec, Context(spec.seed, host.home))
         self._spec = spec
+        self._log = -1
         self._config = config
         self._reports = spec.reports
         self._checkpoints = Checkpoints(spec.trial, self._folder, self._settle_reports)
         # One question at a time, whichever of its threads asks.
         self._asking = threading.Lock()
+
+    def turn_begins(self) -> None:
+        self._host.output.redirect(self._log)
+        super().turn_begins()
 
     # ---- what the trainable calls
 

@@ -13,8 +13,8 @@ import pytest
 
 from cotune.demand import GIB
 from cotune.sharing import wire
-from cotune.sharing.host import LaneOptions
 from cotune.sharing.lane import LaneHandle
+from cotune.sharing.lane_options import LaneOptions
 from cotune.sharing.pickling import dumps
 from cotune.sharing.wire import Kind
 from cotune.sharing.zygote import CLOSES_WITHIN, Zygote
@@ -82,7 +82,7 @@ class World:
     def __init__(self, folder, blob=None):
         self.folder = folder
         blob = dumps(trainable, "it") if blob is None else blob
-        self.zygote = Zygote(["cotune.sharing.host"], blob, 3, folder / "zygote.log")
+        self.zygote = Zygote(["cotune.sharing.lane_main"], blob, 3, folder / "zygote.log")
         self.lanes = []
 
     def options(self, lane):
@@ -92,7 +92,6 @@ class World:
             cores=1,
             quota=GIB,
             threads=1,
-            quantum=0.05,
             seats=1,
             lockstep=False,
             judged=True,
