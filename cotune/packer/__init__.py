@@ -37,7 +37,8 @@ from cotune.packer.instructions import (
     StartTrial,
     StopTrial,
 )
-from cotune.packer.packer import MAX_SLOWDOWN, Packer, PackerOptions
+from cotune.packer.options import MAX_SLOWDOWN, PackerOptions
+from cotune.packer.packer import Packer
 from cotune.packer.policies import POLICIES, Policy, make_policy
 from cotune.packer.snapshot import DeviceView, LaneView, PackerView, WaitingView
 from cotune.packer.state import MOST_PAUSED

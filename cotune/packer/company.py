@@ -15,8 +15,8 @@ class Rule(Protocol):
     def starts(self, trial: Trial, device: Device) -> None:
         """A trial is about to run there."""
 
-    def ran(self, trial: Trial, count: int, seconds: float) -> bool:
-        """It has made so many iterations; True if more or fewer may run beside it from now on."""
+    def ran(self, trial: Trial, count: int, seconds: float) -> None:
+        """It has made so many iterations in so many seconds."""
 
     def left(self, trial: Trial) -> None:
         """It does not run any more."""
@@ -55,9 +55,9 @@ class Company:
         for rule in self._rules:
             rule.starts(trial, device)
 
-    def ran(self, trial: Trial, count: int, seconds: float) -> bool:
-        changes = [rule.ran(trial, count, seconds) for rule in self._rules]
-        return any(changes)
+    def ran(self, trial: Trial, count: int, seconds: float) -> None:
+        for rule in self._rules:
+            rule.ran(trial, count, seconds)
 
     def left(self, trial: Trial) -> None:
         for rule in self._rules:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from cotune.demand import Demand, format_bytes
 from cotune.packer import events as ev
@@ -12,30 +11,18 @@ from cotune.packer.events import Outcome
 from cotune.packer.fitting import Fitting
 from cotune.packer.ledger import Ledger
 from cotune.packer.line import Line
+from cotune.packer.options import PackerOptions
 from cotune.packer.state import Lane, Trial
 
 # As many nodes as one trial may take with it.
 MOST_LOSSES = 8
 
 
-@dataclass(frozen=True, slots=True)
-class RetryRules:
-    """When trying again is given up.
-
-    Attributes:
-        max_failures: How often a trial that raised is tried again.
-        iteration_timeout: As the user said, for the reason of a trial that is overdue.
-    """
-
-    max_failures: int
-    iteration_timeout: float | None
-
-
 class Endings:
     """Decides what becomes of trials whose attempt is over.
 
     Args:
-        rules: See there.
+        options: When trying again is given up.
         ledger: Has the devices, and takes the instructions.
         line: Where trials wait for the next attempt.
         fitting: Knows what the largest device can hold.
@@ -44,13 +31,14 @@ class Endings:
 
     def __init__(
         self,
-        rules: RetryRules,
+        options: PackerOptions,
         ledger: Ledger,
         line: Line,
         fitting: Fitting,
         forget: Callable[[Trial], float | None],
     ) -> None:
-        self._rules = rules
+        self._max_failures = options.max_failures
+        self._iteration_timeout = options.iteration_timeout
         self._ledger = ledger
         self._line = line
         self._fitting = fitting
@@ -77,7 +65,7 @@ class Endings:
     def lane_lost(self, trial: Trial, lane: Lane, was_paused: bool, event: ev.LaneLost) -> None:
         """Its lane is gone, with it."""
         if trial.id == lane.overdue and trial.withdrawn_at is None:
-            limit = self._rules.iteration_timeout
+            limit = self._iteration_timeout
             known = f"iteration_timeout={limit:g}, " if limit is not None else ""
             reason = f"no iteration boundary in time ({known}longest before: {trial.longest:.1f} s)"
             self._failed(trial, "TrialOverdue", reason, event.time)
@@ -118,7 +106,7 @@ class Endings:
 
     def _failed(self, trial: Trial, error: str, reason: str, now: float, final: bool = False) -> None:
         trial.failures += 1
-        if final or trial.failures > self._rules.max_failures:
+        if final or trial.failures > self._max_failures:
             self.conclude(trial, Outcome.FAILED, error, reason)
         else:
             self.retry(trial, reason, now)

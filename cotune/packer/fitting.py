@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from cotune.demand import Demand, format_bytes
+from cotune.demand import Demand
 from cotune.packer.company import Company
-from cotune.packer.policies import Candidate, Policy
+from cotune.packer.options import PackerOptions
+from cotune.packer.policies import Candidate
 from cotune.packer.state import Device, Lane, Trial, padded
 
 SHORT = 8
@@ -47,17 +48,16 @@ class Fitting:
         admits: Whether a trial should share a lane with those that are in it.
 
     Args:
-        residents: Trials that may share a lane by turns.
-        policy: May have a say in which of several devices is taken.
+        options: The policy may have a say in which of several devices is taken.
         company: Knows who must not run beside whom.
     """
 
-    def __init__(self, residents: int, policy: Policy, company: Company) -> None:
+    def __init__(self, options: PackerOptions, company: Company) -> None:
         self.largest = 0
         self.largest_room = 0
         self.admits: Callable[[Trial, Lane], bool] = lambda trial, lane: True
-        self._residents = residents
-        self._policy = policy
+        self._residents = options.residents
+        self._policy = options.policy
         self._company = company
 
     def takes_resident(self, device: Device) -> bool:
@@ -86,9 +86,13 @@ class Fitting:
         """Whether this is as good as all of the largest device; others may keep a little for good."""
         return quota * 10 >= self.largest * 9
 
+    def needs(self, trial: Trial, device: Device) -> int:
+        """The least a device must have for the trial."""
+        return device.context + device.shared + (trial.expected.peak if trial.expected else padded(0))
+
     def suits(self, trial: Trial, device: Device) -> bool:
         """Whether the device would do for the trial if nothing else ran there."""
-        return self._needs(trial, device) <= device.capacity or (trial.oversized and self.is_whole(device.capacity))
+        return self.needs(trial, device) <= device.capacity or (trial.oversized and self.is_whole(device.capacity))
 
     def find(self, trial: Trial, devices: Iterable[Device], share: bool = False) -> Place | None:
         """Where the trial fits now.
@@ -119,29 +123,47 @@ class Fitting:
         places = [place for device in devices for place in find(trial, demand, device) if place.missing > 0]
         return sorted(places, key=lambda place: (place.device.reserved_for is not trial, place.missing))
 
-    def explain(self, trial: Trial, devices: list[Device]) -> str:
-        """Why a trial that `find` has no place for must wait, with figures."""
-        if trial.expected is not None and not trial.wants_all:
-            roomy = [device for device in devices if device.seats]
-            if not roomy:
-                return "every lane is taken"
-            if (spared := self._company.explain(trial, roomy)) is not None:
-                return spared
-            best = max(roomy, key=lambda device: max(self.holes(device)[0], device.free))
-            room = f"largest hole {format_bytes(max(best.free, 0))} on {best.name}"
-            return f"needs {format_bytes(self._needs(trial, best))}, {room}"
-        best = max(devices, key=lambda device: device.capacity)
-        if not any(self.suits(trial, device) for device in devices):
-            room = f"{format_bytes(max(best.capacity, 0))} of {best.name} open to us"
-            return f"needs {format_bytes(self._needs(trial, best))}, and others leave {room}"
-        why = "must run alone" if trial.wants_all else "nothing like it was measured yet: it must try a whole device"
-        if all(device.active for device in devices if self.suits(trial, device)):
-            return f"{why}, and every device is in use"
-        return f"{why}: waits for idle lanes to return memory"
+    def find_whole(self, trial: Trial, unused: Iterable[Device]) -> Place | list[Place]:
+        """A device for the trial alone, with all its memory, or else those where idle lanes must return it first.
 
-    def _needs(self, trial: Trial, device: Device) -> int:
-        """The least a device must have for the trial."""
-        return device.context + device.shared + (trial.expected.peak if trial.expected else padded(0))
+        Args:
+            trial: A waiting trial.
+            unused: Devices where nothing runs, the largest first.
+        """
+        short: list[Place] = []
+        for device in unused:
+            if not self.suits(trial, device):
+                continue
+            if len(short) == SHORT:
+                break
+            lane = min(device.idle, key=lambda lane: (len(lane.paused), lane.residue), default=None)
+            if lane is not None and trial.wants_all and (lane.residue or lane.paused):
+                lane = None
+            others = device.held - (lane.quota if lane else 0)
+            least = 0 if trial.wants_all else sum(o.base for o in device.lanes.values() if o is not lane)
+            if others > least and (trial.wants_all or others > device.capacity // 8):
+                short.append(Place(device, lane, device.capacity, others - least))
+            elif device.held <= device.capacity:
+                return Place(device, lane, device.capacity - others)
+        return sorted(short, key=lambda place: place.device.reserved_for is not trial)
+
+    def home(self, trial: Trial, lane: Lane) -> Place | None:
+        """The place of a paused trial in its own lane, room or not; None if it may not run there now."""
+        device = lane.device
+        if lane.residents:
+            may_run = self._takes_resident(lane) and not trial.alone and self.admits(trial, lane)
+        else:
+            may_run = device.seats > 0 and self._company.tolerates(trial, device)
+        demand = trial.measured or trial.expected
+        if not may_run or not lane.ready or lane.closing or demand is None:
+            return None
+        own = trial.resting - trial.parked
+        need = lane.need([*resident_demands(lane), demand]) - own
+        if not lane.residents and len(lane.paused) == 1:
+            # It has run here, if without the margins that the device has no room for.
+            least = max(trial.rested, trial.seen.peak if trial.seen else 0)
+            need = min(need, max(device.capacity, lane.base - own + least))
+        return self._place(device, lane, need)
 
     def holes(self, device: Device) -> tuple[int, int]:
         """The largest peak for which a lane of its own is there now, and once all that is not needed was returned."""
@@ -188,48 +210,6 @@ class Fitting:
     def _place(self, device: Device, lane: Lane, need: int) -> Place:
         quota = max(need, lane.asked)
         return Place(device, lane, quota, max(quota - lane.quota, 0) - device.free)
-
-    def home(self, trial: Trial, lane: Lane) -> Place | None:
-        """The place of a paused trial in its own lane, room or not; None if it may not run there now."""
-        device = lane.device
-        if lane.residents:
-            may_run = self._takes_resident(lane) and not trial.alone and self.admits(trial, lane)
-        else:
-            may_run = device.seats > 0 and self._company.tolerates(trial, device)
-        demand = trial.measured or trial.expected
-        if not may_run or not lane.ready or lane.closing or demand is None:
-            return None
-        own = trial.resting - trial.parked
-        need = lane.need([*resident_demands(lane), demand]) - own
-        if not lane.residents and len(lane.paused) == 1:
-            # It has run here, if without the margins that the device has no room for.
-            least = max(trial.rested, trial.seen.peak if trial.seen else 0)
-            need = min(need, max(device.capacity, lane.base - own + least))
-        return self._place(device, lane, need)
-
-    def find_whole(self, trial: Trial, unused: Iterable[Device]) -> Place | list[Place]:
-        """A device for the trial alone, with all its memory, or else those where idle lanes must return it first.
-
-        Args:
-            trial: A waiting trial.
-            unused: Devices where nothing runs, the largest first.
-        """
-        short: list[Place] = []
-        for device in unused:
-            if not self.suits(trial, device):
-                continue
-            if len(short) == SHORT:
-                break
-            lane = min(device.idle, key=lambda lane: (len(lane.paused), lane.residue), default=None)
-            if lane is not None and trial.wants_all and (lane.residue or lane.paused):
-                lane = None
-            others = device.held - (lane.quota if lane else 0)
-            least = 0 if trial.wants_all else sum(o.base for o in device.lanes.values() if o is not lane)
-            if others > least and (trial.wants_all or others > device.capacity // 8):
-                short.append(Place(device, lane, device.capacity, others - least))
-            elif device.held <= device.capacity:
-                return Place(device, lane, device.capacity - others)
-        return sorted(short, key=lambda place: place.device.reserved_for is not trial)
 
     def _takes_resident(self, lane: Lane) -> bool:
         return (

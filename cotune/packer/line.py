@@ -9,7 +9,8 @@ from itertools import chain
 
 from cotune.demand import Demand
 from cotune.packer.fitting import Fitting
-from cotune.packer.policies import Policy, Waiting
+from cotune.packer.options import PackerOptions
+from cotune.packer.policies import Waiting
 from cotune.packer.prediction import KindModel
 from cotune.packer.queue import Entry, Key, Mark, Queue
 from cotune.packer.state import Trial
@@ -60,17 +61,16 @@ class Line:
         volume: The same in bytes times seconds.
 
     Args:
-        policy: Orders trials of the same priority.
+        options: The policy orders trials of the same priority. Where lanes have several residents, the size of a trial
+            is what it holds all the time (it may share the rest with others), instead of its peak.
         fitting: Knows how large a trial may be.
-        by_persistent: Whether the size of a trial is what it holds all the time (it may share the rest with others),
-            instead of its peak.
     """
 
-    def __init__(self, policy: Policy, fitting: Fitting, by_persistent: bool = False) -> None:
+    def __init__(self, options: PackerOptions, fitting: Fitting) -> None:
         self.work = self.volume = 0.0
-        self._policy = policy
+        self._policy = options.policy
         self._fitting = fitting
-        self._by_persistent = by_persistent
+        self._by_persistent = options.residents > 1
         self._queues: dict[Shape, Queue] = {}
         self._spots: dict[int, _Spot] = {}
         self._models: dict[str, KindModel] = {}

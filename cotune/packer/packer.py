@@ -7,59 +7,34 @@ run exactly this code. One `handle()` call brings the state up to date and then 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 from cotune.demand import Demand
 from cotune.packer import events as ev
 from cotune.packer import instructions as do
 from cotune.packer.company import Company
-from cotune.packer.endings import Endings, RetryRules
+from cotune.packer.endings import Endings
 from cotune.packer.events import Outcome
 from cotune.packer.fitting import Fitting
 from cotune.packer.grants import Grants
-from cotune.packer.interference import present_speed
 from cotune.packer.lane_events import LaneEvents
+from cotune.packer.learning import Learning
 from cotune.packer.ledger import Ledger
 from cotune.packer.line import Line
+from cotune.packer.options import PackerOptions
 from cotune.packer.pauses import Pauses
 from cotune.packer.placement import Placement
-from cotune.packer.policies import Makespan, Policy
 from cotune.packer.protection import Protection
+from cotune.packer.reasons import Reasons
+from cotune.packer.reservation import Reservation
 from cotune.packer.snapshot import DeviceView, LaneView, PackerView, WaitingView
-from cotune.packer.state import Device, Lane, Trial
+from cotune.packer.state import Device, Trial
 from cotune.packer.survivors import Survivors
 from cotune.packer.turn_rules import TurnRules
 from cotune.packer.width import WidthControl
 
-PROBE_ITERATIONS = 2
-MAX_SLOWDOWN = 1.25
-
-
-@dataclass(frozen=True, slots=True)
-class PackerOptions:
-    """The brain's settings.
-
-    Attributes:
-        width: Lanes per device, or None to find it.
-        residents: Trials that may share a lane by turns.
-        policy: The order in which waiting trials are tried.
-        max_failures: How often a trial that raised is tried again.
-        iteration_timeout: Seconds between two iteration boundaries after which a trial is overdue; None for half
-            an hour or 20 times its longest iteration, whichever is more, once three iterations were seen.
-        patience: How many trials may overtake a trial that does not fit before a device is kept free for it.
-        grants: Whether idle room is lent to trials that split their batches.
-        max_slowdown: By what factor a trial with a priority above 0 may be slowed down by others on its device.
-    """
-
-    width: int | None = None
-    residents: int = 1
-    policy: Policy = field(default_factory=Makespan)
-    max_failures: int = 0
-    iteration_timeout: float | None = None
-    patience: int = 8
-    grants: bool = True
-    max_slowdown: float = MAX_SLOWDOWN
+# Of the line, in a snapshot.
+SHOWN = 8
 
 
 class Packer:
@@ -68,26 +43,20 @@ class Packer:
     def __init__(self, options: PackerOptions | None = None) -> None:
         self._options = options = options or PackerOptions()
         self._company = Company(Protection(options.max_slowdown))
-        self._fitting = Fitting(options.residents, options.policy, self._company)
+        self._fitting = Fitting(options, self._company)
         self._ledger = Ledger(self._fitting)
-        self._line = Line(options.policy, self._fitting, by_persistent=options.residents > 1)
+        self._line = Line(options, self._fitting)
         if options.policy.spares_survivors:
             self._company.add(Survivors(self._ledger, self._line))
-        self._placement = Placement(
-            options.policy,
-            options.residents,
-            options.patience,
-            self._ledger,
-            self._line,
-            self._fitting,
-            self._company,
-        )
+        self._reservation = Reservation(options.patience, self._ledger, self._line, self._fitting)
+        self._placement = Placement(options, self._ledger, self._line, self._fitting, self._company, self._reservation)
+        self._reasons = Reasons(self._ledger, self._fitting, self._company)
         self._grants = Grants(self._ledger, self._line, options.grants)
         self._turns = TurnRules(options.policy, self._ledger, self._line)
         self._fitting.admits = self._turns.has_turn
         self._pauses = Pauses(self._ledger, self._line, self._fitting, self._company)
-        rules = RetryRules(options.max_failures, options.iteration_timeout)
-        self._endings = Endings(rules, self._ledger, self._line, self._fitting, self._over)
+        self._learning = Learning(options.policy, self._ledger, self._line, self._grants, self._company)
+        self._endings = Endings(options, self._ledger, self._line, self._fitting, self._over)
         self._trials: dict[int, Trial] = {}
         self._withdrawn: dict[int, Trial] = {}
         self._arrivals = 0
@@ -174,9 +143,10 @@ class Packer:
         state = self._trials.get(trial)
         if state is None or state.lane is not None:
             return None
-        return "it is held" if state.held else self._placement.why(state)
+        return "it is held" if state.held else self._reasons.why(state)
 
-    def snapshot(self, max_waiting: int = 8) -> PackerView:
+    def snapshot(self) -> PackerView:
+        """The state as of now; of those that wait the first few, with why."""
         devices = tuple(
             DeviceView(
                 device.name,
@@ -190,7 +160,7 @@ class Packer:
             )
             for device in self._ledger.devices.values()
         )
-        waiting = tuple(WaitingView(trial.id, self._placement.why(trial)) for trial in self._line.first(max_waiting))
+        waiting = tuple(WaitingView(trial.id, self._reasons.why(trial)) for trial in self._line.first(SHOWN))
         return PackerView(devices, waiting, len(self._line))
 
     # ---- devices
@@ -217,7 +187,7 @@ class Packer:
         device = self._ledger.devices.get(event.device)
         if device is None:
             return
-        self._placement.forget(device)
+        self._reservation.forget(device)
         self._options.policy.devices = max(1, len(self._ledger.devices) - 1)
         paused = {trial for lane in device.lanes.values() for trial in lane.paused}
         for trial in self._ledger.remove(device):
@@ -262,49 +232,8 @@ class Packer:
 
     def _iterations_done(self, event: ev.IterationsDone) -> None:
         trial = self._trials.get(event.trial)
-        if trial is None or trial.lane is None or trial.is_paused:
-            return
-        lane, device = trial.lane, trial.lane.device
-        is_first = trial.iterations == 0
-        trial.iterations += event.count
-        trial.seconds += event.seconds
-        trial.alone_seconds += event.seconds * present_speed(trial, device)
-        self._ledger.stirred.add(device)
-        self._options.policy.ran(trial.id, trial.group, event.seconds)
-        if event.count:
-            trial.longest = max(trial.longest, event.seconds / event.count)
-        self._grants.ran(trial, event)
-        if event.concurrency == 1 and self._company.ran(trial, event.count, event.seconds):
-            self._ledger.touch(device)
-        if not is_first and event.concurrency == 1:
-            # The first iteration carries the trial's set-up.
-            device.width.measured(trial.id, event.count, event.seconds, device.active)
-        before = trial.seen or Demand(0, 0)
-        persistent = max(before.persistent, event.persistent)
-        # What several micro-batches at once take is the grant's, not what the trial needs.
-        ephemeral = event.ephemeral if event.concurrency == 1 else before.ephemeral
-        peak = max(before.peak, event.persistent + ephemeral)
-        trial.seen = Demand(persistent, peak - persistent, before.busy if event.busy is None else event.busy)
-        width, demand = device.width.width, trial.demand
-        if trial.iterations >= PROBE_ITERATIONS or trial.demand is not None:
-            self._believe(trial, lane)
-        device.width.review(device.active, bool(self._line))
-        if trial.demand != demand or device.width.width != width:
-            self._ledger.touch(device)
-
-    def _believe(self, trial: Trial, lane: Lane) -> None:
-        """Takes what was seen of a trial for its demand, and acts on it."""
-        before = trial.demand
-        trial.believe(trial.seen)
-        if trial.demand is None:
-            return
-        if before is None:
-            self._line.judge_hint(trial, trial.demand.peak)
-        if before is None or trial.demand.peak != before.peak:
-            self._line.model(trial).observe_demand(trial.id, trial.features, trial.demand)
-        if lane.device.active == 1 and len(lane.residents) == 1:
-            lane.device.width.guess(trial.demand.busy)
-        self._ledger.ensure_need(lane)
+        if trial is not None and trial.lane is not None and not trial.is_paused:
+            self._learning.progressed(trial, trial.lane, event)
 
     def _trial_ended(self, event: ev.TrialEnded) -> None:
         trial = self._trials.get(event.trial)
@@ -312,12 +241,7 @@ class Packer:
             return
         lane, granted = trial.lane, trial.granted
         if event.outcome in (Outcome.DONE, Outcome.STOPPED) and not trial.is_paused:
-            self._believe(trial, lane)
-            self._company.ended(trial, event.outcome is Outcome.STOPPED)
-            if trial.iterations == 1:
-                # There is no later one to go by, and all of its kind carry their set-up.
-                lane.device.width.measured(trial.id, 1, trial.seconds, lane.device.active)
-                lane.device.width.review(lane.device.active, bool(self._line))
+            self._learning.ended(trial, lane, stopped=event.outcome is Outcome.STOPPED)
         lane.least = 0
         lane.residents.pop(trial.id, None)
         lane.paused.pop(trial.id, None)
@@ -333,7 +257,7 @@ class Packer:
     def _trial_held(self, event: ev.TrialHeld) -> None:
         trial = self._trials.get(event.trial)
         if trial is not None:
-            self._placement.unreserve(trial)
+            self._reservation.lift(trial)
             self._pauses.hold(trial)
 
     def _trial_released(self, event: ev.TrialReleased) -> None:
@@ -345,7 +269,7 @@ class Packer:
         trial = self._trials.get(event.trial)
         if trial is not None and trial.lane is not None and trial.pausing:
             if trial.demand is None:
-                self._believe(trial, trial.lane)
+                self._learning.believe(trial, trial.lane)
             self._stopped_running(trial)
             self._pauses.paused(trial, event)
 
@@ -368,6 +292,6 @@ class Packer:
         """Forgets a trial that is over for good; gives its measured slowdown."""
         del self._trials[trial.id]
         self._withdrawn.pop(trial.id, None)
-        self._placement.unreserve(trial)
+        self._reservation.lift(trial)
         self._pauses.over(trial)
         return self._company.protection.over(trial)

@@ -16,8 +16,9 @@ from cotune.packer.fitting import Fitting, Place
 from cotune.packer.interference import present_speed
 from cotune.packer.ledger import Ledger
 from cotune.packer.line import SORT_AT_ONCE, Fits, Line, Shape
-from cotune.packer.policies import Policy
+from cotune.packer.options import PackerOptions
 from cotune.packer.queue import Mark
+from cotune.packer.reservation import Reservation
 from cotune.packer.state import Device, Trial
 
 # For how many trials room is asked for after one event; the answer is an event too.
@@ -44,34 +45,31 @@ class Placement:
     """Starts waiting trials.
 
     Args:
-        policy: Says who goes first.
-        residents: Trials that may share a lane by turns.
-        patience: How many trials may overtake one that does not fit before a device is kept free for it.
+        options: The policy says who goes first.
         ledger: Has the devices.
         line: Who waits.
         fitting: Knows what fits.
         company: Knows who must not run beside whom.
+        reservation: Keeps a device free for a trial that others overtake too often.
     """
 
     def __init__(
         self,
-        policy: Policy,
-        residents: int,
-        patience: int,
+        options: PackerOptions,
         ledger: Ledger,
         line: Line,
         fitting: Fitting,
         company: Company,
+        reservation: Reservation,
     ) -> None:
-        self._policy = policy
-        self._residents = residents
-        self._patience = patience
+        self._policy = options.policy
+        self._residents = options.residents
         self._ledger = ledger
         self._pool = ledger.pool
         self._line = line
         self._fitting = fitting
         self._company = company
-        self._reserved: Device | None = None
+        self._reservation = reservation
 
     def place(self, is_idle: bool) -> None:
         """Starts what fits.
@@ -84,47 +82,11 @@ class Placement:
         more = self._line.sort(self._ledger.version)
         while more and is_idle:
             more = self._line.sort(self._ledger.version)
-        self._check_reservation()
+        self._reservation.check()
         self._try_reserved()
         self._place_in_order()
         self._ask_for_room()
-        self._reserve()
-
-    def unreserve(self, trial: Trial) -> None:
-        """Lets go of the device that is kept free for the trial, if one is."""
-        device = self._reserved
-        if device is not None and device.reserved_for is trial:
-            device.reserved_for = self._reserved = None
-            self._ledger.touch(device)
-
-    def forget(self, device: Device) -> None:
-        """A device is gone."""
-        if self._reserved is device:
-            self._reserved = None
-
-    def why(self, trial: Trial) -> str:
-        """Why the trial waits, with figures."""
-        if not self._pool.with_seat:
-            return "its turn has not come"
-        devices = [device for device in self._pool.with_seat.values() if device.reserved_for in (None, trial)]
-        if not devices:
-            return "a device is kept free for a trial that has waited longer"
-        if trial.expected is None or trial.wants_all:
-            unused = [device for device in devices if not device.active]
-            whole = self._fitting.find_whole(trial, sorted(unused, key=lambda device: -device.capacity))
-            found, short = (whole, []) if isinstance(whole, Place) else (None, whole)
-        else:
-            found, short = self._fitting.find(trial, devices), self._fitting.short(trial, devices)
-        if found is not None:
-            return "its turn has not come"
-        if trial.exclusive:
-            return "its policy wants a device without other lanes for it, and none is unused"
-        reason = self._fitting.explain(trial, devices)
-        for place in short:
-            lanes = (lane for lane in place.device.lanes.values() if lane is not place.lane)
-            if sum(lane.returning for lane in lanes) >= place.missing:
-                return f"{reason}; it is being freed"
-        return reason
+        self._reservation.review()
 
     # ---- in order
 
@@ -140,10 +102,10 @@ class Placement:
                 patience -= 1
                 continue
             place = self._find(trial)
-            if place is not None and self._gives_way(trial):
+            if place is not None and self._reservation.gives_way(trial):
                 continue
             if place is not None:
-                self._overtake(trial)
+                self._reservation.overtaken_by(trial)
                 self._start(trial, place)
                 patience = SORT_AT_ONCE
             else:
@@ -246,52 +208,11 @@ class Placement:
                 return place.device
         return None
 
-    # ---- reservation
-
-    def _gives_way(self, trial: Trial) -> bool:
-        """Has a device kept free for one with a higher priority that does not fit, before this one starts."""
-        head = self._line.head()
-        if head is None or head.priority <= trial.priority:
-            return False
-        kept = self._reserved.reserved_for if self._reserved is not None else None
-        if kept is not None and kept.priority >= head.priority:
-            return False
-        if kept is not None:
-            self.unreserve(kept)
-        return self._keep_free(head)
-
-    def _overtake(self, trial: Trial) -> None:
-        """Counts against who is first in line that another one starts."""
-        head = self._line.head()
-        if head is not None and head is not trial:
-            head.overtaken += 1
-
-    def _reserve(self) -> None:
-        """Keeps a device free for a trial that others have overtaken too often."""
-        trial = self._line.head()
-        if trial is not None and trial.overtaken >= self._patience and self._reserved is None:
-            self._keep_free(trial)
-
-    def _keep_free(self, trial: Trial) -> bool:
-        able = [device for device in self._ledger.devices.values() if self._fitting.suits(trial, device)]
-        if able:
-            device = max(able, key=lambda device: (device.capacity if trial.wants_all else 0, device.free))
-            self._reserved, device.reserved_for = device, trial
-            self._ledger.touch(device)
-        return bool(able)
-
-    def _check_reservation(self) -> None:
-        """Lets go of a device that would no longer do for the trial it is kept free for."""
-        trial = self._reserved.reserved_for if self._reserved else None
-        if self._reserved and trial:
-            self._line.refresh(trial)
-            if not self._fitting.suits(trial, self._reserved):
-                self.unreserve(trial)
+    # ---- the device that is kept free
 
     def _try_reserved(self) -> None:
         """Starts the trial that a device is kept free for, if it fits there by now; or makes room there."""
-        device = self._reserved
-        trial = device.reserved_for if device else None
+        device, trial = self._reservation.device, self._reservation.trial
         if device is None or trial is None or trial not in self._line:
             return
         if trial.expected is None or trial.wants_all:
@@ -318,7 +239,7 @@ class Placement:
         trial.attempts += 1
         left = self._line.seconds_left(trial) if trial.attempts == 1 else None
         self._line.leave(trial, started=True)
-        self.unreserve(trial)
+        self._reservation.lift(trial)
         trial.overtaken = 0
         trial.had_all = lane.asked >= device.capacity and lane.is_empty and not lane.residue
         trial.lane = lane

@@ -91,25 +91,25 @@ class Protection:
         if self._watches.pop(trial.id, None) is not None:
             self._interference.forgive(trial.kind)
 
-    def ran(self, trial: Trial, count: int, seconds: float) -> bool:
-        """Notes its speed; True if more or fewer may run beside it from now on."""
+    def ran(self, trial: Trial, count: int, seconds: float) -> None:
+        """Notes its speed, and by that how many may run beside it (`Trial.beside`)."""
         watch = self._watches.get(trial.id)
         if watch is None or trial.lane is None or count <= 0:
-            return False
+            return
         others = neighbours(trial, trial.lane.device)
         crowd = frozenset(other.id for other in others)
         if crowd != watch.crowd:
             watch.crowd, watch.warming, watch.now = crowd, True, Speed()
         if watch.warming:
             watch.warming = False
-            return False
+            return
         watch.now.add(count, seconds)
         watch.all.add(count, seconds)
         self._compare(trial, watch, others)
         slowdown = watch.slowdown(watch.all)
         if slowdown is not None:
             self._slowdowns[trial.id] = slowdown
-        return self._judge(trial, watch, others)
+        self._judge(trial, watch, others)
 
     # ---- what to do
 
@@ -152,23 +152,22 @@ class Protection:
             if not watch.least.count or predicted <= watch.slowed:
                 watch.slowed, watch.least = predicted, Speed(watch.now.count, watch.now.seconds)
 
-    def _judge(self, trial: Trial, watch: _Watch, others: list[Trial]) -> bool:
+    def _judge(self, trial: Trial, watch: _Watch, others: list[Trial]) -> None:
         watch.hold -= watch.hold > 0
         if watch.hold == 0 and trial.beside < MANY and (watch.refusals or not others):
             trial.beside = MANY
-            return True
+            return
         if not others:
-            return False
+            return
         slowdown = watch.slowdown(watch.now)
         if watch.now.samples < SAMPLES or slowdown is None:
-            return False
+            return
         if not watch.crowded:
             self._interference.measured(trial, others, slowdown)
         watch.now = Speed()
         if slowdown <= self._bound or trial.beside < len(others):
             # In the second case a lane that is to stay empty has not ended its trial yet.
-            return False
+            return
         watch.refusals += 1
         watch.hold = PATIENCE * 2**watch.refusals
         trial.beside = len(others) - 1
-        return True

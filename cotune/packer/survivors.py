@@ -58,10 +58,9 @@ class Survivors:
         """A trial is about to get a lane."""
         self._note(trial)
 
-    def ran(self, trial: Trial, count: int, seconds: float) -> bool:
+    def ran(self, trial: Trial, count: int, seconds: float) -> None:
         """A trial has made progress in a lane. Who may run beside it is looked at when someone would."""
         self._note(trial)
-        return False
 
     def left(self, trial: Trial) -> None:
         """A trial does not run any more."""

@@ -74,29 +74,27 @@ class WidthControl:
             if len(self._now) > 4 * self.limit:
                 del self._now[next(iter(self._now))]
 
-    def review(self, active: int, waiting: bool) -> bool:
-        """Decides on the width; True if it changed.
+    def review(self, active: int, waiting: bool) -> None:
+        """Decides on the width.
 
         Args:
             active: Lanes running now.
             waiting: Whether a trial would use another lane.
         """
         if self.fixed is not None:
-            return False
+            return
         if self._trying_from:
-            return self._is_ready() and not self._accept()
-        if self._hold > 0:
+            if self._is_ready():
+                self._judge()
+        elif self._hold > 0:
             self._hold -= 1
-            return False
-        if waiting and active == self.width < self.limit and self._is_ready():
+        elif waiting and active == self.width < self.limit and self._is_ready():
             self._try(self.width + 1)
-            return True
-        return False
 
     def _is_ready(self) -> bool:
         return sum(min(speed.samples, SAMPLES) for speed in self._now.values()) >= SAMPLES * self.width
 
-    def _accept(self) -> bool:
+    def _judge(self) -> None:
         """Ends a trial of a width that was measured: kept if it was worth it, else half as wide.
 
         One lane more must add `gain` (5% by default) to the sum of speeds. A guess of several must leave each at
@@ -106,13 +104,12 @@ class WidthControl:
         self._trying_from = 0
         if self._gain(before) > (self.gain if width == before + 1 else width / before / 2):
             self._refusals = 0
-            return True
+            return
         self._refusals += 1
         self._hold = PATIENCE * 2**self._refusals
         self.width, self._now = max(before, width // 2), {}
         if self.width > before:
             self._trying_from = before
-        return False
 
     def _try(self, width: int) -> None:
         if width > self.width:

@@ -3,9 +3,8 @@
 import pytest
 from world import MIB, World
 
-from cotune.packer import GrantTrial, Outcome, ResizeLane
+from cotune.packer import GrantTrial, Outcome, PackerOptions, ResizeLane
 from cotune.packer import events as ev
-from cotune.packer.packer import PackerOptions
 
 
 def world(capacity=1000, width=8, lanes=None, **options):

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from world import MIB, World
 
+from cotune.packer import PackerOptions
 from cotune.packer import events as ev
-from cotune.packer.packer import PackerOptions
 from cotune.packer.policies import POLICIES, make_policy
 
 CONTEXT = 20 * MIB

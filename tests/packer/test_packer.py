@@ -6,12 +6,12 @@ import pytest
 from world import MIB, World
 
 from cotune.demand import Demand
+from cotune.packer import Packer, PackerOptions
 from cotune.packer import events as ev
 from cotune.packer import instructions as do
 from cotune.packer.endings import MOST_LOSSES
 from cotune.packer.events import Outcome
 from cotune.packer.interference import shared_speed
-from cotune.packer.packer import Packer, PackerOptions
 from cotune.packer.policies import Fifo
 from cotune.packer.state import padded
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from world import MIB, World
 
+from cotune.packer import PackerOptions
 from cotune.packer import events as ev
 from cotune.packer import instructions as do
 from cotune.packer.events import Outcome
-from cotune.packer.packer import PackerOptions
 from cotune.packer.policies import make_policy
 from cotune.packer.state import MOST_PAUSED, padded
 

@@ -6,9 +6,9 @@ import pytest
 from world import MIB, Job, World
 
 from cotune.demand import Demand
+from cotune.packer import Packer, PackerOptions
 from cotune.packer import events as ev
 from cotune.packer import instructions as do
-from cotune.packer.packer import Packer, PackerOptions
 from cotune.packer.policies import POLICIES, Fluid, Horus, Policy, Srtf, make_policy
 
 GIB = 1024 * MIB

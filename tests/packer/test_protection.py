@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from world import MIB, World
 
+from cotune.packer import PackerOptions
 from cotune.packer import events as ev
 from cotune.packer import instructions as do
 from cotune.packer.interference import shared_speed
-from cotune.packer.packer import PackerOptions
 from cotune.packer.policies import POLICIES, make_policy
 
 GIB = 1024 * MIB

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from world import MIB, World
 
+from cotune.packer import PackerOptions
 from cotune.packer import events as ev
-from cotune.packer.packer import PackerOptions
 from cotune.packer.policies import Fifo, Makespan, Policy
 from cotune.packer.state import Trial
 from cotune.packer.survivors import Survivors

@@ -10,10 +10,10 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from cotune.demand import MIB, Demand
+from cotune.packer import Packer, PackerOptions
 from cotune.packer import events as ev
 from cotune.packer import instructions as do
 from cotune.packer.events import Outcome
-from cotune.packer.packer import Packer, PackerOptions
 from cotune.packer.state import MOST_PAUSED, padded
 from cotune.packer.survivors import Survivors
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from cotune.packer.policies.base import Waiting
+from cotune.packer.policies.weighing import Weighing
 
-from cotune.packer.policies.base import Policy, Waiting
 
-
-class Fluid(Policy):
+class Fluid(Weighing):
     """Longest first; one as tall as a device's part of all that waits gets a device to itself.
 
     (Fluid, MLSys'21, section 4.1, elastic training executors.)
@@ -22,25 +21,12 @@ class Fluid(Policy):
     name = "fluid"
     uses_predictions = True
 
-    def __init__(self) -> None:
-        self._heights: dict[int, float] = {}
-        self._sum = 0.0
-
     def key(self, waiting: Waiting) -> tuple[float, ...]:
         return (-(waiting.seconds_left or 0.0), waiting.arrival)
 
-    def joined(self, waiting: Waiting, group: Hashable) -> None:
-        height = waiting.seconds_left or 0.0
-        self._sum += height - self._heights.get(waiting.trial, 0.0)
-        self._heights[waiting.trial] = height
-
-    def left(self, waiting: Waiting, group: Hashable, started: bool) -> None:
-        if not started:
-            self.ended(waiting.trial, group)
-
-    def ended(self, trial: int, group: Hashable) -> None:
-        self._sum -= self._heights.pop(trial, 0.0)
+    def weight(self, waiting: Waiting) -> float:
+        return waiting.seconds_left or 0.0
 
     def exclusive(self, waiting: Waiting, devices: int) -> bool:
         height = waiting.seconds_left
-        return height is not None and height * devices >= self._sum > 0.0
+        return height is not None and height * devices >= self.total > 0.0

@@ -6,14 +6,15 @@ import math
 from collections.abc import Hashable
 
 from cotune.packer.interference import SHARED
-from cotune.packer.policies.base import Policy, Waiting
+from cotune.packer.policies.base import Waiting
+from cotune.packer.policies.weighing import Weighing
 
 TALL = 0.3
 STEPS = 3
 BUSY = 0.9
 
 
-class Makespan(Policy):
+class Makespan(Weighing):
     """The tall first, longest first; then the large, largest first, to end the whole sweep soonest.
 
     Two things make a sweep long: a trial that is long and starts late, and devices that are not full. Against the
@@ -30,10 +31,6 @@ class Makespan(Policy):
     uses_predictions = True
     spares_survivors = True
 
-    def __init__(self) -> None:
-        self._work: dict[int, float] = {}
-        self._sum = 0.0
-
     def key(self, waiting: Waiting) -> tuple[float, ...]:
         left, need = waiting.seconds_left, waiting.need
         size = math.inf if need is None else round(STEPS * math.log2(max(need, 1)))
@@ -45,16 +42,7 @@ class Makespan(Policy):
 
     def rank(self, group: Hashable) -> float:
         assert isinstance(group, float)
-        return -group if group * self.devices > TALL * self._sum / SHARED else 0.0
+        return -group if group * self.devices > TALL * self.total / SHARED else 0.0
 
-    def joined(self, waiting: Waiting, group: Hashable) -> None:
-        work = (waiting.seconds_left or 0.0) * (waiting.busy or BUSY)
-        self._sum += work - self._work.get(waiting.trial, 0.0)
-        self._work[waiting.trial] = work
-
-    def left(self, waiting: Waiting, group: Hashable, started: bool) -> None:
-        if not started:
-            self.ended(waiting.trial, group)
-
-    def ended(self, trial: int, group: Hashable) -> None:
-        self._sum -= self._work.pop(trial, 0.0)
+    def weight(self, waiting: Waiting) -> float:
+        return (waiting.seconds_left or 0.0) * (waiting.busy or BUSY)

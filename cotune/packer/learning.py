@@ -1,0 +1,91 @@
+"""What the progress of trials teaches: of their demands, of the width that pays, of who may run beside whom."""
+
+from __future__ import annotations
+
+from cotune.demand import Demand
+from cotune.packer import events as ev
+from cotune.packer.company import Company
+from cotune.packer.grants import Grants
+from cotune.packer.interference import present_speed
+from cotune.packer.ledger import Ledger
+from cotune.packer.line import Line
+from cotune.packer.policies import Policy
+from cotune.packer.state import Lane, Trial
+
+PROBE_ITERATIONS = 2
+
+
+class Learning:
+    """Brings up to date what is known of a trial, and of others by it.
+
+    Args:
+        policy: Hears how long trials run.
+        ledger: Has the devices.
+        line: Predicts what trials like it need.
+        grants: Hears what several micro-batches at once bring.
+        company: Hears how fast trials are.
+    """
+
+    def __init__(self, policy: Policy, ledger: Ledger, line: Line, grants: Grants, company: Company) -> None:
+        self._policy = policy
+        self._ledger = ledger
+        self._line = line
+        self._grants = grants
+        self._company = company
+
+    def progressed(self, trial: Trial, lane: Lane, event: ev.IterationsDone) -> None:
+        """A trial that runs went on."""
+        device = lane.device
+        before = trial.demand, trial.beside, device.width.width
+        is_first = trial.iterations == 0
+        trial.iterations += event.count
+        trial.seconds += event.seconds
+        trial.alone_seconds += event.seconds * present_speed(trial, device)
+        self._ledger.stirred.add(device)
+        self._policy.ran(trial.id, trial.group, event.seconds)
+        if event.count:
+            trial.longest = max(trial.longest, event.seconds / event.count)
+        self._grants.ran(trial, event)
+        if event.concurrency == 1:
+            self._company.ran(trial, event.count, event.seconds)
+            if not is_first:
+                # The first iteration carries the trial's set-up.
+                device.width.measured(trial.id, event.count, event.seconds, device.active)
+        self._measured(trial, event)
+        if trial.iterations >= PROBE_ITERATIONS or trial.demand is not None:
+            self.believe(trial, lane)
+        device.width.review(device.active, bool(self._line))
+        if (trial.demand, trial.beside, device.width.width) != before:
+            self._ledger.touch(device)
+
+    def believe(self, trial: Trial, lane: Lane) -> None:
+        """Takes what was seen of a trial for its demand, and acts on it."""
+        before = trial.demand
+        trial.believe(trial.seen)
+        if trial.demand is None:
+            return
+        if before is None:
+            self._line.judge_hint(trial, trial.demand.peak)
+        if before is None or trial.demand.peak != before.peak:
+            self._line.model(trial).observe_demand(trial.id, trial.features, trial.demand)
+        if lane.device.active == 1 and len(lane.residents) == 1:
+            lane.device.width.guess(trial.demand.busy)
+        self._ledger.ensure_need(lane)
+
+    def ended(self, trial: Trial, lane: Lane, *, stopped: bool) -> None:
+        """An attempt has come to its end in the lane, or was stopped; what was seen of it will not change any more."""
+        self.believe(trial, lane)
+        self._company.ended(trial, stopped)
+        if trial.iterations == 1:
+            # There is no later one to go by, and all of its kind carry their set-up.
+            lane.device.width.measured(trial.id, 1, trial.seconds, lane.device.active)
+            lane.device.width.review(lane.device.active, bool(self._line))
+
+    def _measured(self, trial: Trial, event: ev.IterationsDone) -> None:
+        """Notes the largest of all measurements."""
+        before = trial.seen or Demand(0, 0)
+        persistent = max(before.persistent, event.persistent)
+        # What several micro-batches at once take is the grant's, not what the trial needs.
+        ephemeral = event.ephemeral if event.concurrency == 1 else before.ephemeral
+        peak = max(before.peak, event.persistent + ephemeral)
+        trial.seen = Demand(persistent, peak - persistent, before.busy if event.busy is None else event.busy)

@@ -1,0 +1,68 @@
+"""Why a trial waits, in words and figures."""
+
+from __future__ import annotations
+
+from cotune.demand import format_bytes
+from cotune.packer.company import Company
+from cotune.packer.fitting import Fitting, Place
+from cotune.packer.ledger import Ledger
+from cotune.packer.state import Device, Trial
+
+
+class Reasons:
+    """Explains what placement does, and changes nothing.
+
+    Args:
+        ledger: Has the devices.
+        fitting: Knows what fits.
+        company: Knows who must not run beside whom.
+    """
+
+    def __init__(self, ledger: Ledger, fitting: Fitting, company: Company) -> None:
+        self._ledger = ledger
+        self._fitting = fitting
+        self._company = company
+
+    def why(self, trial: Trial) -> str:
+        """Why the trial waits, with figures."""
+        if not self._ledger.pool.with_seat:
+            return "its turn has not come"
+        devices = [device for device in self._ledger.pool.with_seat.values() if device.reserved_for in (None, trial)]
+        if not devices:
+            return "a device is kept free for a trial that has waited longer"
+        if trial.expected is None or trial.wants_all:
+            unused = [device for device in devices if not device.active]
+            whole = self._fitting.find_whole(trial, sorted(unused, key=lambda device: -device.capacity))
+            found, short = (whole, []) if isinstance(whole, Place) else (None, whole)
+        else:
+            found, short = self._fitting.find(trial, devices), self._fitting.short(trial, devices)
+        if found is not None:
+            return "its turn has not come"
+        if trial.exclusive:
+            return "its policy wants a device without other lanes for it, and none is unused"
+        reason = self._unfit(trial, devices)
+        for place in short:
+            lanes = (lane for lane in place.device.lanes.values() if lane is not place.lane)
+            if sum(lane.returning for lane in lanes) >= place.missing:
+                return f"{reason}; it is being freed"
+        return reason
+
+    def _unfit(self, trial: Trial, devices: list[Device]) -> str:
+        """Why no device has a place for the trial."""
+        if trial.expected is not None and not trial.wants_all:
+            roomy = [device for device in devices if device.seats]
+            if not roomy:
+                return "every lane is taken"
+            if (spared := self._company.explain(trial, roomy)) is not None:
+                return spared
+            best = max(roomy, key=lambda device: max(self._fitting.holes(device)[0], device.free))
+            room = f"largest hole {format_bytes(max(best.free, 0))} on {best.name}"
+            return f"needs {format_bytes(self._fitting.needs(trial, best))}, {room}"
+        best = max(devices, key=lambda device: device.capacity)
+        if not any(self._fitting.suits(trial, device) for device in devices):
+            room = f"{format_bytes(max(best.capacity, 0))} of {best.name} open to us"
+            return f"needs {format_bytes(self._fitting.needs(trial, best))}, and others leave {room}"
+        why = "must run alone" if trial.wants_all else "nothing like it was measured yet: it must try a whole device"
+        if all(device.active for device in devices if self._fitting.suits(trial, device)):
+            return f"{why}, and every device is in use"
+        return f"{why}: waits for idle lanes to return memory"

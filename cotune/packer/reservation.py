@@ -1,0 +1,85 @@
+"""A device that is kept free for a trial which others have overtaken too often."""
+
+from __future__ import annotations
+
+from cotune.packer.fitting import Fitting
+from cotune.packer.ledger import Ledger
+from cotune.packer.line import Line
+from cotune.packer.state import Device, Trial
+
+
+class Reservation:
+    """Keeps one device free at a time, at most: nothing else starts there.
+
+    Args:
+        patience: How many trials may overtake one that does not fit before a device is kept free for it.
+        ledger: Has the devices.
+        line: Who waits.
+        fitting: Knows which device would do.
+
+    Attributes:
+        device: The one that is kept free; None if none is.
+    """
+
+    def __init__(self, patience: int, ledger: Ledger, line: Line, fitting: Fitting) -> None:
+        self.device: Device | None = None
+        self._patience = patience
+        self._ledger = ledger
+        self._line = line
+        self._fitting = fitting
+
+    @property
+    def trial(self) -> Trial | None:
+        """Whom the device is kept free for."""
+        return self.device.reserved_for if self.device is not None else None
+
+    def lift(self, trial: Trial) -> None:
+        """Lets go of the device that is kept free for the trial, if one is."""
+        device = self.device
+        if device is not None and device.reserved_for is trial:
+            device.reserved_for = self.device = None
+            self._ledger.touch(device)
+
+    def forget(self, device: Device) -> None:
+        """A device is gone."""
+        if self.device is device:
+            self.device = None
+
+    def check(self) -> None:
+        """Lets go of a device that would no longer do for the trial it is kept free for."""
+        trial = self.trial
+        if self.device is not None and trial is not None:
+            self._line.refresh(trial)
+            if not self._fitting.suits(trial, self.device):
+                self.lift(trial)
+
+    def review(self) -> None:
+        """Keeps a device free for the first in line, if others have overtaken it too often."""
+        trial = self._line.head()
+        if trial is not None and trial.overtaken >= self._patience and self.device is None:
+            self._keep_free(trial)
+
+    def overtaken_by(self, trial: Trial) -> None:
+        """Counts against who is first in line that another one starts."""
+        head = self._line.head()
+        if head is not None and head is not trial:
+            head.overtaken += 1
+
+    def gives_way(self, trial: Trial) -> bool:
+        """Has a device kept free for one with a higher priority that does not fit, before this one starts."""
+        head, kept = self._line.head(), self.trial
+        if head is None or head.priority <= trial.priority:
+            return False
+        if kept is not None:
+            if kept.priority >= head.priority:
+                return False
+            self.lift(kept)
+        return self._keep_free(head)
+
+    def _keep_free(self, trial: Trial) -> bool:
+        able = [device for device in self._ledger.devices.values() if self._fitting.suits(trial, device)]
+        if able:
+            device = max(able, key=lambda device: (device.capacity if trial.wants_all else 0, device.free))
+            self.device, device.reserved_for = device, trial
+            self._ledger.touch(device)
+        return bool(able)
