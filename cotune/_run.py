@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -47,7 +45,6 @@ if TYPE_CHECKING:
     from optuna.samplers import BaseSampler
 
     from cotune.record import Saved
-    from cotune.records import Records
     from cotune.sweep import Sweep
 
 
@@ -151,6 +148,7 @@ def run(
         iteration_timeout=checked_seconds("iteration_timeout", iteration_timeout),
     )
     priority_of = checked_priority(priority)
+    seed = checked_seed(seed)
     check_goal(metric, mode)
     check_run_name(name)
     check_choice("sampler", sampler, SAMPLERS)
@@ -179,14 +177,16 @@ def run(
         how = LocalOptions(metric, threads, lockstep, judged, residents=options.residents, paused=paused, mps=mps)
         engine = _engine(trainable, found, cluster, gpus, folder, how)
         try:
-            # Optuna takes a while to import; the zygote starts meanwhile.
+            # Not before: Optuna takes a while to import, and the zygote starts meanwhile.
+            from cotune._assembly import Asked, assemble
+
             hardware = _hardware(found, cluster, gpus)
             profile = Profile(profile_path(folder.path.parent, trainable, tree.constants, hardware))
-            sweep, records, finish = _assemble(
-                kind, tree, folder, saved, engine, Packer(options), profile, metric=metric, mode=mode, trials=wanted,
-                sampler=sampler, pruner=pruner, seed=checked_seed(seed), budget=budget, lockstep=lockstep,
-                callbacks=callbacks, dashboard=dashboard, priority=priority_of,
+            asked = Asked(
+                kind, tree, metric, mode, wanted, sampler, pruner, seed, budget, lockstep, tuple(callbacks), dashboard,
+                priority_of,
             )  # fmt: skip
+            sweep, records, finish = assemble(asked, folder, saved, engine, Packer(options), profile)
             try:
                 with _interrupts(sweep) as heard:
                     sweep.run()
@@ -221,103 +221,6 @@ def _hardware(found: list[DeviceInfo], cluster: str | None, gpus: Any) -> str:
     """What measurements hold for: bytes on a GPU are others than those of a process."""
     on_gpus = gpus != 0 if cluster is not None else found[0].is_cuda
     return "cuda" if on_gpus else "cpu"
-
-
-def _assemble(
-    kind: str,
-    space: Space,
-    folder: RunFolder,
-    saved: Saved | None,
-    engine: Engine,
-    packer: Packer,
-    profile: Profile,
-    *,
-    metric: str,
-    mode: str,
-    trials: int | None,
-    sampler: Any,
-    pruner: Any,
-    seed: int | None,
-    budget: float | None,
-    lockstep: bool,
-    callbacks: Sequence[Callable[[TrialResult], Any]],
-    dashboard: bool | None,
-    priority: Callable[[Mapping[str, Any]], float],
-) -> tuple[Sweep, Records, Callable[[], None]]:
-    """Builds the sweep; the last value ends what it writes to."""
-    from optuna.samplers import GridSampler
-
-    from cotune.dashboard.views import make_view
-    from cotune.event_log import EventLog
-    from cotune.records import Records
-    from cotune.search.samplers import learns, make_pruner, make_sampler
-    from cotune.search.search import Search
-    from cotune.sweep import Sweep, SweepOptions
-
-    settings = saved.settings if saved else {}
-    earlier = saved.records if saved else []
-    for asked, before in ((metric, settings.get("metric", metric)), (mode, settings.get("mode", mode))):
-        if asked != before:
-            raise RunError(
-                f"run {folder.path.name!r} tuned {before!r}, now {asked!r} is asked for",
-                hint="resume with the same metric= and mode=, or choose another name=",
-            )
-    for record in earlier:
-        try:
-            record.config.update(space.config(record.params))
-        except InputError as error:
-            raise RunError(
-                f"run {folder.path.name!r} was made with another space: its trial {record.trial}: {error.message}",
-                hint="resume with the same space, or choose another name=",
-            ) from error
-    base = int(settings["seed"]) if settings else secrets.randbits(32) if seed is None else seed
-    # A sampler that starts again from its seed would make its first suggestions again; a grid must stay the same.
-    is_grid = isinstance(sampler, str) and sampler.lower() == "grid"
-    chosen = make_sampler(sampler, space, base if is_grid else (base + len(earlier)) % 2**32)
-    judge = make_pruner(pruner)
-    # A grid is run once, also by Optuna's own sampler, which would begin again while its last points are running.
-    points = getattr(chosen, "_n_min_trials", None) if isinstance(chosen, GridSampler) else None
-    trials = points if trials is None else min(trials, points or trials)
-    log = EventLog(folder.events)
-    if not saved:
-        log.write(
-            "run", time.time(), version=1, name=folder.path.name, kind=kind, metric=metric, mode=mode, seed=base,
-            trials=trials, space={name: repr(domain) for name, domain in space.domains.items()},
-        )  # fmt: skip
-        log.flush()
-    folder.journal.unlink(missing_ok=True)
-    search = Search(
-        space,
-        chosen,
-        judge,
-        direction="minimize" if mode == "min" else "maximize",
-        journal=folder.journal,
-        name=folder.path.name,
-        past=[_past(record) for record in earlier],
-        prepare=lambda number: folder.trial(number).create(),
-        wake=engine.wake,
-    )
-    view = make_view(dashboard)
-    ahead = not learns(chosen)
-    options = SweepOptions(kind, metric, trials, budget, lockstep, ahead, tuple(callbacks), priority)
-    records = Records(folder, log, mode, base, earlier)
-    sweep = Sweep(space, search, packer, engine, records, view, options, profile)
-
-    def finish() -> None:
-        with contextlib.ExitStack() as stack:
-            stack.callback(log.close)
-            stack.callback(profile.save)
-            stack.callback(search.close)
-            stack.callback(sweep.display.close)
-
-    return sweep, records, finish
-
-
-def _past(record: Any) -> Any:
-    from cotune.search.search import PastTrial
-
-    states = {"done": "complete", "stopped": "pruned", "failed": "fail"}
-    return PastTrial(record.params, record.values, record.last_value, states.get(record.state, "running"))
 
 
 def _open_run(name: str, storage: str | os.PathLike[str] | None, resume: bool) -> tuple[RunFolder, Saved | None]:

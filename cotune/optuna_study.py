@@ -31,7 +31,7 @@ from cotune._arguments import (
 from cotune.dashboard.views import make_view
 from cotune.engines.local import LocalEngine, LocalOptions
 from cotune.errors import InputError, RunError, RunNameInUse
-from cotune.event_log import EventLog, read_events
+from cotune.event_log import VERSION, EventLog, read_events
 from cotune.packer import Packer, PackerOptions, Policy, make_policy
 from cotune.paths import RunFolder, default_storage
 from cotune.records import Records
@@ -147,7 +147,7 @@ def optimize(
         )
         log = EventLog(folder.events)
         stack.callback(log.close)
-        log.write("run", time.time(), version=1, name=folder.path.name, study=study.study_name, seed=base)
+        log.write("run", time.time(), version=VERSION, name=folder.path.name, study=study.study_name, seed=base)
         view = make_view(dashboard)
         kind = getattr(objective, "__name__", type(objective).__name__)
         settings = SweepOptions(kind, "", wanted, None, lockstep=True)

@@ -20,17 +20,13 @@ from cotune.trial import TrialState
 if TYPE_CHECKING:
     import pandas
 
-# Of the dataframe; a metric named like one of these has `metrics/` before its name there.
 _SHORT = reprlib.Repr()
 _SHORT.maxdict, _SHORT.maxstring, _SHORT.maxother = 16, 80, 80
-_COLUMNS = frozenset(
-    (
-        *("trial", "state", "error", "persistent", "ephemeral", "expected", "slowdown"),
-        *("seconds", "expected_seconds"),
-        *("device", "lane", "start", "end", "attempts"),
-    )
-)
-
+# Of the dataframe; a metric named like one of these has `metrics/` before its name there.
+_COLUMNS = {
+    *("trial", "state", "error", "persistent", "ephemeral", "expected", "slowdown", "seconds", "expected_seconds"),
+    *("device", "lane", "start", "end", "attempts"),
+}
 # Trials that need less say nothing of how well peaks are predicted.
 SMALL = 16 * MIB
 

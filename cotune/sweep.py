@@ -39,8 +39,18 @@ from cotune.profile import Profile
 from cotune.record import Record
 from cotune.records import Records
 from cotune.results import TrialResult
-from cotune.search.proposer import Configs, Proposer, Reply
-from cotune.search.search import Exhausted, Failure, Promotion, Settled, Suggestion, Verdict
+from cotune.search.proposer import (
+    Answer,
+    Configs,
+    Exhausted,
+    Failure,
+    Promotion,
+    Proposer,
+    Reply,
+    Settled,
+    Suggestion,
+    Verdict,
+)
 from cotune.supply import Supply
 from cotune.trial import Estimated, Question, Report, TrialSpec, TrialState
 
@@ -208,7 +218,7 @@ class Sweep:
 
     # ---- what the search says
 
-    def _on_answer(self, answer: object) -> None:
+    def _on_answer(self, answer: Answer) -> None:
         if isinstance(answer, Suggestion):
             self._supply.suggested()
             self._propose(answer)

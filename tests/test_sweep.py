@@ -16,7 +16,7 @@ from cotune.event_log import EventLog
 from cotune.packer import Packer, PackerOptions, TrialAdded, TrialEnded
 from cotune.paths import RunFolder
 from cotune.records import Records
-from cotune.search.search import Suggestion
+from cotune.search.proposer import Suggestion
 from cotune.sweep import Sweep, SweepOptions
 from cotune.trial import Estimated, TrialState
 

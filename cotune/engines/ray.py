@@ -24,7 +24,7 @@ from cotune import errors
 from cotune.engines.base import Engine
 from cotune.engines.local import LocalOptions
 from cotune.engines.orders import TO_LANES, TO_TRIALS
-from cotune.engines.ray_member import Down, Joined
+from cotune.engines.ray_member import Down, Joined, News
 from cotune.engines.ray_roster import Membership, Roster
 from cotune.packer import events as ev
 from cotune.packer import instructions as do
@@ -138,7 +138,7 @@ class RayEngine(Engine):
     def wake(self) -> None:
         self._arrived.put(None)
 
-    def poll(self, timeout: float) -> list[ev.Event | Report | Question]:
+    def poll(self, timeout: float) -> list[News]:
         self._flush()
         self._roster.look()
         happened = self._gather(max(0.0, min(timeout, self._tick_due - self.now())))
@@ -148,8 +148,8 @@ class RayEngine(Engine):
         happened += self._roster.losses(self.now())
         return happened
 
-    def _gather(self, timeout: float) -> list[ev.Event | Report | Question]:
-        happened: list[ev.Event | Report | Question] = []
+    def _gather(self, timeout: float) -> list[News]:
+        happened: list[News] = []
         with contextlib.suppress(queue.Empty):
             arrived = self._arrived.get(timeout=timeout)
             while True:
@@ -158,7 +158,7 @@ class RayEngine(Engine):
                 arrived = self._arrived.get_nowait()
         return happened
 
-    def _hear(self, member: Membership, answer: Future[Any]) -> list[ev.Event | Report | Question]:
+    def _hear(self, member: Membership, answer: Future[Any]) -> list[News]:
         from ray.exceptions import RayError
 
         try:
@@ -168,7 +168,7 @@ class RayEngine(Engine):
             self._roster.leave(member, str(error).splitlines()[0])
             return []
         self._listen(member)
-        happened: list[ev.Event | Report | Question] = []
+        happened: list[News] = []
         for item in items:
             if isinstance(item, Joined):
                 happened.append(self._roster.joined(member, item, self.now()))
@@ -185,9 +185,7 @@ class RayEngine(Engine):
         self._by_lane = {lane: other for lane, other in self._by_lane.items() if other is not member}
         self._by_trial = {trial: other for trial, other in self._by_trial.items() if other is not member}
 
-    def _translate(
-        self, member: Membership, item: ev.Event | Report | Question
-    ) -> Iterator[ev.Event | Report | Question]:
+    def _translate(self, member: Membership, item: News) -> Iterator[News]:
         if isinstance(item, (Report, Question)):
             yield item
         elif isinstance(item, ev.DeviceChanged):

@@ -18,6 +18,8 @@ from cotune.sharing.pickling import Packed
 from cotune.trial import Question, Report
 
 POLL_FOR = 1.0
+# What a local body has to say from afar, where no trial is estimated.
+News = Event | Report | Question
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +76,7 @@ class Member:
 
     def __init__(self, packed: Packed, slot: Slot, folder: Path, options: LocalOptions) -> None:
         self._commands: deque[tuple[str, tuple[Any, ...]]] = deque()
-        self._said: list[Event | Report | Question | Joined | Down] = []
+        self._said: list[News | Joined | Down] = []
         self._news = threading.Condition()
         self._engine: LocalEngine | None = None
         self._leaving = False
@@ -89,7 +91,7 @@ class Member:
         if self._engine is not None:
             self._engine.wake()
 
-    def poll(self, timeout: float) -> list[Event | Report | Question | Joined | Down]:
+    def poll(self, timeout: float) -> list[News | Joined | Down]:
         """What was said since the last call; waits for something to be."""
         with self._news:
             self._news.wait_for(lambda: self._said, timeout)

@@ -15,7 +15,6 @@ import logging
 import zlib
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
@@ -32,6 +31,7 @@ from cotune.ray_tune.features import features
 from cotune.ray_tune.inbox import NotHere
 from cotune.ray_tune.lane import Attempt
 from cotune.ray_tune.lane_trial import OutOfMemory
+from cotune.ray_tune.ticket import Held, Ticket
 
 log = logging.getLogger(__name__)
 
@@ -40,57 +40,6 @@ _HINTS = {
     "TrialOverdue": "raise iteration_timeout=, or report more often",
     "LaneDied": "a native library of the trainable may crash; Ray's worker logs say more",
 }
-
-
-@dataclass(eq=False)
-class Ticket:
-    """One request of Tune: a trial that wants to run, runs, or is being run again.
-
-    Attributes:
-        number: What the brain calls it.
-        trial: Tune's trial.
-        lane: Where the brain has put it; None while it waits.
-        seated: Tune has been given its handle.
-        kwargs: What the Trainable is made with.
-        trainable: What it is made from: a number, and the pickled class.
-        checkpoint: What an attempt restores, if Tune does not say so itself.
-        attempt: Counts the lanes it has been in.
-        calls: Counts Tune's calls in this attempt.
-        held: Calls that failed by our doing, to be made again.
-        answers: Futures of ours that Tune was given as answers.
-        refusal: Why it will not run again.
-        stopping: Tune has told it to stop.
-        over: The brain has concluded it.
-    """
-
-    number: int
-    trial: Any
-    lane: LaneHandle | None = None
-    seated: bool = False
-    kwargs: Mapping[str, Any] = field(default_factory=dict)
-    trainable: tuple[int, bytes] = (-1, b"")
-    checkpoint: Any = None
-    attempt: int = 0
-    calls: int = 0
-    held: list[Held] = field(default_factory=list)
-    answers: list[Any] = field(default_factory=list)
-    refusal: Exception | None = None
-    stopping: bool = False
-    over: bool = False
-
-    @property
-    def key(self) -> tuple[int, int]:
-        return self.number, self.attempt
-
-
-@dataclass(frozen=True, slots=True)
-class Held:
-    """A call of Tune that is to be made again, or refused in the end."""
-
-    method: str
-    error: Exception
-    again: Callable[[], None]
-    refuse: Callable[[Exception], None]
 
 
 class Broker:

@@ -14,7 +14,8 @@ import ray
 from ray.tune import PlacementGroupFactory
 
 from cotune.ray_tune import _private
-from cotune.ray_tune.broker import Broker, Held, Ticket
+from cotune.ray_tune.broker import Broker
+from cotune.ray_tune.ticket import Held, Ticket
 
 
 class LaneRequest(PlacementGroupFactory):  # type: ignore[misc]
@@ -55,9 +56,6 @@ class LaneResources(_private.AcquiredResources):  # type: ignore[misc]
 
     def annotate_remote_entities(self, entities: list[Any]) -> list[Any]:
         return [TrialClass(self.broker, self.ticket, entity) for entity in entities]
-
-    def _annotate_remote_entity(self, entity: Any, bundle: dict[str, float], bundle_index: int) -> Any:
-        return TrialClass(self.broker, self.ticket, entity)
 
 
 class TrialClass:

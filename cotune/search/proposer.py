@@ -11,6 +11,48 @@ from cotune.trial import Question
 
 
 @dataclass(frozen=True, slots=True)
+class Suggestion:
+    """A new trial to run, with its parameters by flat name."""
+
+    trial: int
+    params: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Whether an attempt at a trial may go on after a report, is to stop, or to wait for a `Promotion`."""
+
+    trial: int
+    attempt: int
+    stop: bool
+    wait: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Promotion:
+    """A trial that waits is to go on."""
+
+    trial: int
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """No trial that waits will ever go on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exhausted:
+    """The sampler has nothing more to suggest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """The sampler, the pruner or the journal raised."""
+
+    error: BaseException
+
+
+@dataclass(frozen=True, slots=True)
 class Reply:
     """The answer to a question of an attempt at a trial; with `stop`, the trial is pruned instead."""
 
@@ -18,6 +60,10 @@ class Reply:
     attempt: int
     payload: bytes
     stop: bool = False
+
+
+# What a proposer has to say.
+Answer = Suggestion | Verdict | Promotion | Settled | Reply | Exhausted | Failure
 
 
 class Configs(Protocol):
@@ -51,6 +97,6 @@ class Proposer(Protocol):
 
     def settle(self) -> None: ...
 
-    def answers(self) -> Sequence[object]: ...
+    def answers(self) -> Sequence[Answer]: ...
 
     def drop_asks(self) -> None: ...

@@ -27,58 +27,13 @@ from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
 from cotune.errors import CotuneError, InputError
 from cotune.search.journal import WriteBehindBackend
 from cotune.search.promotion import AshaPromote, Rungs
-from cotune.search.proposer import Reply
+from cotune.search.proposer import Answer, Exhausted, Failure, Promotion, Reply, Settled, Suggestion, Verdict
 from cotune.search.spaces import Space
 from cotune.trial import Question
 
 FLUSH_EVERY = 1.0
 CLOSE_WITHIN = 10.0
 MAX_VALUES = 1000
-
-
-@dataclass(frozen=True, slots=True)
-class Suggestion:
-    """A new trial to run, with its parameters by flat name."""
-
-    trial: int
-    params: dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """Whether an attempt at a trial may go on after a report, is to stop, or to wait for a `Promotion`."""
-
-    trial: int
-    attempt: int
-    stop: bool
-    wait: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Promotion:
-    """A trial that waits is to go on."""
-
-    trial: int
-
-
-@dataclass(frozen=True, slots=True)
-class Settled:
-    """No trial that waits will ever go on."""
-
-
-@dataclass(frozen=True, slots=True)
-class Exhausted:
-    """The sampler has nothing more to suggest."""
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """The sampler, the pruner or the journal raised."""
-
-    error: BaseException
-
-
-Answer = Suggestion | Verdict | Promotion | Settled | Reply | Exhausted | Failure
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,8 +25,7 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 
 from cotune.errors import CotuneError, LaneDied, RunError, TrialFailed, TrialOverdue, TrialTooLarge
 from cotune.search.lane_trial import pack, pack_error, unpack_error
-from cotune.search.proposer import Reply
-from cotune.search.search import Answer, Exhausted, Suggestion, Verdict
+from cotune.search.proposer import Answer, Exhausted, Reply, Suggestion, Verdict
 from cotune.trial import Question
 
 # Reports on their way to the storage before trials wait for it.

@@ -46,7 +46,6 @@ class MpsDaemon:
     """
 
     def __init__(self, uuid: str) -> None:
-        self._uuid = uuid
         if shutil.which(CONTROL) is None:
             raise _refused(f"{CONTROL} is not installed")
         if os.environ.get("CUDA_MPS_PIPE_DIRECTORY"):

@@ -161,5 +161,6 @@ def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values) if values else 0.0
 
 
-def _percentile(ordered: Sequence[float], share: float = 0.95) -> float:
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
+def _percentile(ordered: Sequence[float]) -> float:
+    """The 95th."""
+    return ordered[min(len(ordered) - 1, int(0.95 * len(ordered)))] if ordered else 0.0

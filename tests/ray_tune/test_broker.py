@@ -15,7 +15,8 @@ from cotune.packer import Packer, PackerOptions
 from cotune.packer import events as ev
 from cotune.packer import instructions as do
 from cotune.ray_tune import lane
-from cotune.ray_tune.broker import Broker, Held
+from cotune.ray_tune.broker import Broker
+from cotune.ray_tune.ticket import Held
 
 
 class Lanes:

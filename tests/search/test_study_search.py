@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import optuna
 
 from cotune.search import study_search
-from cotune.search.search import Exhausted, Suggestion
+from cotune.search.proposer import Exhausted, Suggestion
 from cotune.search.study_search import StudySearch
 
 

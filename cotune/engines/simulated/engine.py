@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from cotune.engines.base import Engine
-from cotune.engines.simulated.lanes import Host, Place, Run, busy
+from cotune.engines.simulated.lanes import Device, Lane, Run, busy
 from cotune.engines.simulated.model import Costs, Ending, Work
 from cotune.packer import events as ev
 from cotune.packer import instructions as do
@@ -30,7 +30,6 @@ class SimulatedEngine(Engine):
         devices: What is there.
         model: What a trial is.
         costs: What acting costs.
-        speed: The speed of trials beside each other, by the sum of their busy shares.
     """
 
     def __init__(
@@ -38,18 +37,16 @@ class SimulatedEngine(Engine):
         devices: Iterable[ev.DeviceFound],
         model: Callable[[TrialSpec], Work],
         costs: Costs | None = None,
-        speed: Callable[[float], float] = shared_speed,
     ) -> None:
-        self._devices = {found.device: found for found in devices}
+        self._found = {found.device: found for found in devices}
         self._model = model
         self._costs = costs or Costs()
-        self._speed = speed
         self._time = 0.0
         self._count = 0
         self._calendar: list[tuple[float, int, Callable[[Any], None], Any]] = []
         self._out: list[Happened] = []
-        self._hosts = {name: Host() for name in self._devices}
-        self._places: dict[int, Place] = {}
+        self._devices = {name: Device() for name in self._found}
+        self._lanes: dict[int, Lane] = {}
         self._runs: dict[int, Run] = {}
         self._saved: dict[int, int] = {}
         self._handlers: dict[type[do.Instruction], Callable[[Any], None]] = {
@@ -67,7 +64,7 @@ class SimulatedEngine(Engine):
     # ---- the contract
 
     def start(self) -> list[ev.DeviceFound]:
-        return list(self._devices.values())
+        return list(self._found.values())
 
     def execute(self, instruction: do.Instruction, spec: TrialSpec | None = None) -> None:
         if isinstance(instruction, do.StartTrial):
@@ -94,7 +91,7 @@ class SimulatedEngine(Engine):
             if run.blocked:
                 run.blocked = False
                 self._reach(run)
-                self._pace(run.place)
+                self._pace(run.lane.device)
 
     def answer(self, trial: int, attempt: int, payload: bytes) -> None:
         """Nothing to do: imagined trials ask nothing."""
@@ -104,7 +101,7 @@ class SimulatedEngine(Engine):
 
     def close(self) -> None:
         self._calendar.clear()
-        self._places.clear()
+        self._lanes.clear()
         self._runs.clear()
 
     def now(self) -> float:
@@ -120,69 +117,69 @@ class SimulatedEngine(Engine):
     # ---- lanes
 
     def _open(self, instruction: do.OpenLane) -> None:
-        host, found = self._hosts[instruction.device], self._devices[instruction.device]
-        place = Place(instruction.lane, host, instruction.quota, found.context)
-        self._places[place.lane] = host.places[place.lane] = place
-        self._later(self._costs.open, self._opened, place)
+        device, found = self._devices[instruction.device], self._found[instruction.device]
+        lane = Lane(instruction.lane, device, instruction.quota, found.context)
+        self._lanes[lane.id] = device.lanes[lane.id] = lane
+        self._later(self._costs.open, self._opened, lane)
 
-    def _opened(self, place: Place) -> None:
-        if not place.gone:
-            place.ready = True
-            self._out.append(ev.LaneReady(self._time, place.lane, place.context))
-            self._pace(place)
+    def _opened(self, lane: Lane) -> None:
+        if not lane.gone:
+            lane.ready = True
+            self._out.append(ev.LaneReady(self._time, lane.id, lane.context))
+            self._pace(lane.device)
 
     def _resize(self, instruction: do.ResizeLane) -> None:
-        place = self._places.get(instruction.lane)
-        if place is not None:
-            place.quota = max(instruction.quota, min(place.quota, place.held))
-            self._later(self._costs.resize, self._resized, (place, place.quota))
+        lane = self._lanes.get(instruction.lane)
+        if lane is not None:
+            lane.quota = max(instruction.quota, min(lane.quota, lane.held))
+            self._later(self._costs.resize, self._resized, (lane, lane.quota))
 
-    def _resized(self, answer: tuple[Place, int]) -> None:
-        place, quota = answer
-        if not place.gone:
-            self._out.append(ev.LaneResized(self._time, place.lane, quota))
+    def _resized(self, answer: tuple[Lane, int]) -> None:
+        lane, quota = answer
+        if not lane.gone:
+            self._out.append(ev.LaneResized(self._time, lane.id, quota))
 
     def _close(self, instruction: do.CloseLane) -> None:
-        place = self._places.get(instruction.lane)
-        if place is not None and not place.gone:
-            self._end_lane(place, "killed" if instruction.kill else "closed", self._costs.close)
+        lane = self._lanes.get(instruction.lane)
+        if lane is not None and not lane.gone:
+            self._end_lane(lane, "killed" if instruction.kill else "closed", self._costs.close)
 
-    def _end_lane(self, place: Place, detail: str, after: float = 0.0) -> None:
+    def _end_lane(self, lane: Lane, detail: str, after: float = 0.0) -> None:
         """The lane's process ends, with whatever runs in it; its bytes are free when that is said."""
-        holder = place.holder
-        place.gone = True
-        for run in list(place.runs.values()):
+        holder = lane.holder
+        lane.gone = True
+        for run in list(lane.runs.values()):
             self._forget(run)
-        self._later(after, self._lost, (place, holder.trial if holder else None, detail))
-        self._pace(place)
+        self._later(after, self._lost, (lane, holder.trial if holder else None, detail))
+        self._pace(lane.device)
 
-    def _lost(self, what: tuple[Place, int | None, str]) -> None:
-        place, holder, detail = what
-        del self._places[place.lane], place.host.places[place.lane]
-        self._out.append(ev.LaneLost(self._time, place.lane, holder, detail))
+    def _lost(self, what: tuple[Lane, int | None, str]) -> None:
+        lane, holder, detail = what
+        del self._lanes[lane.id], lane.device.lanes[lane.id]
+        self._out.append(ev.LaneLost(self._time, lane.id, holder, detail))
 
     def _give_turn(self, instruction: do.GiveTurn) -> None:
-        place = self._places.get(instruction.lane)
-        if place is not None:
-            place.given = instruction.trial
-            self._pace(place)
+        lane = self._lanes.get(instruction.lane)
+        if lane is not None:
+            lane.given = instruction.trial
+            self._pace(lane.device)
 
     # ---- trials
 
     def _start(self, instruction: do.StartTrial, spec: TrialSpec) -> None:
-        place = self._places.get(instruction.lane)
-        if place is None or place.gone:
+        lane = self._lanes.get(instruction.lane)
+        if lane is None or lane.gone:
             return
         work = self._model(spec)
-        run = Run(spec.trial, spec.attempt, work, place, self._costs.start + work.startup, settled=self._time)
+        run = Run(spec.trial, spec.attempt, work, lane, self._costs.start + work.startup, settled=self._time)
         done = self._saved.get(spec.trial, 0) if work.checkpoints else 0
         run.counted = done
         run.progress = done * work.step_seconds
         run.reported = bisect_right(work.report_at, done)
         run.is_starting = run.startup > 0
         run.every = max(1, work.iterations // max(self._costs.progress, 1))
-        self._runs[spec.trial] = place.runs[spec.trial] = run
-        self._pace(place)
+        self._runs[spec.trial] = lane.runs[spec.trial] = run
+        self._pace(lane.device)
 
     def _stop(self, instruction: do.StopTrial) -> None:
         run = self._runs.get(instruction.trial)
@@ -193,21 +190,21 @@ class SimulatedEngine(Engine):
             self._finish(run, Outcome.STOPPED)
         else:
             run.booked = False
-            self._pace(run.place)
+            self._pace(run.lane.device)
 
     def _grant(self, instruction: do.GrantTrial) -> None:
         run = self._runs.get(instruction.trial)
         if run is not None:
             run.granted = instruction.concurrency
             run.booked = False
-            self._pace(run.place)
+            self._pace(run.lane.device)
 
     def _pause(self, instruction: do.PauseTrial) -> None:
         run = self._runs.get(instruction.trial)
         if run is not None:
             run.pausing = True
             run.booked = False
-            self._pace(run.place)
+            self._pace(run.lane.device)
 
     def _rest(self, run: Run) -> None:
         """At a boundary: it waits from here on."""
@@ -216,13 +213,13 @@ class SimulatedEngine(Engine):
         run.granted, run.concurrency = None, 1
         saved = work.checkpoints and run.trial in self._saved
         self._out.append(ev.TrialPaused(self._time, run.trial, work.persistent, saved, work.movable))
-        self._pace(run.place)
+        self._pace(run.lane.device)
 
     def _resume(self, instruction: do.ResumeTrial) -> None:
         run = self._runs.get(instruction.trial)
         if run is not None:
             run.paused, run.booked, run.parked, run.granted = False, False, 0, None
-            self._pace(run.place)
+            self._pace(run.lane.device)
 
     def _park(self, instruction: do.ParkTrial) -> None:
         run = self._runs.get(instruction.trial)
@@ -242,7 +239,7 @@ class SimulatedEngine(Engine):
         work, goal = run.work, run.goal
         if run.is_starting:
             run.is_starting = False
-            self._pace(run.place)
+            self._pace(run.lane.device)
             return
         if goal > run.counted and self._is_short(run):
             return
@@ -265,8 +262,8 @@ class SimulatedEngine(Engine):
     def _is_short(self, run: Run) -> bool:
         """Ends the trial if its lane's quota does not hold it."""
         work, at_once = run.work, run.concurrency
-        others = sum(other.held for other in run.place.runs.values() if other is not run)
-        room = run.place.quota - run.place.context - others
+        others = sum(other.held for other in run.lane.runs.values() if other is not run)
+        room = run.lane.quota - run.lane.context - others
         bursts = 0 < work.bursts < at_once
         if at_once > 1 and (bursts or work.persistent + work.peak(run.goal, at_once) > room):
             run.concurrency = 1
@@ -303,24 +300,24 @@ class SimulatedEngine(Engine):
             case Ending.RAISES:
                 self._finish(run, Outcome.FAILED, detail=f"RuntimeError: {run.work.message}")
             case Ending.DIES:
-                self._end_lane(run.place, "killed by signal 9")
+                self._end_lane(run.lane, "killed by signal 9")
             case Ending.HANGS:
                 run.hung_since = self._time
                 self._later(self._costs.quiet, self._say_quiet, run)
 
     def _say_quiet(self, run: Run) -> None:
         if self._runs.get(run.trial) is run and run.hung_since is not None:
-            quiet = ev.LaneQuiet(self._time, run.place.lane, run.trial, self._time - run.hung_since)
+            quiet = ev.LaneQuiet(self._time, run.lane.id, run.trial, self._time - run.hung_since)
             self._out.append(quiet)
             self._later(self._costs.quiet, self._say_quiet, run)
 
     def _finish(self, run: Run, outcome: Outcome, needed: int | None = None, detail: str = "") -> None:
         self._forget(run)
         self._out.append(ev.TrialEnded(self._time, run.trial, outcome, needed, detail=detail))
-        self._pace(run.place)
+        self._pace(run.lane.device)
 
     def _forget(self, run: Run) -> None:
-        del self._runs[run.trial], run.place.runs[run.trial]
+        del self._runs[run.trial], run.lane.runs[run.trial]
         run.version += 1
 
     # ---- time
@@ -329,12 +326,12 @@ class SimulatedEngine(Engine):
         self._count += 1
         heapq.heappush(self._calendar, (self._time + seconds, self._count, act, what))
 
-    def _pace(self, place: Place) -> None:
+    def _pace(self, device: Device) -> None:
         """Works out anew how fast the trials of a device run, and when each comes to its next boundary."""
-        lanes = [(lane, lane.moving()) for lane in place.host.places.values()]
+        lanes = [(lane, lane.moving()) for lane in device.lanes.values()]
         loads = [load for _, moving in lanes if (load := busy(moving))]
         # Alone nothing slows a trial down, however busy it keeps the device; nor while it starts up.
-        speed = self._speed(sum(loads)) if len(loads) > 1 else 1.0
+        speed = shared_speed(sum(loads)) if len(loads) > 1 else 1.0
         for lane, moving in lanes:
             for run in lane.runs.values():
                 share = 1.0 / len(moving) if run in moving else 0.0
@@ -366,7 +363,7 @@ class SimulatedEngine(Engine):
             if run.is_moving and run.concurrency == at_once:
                 self._set_pace(run, run.rate, run.share)
             else:
-                self._pace(run.place)
+                self._pace(run.lane.device)
 
 
 def devices(count: int, capacity: int, context: int = 0, max_width: int = 16) -> Sequence[ev.DeviceFound]:

@@ -9,14 +9,14 @@ from cotune.engines.simulated.model import Work
 
 
 @dataclass(slots=True, eq=False)
-class Host:
+class Device:
     """An imagined device."""
 
-    places: dict[int, Place] = field(default_factory=dict)
+    lanes: dict[int, Lane] = field(default_factory=dict)
 
 
 @dataclass(slots=True, eq=False)
-class Place:
+class Lane:
     """An imagined lane.
 
     Attributes:
@@ -24,8 +24,8 @@ class Place:
         gone: Its process has ended.
     """
 
-    lane: int
-    host: Host
+    id: int
+    device: Device
     quota: int
     context: int
     ready: bool = False
@@ -87,7 +87,7 @@ class Run:
     trial: int
     attempt: int
     work: Work
-    place: Place
+    lane: Lane
     startup: float
     progress: float = 0.0
     counted: int = 0
