@@ -12,19 +12,17 @@ Estimates that were made of trials before they ran are kept beside what was meas
 from __future__ import annotations
 
 import contextlib
-import functools
 import hashlib
-import inspect
 import json
 import os
-import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
 from cotune.calibration import Calibration
 from cotune.demand import MIB, Demand, Estimate
+from cotune.fingerprint import identity, plain, unwrapped
 from cotune.packer.prediction import KindModel
 
 VERSION = 2
@@ -33,8 +31,6 @@ ENOUGH = 16
 # What is set aside by an estimate as long as nothing is known of how measurements follow from estimates.
 UNLEARNT_FACTOR = 1.5
 UNLEARNT_ALLOWANCE = 256 * MIB
-
-_PLAIN = (bool, int, float, str, bytes, type(None))
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,14 +170,13 @@ def profile_path(storage: Path, trainable: Any, constants: Mapping[str, Any], ha
 
     Args:
         storage: The folder for runs.
-        trainable: Its code, and that of what its own module defines and it uses, is a part of the name: changed code
-            begins anew. What it gets from other modules, and its data, are not looked at.
+        trainable: Its `identity` is a part of the name: changed code begins anew.
         constants: Of the space; they may decide about memory just as well.
         hardware: What kind of device.
     """
-    digest = hashlib.sha256(repr((VERSION, hardware, *_identity(trainable))).encode())
-    digest.update(repr([(name, _plain(value)) for name, value in sorted(constants.items())]).encode())
-    inner = _unwrapped(trainable)
+    digest = hashlib.sha256(repr((VERSION, hardware, *identity(trainable))).encode())
+    digest.update(repr([(name, plain(value)) for name, value in sorted(constants.items())]).encode())
+    inner = unwrapped(trainable)
     name = getattr(inner, "__name__", type(inner).__name__).strip("<>")
     return storage / ".profiles" / f"{name}-{digest.hexdigest()[:16]}.json"
 
@@ -209,82 +204,3 @@ def _read(path: Path | None) -> list[_Sample]:
         ]
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return []
-
-
-# ---- what a trainable is
-
-
-def _bound(trainable: Any) -> Iterator[object]:
-    """What a trainable was given beforehand."""
-    while isinstance(trainable, functools.partial):
-        yield _plain(trainable.args)
-        yield sorted((name, repr(_plain(value))) for name, value in trainable.keywords.items())
-        trainable = trainable.func
-
-
-def _unwrapped(trainable: Any) -> Any:
-    while isinstance(trainable, functools.partial):
-        trainable = trainable.func
-    if isinstance(trainable, types.MethodType):
-        trainable = trainable.__func__
-    if isinstance(trainable, types.FunctionType):
-        return inspect.unwrap(trainable, stop=lambda inner: not isinstance(inner, types.FunctionType))
-    return trainable if isinstance(trainable, type) else type(trainable)
-
-
-def _identity(trainable: Any) -> Iterator[object]:
-    """All that tells a trainable from others, from one process to the next."""
-    yield from _bound(trainable)
-    todo, seen = [_unwrapped(trainable)], set[int]()
-    module = todo[0].__module__
-    while todo:
-        one = todo.pop(0)
-        if id(one) in seen or getattr(one, "__module__", None) != module:
-            continue
-        seen.add(id(one))
-        yield one.__qualname__
-        for function in _functions(one):
-            yield from _code(function.__code__)
-            yield _plain(function.__defaults__)
-            yield sorted((name, repr(_plain(value))) for name, value in (function.__kwdefaults__ or {}).items())
-            names = [*function.__code__.co_names, *_inner_names(function.__code__)]
-            used = [function.__globals__.get(name) for name in names]
-            todo += [other for other in used if isinstance(other, (type, types.FunctionType))]
-
-
-def _functions(one: type | types.FunctionType) -> Iterator[types.FunctionType]:
-    if isinstance(one, types.FunctionType):
-        yield one
-    else:
-        for value in vars(one).values():
-            function = value.__func__ if isinstance(value, (staticmethod, classmethod)) else value
-            if isinstance(function, types.FunctionType):
-                yield function
-
-
-def _code(code: types.CodeType) -> Iterator[object]:
-    yield code.co_code
-    yield code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _code(constant)
-        else:
-            yield _plain(constant)
-
-
-def _inner_names(code: types.CodeType) -> Iterator[str]:
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from constant.co_names
-            yield from _inner_names(constant)
-
-
-def _plain(value: Any) -> object:
-    """A value as the same text in every process."""
-    if isinstance(value, _PLAIN):
-        return value
-    if isinstance(value, (tuple, list)):
-        return [_plain(item) for item in value]
-    if isinstance(value, frozenset):
-        return sorted(repr(_plain(item)) for item in value)
-    return type(value).__qualname__

@@ -76,10 +76,6 @@ class Cluster:
         self._lost: list[str] = []
 
     @property
-    def uses_gpus(self) -> bool:
-        return self._slots.uses_gpus
-
-    @property
     def has_devices(self) -> bool:
         return bool(self._slots.up)
 

@@ -16,7 +16,7 @@ from typing import Any, cast
 from ray import cloudpickle
 from ray.tune.schedulers import FIFOScheduler, ResourceChangingScheduler, TrialScheduler, create_scheduler
 
-from cotune._arguments import checked_priority, checked_slowdown
+from cotune._arguments import checked_count, checked_priority, checked_slowdown
 from cotune.errors import InputError
 from cotune.packer import MAX_SLOWDOWN, Packer, PackerOptions
 from cotune.packer.policies import Policy, make_policy
@@ -130,13 +130,10 @@ def _scheduler(scheduler: TrialScheduler | str | None) -> TrialScheduler:
 
 
 def _check(gpus: object, lanes: object, residents: object, margin: object, isolation: object, timeout: object) -> None:
-    for name, value, least in (("gpus", gpus, 0), ("lanes", lanes, 1), ("max_residents", residents, 1)):
-        if value is None and name != "max_residents":
-            continue
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise InputError(
-                f"{name}={value!r} is not a whole number of {least} or more", hint=f"write {name}={least + 1}"
-            )
+    checked_count("gpus", gpus, least=0)
+    checked_count("lanes", lanes)
+    if checked_count("max_residents", residents) is None:
+        raise InputError("max_residents=None is not a number", hint="leave it out, or write max_residents=2")
     if margin is not None and (isinstance(margin, bool) or not isinstance(margin, (int, float)) or not 0 <= margin < 1):
         raise InputError(f"memory_margin={margin!r} is not a share", hint="write 0.1 to leave a tenth alone")
     if isolation not in ("lane", "process"):

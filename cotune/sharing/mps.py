@@ -69,18 +69,15 @@ class MpsDaemon:
             self.close()
             raise
 
-    def environment(self, memory: int | None = None, share: int = 100) -> dict[str, str]:
+    def environment(self, memory: int | None = None) -> dict[str, str]:
         """What makes a process a client, if it is set before CUDA is touched.
 
         Args:
             memory: Bytes of device memory the process may take in all, its context included.
-            share: Percentage of the multiprocessors its kernels may use.
         """
         found = dict(self._own)
         if memory is not None:
             found["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] = f"0={max(1, memory // MIB)}M"
-        if share < 100:
-            found["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = str(share)
         return found
 
     def servers(self) -> list[int]:

@@ -102,7 +102,10 @@ class _Player:
             if not happened:
                 stuck = self._packer.snapshot().waiting[:1]
                 why = stuck[0].reason if stuck else "nothing happens any more"
-                raise RunError(f"{self._packer.unfinished} trials never end: {why}")
+                raise RunError(
+                    f"{self._packer.unfinished} trials never end: {why}",
+                    hint="this is a fault of the brain, or of the policy: report it with the workload",
+                )
             for event in happened:
                 if isinstance(event, Report):
                     self._judge(event)

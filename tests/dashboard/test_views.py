@@ -333,11 +333,12 @@ def test_a_dashboard_that_is_not_wanted_shows_nothing(capsys):
     assert capsys.readouterr() == ("", "")
 
 
-def test_a_terminal_gets_the_live_table(monkeypatch):
-    class Terminal(io.StringIO):
-        def isatty(self):
-            return True
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
 
+
+def test_a_terminal_gets_the_live_table(monkeypatch):
     monkeypatch.setattr("sys.stderr", Terminal())
     monkeypatch.setenv("TERM", "xterm")
     view = make_view(None)
@@ -346,10 +347,6 @@ def test_a_terminal_gets_the_live_table(monkeypatch):
 
 
 def test_a_dumb_terminal_gets_plain_lines(monkeypatch):
-    class Terminal(io.StringIO):
-        def isatty(self):
-            return True
-
     monkeypatch.setattr("sys.stderr", Terminal())
     monkeypatch.setenv("TERM", "dumb")
     assert isinstance(make_view(None), PlainLines)

@@ -70,11 +70,8 @@ def test_a_client_is_made_by_its_environment(orders):
     own = daemon.environment()
     assert set(own) == {"CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY", "CUDA_VISIBLE_DEVICES"}
     assert own["CUDA_VISIBLE_DEVICES"] == UUID
-    more = daemon.environment(memory=3 * GIB, share=25)
-    assert more == own | {
-        "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=3072M",
-        "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "25",
-    }
+    more = daemon.environment(memory=3 * GIB)
+    assert more == own | {"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=3072M"}
     daemon.close()
 
 

@@ -1,0 +1,92 @@
+"""What tells a trainable from others, also in another process: its code, and what it was given beforehand."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import types
+from collections.abc import Iterator
+from typing import Any
+
+_PLAIN = (bool, int, float, str, bytes, type(None))
+
+
+def identity(trainable: Any) -> Iterator[object]:
+    """All that tells a trainable from others, as values whose `repr` is the same in every process.
+
+    That is its code and the code of what its own module defines and it uses, their defaults, and arguments that were
+    bound. What it gets from other modules, and its data, are not looked at.
+    """
+    yield from _bound(trainable)
+    todo, seen = [unwrapped(trainable)], set[int]()
+    module = todo[0].__module__
+    while todo:
+        one = todo.pop(0)
+        if id(one) in seen or getattr(one, "__module__", None) != module:
+            continue
+        seen.add(id(one))
+        yield one.__qualname__
+        for function in _functions(one):
+            yield from _code(function.__code__)
+            yield plain(function.__defaults__)
+            yield sorted((name, repr(plain(value))) for name, value in (function.__kwdefaults__ or {}).items())
+            names = [*function.__code__.co_names, *_inner_names(function.__code__)]
+            used = [function.__globals__.get(name) for name in names]
+            todo += [other for other in used if isinstance(other, (type, types.FunctionType))]
+
+
+def unwrapped(trainable: Any) -> Any:
+    """The function or class that somebody wrote, behind partials, methods, decorators and instances."""
+    while isinstance(trainable, functools.partial):
+        trainable = trainable.func
+    if isinstance(trainable, types.MethodType):
+        trainable = trainable.__func__
+    if isinstance(trainable, types.FunctionType):
+        return inspect.unwrap(trainable, stop=lambda inner: not isinstance(inner, types.FunctionType))
+    return trainable if isinstance(trainable, type) else type(trainable)
+
+
+def plain(value: Any) -> object:
+    """A value, or what stands for it, whose `repr` is the same in every process."""
+    if isinstance(value, _PLAIN):
+        return value
+    if isinstance(value, (tuple, list)):
+        return [plain(item) for item in value]
+    if isinstance(value, frozenset):
+        return sorted(repr(plain(item)) for item in value)
+    return type(value).__qualname__
+
+
+def _bound(trainable: Any) -> Iterator[object]:
+    """What a trainable was given beforehand."""
+    while isinstance(trainable, functools.partial):
+        yield plain(trainable.args)
+        yield sorted((name, repr(plain(value))) for name, value in trainable.keywords.items())
+        trainable = trainable.func
+
+
+def _functions(one: type | types.FunctionType) -> Iterator[types.FunctionType]:
+    if isinstance(one, types.FunctionType):
+        yield one
+    else:
+        for value in vars(one).values():
+            function = value.__func__ if isinstance(value, (staticmethod, classmethod)) else value
+            if isinstance(function, types.FunctionType):
+                yield function
+
+
+def _code(code: types.CodeType) -> Iterator[object]:
+    yield code.co_code
+    yield code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _code(constant)
+        else:
+            yield plain(constant)
+
+
+def _inner_names(code: types.CodeType) -> Iterator[str]:
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from constant.co_names
+            yield from _inner_names(constant)
