@@ -118,3 +118,10 @@ class LaneDied(TrialError):
 
 class NoResult(CotuneError):
     """A result was asked for that no trial produced."""
+
+
+# For trials, by the name of the error: what helps wherever they run.
+HINTS = {
+    "TrialTooLarge": "shrink the model or the batch in the search space, or use a device with more memory",
+    "TrialOverdue": "raise iteration_timeout=, or report more often",
+}

@@ -19,8 +19,7 @@ from cotune.results import TrialResult
 from cotune.trial import Report, TrialState
 
 _HINTS = {
-    "TrialTooLarge": "shrink the model or the batch in the search space, or use a device with more memory",
-    "TrialOverdue": "raise iteration_timeout=, or report more often",
+    **errors.HINTS,
     "LaneDied": "see error.txt and log.txt in its folder; a native library of the trainable may crash",
     "TrialFailed": "the traceback is in error.txt in the trial's folder",
 }

@@ -135,6 +135,10 @@ def checkpoint() -> AbstractContextManager[Path]:
 
     Take it after the report of the same epoch. A trial that is killed between the two would otherwise start again
     behind an epoch it never reported.
+
+    Raises:
+        InputError: Another one is being written.
+        StorageError: It cannot be written; the previous one is still valid.
     """
     session = current()
     return session.checkpoint() if session is not None else _temporary()

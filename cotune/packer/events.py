@@ -20,6 +20,8 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Event:
+    """Something that happened, at a time in seconds."""
+
     time: float
 
 

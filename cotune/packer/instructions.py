@@ -10,7 +10,7 @@ from cotune.packer.events import Outcome
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
-    pass
+    """Something to do."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,7 +61,6 @@ class Packer:
         self._withdrawn: dict[int, Trial] = {}
         self._arrivals = 0
         self._found = 0
-        self._now = 0.0
         self._handlers: dict[type[ev.Event], Callable[[Any], None]] = {
             ev.DeviceFound: self._device_found,
             ev.DeviceChanged: self._device_changed,
@@ -86,7 +85,6 @@ class Packer:
 
         Events about lanes and trials that are gone already are ignored: a body may report late.
         """
-        self._now = event.time
         self._handlers[type(event)](event)
         self._pauses.resume()
         self._placement.place(is_idle=len(self._trials) == len(self._line) + self._pauses.outside)

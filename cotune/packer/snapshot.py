@@ -7,6 +7,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class LaneView:
+    """A lane.
+
+    Attributes:
+        quota: Bytes it may hold.
+        residents: Trials that run in it.
+        ready: Its process is up.
+        paused: Trials that wait in it.
+    """
+
     lane: int
     device: str
     quota: int
@@ -17,6 +26,14 @@ class LaneView:
 
 @dataclass(frozen=True, slots=True)
 class DeviceView:
+    """A device.
+
+    Attributes:
+        capacity: Bytes all lanes on it may hold together.
+        held: Bytes set aside for them.
+        width: Lanes that may run at once.
+    """
+
     device: str
     capacity: int
     held: int
@@ -26,12 +43,21 @@ class DeviceView:
 
 @dataclass(frozen=True, slots=True)
 class WaitingView:
+    """A trial that waits, and why, with figures."""
+
     trial: int
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class PackerView:
+    """All of it.
+
+    Attributes:
+        waiting: The first in line.
+        waiting_count: How many there are.
+    """
+
     devices: tuple[DeviceView, ...]
     waiting: tuple[WaitingView, ...]
     waiting_count: int

@@ -36,8 +36,7 @@ from cotune.ray_tune.ticket import Held, Ticket
 log = logging.getLogger(__name__)
 
 _HINTS = {
-    "TrialTooLarge": "shrink the model or the batch in the search space, or use a device with more memory",
-    "TrialOverdue": "raise iteration_timeout=, or report more often",
+    **errors.HINTS,
     "LaneDied": "a native library of the trainable may crash; Ray's worker logs say more",
 }
 

@@ -149,49 +149,81 @@ Domain = Float | Integer | Choice
 
 
 def uniform(low: float, high: float) -> Float:
-    """A float, evenly from `low` to `high`."""
+    """A float, evenly from `low` to `high`.
+
+    Raises:
+        SpaceError: `low` is not below `high`, or one is no finite number.
+    """
     _check_order(low, high)
     return Float(low, high)
 
 
 def loguniform(low: float, high: float) -> Float:
-    """A float, evenly on a log scale from `low` to `high`, for learning rates and the like."""
+    """A float, evenly on a log scale from `low` to `high`, for learning rates and the like.
+
+    Raises:
+        SpaceError: `low` is not below `high`, is not positive, or one is no finite number.
+    """
     _check_order(low, high)
     return Float(low, high, log=True)
 
 
 def quniform(low: float, high: float, q: float) -> Float:
-    """A multiple of `q` from `low` to `high`, both included if they are multiples."""
+    """A multiple of `q` from `low` to `high`, both included if they are multiples.
+
+    Raises:
+        SpaceError: `low` is not below `high`, or `q` has no multiple between them.
+    """
     _check_order(low, high)
     return quantized_float(low, high, q, log=False)
 
 
 def qloguniform(low: float, high: float, q: float) -> Float:
-    """A multiple of `q` from `low` to `high`, evenly on a log scale before it is rounded."""
+    """A multiple of `q` from `low` to `high`, evenly on a log scale before it is rounded.
+
+    Raises:
+        SpaceError: `low` is not below `high`, is not positive, or `q` has no multiple between them.
+    """
     _check_order(low, high)
     return quantized_float(low, high, q, log=True)
 
 
 def randint(low: int, high: int) -> Integer:
-    """A whole number from `low` to below `high`, as in NumPy and Ray Tune."""
+    """A whole number from `low` to below `high`, as in NumPy and Ray Tune.
+
+    Raises:
+        SpaceError: `low` is not below `high`, or one is no whole number.
+    """
     _check_order(low, high)
     return Integer(low, whole("high", high) - 1)
 
 
 def lograndint(low: int, high: int) -> Integer:
-    """A whole number from `low` to below `high`, evenly on a log scale."""
+    """A whole number from `low` to below `high`, evenly on a log scale.
+
+    Raises:
+        SpaceError: `low` is not below `high`, is not positive, or one is no whole number.
+    """
     _check_order(low, high)
     return Integer(low, whole("high", high) - 1, log=True)
 
 
 def qrandint(low: int, high: int, q: int) -> Integer:
-    """A multiple of `q` from `low` to `high`, both included if they are multiples."""
+    """A multiple of `q` from `low` to `high`, both included if they are multiples.
+
+    Raises:
+        SpaceError: `low` is not below `high`, or `q` has no multiple between them.
+    """
     _check_order(low, high)
     return quantized_integer(low, high, q, log=False)
 
 
 def choice(options: Iterable[Any]) -> Choice:
-    """One of `options`, which may be any objects; functions and classes are fine."""
+    """One of `options`, which may be any objects; functions and classes are fine.
+
+    Raises:
+        SpaceError: There is none, or what is passed has no fixed order.
+    """
     return Choice(options)  # type: ignore[arg-type]  # any iterable is made a tuple there
 
 

@@ -87,7 +87,6 @@ class Search:
         self._completed = 0
         if isinstance(pruner, AshaPromote):
             self._rungs, pruner = Rungs(pruner, 1.0 if direction == "minimize" else -1.0), None
-        self._space = space
         self._answers: deque[Answer] = deque()
         self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._prepare = prepare

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 
 from cotune.demand import parse_bytes
 from cotune.errors import InputError
@@ -95,18 +96,24 @@ def text_of(error: BaseException) -> str:
         return f"(its text could not be made: {type(another).__name__})"
 
 
-def out_of_memory(error: BaseException) -> tuple[bool, int | None]:
-    """Whether an exception, or one it came from, says that memory ran out; and the bytes that were refused."""
+def causes(error: BaseException) -> Iterator[BaseException]:
+    """An exception and those it came from, the last first."""
     seen: set[int] = set()
     cause: BaseException | None = error
     while cause is not None and id(cause) not in seen:
         seen.add(id(cause))
+        yield cause
+        cause = cause.__cause__ or cause.__context__
+
+
+def out_of_memory(error: BaseException) -> tuple[bool, int | None]:
+    """Whether an exception, or one it came from, says that memory ran out; and the bytes that were refused."""
+    for cause in causes(error):
         text = text_of(cause)
         is_memory = isinstance(cause, MemoryError) or type(cause).__name__ in ("OutOfMemoryError", "_ArrayMemoryError")
         refusals = _REFUSED_IN_CPP + _REFUSALS * isinstance(cause, (RuntimeError, OSError))
         if is_memory or any(refusal.lower() in text.lower() for refusal in refusals):
             return True, _refused(cause, text)
-        cause = cause.__cause__ or cause.__context__
     return False, None
 
 

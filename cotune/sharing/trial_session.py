@@ -19,7 +19,7 @@ from cotune.session import TrialStopped
 from cotune.sharing import wire
 from cotune.sharing.checkpoints import Checkpoints
 from cotune.sharing.context import Context
-from cotune.sharing.memory import text_of
+from cotune.sharing.memory import causes, text_of
 from cotune.sharing.metrics import number_line, read_report, whole_step
 from cotune.sharing.resident import Ending, ResidentTrial
 from cotune.trial import TrialSpec
@@ -231,10 +231,7 @@ def _is_number(value: object) -> bool:
 
 def _forget(error: BaseException) -> None:
     """Lets go of the frames, and so the tensors, that an exception and its causes keep alive."""
-    seen: set[int] = set()
-    cause: BaseException | None = error
-    while cause is not None and id(cause) not in seen:
-        seen.add(id(cause))
+    for cause in causes(error):
         traceback.clear_frames(cause.__traceback__)
-        cause.__traceback__, cause = None, cause.__cause__ or cause.__context__
+        cause.__traceback__ = None
     sys.last_value = None

@@ -105,9 +105,9 @@ class Zygote:
             return None
         if not data:
             return None
-        what, *rest = pickle.loads(data)
-        self.is_up = self.is_up or what == "up"
-        return what, rest[0], rest[1] if len(rest) > 1 else 0
+        message: tuple[str, int, int] = pickle.loads(data)
+        self.is_up = self.is_up or message[0] == "up"
+        return message
 
     def last_words(self) -> str:
         """The end of its log, for an error message."""
