@@ -1,4 +1,4 @@
-"""`cotune.run`: search, brain, body and dashboard, put together."""
+"""`cotune.run`: checks what was asked for, has it put together and run, and gives back what came out."""
 
 from __future__ import annotations
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copyreg
 import inspect
 import os
 import secrets
@@ -36,7 +35,7 @@ from cotune.packer import Packer, PackerOptions, Policy, make_policy
 from cotune.paths import RunFolder, default_storage
 from cotune.records import Records
 from cotune.run_lock import locked
-from cotune.search.lane_trial import StudyObjective, study_in_lane
+from cotune.search.lane_trial import StudyObjective, study_as_proxy
 from cotune.search.study_search import StudySearch
 from cotune.sharing.devices import find_devices
 from cotune.sweep import Sweep, SweepOptions
@@ -129,7 +128,7 @@ def optimize(
     folder = _folder(study, name, storage)
     if dashboard is None:
         dashboard = show_progress_bar or (optuna.logging.get_verbosity() > optuna.logging.INFO and sys.stderr.isatty())
-    with locked(folder), _as_proxy(study), contextlib.ExitStack() as stack:
+    with locked(folder), study_as_proxy(study), contextlib.ExitStack() as stack:
         trainable = StudyObjective(objective, len(study.directions))
         how = LocalOptions(
             "", threads, judged=False, residents=options.residents, preload=(_LANE_MODULE,), mps=bool(mps)
@@ -231,26 +230,6 @@ def _interrupts(sweep: Sweep, serving: threading.Event) -> Iterator[None]:
             signal.signal(number, handler)
         if received and sys.exc_info()[0] is None:
             signal.raise_signal(received[0])
-
-
-@contextlib.contextmanager
-def _as_proxy(study: optuna.Study) -> Iterator[None]:
-    """Has an objective that refers to the study, as `lambda trial: f(trial, study)`, find its proxy in the lane.
-
-    A copy would look like the study and never hear of anything.
-    """
-
-    def reduce(other: optuna.Study) -> Any:
-        return (study_in_lane, ()) if other is study else other.__reduce_ex__(2)
-
-    before = copyreg.dispatch_table.get(optuna.Study)
-    copyreg.pickle(optuna.Study, reduce)
-    try:
-        yield
-    finally:
-        del copyreg.dispatch_table[optuna.Study]
-        if before is not None:
-            copyreg.dispatch_table[optuna.Study] = before
 
 
 def _prepare(folder: RunFolder, number: int) -> None:

@@ -8,11 +8,13 @@ Nothing is remembered here: what a trial is told is what the study knows at that
 
 from __future__ import annotations
 
+import contextlib
+import copyreg
 import inspect
 import os
 import pickle
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar, cast
 
 import cloudpickle
@@ -142,6 +144,26 @@ def study_in_lane() -> LaneStudy:
     if current is None:
         raise RunError("a study was sent to a lane outside of a trial", hint="use it within the objective only")
     return LaneStudy(Line(current))
+
+
+@contextlib.contextmanager
+def study_as_proxy(study: optuna.Study) -> Iterator[None]:
+    """Has an objective that refers to the study, as `lambda trial: f(trial, study)`, find its proxy in the lane.
+
+    A copy would look like the study and never hear of anything.
+    """
+
+    def reduce(other: optuna.Study) -> Any:
+        return (study_in_lane, ()) if other is study else other.__reduce_ex__(2)
+
+    before = copyreg.dispatch_table.get(optuna.Study)
+    copyreg.pickle(optuna.Study, reduce)
+    try:
+        yield
+    finally:
+        del copyreg.dispatch_table[optuna.Study]
+        if before is not None:
+            copyreg.dispatch_table[optuna.Study] = before
 
 
 class StudyObjective:

@@ -8,7 +8,6 @@ Whatever of the user's runs in this process runs on that thread, so an exception
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import pickle
 import queue
@@ -26,6 +25,7 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 from cotune.errors import CotuneError, LaneDied, RunError, TrialFailed, TrialOverdue, TrialTooLarge
 from cotune.search.lane_trial import pack, pack_error, unpack_error
 from cotune.search.proposer import Answer, Exhausted, Reply, Suggestion, Verdict
+from cotune.search.telling import tell
 from cotune.trial import Question
 
 # Reports on their way to the storage before trials wait for it.
@@ -164,7 +164,8 @@ class StudySearch:
             running = self._running.pop(number)
             state = {"returned": None, "pruned": TrialState.PRUNED}.get(running.end[0], TrialState.FAIL)
             try:
-                self._tell(running, state, why if state is TrialState.FAIL else None)
+                running.heartbeat.join()
+                tell(self._study, running.trial, state, running.end[1], why if state is TrialState.FAIL else None)
             except Exception as error:
                 # Such as a storage that is gone, or another process that has told it already.
                 _logger.warning(f"Trial {number} could not be told to have failed: {error!r}")
@@ -227,33 +228,14 @@ class StudySearch:
         """Tells the study how a trial ended, and the callbacks; raises what nobody catches."""
         running = self._running.pop(number)
         raised = None if is_pruned else _raised(running, error)
-        self._tell(running, TrialState.PRUNED if is_pruned else TrialState.FAIL if raised is not None else None, raised)
+        running.heartbeat.join()
+        state = TrialState.PRUNED if is_pruned else TrialState.FAIL if raised is not None else None
+        tell(self._study, running.trial, state, running.end[1], raised)
         if raised is not None and not isinstance(raised, (*_ALONE, *self._catch)):
             raise raised
         frozen = self._study._storage.get_trial(running.trial._trial_id)
         for callback in self._callbacks:
             callback(self._study, copy.deepcopy(frozen))
-
-    def _tell(self, running: _Running, state: TrialState | None, raised: BaseException | None) -> None:
-        """Tells and logs as `study.optimize` does, also when the sampler raises on being told."""
-        running.heartbeat.join()
-        trial, value, complaint = running.trial, running.end[1] if state is None else None, ""
-        try:
-            with warnings.catch_warnings(record=True) as caught:
-                warnings.simplefilter("always")
-                told = self._study.tell(trial, value, state=state)
-            if state is None and told.state is TrialState.FAIL:
-                complaint = str(caught.pop(0).message)
-            for warning in caught:
-                warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
-        finally:
-            frozen = self._study._storage.get_trial(trial._trial_id)
-            if frozen.state is TrialState.COMPLETE:
-                _log_completed(self._study, frozen)
-            elif frozen.state is TrialState.PRUNED:
-                _logger.info(f"Trial {frozen.number} pruned. {running.end[1]}")
-            else:
-                _log_failed(frozen, complaint or repr(raised), raised, value)
 
 
 def _ask(asked: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -274,31 +256,6 @@ def _raised(running: _Running, error: CotuneError | None) -> BaseException | Non
         return error or TrialFailed(f"trial {running.trial.number} raised what cannot leave its lane", hint=trace)
     raised.add_note(f"\nIn the lane of trial {running.trial.number}:\n{trace}")
     return raised
-
-
-def _log_completed(study: optuna.Study, trial: FrozenTrial) -> None:
-    if not _logger.isEnabledFor(optuna.logging.INFO):
-        return
-    names, values = study.metric_names, trial.values
-    shown = values if names is None else dict(zip(names, values, strict=False))
-    if len(values) > 1:
-        _logger.info(f"Trial {trial.number} finished with values: {shown} and parameters: {trial.params}.")
-        return
-    best = ""
-    # While no trial is feasible there is no best one.
-    with contextlib.suppress(ValueError):
-        best = f" Best is trial {study.best_trial.number} with value: {study.best_value}."
-    value = values[0] if names is None else shown
-    _logger.info(f"Trial {trial.number} finished with value: {value} and parameters: {trial.params}.{best}")
-
-
-def _log_failed(trial: FrozenTrial, why: str, raised: BaseException | None, value: Any) -> None:
-    info = None if raised is None else (type(raised), raised, raised.__traceback__)
-    _logger.warning(
-        f"Trial {trial.number} failed with parameters: {trial.params} because of the following error: {why}.",
-        exc_info=info,
-    )
-    _logger.warning(f"Trial {trial.number} failed with value {value!r}.")
 
 
 def _take_back(trial: Trial, step: int) -> None:

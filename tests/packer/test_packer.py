@@ -13,7 +13,8 @@ from cotune.packer.endings import MOST_LOSSES
 from cotune.packer.events import Outcome
 from cotune.packer.interference import shared_speed
 from cotune.packer.policies import Fifo
-from cotune.packer.state import padded
+from cotune.packer.state import Device, padded
+from cotune.packer.width import WidthControl
 
 GIB = 1024 * MIB
 CONTEXT = 50 * MIB
@@ -35,6 +36,11 @@ def taught(width: int | None = 4, **options: object) -> World:
 
 def need(persistent: int, ephemeral: int) -> int:
     return CONTEXT + padded(persistent) + padded(ephemeral)
+
+
+def test_sets_of_devices_are_walked_through_in_one_order_in_every_process() -> None:
+    found = {Device(f"gpu {number}", number, GIB, CONTEXT, WidthControl(1)) for number in reversed(range(8))}
+    assert [device.number for device in found] == list(range(8))
 
 
 # ---- probing

@@ -1,0 +1,66 @@
+"""Telling a study how a trial ended, and logging that, as `study.optimize` does."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from typing import Any
+
+import optuna
+from optuna.trial import FrozenTrial, Trial, TrialState
+
+_logger = optuna.logging.get_logger("optuna.study.cotune")
+
+
+def tell(study: optuna.Study, trial: Trial, state: TrialState | None, told: Any, raised: BaseException | None) -> None:
+    """Tells and logs, also when the sampler raises on being told.
+
+    Args:
+        study: The user's.
+        trial: Is over.
+        state: How; None if the objective has returned, where the study finds out whether what it returned will do.
+        told: What the objective returned, or what it was pruned with.
+        raised: Why it failed, if it did.
+    """
+    value, complaint = told if state is None else None, ""
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            frozen = study.tell(trial, value, state=state)
+        if state is None and frozen.state is TrialState.FAIL:
+            complaint = str(caught.pop(0).message)
+        for warning in caught:
+            warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
+    finally:
+        frozen = study._storage.get_trial(trial._trial_id)
+        if frozen.state is TrialState.COMPLETE:
+            _log_completed(study, frozen)
+        elif frozen.state is TrialState.PRUNED:
+            _logger.info(f"Trial {frozen.number} pruned. {told}")
+        else:
+            _log_failed(frozen, complaint or repr(raised), raised, value)
+
+
+def _log_completed(study: optuna.Study, trial: FrozenTrial) -> None:
+    if not _logger.isEnabledFor(optuna.logging.INFO):
+        return
+    names, values = study.metric_names, trial.values
+    shown = values if names is None else dict(zip(names, values, strict=False))
+    if len(values) > 1:
+        _logger.info(f"Trial {trial.number} finished with values: {shown} and parameters: {trial.params}.")
+        return
+    best = ""
+    # While no trial is feasible there is no best one.
+    with contextlib.suppress(ValueError):
+        best = f" Best is trial {study.best_trial.number} with value: {study.best_value}."
+    value = values[0] if names is None else shown
+    _logger.info(f"Trial {trial.number} finished with value: {value} and parameters: {trial.params}.{best}")
+
+
+def _log_failed(trial: FrozenTrial, why: str, raised: BaseException | None, value: Any) -> None:
+    info = None if raised is None else (type(raised), raised, raised.__traceback__)
+    _logger.warning(
+        f"Trial {trial.number} failed with parameters: {trial.params} because of the following error: {why}.",
+        exc_info=info,
+    )
+    _logger.warning(f"Trial {trial.number} failed with value {value!r}.")
