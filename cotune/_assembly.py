@@ -111,7 +111,7 @@ def assemble(
         trials,
         asked.time_budget,
         asked.lockstep,
-        unlimited_ahead=not learns(sampler),
+        is_blind=not learns(sampler),
         callbacks=asked.callbacks,
         priority=asked.priority,
     )

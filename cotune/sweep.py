@@ -67,7 +67,7 @@ class SweepOptions:
         trials: How many; None for no limit.
         time_budget: Seconds after which running trials are interrupted; None for no limit.
         lockstep: Ask for a trial only when it can start.
-        unlimited_ahead: Whether the sampler's suggestions do not depend on results.
+        is_blind: The sampler's suggestions do not depend on results.
         callbacks: Called with the result of each trial that is over.
         priority: Of a config.
     """
@@ -77,7 +77,7 @@ class SweepOptions:
     trials: int | None
     time_budget: float | None
     lockstep: bool
-    unlimited_ahead: bool = False
+    is_blind: bool = False
     callbacks: Sequence[Callable[[TrialResult], Any]] = ()
     priority: Callable[[Mapping[str, Any]], float] = lambda config: 0.0
 
@@ -121,9 +121,7 @@ class Sweep:
         self._options = options
         self._conclusions = Conclusions(records, search, self.display, options.metric, options.callbacks)
         self._expectations = Expectations(engine, space, profile or Profile(None), records.values())
-        self._supply = Supply(
-            search, packer, options.trials, options.lockstep, options.unlimited_ahead, proposed=len(records)
-        )
+        self._supply = Supply(search, packer, options.trials, options.lockstep, options.is_blind, proposed=len(records))
         self._signals = 0
         self._unacknowledged: list[tuple[int, int]] = []
         self._began = time.monotonic()

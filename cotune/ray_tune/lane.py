@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn, cast
+from typing import Any, cast
 
 import ray
 from ray import cloudpickle
@@ -99,9 +99,6 @@ class LaneHost(Host):
 
     def send(self, frame: bytes) -> None:
         self._outbox.put(frame)
-
-    def die(self) -> NoReturn:
-        os._exit(1)
 
 
 def lane_actor(residents: int) -> Any:

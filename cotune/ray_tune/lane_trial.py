@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import sys
 import threading
 import traceback
@@ -30,7 +31,7 @@ from cotune.sharing.resident import Ending, ResidentTrial
 from cotune.trial import TrialSpec
 
 if TYPE_CHECKING:
-    from cotune.ray_tune.lane import LaneHost
+    from cotune.sharing.host import Host
 
 # What torch seeds itself with in a fresh process, which is where Ray would have started the trial.
 TORCH_SEED = 67280421310721
@@ -56,7 +57,7 @@ class LaneTrial(ResidentTrial):
         make: Makes the Trainable; called by the trial's thread when it has its first turn.
     """
 
-    def __init__(self, host: LaneHost, number: int, seed: int, folder: Path, make: Callable[[], Any]) -> None:
+    def __init__(self, host: Host, number: int, seed: int, folder: Path, make: Callable[[], Any]) -> None:
         super().__init__(host, NO_SEAT, TrialSpec(number, 0, {}, seed, folder), Context(seed, host.home, TORCH_SEED))
         self.inbox = Inbox()
         self.ray_session: Any = None
@@ -143,7 +144,7 @@ class LaneTrial(ResidentTrial):
         except BaseException:
             # A lane in which this fails is of no use: its death is noticed, and its residents go on elsewhere.
             traceback.print_exc()
-            self.host.die()
+            os._exit(1)
         self.inbox.close()
 
     def _serve(self, call: Call) -> None:
