@@ -12,6 +12,7 @@ from cotune.packer.fitting import Fitting
 from cotune.packer.ledger import Ledger
 from cotune.packer.line import Line
 from cotune.packer.options import PackerOptions
+from cotune.packer.predictor import Predictor
 from cotune.packer.state import Lane, Trial
 
 # As many nodes as one trial may take with it.
@@ -25,6 +26,7 @@ class Endings:
         options: When trying again is given up.
         ledger: Has the devices, and takes the instructions.
         line: Where trials wait for the next attempt.
+        predictor: Hears what trials have taught.
         fitting: Knows what the largest device can hold.
         forget: Called with each trial that is over for good; gives its measured slowdown.
     """
@@ -34,6 +36,7 @@ class Endings:
         options: PackerOptions,
         ledger: Ledger,
         line: Line,
+        predictor: Predictor,
         fitting: Fitting,
         forget: Callable[[Trial], float | None],
     ) -> None:
@@ -41,6 +44,7 @@ class Endings:
         self._iteration_timeout = options.iteration_timeout
         self._ledger = ledger
         self._line = line
+        self._predictor = predictor
         self._fitting = fitting
         self._forget = forget
 
@@ -48,7 +52,7 @@ class Endings:
         """An attempt has ended in its lane, which the trial has left, where it was granted so many micro-batches."""
         if event.outcome is Outcome.DONE:
             if trial.alone_seconds > 0:
-                self._line.model(trial).observe_seconds(trial.id, trial.features, trial.alone_seconds)
+                self._predictor.model(trial).observe_seconds(trial.id, trial.features, trial.alone_seconds)
             self.conclude(trial, Outcome.DONE)
         elif event.outcome is Outcome.STOPPED or trial.withdrawn_at is not None:
             self.retry(trial, "its room was needed while it was paused", event.time)
@@ -128,12 +132,12 @@ class Endings:
         if had_all or (event.needed or 0) > self._fitting.largest:
             self.conclude(trial, Outcome.FAILED, "TrialTooLarge", figures)
             return
-        expected = trial.demand or trial.hint or self._line.model(trial).demand(trial.features)
+        expected = trial.demand or trial.hint or self._predictor.model(trial).demand(trial.features)
         trial.alone = trial.alone or trial.out_of_memories > 1 or expected is None
         if trial.demand is None:
-            self._line.judge_hint(trial, trial.floor)
+            self._predictor.judge_hint(trial, trial.floor)
         learnt = trial.with_floor(expected or Demand(0, 0))
-        self._line.model(trial).observe_demand(trial.id, trial.features, learnt)
+        self._predictor.model(trial).observe_demand(trial.id, trial.features, learnt)
         self.retry(trial, f"out of memory: {figures}", event.time)
 
     def _survived_crash(self, trial: Trial, detail: str, now: float) -> None:

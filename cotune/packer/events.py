@@ -66,7 +66,6 @@ class TrialAdded(Event):
         kind: Trials of one kind have comparable demands (the trainable's name).
         features: Numeric hyperparameters, from which the demand is predicted.
         priority: Higher goes first, before everything the policy looks at.
-        max_steps: Iterations it will run, where that is declared.
         expected: What its owner expects it to need, margin not included; believed until it was measured.
         seconds: How long its owner expects it to take alone.
     """
@@ -75,7 +74,6 @@ class TrialAdded(Event):
     kind: str = ""
     features: Mapping[str, float] = field(default_factory=dict)
     priority: float = 0.0
-    max_steps: int | None = None
     expected: Demand | None = None
     seconds: float | None = None
 

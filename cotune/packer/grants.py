@@ -15,7 +15,7 @@ from cotune.packer import events as ev
 from cotune.packer import instructions as do
 from cotune.packer.fitting import resident_demands
 from cotune.packer.ledger import Ledger
-from cotune.packer.line import Line
+from cotune.packer.predictor import Predictor
 from cotune.packer.state import Device, Lane, Trial
 from cotune.packer.width import GAIN, PATIENCE, Speed
 
@@ -99,13 +99,13 @@ class Grants:
 
     Args:
         ledger: Has the devices, and raises quotas.
-        line: Who waits, and how long a trial will go on.
+        predictor: Knows how long a trial will go on.
         enabled: Whether anything is lent at all.
     """
 
-    def __init__(self, ledger: Ledger, line: Line, enabled: bool) -> None:
+    def __init__(self, ledger: Ledger, predictor: Predictor, enabled: bool) -> None:
         self._ledger = ledger
-        self._line = line
+        self._predictor = predictor
         self._enabled = enabled
         self._grants: dict[int, Grant] = {}
         self._given: dict[int, Grant] = {}
@@ -209,7 +209,7 @@ class Grants:
             grant.settled, grant.best = True, grant.asked
 
     def _order(self, grant: Grant) -> tuple[float, int]:
-        return -(self._line.seconds_left(grant.trial) or 0.0), grant.trial.arrival
+        return -(self._predictor.seconds_left(grant.trial) or 0.0), grant.trial.arrival
 
     def _judge(self, grant: Grant) -> None:
         """Keeps what was tried if it pays."""

@@ -10,6 +10,7 @@ from cotune.packer.interference import present_speed
 from cotune.packer.ledger import Ledger
 from cotune.packer.line import Line
 from cotune.packer.policies import Policy
+from cotune.packer.predictor import Predictor
 from cotune.packer.state import Lane, Trial
 
 PROBE_ITERATIONS = 2
@@ -21,15 +22,19 @@ class Learning:
     Args:
         policy: Hears how long trials run.
         ledger: Has the devices.
-        line: Predicts what trials like it need.
+        line: Who would use another lane.
+        predictor: Hears what trials were measured to need.
         grants: Hears what several micro-batches at once bring.
         company: Hears how fast trials are.
     """
 
-    def __init__(self, policy: Policy, ledger: Ledger, line: Line, grants: Grants, company: Company) -> None:
+    def __init__(
+        self, policy: Policy, ledger: Ledger, line: Line, predictor: Predictor, grants: Grants, company: Company
+    ) -> None:
         self._policy = policy
         self._ledger = ledger
         self._line = line
+        self._predictor = predictor
         self._grants = grants
         self._company = company
 
@@ -65,9 +70,9 @@ class Learning:
         if trial.demand is None:
             return
         if before is None:
-            self._line.judge_hint(trial, trial.demand.peak)
+            self._predictor.judge_hint(trial, trial.demand.peak)
         if before is None or trial.demand.peak != before.peak:
-            self._line.model(trial).observe_demand(trial.id, trial.features, trial.demand)
+            self._predictor.model(trial).observe_demand(trial.id, trial.features, trial.demand)
         if lane.device.active == 1 and len(lane.residents) == 1:
             lane.device.width.guess(trial.demand.busy)
         self._ledger.ensure_need(lane)

@@ -1,4 +1,4 @@
-"""The line of waiting trials, in the order of a policy, and the predictions that order rests on."""
+"""The line of waiting trials, in the order of a policy."""
 
 from __future__ import annotations
 
@@ -7,16 +7,13 @@ from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from itertools import chain
 
-from cotune.demand import Demand
-from cotune.packer.fitting import Fitting
 from cotune.packer.options import PackerOptions
 from cotune.packer.policies import Waiting
-from cotune.packer.prediction import KindModel
+from cotune.packer.predictor import Predictor
 from cotune.packer.queue import Entry, Key, Mark, Queue
 from cotune.packer.state import Trial
 
 SORT_AT_ONCE = 4
-HINTS_SHORT = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,20 +60,17 @@ class Line:
     Args:
         options: The policy orders trials of the same priority. Where lanes have several residents, the size of a trial
             is what it holds all the time (it may share the rest with others), instead of its peak.
-        fitting: Knows how large a trial may be.
+        predictor: Says what is expected of a trial.
     """
 
-    def __init__(self, options: PackerOptions, fitting: Fitting) -> None:
+    def __init__(self, options: PackerOptions, predictor: Predictor) -> None:
         self.work = self.volume = 0.0
         self._policy = options.policy
-        self._fitting = fitting
+        self._predictor = predictor
         self._by_persistent = options.residents > 1
         self._queues: dict[Shape, Queue] = {}
         self._spots: dict[int, _Spot] = {}
-        self._models: dict[str, KindModel] = {}
         self._version = 0
-        self._hints = self._short_hints = self._hint_version = 0
-        self._trusts_hints = True
         self._outdated: deque[Trial] = deque()
 
     def __len__(self) -> int:
@@ -135,7 +129,7 @@ class Line:
         return self._spots[trial.id].size
 
     def join(self, trial: Trial) -> None:
-        self.appraise(trial)
+        self._predictor.appraise(trial)
         self._put(trial, self._spot(trial))
 
     def leave(self, trial: Trial, started: bool = False) -> None:
@@ -153,7 +147,7 @@ class Line:
     def refresh(self, trial: Trial) -> bool:
         """Looks at a waiting trial anew; True if that changes its shape or size."""
         before = self._spots[trial.id]
-        self.appraise(trial)
+        self._predictor.appraise(trial)
         spot = self._spot(trial)
         if (spot.shape, spot.size, spot.key) == (before.shape, before.size, before.key):
             return False
@@ -170,7 +164,7 @@ class Line:
         Returns:
             Whether a part was left to be sorted.
         """
-        version += self._hint_version + sum(model.version for model in self._models.values())
+        version += self._predictor.version
         if version != self._version:
             self._version = version
             self._outdated = deque(entry[3] for entry in chain.from_iterable(self._queues.values()))
@@ -182,63 +176,12 @@ class Line:
                 self.refresh(trial)
         return True
 
-    def model(self, trial: Trial) -> KindModel:
-        """What is known of trials of its kind."""
-        model = self._models.get(trial.kind)
-        if model is None:
-            model = self._models[trial.kind] = KindModel()
-        return model
-
-    def is_known(self, kind: str) -> bool:
-        """Whether trials of this kind need no probe any more."""
-        return kind in self._models and self._models[kind].knows_demand
-
-    def appraise(self, trial: Trial) -> None:
-        """Notes what is expected of the trial as of now."""
-        known = trial.demand or self._predicted(trial)
-        trial.expected = expected = trial.needing(known) if known else None
-        trial.believe(trial.demand)
-        trial.oversized = expected is not None and expected.peak > self._fitting.largest_room
-
-    def judge_hint(self, trial: Trial, peak: int) -> None:
-        """Compares what was expected of a trial with what it was measured to need."""
-        if trial.hint is not None:
-            self._hints += 1
-            self._short_hints += peak > trial.needing(trial.hint).peak
-            trusts = self._short_hints <= max(2, HINTS_SHORT * self._hints)
-            self._hint_version += trusts != self._trusts_hints
-            self._trusts_hints = trusts
-
-    def _predicted(self, trial: Trial) -> Demand | None:
-        """Hints are believed until more than one in twenty was too low; then measured siblings are, once they do."""
-        hint, model = trial.hint, self.model(trial)
-        if hint is not None and hint.busy is None and model.busy is not None:
-            hint = Demand(hint.persistent, hint.ephemeral, model.busy)
-        if hint is not None and self._trusts_hints:
-            return hint
-        known = model.demand(trial.features)
-        if hint is None or known is None or model.is_fitted:
-            return known or hint
-        return max(hint, known, key=lambda demand: demand.peak)
-
     def view(self, trial: Trial) -> Waiting:
         """The trial as a policy sees it."""
-        left = self.seconds_left(trial) if self._policy.uses_predictions else None
+        left = self._predictor.seconds_left(trial) if self._policy.uses_predictions else None
         expected = trial.expected
         need, busy = (expected.peak, expected.busy) if expected else (None, None)
         return Waiting(trial.id, trial.arrival, left, need, trial.kind, busy, trial.since, trial.seconds)
-
-    def seconds_left(self, trial: Trial) -> float | None:
-        """How long it will run on, as far as that can be told."""
-        if trial.max_steps and trial.iterations:
-            return max(trial.max_steps - trial.iterations, 0) * trial.alone_seconds / trial.iterations
-        whole = self.whole(trial)
-        return None if whole is None else max(whole - trial.alone_seconds, whole / 100)
-
-    def whole(self, trial: Trial) -> float | None:
-        """How long it takes from its beginning to its end, if it is not stopped, as far as that can be told."""
-        hint = trial.seconds_hint
-        return hint if hint is not None else self.model(trial).seconds(trial.features)
 
     def _spot(self, trial: Trial) -> _Spot:
         waiting = self.view(trial)

@@ -24,6 +24,7 @@ from cotune.packer.line import Line
 from cotune.packer.options import PackerOptions
 from cotune.packer.pauses import Pauses
 from cotune.packer.placement import Placement
+from cotune.packer.predictor import Predictor
 from cotune.packer.protection import Protection
 from cotune.packer.reasons import Reasons
 from cotune.packer.reservation import Reservation
@@ -45,18 +46,21 @@ class Packer:
         self._company = Company(Protection(options.max_slowdown))
         self._fitting = Fitting(options, self._company)
         self._ledger = Ledger(self._fitting)
-        self._line = Line(options, self._fitting)
+        predictor = Predictor(self._fitting)
+        self._line = Line(options, predictor)
         if options.policy.spares_survivors:
-            self._company.add(Survivors(self._ledger, self._line))
+            self._company.add(Survivors(self._ledger, self._line, predictor))
         self._reservation = Reservation(options.patience, self._ledger, self._line, self._fitting)
-        self._placement = Placement(options, self._ledger, self._line, self._fitting, self._company, self._reservation)
+        self._placement = Placement(
+            options, self._ledger, self._line, predictor, self._fitting, self._company, self._reservation
+        )
         self._reasons = Reasons(self._ledger, self._fitting, self._company)
-        self._grants = Grants(self._ledger, self._line, options.grants)
+        self._grants = Grants(self._ledger, predictor, options.grants)
         self._turns = TurnRules(options.policy, self._ledger, self._line)
         self._fitting.admits = self._turns.has_turn
-        self._pauses = Pauses(self._ledger, self._line, self._fitting, self._company)
-        self._learning = Learning(options.policy, self._ledger, self._line, self._grants, self._company)
-        self._endings = Endings(options, self._ledger, self._line, self._fitting, self._over)
+        self._pauses = Pauses(self._ledger, self._line, predictor, self._fitting, self._company)
+        self._learning = Learning(options.policy, self._ledger, self._line, predictor, self._grants, self._company)
+        self._endings = Endings(options, self._ledger, self._line, predictor, self._fitting, self._over)
         self._trials: dict[int, Trial] = {}
         self._withdrawn: dict[int, Trial] = {}
         self._arrivals = 0
@@ -207,7 +211,6 @@ class Packer:
             event.kind,
             event.features,
             event.priority,
-            event.max_steps,
             event.expected,
             event.seconds,
             event.time,

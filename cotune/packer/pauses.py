@@ -17,6 +17,7 @@ from cotune.packer.company import Company
 from cotune.packer.fitting import Fitting
 from cotune.packer.ledger import Ledger
 from cotune.packer.line import Line
+from cotune.packer.predictor import Predictor
 from cotune.packer.state import MOST_PAUSED, Device, Lane, Trial, padded
 
 
@@ -26,13 +27,15 @@ class Pauses:
     Args:
         ledger: Has the lanes.
         line: Who waits for a lane.
+        predictor: Says what is expected of a trial.
         fitting: Knows what fits.
         company: Hears who starts where.
     """
 
-    def __init__(self, ledger: Ledger, line: Line, fitting: Fitting, company: Company) -> None:
+    def __init__(self, ledger: Ledger, line: Line, predictor: Predictor, fitting: Fitting, company: Company) -> None:
         self._ledger = ledger
         self._line = line
+        self._predictor = predictor
         self._fitting = fitting
         self._company = company
         self._held: dict[int, Trial] = {}
@@ -167,7 +170,7 @@ class Pauses:
             return
         for trial in self._released.values():
             if trial.saved and trial.withdrawn_at is None and trial.lane is not None and trial.lane.residents:
-                self._line.appraise(trial)
+                self._predictor.appraise(trial)
                 needs = None if trial.wants_all else trial.expected
                 if needs is not None and self._fitting.find(trial, self._ledger.pool.with_room(needs.peak)):
                     self._evict(trial)

@@ -17,6 +17,7 @@ from cotune.packer.interference import present_speed
 from cotune.packer.ledger import Ledger
 from cotune.packer.line import SORT_AT_ONCE, Fits, Line, Shape
 from cotune.packer.options import PackerOptions
+from cotune.packer.predictor import Predictor
 from cotune.packer.queue import Mark
 from cotune.packer.reservation import Reservation
 from cotune.packer.state import Device, Trial
@@ -48,6 +49,7 @@ class Placement:
         options: The policy says who goes first.
         ledger: Has the devices.
         line: Who waits.
+        predictor: Knows which kinds of trials need no probe.
         fitting: Knows what fits.
         company: Knows who must not run beside whom.
         reservation: Keeps a device free for a trial that others overtake too often.
@@ -58,6 +60,7 @@ class Placement:
         options: PackerOptions,
         ledger: Ledger,
         line: Line,
+        predictor: Predictor,
         fitting: Fitting,
         company: Company,
         reservation: Reservation,
@@ -67,6 +70,7 @@ class Placement:
         self._ledger = ledger
         self._pool = ledger.pool
         self._line = line
+        self._predictor = predictor
         self._fitting = fitting
         self._company = company
         self._reservation = reservation
@@ -118,7 +122,7 @@ class Placement:
             wants, kind = fits
             most = search.limits.get(fits, float("inf"))
             if wants != "lane":
-                is_outdated = wants == "probe" and self._line.is_known(kind)
+                is_outdated = wants == "probe" and self._predictor.is_known(kind)
                 return most if self._pool.has_unused or is_outdated else -1
             if self._residents == 1:
                 return min(most, self._pool.roomiest)
@@ -237,7 +241,7 @@ class Placement:
         else:
             self._ledger.resize(lane, place.quota)
         trial.attempts += 1
-        left = self._line.seconds_left(trial) if trial.attempts == 1 else None
+        left = self._predictor.seconds_left(trial) if trial.attempts == 1 else None
         self._line.leave(trial, started=True)
         self._reservation.lift(trial)
         trial.overtaken = 0

@@ -63,7 +63,6 @@ class Trial:
     kind: str
     features: Mapping[str, float]
     priority: float
-    max_steps: int | None
     hint: Demand | None = None
     seconds_hint: float | None = None
     since: float = 0.0

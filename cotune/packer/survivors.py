@@ -15,6 +15,7 @@ from itertools import accumulate
 from cotune.packer.interference import SHARED, load, neighbours, shared_speed
 from cotune.packer.ledger import Ledger
 from cotune.packer.line import Line
+from cotune.packer.predictor import Predictor
 from cotune.packer.state import Device, Trial
 
 # How many ends are remembered, and how many it takes to speak of a rule.
@@ -37,12 +38,14 @@ class Survivors:
 
     Args:
         ledger: Has the devices.
-        line: Who waits, and how long trials take to their end.
+        line: Who waits.
+        predictor: Knows how long trials take to their end.
     """
 
-    def __init__(self, ledger: Ledger, line: Line) -> None:
+    def __init__(self, ledger: Ledger, line: Line, predictor: Predictor) -> None:
         self._ledger = ledger
         self._line = line
+        self._predictor = predictor
         self._ends: deque[float] = deque(maxlen=MEMORY)
         self._total = 0.0
         # The ends in order, and of each the sum of those from there on; made anew when it is asked for.
@@ -71,7 +74,7 @@ class Survivors:
 
     def ended(self, trial: Trial, stopped: bool) -> None:
         """A trial has come to its end, however long that was expected to take, or was stopped."""
-        whole = self._line.whole(trial)
+        whole = self._predictor.whole(trial)
         if whole and trial.iterations:
             progress = min(1.0, trial.alone_seconds / whole) if stopped else 1.0
             self._total += progress - (self._ends[0] if len(self._ends) == MEMORY else 0.0)
@@ -96,7 +99,7 @@ class Survivors:
 
     def seconds_left(self, trial: Trial) -> float:
         """How long a trial will probably go on when alone; 0 if nobody knows."""
-        whole = self._line.whole(trial)
+        whole = self._predictor.whole(trial)
         return self._residual(min(1.0, trial.alone_seconds / whole)) * whole if whole else 0.0
 
     @property

@@ -22,7 +22,6 @@ class Site:
         uuid: The physical GPU's identity; empty if there is none behind it.
         total: Bytes on the GPU, or of memory available on the node.
         free: Bytes of these nobody uses.
-        cores: Cores of the machine this process may use.
         pid: This process.
         host: The machine's name.
         address: The node's.
@@ -33,7 +32,6 @@ class Site:
     uuid: str
     total: int
     free: int
-    cores: int
     pid: int
     host: str
     address: str
@@ -53,5 +51,5 @@ def look_round() -> Site:
     uuid, total, free = "", available_memory(), available_memory()
     if visible:
         uuid, total, free = visible[0].uuid, visible[0].total, visible[0].total - visible[0].used
-    cores, host, address = len(os.sched_getaffinity(0)), platform.node(), ray.util.get_node_ip_address()
-    return Site(context.get_node_id(), gpus, uuid, total, free, cores, os.getpid(), host, address)
+    host, address = platform.node(), ray.util.get_node_ip_address()
+    return Site(context.get_node_id(), gpus, uuid, total, free, os.getpid(), host, address)

@@ -522,7 +522,7 @@ class World:
             if trial_id in self.asleep:
                 continue
             trial = brain._trials[trial_id]
-            brain._line.appraise(trial)
+            brain._line._predictor.appraise(trial)
             demand = trial.expected
             if demand is None or trial.wants_all:
                 continue

@@ -1,0 +1,79 @@
+"""What is expected of trials: from hints, from what was measured of them, and from what their siblings needed."""
+
+from __future__ import annotations
+
+from cotune.demand import Demand
+from cotune.packer.fitting import Fitting
+from cotune.packer.prediction import KindModel
+from cotune.packer.state import Trial
+
+# Hints are believed until more than this part of them was too low.
+HINTS_SHORT = 0.05
+
+
+class Predictor:
+    """Says what trials will need, and how long they will go on.
+
+    Args:
+        fitting: Knows how large a trial may be.
+    """
+
+    def __init__(self, fitting: Fitting) -> None:
+        self._fitting = fitting
+        self._models: dict[str, KindModel] = {}
+        self._hints = self._short_hints = self._hint_version = 0
+        self._trusts_hints = True
+
+    @property
+    def version(self) -> int:
+        """Counts the changes to what is expected."""
+        return self._hint_version + sum(model.version for model in self._models.values())
+
+    def model(self, trial: Trial) -> KindModel:
+        """What is known of trials of its kind."""
+        model = self._models.get(trial.kind)
+        if model is None:
+            model = self._models[trial.kind] = KindModel()
+        return model
+
+    def is_known(self, kind: str) -> bool:
+        """Whether trials of this kind need no probe any more."""
+        return kind in self._models and self._models[kind].knows_demand
+
+    def appraise(self, trial: Trial) -> None:
+        """Notes what is expected of the trial as of now."""
+        known = trial.demand or self._predicted(trial)
+        trial.expected = expected = trial.needing(known) if known else None
+        trial.believe(trial.demand)
+        trial.oversized = expected is not None and expected.peak > self._fitting.largest_room
+
+    def judge_hint(self, trial: Trial, peak: int) -> None:
+        """Compares what was expected of a trial with what it was measured to need."""
+        if trial.hint is not None:
+            self._hints += 1
+            self._short_hints += peak > trial.needing(trial.hint).peak
+            trusts = self._short_hints <= max(2, HINTS_SHORT * self._hints)
+            self._hint_version += trusts != self._trusts_hints
+            self._trusts_hints = trusts
+
+    def seconds_left(self, trial: Trial) -> float | None:
+        """How long it will run on, as far as that can be told."""
+        whole = self.whole(trial)
+        return None if whole is None else max(whole - trial.alone_seconds, whole / 100)
+
+    def whole(self, trial: Trial) -> float | None:
+        """How long it takes from its beginning to its end, if it is not stopped, as far as that can be told."""
+        hint = trial.seconds_hint
+        return hint if hint is not None else self.model(trial).seconds(trial.features)
+
+    def _predicted(self, trial: Trial) -> Demand | None:
+        """Hints are believed until more than one in twenty was too low; then measured siblings are, once they do."""
+        hint, model = trial.hint, self.model(trial)
+        if hint is not None and hint.busy is None and model.busy is not None:
+            hint = Demand(hint.persistent, hint.ephemeral, model.busy)
+        if hint is not None and self._trusts_hints:
+            return hint
+        known = model.demand(trial.features)
+        if hint is None or known is None or model.is_fitted:
+            return known or hint
+        return max(hint, known, key=lambda demand: demand.peak)
