@@ -106,7 +106,7 @@ def sweep(tmp_path):
         proposer, body = Proposer(widths), Body(lanes, can_estimate, fails)
         packer = Watched(PackerOptions(width=lanes))
         log = EventLog(folder.events)
-        options = SweepOptions("train", "", len(widths), None, False, unlimited_ahead=True)
+        options = SweepOptions("train", "", len(widths), None, False, is_blind=True)
         records = Records(folder, log, "", 0)
         Sweep(proposer, proposer, packer, body, records, Silent(), options).run()
         log.close()
