@@ -183,8 +183,9 @@ def run(
             hardware = _hardware(found, cluster, gpus)
             profile = Profile(profile_path(folder.path.parent, trainable, tree.constants, hardware))
             asked = Asked(
-                kind, tree, metric, mode, wanted, sampler, pruner, seed, budget, lockstep, tuple(callbacks), dashboard,
-                priority_of,
+                kind=kind, space=tree, metric=metric, mode=mode, trials=wanted, sampler=sampler, pruner=pruner,
+                seed=seed, time_budget=budget, lockstep=lockstep, callbacks=tuple(callbacks), dashboard=dashboard,
+                priority=priority_of,
             )  # fmt: skip
             sweep, records, finish = assemble(asked, folder, saved, engine, Packer(options), profile)
             try:
