@@ -216,7 +216,8 @@ class Placement:
 
     def _try_reserved(self) -> None:
         """Starts the trial that a device is kept free for, if it fits there by now; or makes room there."""
-        device, trial = self._reservation.device, self._reservation.trial
+        device = self._reservation.device
+        trial = device.reserved_for if device is not None else None
         if device is None or trial is None or trial not in self._line:
             return
         if trial.expected is None or trial.wants_all:

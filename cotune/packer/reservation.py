@@ -47,16 +47,15 @@ class Reservation:
 
     def check(self) -> None:
         """Lets go of a device that would no longer do for the trial it is kept free for."""
-        trial = self.trial
-        if self.device is not None and trial is not None:
+        if self.device is not None and (trial := self.trial) is not None:
             self._line.refresh(trial)
             if not self._fitting.suits(trial, self.device):
                 self.lift(trial)
 
     def review(self) -> None:
         """Keeps a device free for the first in line, if others have overtaken it too often."""
-        trial = self._line.head()
-        if trial is not None and trial.overtaken >= self._patience and self.device is None:
+        trial = self._line.head() if self.device is None else None
+        if trial is not None and trial.overtaken >= self._patience:
             self._keep_free(trial)
 
     def overtaken_by(self, trial: Trial) -> None:
@@ -67,10 +66,10 @@ class Reservation:
 
     def gives_way(self, trial: Trial) -> bool:
         """Has a device kept free for one with a higher priority that does not fit, before this one starts."""
-        head, kept = self._line.head(), self.trial
+        head = self._line.head()
         if head is None or head.priority <= trial.priority:
             return False
-        if kept is not None:
+        if (kept := self.trial) is not None:
             if kept.priority >= head.priority:
                 return False
             self.lift(kept)
