@@ -1,50 +1,25 @@
-"""Who may run beside whom on a device: all rules must agree."""
+"""Who may run beside whom on a device."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Iterable, Sequence
 
+from cotune.packer.critical import Critical
 from cotune.packer.protection import Protection
 from cotune.packer.state import Device, Trial
 
 
-class Rule(Protocol):
-    """Hears how trials fare, and says whether a trial may get a lane of its own on a device."""
-
-    def starts(self, trial: Trial, device: Device) -> None:
-        """A trial is about to run there."""
-
-    def ran(self, trial: Trial, count: int, seconds: float) -> None:
-        """It has made so many iterations in so many seconds."""
-
-    def left(self, trial: Trial) -> None:
-        """It does not run any more."""
-
-    def ended(self, trial: Trial, stopped: bool) -> None:
-        """It has come to its end, or was stopped."""
-
-    def tolerates(self, trial: Trial, device: Device) -> bool:
-        """Whether nobody there, nor the trial itself, would suffer more than is allowed."""
-
-    def explain(self, trial: Trial, devices: Sequence[Device]) -> str | None:
-        """Why the trial may run on none of these although there is room, if that is so."""
-
-
 class Company:
-    """Asks all rules.
+    """Tells those who choose neighbours how trials fare; a neighbour must be welcome to all.
 
     Attributes:
-        protection: That for trials with priority.
+        protection: Of trials with priority.
+        critical: Of trials that the sweep would end with, if the policy wants that.
     """
 
-    def __init__(self, protection: Protection) -> None:
+    def __init__(self, protection: Protection, critical: Critical | None) -> None:
         self.protection = protection
-        self._rules: list[Rule] = [protection]
-
-    def add(self, rule: Rule) -> None:
-        """Has another rule agree from now on."""
-        self._rules.append(rule)
+        self.critical = critical
 
     @property
     def is_particular(self) -> bool:
@@ -52,27 +27,32 @@ class Company:
         return self.protection.is_on
 
     def starts(self, trial: Trial, device: Device) -> None:
-        for rule in self._rules:
-            rule.starts(trial, device)
+        """A trial is about to run there."""
+        self.protection.starts(trial, device)
+        if self.critical is not None:
+            self.critical.starts(trial, device)
 
     def ran(self, trial: Trial, count: int, seconds: float) -> None:
-        for rule in self._rules:
-            rule.ran(trial, count, seconds)
+        """It has made so many iterations in so many seconds; how many may run beside it is in `Trial.beside`."""
+        self.protection.ran(trial, count, seconds)
+        if self.critical is not None:
+            self.critical.ran(trial)
 
     def left(self, trial: Trial) -> None:
-        for rule in self._rules:
-            rule.left(trial)
+        """It does not run any more."""
+        self.protection.left(trial)
+        if self.critical is not None:
+            self.critical.left(trial)
 
     def ended(self, trial: Trial, stopped: bool) -> None:
-        for rule in self._rules:
-            rule.ended(trial, stopped)
-
-    def tolerates(self, trial: Trial, device: Device) -> bool:
-        # Asked for every device that is looked at: a generator would take longer than the rules.
-        for rule in self._rules:  # noqa: SIM110
-            if not rule.tolerates(trial, device):
-                return False
-        return True
+        """It has come to its end, or was stopped."""
+        if self.critical is not None:
+            self.critical.ended(trial, stopped)
 
     def explain(self, trial: Trial, devices: Sequence[Device]) -> str | None:
-        return next((why for rule in self._rules if (why := rule.explain(trial, devices)) is not None), None)
+        """Why the trial may run on none of these although they have seats, if that is so."""
+        return self.protection.explain(trial, devices)
+
+    def explain_no_seat(self, devices: Iterable[Device]) -> str | None:
+        """Why no device has a seat although there are lanes left, if that is so."""
+        return self.critical.explain(devices) if self.critical is not None else None

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from cotune.demand import Demand
-from cotune.packer.company import Company
 from cotune.packer.options import PackerOptions
 from cotune.packer.policies import Candidate
+from cotune.packer.protection import Protection
 from cotune.packer.state import Device, Lane, Trial, padded
 
 SHORT = 8
@@ -49,16 +49,16 @@ class Fitting:
 
     Args:
         options: The policy may have a say in which of several devices is taken.
-        company: Knows who must not run beside whom.
+        protection: Knows who must not run beside whom.
     """
 
-    def __init__(self, options: PackerOptions, company: Company) -> None:
+    def __init__(self, options: PackerOptions, protection: Protection) -> None:
         self.largest = 0
         self.largest_room = 0
         self.admits: Callable[[Trial, Lane], bool] = lambda trial, lane: True
         self._residents = options.residents
         self._policy = options.policy
-        self._company = company
+        self._protection = protection
 
     def takes_resident(self, device: Device) -> bool:
         """Whether a lane here takes another resident, as far as numbers go."""
@@ -153,7 +153,7 @@ class Fitting:
         if lane.residents:
             may_run = self._takes_resident(lane) and not trial.alone and self.admits(trial, lane)
         else:
-            may_run = device.seats > 0 and self._company.tolerates(trial, device)
+            may_run = device.seats > 0 and self._protection.tolerates(trial, device)
         demand = trial.measured or trial.expected
         if not may_run or not lane.ready or lane.closing or demand is None:
             return None
@@ -195,7 +195,7 @@ class Fitting:
 
     def _places(self, trial: Trial, demand: Demand, device: Device) -> Iterator[Place]:
         """Lanes of its own that the trial could have on this device, room or not."""
-        if device.seats and not (trial.exclusive and device.active) and self._company.tolerates(trial, device):
+        if device.seats and not (trial.exclusive and device.active) and self._protection.tolerates(trial, device):
             for lane in device.idle:
                 yield self._place(device, lane, lane.need([demand]))
             fresh = device.context + device.shared + demand.peak

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from cotune.packer.state import Device, Trial
 
@@ -76,24 +76,21 @@ def known_load(trial: Trial) -> float | None:
     return None
 
 
-def present_speed(trial: Trial, device: Device) -> float:
-    """Its speed among those that run on a device now, 1 being that alone; 1 if it is not known what they use."""
-    total = known_load(trial)
-    others = neighbours(trial, device)
-    if total is None or not others:
-        return 1.0
-    for other in others:
-        known = known_load(other)
+def common_speed(trials: Sequence[Trial]) -> float:
+    """The speed of each of several trials on a device, 1 being that alone; 1 if it is not known what they use of it."""
+    total = 0.0
+    for trial in trials:
+        known = known_load(trial)
         if known is None:
             return 1.0
         total += known
-    return shared_speed(total)
+    return shared_speed(total) if len(trials) > 1 else 1.0
 
 
 def neighbours(trial: Trial, device: Device) -> list[Trial]:
     """Of every other lane that runs there the busiest trial: those of one lane take turns."""
     return [
-        max(lane.residents.values(), key=load)
+        next(iter(lane.residents.values())) if len(lane.residents) == 1 else max(lane.residents.values(), key=load)
         for lane in device.lanes.values()
         if lane.residents and lane is not trial.lane
     ]

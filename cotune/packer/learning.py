@@ -6,7 +6,7 @@ from cotune.demand import Demand
 from cotune.packer import events as ev
 from cotune.packer.company import Company
 from cotune.packer.grants import Grants
-from cotune.packer.interference import present_speed
+from cotune.packer.interference import common_speed, neighbours
 from cotune.packer.ledger import Ledger
 from cotune.packer.line import Line
 from cotune.packer.policies import Policy
@@ -45,7 +45,7 @@ class Learning:
         is_first = trial.iterations == 0
         trial.iterations += event.count
         trial.seconds += event.seconds
-        trial.alone_seconds += event.seconds * present_speed(trial, device)
+        trial.alone_seconds += event.seconds * common_speed([trial, *neighbours(trial, device)])
         self._ledger.stirred.add(device)
         self._policy.ran(trial.id, trial.group, event.seconds)
         if event.count:

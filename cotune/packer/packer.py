@@ -13,6 +13,7 @@ from cotune.demand import Demand
 from cotune.packer import events as ev
 from cotune.packer import instructions as do
 from cotune.packer.company import Company
+from cotune.packer.critical import Critical
 from cotune.packer.endings import Endings
 from cotune.packer.events import Outcome
 from cotune.packer.fitting import Fitting
@@ -30,7 +31,6 @@ from cotune.packer.reasons import Reasons
 from cotune.packer.reservation import Reservation
 from cotune.packer.snapshot import DeviceView, LaneView, PackerView, WaitingView
 from cotune.packer.state import Device, Trial
-from cotune.packer.survivors import Survivors
 from cotune.packer.turn_rules import TurnRules
 from cotune.packer.width import WidthControl
 
@@ -43,13 +43,13 @@ class Packer:
 
     def __init__(self, options: PackerOptions | None = None) -> None:
         self._options = options = options or PackerOptions()
-        self._company = Company(Protection(options.max_slowdown))
-        self._fitting = Fitting(options, self._company)
+        protection = Protection(options.max_slowdown)
+        self._fitting = Fitting(options, protection)
         self._ledger = Ledger(self._fitting)
         predictor = Predictor(self._fitting)
         self._line = Line(options, predictor)
-        if options.policy.spares_survivors:
-            self._company.add(Survivors(self._ledger, self._line, predictor))
+        critical = Critical(self._ledger, self._line, predictor) if options.policy.spares_critical else None
+        self._company = Company(protection, critical)
         self._reservation = Reservation(options.patience, self._ledger, self._line, self._fitting)
         self._placement = Placement(
             options, self._ledger, self._line, predictor, self._fitting, self._company, self._reservation

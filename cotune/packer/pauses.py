@@ -189,7 +189,7 @@ class Pauses:
         if not self._fitting.suits(trial, device):
             return False
         whole = trial.expected is None or trial.wants_all
-        return not device.active if whole else device.seats > 0 and self._company.tolerates(trial, device)
+        return not device.active if whole else device.seats > 0 and self._company.protection.tolerates(trial, device)
 
     def _missing(self, trial: Trial, device: Device) -> int:
         """Bytes that it lacks there, once all was returned that running trials do not need."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from cotune.packer import instructions as do
 from cotune.packer.company import Company
 from cotune.packer.fitting import Fitting, Place
-from cotune.packer.interference import present_speed
+from cotune.packer.interference import common_speed, neighbours
 from cotune.packer.ledger import Ledger
 from cotune.packer.line import SORT_AT_ONCE, Fits, Line, Shape
 from cotune.packer.options import PackerOptions
@@ -27,9 +27,6 @@ ROOM_AT_ONCE = 2
 # How many trials that would slow one with priority too much are passed over after one event; behind those, smaller ones
 # only are looked at.
 PASS_OVER = 64
-# How many that have room and are not tolerated there are passed over where nobody has priority: the next ones will not
-# be either.
-REFUSED = 4
 
 
 @dataclass(slots=True)
@@ -39,7 +36,6 @@ class _Search:
     limits: dict[tuple[str, str], float] = field(default_factory=dict)
     tried: dict[Shape, Mark] = field(default_factory=dict)
     passed: int = 0
-    refused: int = 0
 
 
 class Placement:
@@ -143,10 +139,6 @@ class Placement:
             search.limits[shape.fits] = self._line.size(trial) - 1
         else:
             search.tried[shape] = self._line.mark(trial)
-        if not others_would_do and trial.expected is not None and trial.expected.peak <= self._pool.roomiest:
-            search.refused += 1
-            if search.refused == REFUSED:
-                search.limits[shape.fits] = -1
 
     def _find(self, trial: Trial) -> Place | None:
         """A place now; turns in a lane of others only where no room for an own lane is under way."""
@@ -251,6 +243,6 @@ class Placement:
         lane.least = 0
         self._company.starts(trial, device)
         lane.residents[trial.id] = trial
-        trial.expected_seconds = None if left is None else left / present_speed(trial, device)
+        trial.expected_seconds = None if left is None else left / common_speed([trial, *neighbours(trial, device)])
         self._ledger.out.append(do.StartTrial(trial.id, lane.id))
         self._ledger.touch(device)

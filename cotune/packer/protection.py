@@ -83,9 +83,6 @@ class Protection:
             self._watches[trial.id] = _Watch()
             trial.beside = 0 if not device.active else MANY
 
-    def ended(self, trial: Trial, stopped: bool) -> None:
-        """What it was slowed by is known already."""
-
     def left(self, trial: Trial) -> None:
         """A trial is in no lane any more."""
         if self._watches.pop(trial.id, None) is not None:

@@ -14,8 +14,8 @@ from cotune.packer import Packer, PackerOptions
 from cotune.packer import events as ev
 from cotune.packer import instructions as do
 from cotune.packer.events import Outcome
+from cotune.packer.interference import known_load
 from cotune.packer.state import MOST_PAUSED, padded
-from cotune.packer.survivors import Survivors
 
 __all__ = ["MIB", "Job", "World", "WorldDevice", "WorldLane"]
 
@@ -542,8 +542,9 @@ class World:
                 if running and any(one.priority > 0 for one in everyone):
                     # Neighbours are chosen, then; see test_protection.py.
                     continue
-                if running and any(isinstance(rule, Survivors) and rule.is_on for rule in brain._company._rules):
-                    # The same; see test_survivors.py.
+                choosy = len(brain._ledger.devices) > 1 and all(known_load(one) is not None for one in everyone)
+                if running and choosy and self.options.policy.spares_critical:
+                    # The same; see test_critical.py.
                     continue
                 if len(running) < device.width.width:
                     assert device.context + device.shared + demand.peak > free, f"{trial_id} fits a new lane"

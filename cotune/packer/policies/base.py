@@ -58,7 +58,7 @@ class Policy(ABC):
         gain: By how much another lane must raise the sum of normalised speeds to be kept.
         guesses: Whether the first width is guessed from the utilisation of one trial.
         preempts: Among the residents of a lane, the first by `key` has every turn (`GiveTurn`).
-        spares_survivors: Trials that have outlived most others get no neighbours because of which they would end last.
+        spares_critical: Trials get no neighbours because of which they would end after all else is done (`Critical`).
         places: Whether `cost` says which of several devices is taken.
         devices: How many there are now, which the brain keeps up to date.
     """
@@ -69,7 +69,7 @@ class Policy(ABC):
     gain: float = 1.05
     guesses: bool = True
     preempts: bool = False
-    spares_survivors: bool = False
+    spares_critical: bool = False
     places: bool = False
     devices: int = 1
 

@@ -23,13 +23,13 @@ class Makespan(Weighing):
     beside them, as first-fit decreasing does in bin packing (Johnson et al., SIAM J. Comput. 3(4), 1974). A trial is
     tall if it takes more than 0.3 of the time that all the work there is will take on all devices; length decides
     among those, and among the others size, in steps of a factor of 1.26, and then length. Assumes that durations and
-    sizes can be predicted from finished siblings; as long as neither can, it is first come, first served. Where most
-    trials are stopped early, those that are not are kept from being slowed (`Survivors`).
+    sizes can be predicted from finished siblings; as long as neither can, it is first come, first served. Trials
+    that would end last if they were slowed get no neighbours (`Critical`).
     """
 
     name = "makespan"
     uses_predictions = True
-    spares_survivors = True
+    spares_critical = True
 
     def key(self, waiting: Waiting) -> tuple[float, ...]:
         left, need = waiting.seconds_left, waiting.need

@@ -1,40 +1,46 @@
-"""Trials that have outlived most of their siblings are what a sweep ends with.
+"""Trials that a sweep ends with get no neighbours that make them end later.
 
-Where a stopping rule ends most trials early, nobody can start the longest first: which these are shows while they run.
-Then they are among neighbours that slow them down, and at the end they run on alone. So their neighbours are chosen:
-none is placed beside a trial that would be slowed so much by it that it ended after all else is done.
+Where the lengths of trials differ much, the longest begin first, among neighbours that slow them down, and at the end
+they run on alone. Where a stopping rule ends most trials early, nobody can even start the longest first: which these
+are shows while they run. So no more run beside a trial (`Trial.beside`) than let it end before all else is done. It
+starts beside as many as there are: to be slowed for a while costs it less than to wait.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable
 from itertools import accumulate
+from typing import NamedTuple
 
-from cotune.packer.interference import SHARED, load, neighbours, shared_speed
+from cotune.packer.interference import SHARED, known_load, load, shared_speed
 from cotune.packer.ledger import Ledger
 from cotune.packer.line import Line
 from cotune.packer.predictor import Predictor
-from cotune.packer.state import Device, Trial
+from cotune.packer.state import MANY, Device, Trial
 
-# How many ends are remembered, and how many it takes to speak of a rule.
+# How many ends are remembered.
 MEMORY = 256
-ENOUGH = 8
-# Ended so early on average, trials are being stopped.
-EARLY = 0.5
-# What is slowed down no more than that is left alone.
-SLIGHT = 1.1
+# Who keeps so much of its speed is not slowed down.
+SLIGHT = 0.9
+TINY = 1e-9
 
 
-class Survivors:
+class _Left(NamedTuple):
+    """What is still to come of a running trial: seconds of a device, and bytes times seconds."""
+
+    load: float
+    volume: float
+
+
+class Critical:
     """Knows how long trials will go on if they are stopped as often as others were, and what all of them will take.
 
     The time a trial still takes is the mean residual life of those that came as far as it did, in shares of what they
     would have taken to their end (Kaplan and Meier, JASA 53, 1958; here all have ended, and one more that went to its
     end is counted with them). All that is left to do takes its device time over what devices do when shared well, or
-    its bytes times seconds over all memory. Nothing is held back on a single device, or unless trials end within half
-    of their time on average.
+    its bytes times seconds over all memory. Nothing is held back on a single device, which has all of that to do.
 
     Args:
         ledger: Has the devices.
@@ -47,74 +53,78 @@ class Survivors:
         self._line = line
         self._predictor = predictor
         self._ends: deque[float] = deque(maxlen=MEMORY)
-        self._total = 0.0
         # The ends in order, and of each the sum of those from there on; made anew when it is asked for.
         self._sorted: list[float] = []
         self._sums: list[float] = []
-        # Of running trials, device time and bytes times seconds still to come.
-        self._running: dict[int, tuple[float, float]] = {}
+        self._running: dict[int, _Left] = {}
         self._load = self._volume = 0.0
 
     # ---- what happens
 
     def starts(self, trial: Trial, device: Device) -> None:
-        """A trial is about to get a lane."""
-        self._note(trial)
+        """A trial is about to get a lane there."""
+        self._note(trial, device)
 
-    def ran(self, trial: Trial, count: int, seconds: float) -> None:
-        """A trial has made progress in a lane. Who may run beside it is looked at when someone would."""
-        self._note(trial)
+    def ran(self, trial: Trial) -> None:
+        """A trial has made progress in a lane."""
+        if trial.lane is not None:
+            self._note(trial, trial.lane.device)
 
     def left(self, trial: Trial) -> None:
         """A trial does not run any more."""
         before = self._running.pop(trial.id, None)
         if before is not None:
-            self._load -= before[0]
-            self._volume -= before[1]
+            self._load -= before.load
+            self._volume -= before.volume
 
     def ended(self, trial: Trial, stopped: bool) -> None:
         """A trial has come to its end, however long that was expected to take, or was stopped."""
         whole = self._predictor.whole(trial)
         if whole and trial.iterations:
             progress = min(1.0, trial.alone_seconds / whole) if stopped else 1.0
-            self._total += progress - (self._ends[0] if len(self._ends) == MEMORY else 0.0)
             self._ends.append(progress)
             self._sums.clear()
 
     # ---- what to do
 
-    def tolerates(self, trial: Trial, device: Device) -> bool:
-        """Whether nobody there, nor the trial itself, would end last if it got a lane of its own there."""
-        if not self.is_on or not device.active:
-            return True
-        everyone = [*neighbours(trial, device), trial]
-        slowdown = 1 / shared_speed(sum(map(load, everyone)))
-        return slowdown <= SLIGHT or max(map(self.seconds_left, everyone)) * slowdown <= self._rest()
-
-    def explain(self, trial: Trial, devices: Sequence[Device]) -> str | None:
-        """Why the trial may run on none of these although there is room, if that is so."""
-        if any(self.tolerates(trial, device) for device in devices):
-            return None
-        return f"on {devices[0].name} a trial that has outlived most would end last because of it"
+    def explain(self, devices: Iterable[Device]) -> str | None:
+        """Why nobody may run there although there are lanes left, if that is so."""
+        for device in devices:
+            if device.active < device.width.width:
+                for lane in device.lanes.values():
+                    for trial in lane.residents.values():
+                        if trial.id in self._running and trial.beside < device.active:
+                            return f"on {device.name} trial {trial.id} would end last because of it"
+        return None
 
     def seconds_left(self, trial: Trial) -> float:
         """How long a trial will probably go on when alone; 0 if nobody knows."""
         whole = self._predictor.whole(trial)
         return self._residual(min(1.0, trial.alone_seconds / whole)) * whole if whole else 0.0
 
-    @property
-    def is_on(self) -> bool:
-        count = len(self._ends)
-        return count >= ENOUGH and self._total < EARLY * count and len(self._ledger.devices) > 1
-
-    def _note(self, trial: Trial) -> None:
-        """Counts what a running trial still takes."""
+    def _note(self, trial: Trial, device: Device) -> None:
+        """Counts what a running trial still takes, and how many may slow it down."""
         self.left(trial)
         left = self.seconds_left(trial)
         needs = trial.measured or trial.expected
-        self._running[trial.id] = now = left * load(trial), left * (needs.peak if needs else 0)
-        self._load += now[0]
-        self._volume += now[1]
+        now = _Left(left * load(trial), left * (needs.peak if needs else 0))
+        self._running[trial.id] = now
+        self._load += now.load
+        self._volume += now.volume
+        if trial.priority <= 0:
+            # Who has priority is protected from more than that.
+            trial.beside = self._most_beside(trial, device, left)
+
+    def _most_beside(self, trial: Trial, device: Device, left: float) -> int:
+        """How many trials that use the device as it does may run beside it so that it does not end last."""
+        share = known_load(trial)
+        if not share or len(self._ledger.devices) == 1:
+            return MANY
+        slowest = min(SLIGHT, left / max(self._rest(), TINY))
+        width = device.width.width
+        if shared_speed(width * share) >= slowest:
+            return MANY
+        return next(count for count in range(width) if shared_speed((count + 2) * share) < slowest)
 
     def _residual(self, progress: float) -> float:
         """What is left at some progress, on average, in shares of the time to the end."""
