@@ -54,12 +54,12 @@ def optimize(
     objective: Callable[[optuna.Trial], float | Sequence[float]],
     n_trials: int | None = None,
     timeout: float | timedelta | None = None,
-    *,
+    n_jobs: int = 1,
     catch: Iterable[type[Exception]] | type[Exception] = (),
     callbacks: Iterable[Callable[[optuna.Study, optuna.trial.FrozenTrial], Any]] | None = None,
-    n_jobs: int = 1,
     gc_after_trial: bool = False,
     show_progress_bar: bool = False,
+    *,
     gpus: int | Sequence[int | str] | None = None,
     devices: Sequence[str] | None = None,
     lanes: int | None = None,
@@ -77,14 +77,16 @@ def optimize(
 ) -> None:
     """Runs an Optuna objective as `study.optimize` does, packed onto the devices by measured memory.
 
+    What may be passed by position is in the order of `study.optimize`.
+
     Args:
         study: Any study: its sampler, pruner and storage are used as they are, in this process.
         objective: As for `study.optimize`. It runs in other processes; what it asks its trial for is answered here.
         n_trials: How many; None for no limit, until the timeout, `study.stop()` or Ctrl-C.
         timeout: Seconds after which no further trial begins, from the first one's start on.
+        n_jobs: Only 1, which changes nothing: `lanes` says how many trials run at once.
         catch: Exceptions of the objective that end only their trial. Any other ends it all and is raised here.
         callbacks: Each is called with the study and every trial that has ended.
-        n_jobs: Only 1, which changes nothing: `lanes` says how many trials run at once.
         gc_after_trial: Lanes do that anyway.
         show_progress_bar: The same as `dashboard`.
         gpus: How many GPUs, or which; see `cotune.run`.

@@ -2,6 +2,7 @@
 
 import functools
 import importlib.util
+import inspect
 import logging
 import os
 import threading
@@ -537,6 +538,12 @@ def test_what_a_trainable_of_cotune_calls_works_too(optimize, tmp_path):
     folder = tmp_path / "runs" / "run" / "trials" / "0000"
     assert (folder / "log.txt").read_text() == "printed\n"
     assert "InputError" in (folder / "error.txt").read_text()
+
+
+def test_what_optuna_takes_by_position_is_taken_in_its_order():
+    mine, theirs = (list(inspect.signature(f).parameters.values()) for f in (cotune.optimize, optuna.Study.optimize))
+    assert [p.name for p in mine if p.kind is p.POSITIONAL_OR_KEYWORD][2:] == [p.name for p in theirs][2:]
+    assert [p.default for p in mine][2 : len(theirs)] == [p.default for p in theirs][2:]
 
 
 @pytest.mark.parametrize(
