@@ -21,6 +21,7 @@ import optuna
 
 from cotune._arguments import (
     MAX_RESIDENTS,
+    assigned_outside,
     check_callbacks,
     check_run_name,
     checked_count,
@@ -157,6 +158,11 @@ def optimize(
         sweep = Sweep(_Later(), search, Packer(options), engine, records, view, settings)
         stack.callback(sweep.display.close)
         _logger.info(f"Logs and tracebacks of its trials are in {folder.path}")
+        if lost := assigned_outside(objective):
+            _logger.warning(
+                f"The objective assigns {', '.join(lost)}, which changes in the process of its trial only. "
+                "Use trial.set_user_attr() for what is to be read here."
+            )
         _serve(study, search, sweep)
 
 
