@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dis
+import functools
+import inspect
 import math
 import re
 import secrets
@@ -104,6 +107,20 @@ def _priority(value: Any, where: str) -> float:
             f"priority={value!r}{where} is not a number", hint="write priority=1, or a function of the config"
         )
     return float(value)
+
+
+def assigned_outside(function: Any) -> list[str]:
+    """The global and enclosing variables that a function assigns, as far as its own code says."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    function = inspect.unwrap(function)
+    code = getattr(function, "__code__", None) or getattr(type(function).__call__, "__code__", None)
+    if code is None:
+        return []
+    steps = list(dis.get_instructions(code))
+    names = {step.argval for step in steps if step.opname == "STORE_GLOBAL"}
+    names |= {step.argval for step in steps if step.opname == "STORE_DEREF" and step.argval in code.co_freevars}
+    return sorted(names)
 
 
 def check_callbacks(callbacks: Any) -> None:

@@ -20,6 +20,7 @@ import optuna
 
 from cotune._arguments import (
     MAX_RESIDENTS,
+    assigned_outside,
     check_callbacks,
     check_run_name,
     checked_count,
@@ -53,12 +54,12 @@ def optimize(
     objective: Callable[[optuna.Trial], float | Sequence[float]],
     n_trials: int | None = None,
     timeout: float | timedelta | None = None,
-    *,
+    n_jobs: int = 1,
     catch: Iterable[type[Exception]] | type[Exception] = (),
     callbacks: Iterable[Callable[[optuna.Study, optuna.trial.FrozenTrial], Any]] | None = None,
-    n_jobs: int = 1,
     gc_after_trial: bool = False,
     show_progress_bar: bool = False,
+    *,
     gpus: int | Sequence[int | str] | None = None,
     devices: Sequence[str] | None = None,
     lanes: int | None = None,
@@ -76,14 +77,16 @@ def optimize(
 ) -> None:
     """Runs an Optuna objective as `study.optimize` does, packed onto the devices by measured memory.
 
+    What may be passed by position is in the order of `study.optimize`.
+
     Args:
         study: Any study: its sampler, pruner and storage are used as they are, in this process.
         objective: As for `study.optimize`. It runs in other processes; what it asks its trial for is answered here.
         n_trials: How many; None for no limit, until the timeout, `study.stop()` or Ctrl-C.
         timeout: Seconds after which no further trial begins, from the first one's start on.
+        n_jobs: Only 1, which changes nothing: `lanes` says how many trials run at once.
         catch: Exceptions of the objective that end only their trial. Any other ends it all and is raised here.
         callbacks: Each is called with the study and every trial that has ended.
-        n_jobs: Only 1, which changes nothing: `lanes` says how many trials run at once.
         gc_after_trial: Lanes do that anyway.
         show_progress_bar: The same as `dashboard`.
         gpus: How many GPUs, or which; see `cotune.run`.
@@ -154,6 +157,11 @@ def optimize(
         sweep = Sweep(_Later(), search, Packer(options), engine, records, view, settings)
         stack.callback(sweep.display.close)
         _logger.info(f"Logs and tracebacks of its trials are in {folder.path}")
+        if lost := assigned_outside(objective):
+            _logger.warning(
+                f"The objective assigns {', '.join(lost)}, which changes in the process of its trial only. "
+                "Use trial.set_user_attr() for what is to be read here."
+            )
         _serve(study, search, sweep)
 
 

@@ -2,6 +2,7 @@
 
 import functools
 import importlib.util
+import inspect
 import logging
 import os
 import threading
@@ -13,6 +14,7 @@ import pytest
 from optuna.trial import TrialState
 
 import cotune
+from cotune._arguments import assigned_outside
 
 CPU = ["cpu:0@2GiB"]
 
@@ -537,6 +539,39 @@ def test_what_a_trainable_of_cotune_calls_works_too(optimize, tmp_path):
     folder = tmp_path / "runs" / "run" / "trials" / "0000"
     assert (folder / "log.txt").read_text() == "printed\n"
     assert "InputError" in (folder / "error.txt").read_text()
+
+
+counted = 0
+
+
+def test_a_variable_that_would_not_change_here_is_warned_of(optimize, said):
+    seen = 0
+
+    def objective(trial, power):
+        nonlocal seen
+        global counted
+        seen, counted = seen + 1, counted + 1
+        local = [power for _ in range(2)]
+        return trial.suggest_float("x", 0, 1) ** local[0]
+
+    class Objective:
+        def __call__(self, trial):
+            return objective(trial, 2)
+
+    study = optuna.create_study()
+    for harmless in (quadratic, Objective(), len):
+        assert assigned_outside(harmless) == []
+    optimize(study, functools.partial(objective, power=2), n_trials=1)
+    warned = [line for level, line in said if level == "WARNING"]
+    assert len(warned) == 1
+    assert "assigns counted, seen," in warned[0]
+    assert (seen, counted) == (0, 0)
+
+
+def test_what_optuna_takes_by_position_is_taken_in_its_order():
+    mine, theirs = (list(inspect.signature(f).parameters.values()) for f in (cotune.optimize, optuna.Study.optimize))
+    assert [p.name for p in mine if p.kind is p.POSITIONAL_OR_KEYWORD][2:] == [p.name for p in theirs][2:]
+    assert [p.default for p in mine][2 : len(theirs)] == [p.default for p in theirs][2:]
 
 
 @pytest.mark.parametrize(

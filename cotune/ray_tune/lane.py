@@ -134,7 +134,8 @@ class Lane:
         self._trainables: dict[int, Future[bytes]] = {}
 
     def __repr__(self) -> str:
-        return f"lane {self._host.options.lane}" if self._host is not None else "spare lane"
+        # Ray asks at the start, for what stands before all that trials print, and in errors.
+        return f"lane {self._host.options.lane}" if self._host is not None else "lane"
 
     @ray.method(concurrency_group="control")  # type: ignore[untyped-decorator]
     def site(self) -> Site:

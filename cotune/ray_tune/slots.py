@@ -64,7 +64,7 @@ class Slot:
 
     Attributes:
         group: The placement group.
-        cores: CPUs in it.
+        cores: CPUs its lanes may use.
         share: Part of its node's memory that is its own, where memory is what it has.
         node: The node it was meant for, if any.
         name: The device's, once it is up.
@@ -152,9 +152,10 @@ class Slots:
         nodes, cpus = self._nodes, max(self._total("CPU"), 1.0)
         # Others may use a part of the CPUs for long.
         free = ray.available_resources().get("CPU", 0.0) / cpus
-        held = sum(slot.cores for slot in self.all) / cpus
+        held = sum(slot.group.bundle_specs[0]["CPU"] for slot in self.all) / cpus
         cores = max(1, int(node["Resources"]["CPU"] * min(1.0, free + held) + 1e-6))
-        bundle = {"CPU": float(cores)}
+        # What its lanes would ask for as Ray's actors; the rest is for what trials start on Ray themselves.
+        bundle = {"CPU": min(float(cores), max(1.0, self._width(cores) * self._options.cores))}
         address = f"node:{node['NodeManagerAddress']}"
         if sum(1 for other in nodes if other["NodeManagerAddress"] == node["NodeManagerAddress"]) == 1:
             bundle |= {address: 0.001} if address in node["Resources"] else {}

@@ -48,7 +48,7 @@ def serve(
         backlog.extend(received)
     options: LaneOptions = pickle.loads(backlog.pop(0)[1])
     host = ForkedHost(sock, page, verdicts, trainable, options)
-    serve_ray_tune()
+    serve_ray_tune(options.threads)
     host.start()
     for kind, payload in backlog:
         host.handle(kind, payload)

@@ -15,13 +15,13 @@ from cotune import session
 from cotune.sharing.after_import import after_import
 
 
-def serve_ray_tune() -> None:
-    """Has Ray Tune's functions work in the trials of this process."""
-    after_import("ray.train._internal.session", _install)
+def serve_ray_tune(threads: int) -> None:
+    """Has Ray Tune's functions work in the trials of this process, each of which has so many threads."""
 
+    def install(module: ModuleType) -> None:
+        module._session = RaySession(threads)  # type: ignore[attr-defined]
 
-def _install(module: ModuleType) -> None:
-    module._session = RaySession()  # type: ignore[attr-defined]
+    after_import("ray.train._internal.session", install)
 
 
 class RaySession:
@@ -29,7 +29,10 @@ class RaySession:
 
     # What tells Ray that this is Tune and not a worker of Ray Train.
     world_rank = world_size = local_rank = local_world_size = node_rank = None
-    metadata = trial_resources = None
+    metadata = None
+
+    def __init__(self, threads: int) -> None:
+        self._threads = threads
 
     def report(self, metrics: Mapping[str, Any], checkpoint: Any = None) -> None:
         """Reports, then saves the checkpoint: it stands behind the report it came with."""
@@ -46,6 +49,14 @@ class RaySession:
         from ray import tune
 
         return tune.Checkpoint.from_directory(str(saved))
+
+    @property
+    def trial_resources(self) -> Any:
+        """What the trial may use, in Ray's form: the threads of its lane, and its GPU."""
+        from ray import tune
+
+        gpu = {"GPU": 1} if session.device().startswith("cuda") else {}
+        return tune.PlacementGroupFactory([{"CPU": self._threads, **gpu}])
 
     @property
     def trial_id(self) -> str:

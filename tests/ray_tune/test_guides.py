@@ -324,3 +324,21 @@ def test_time_budget(run_config):
         run_config=run_config(),
     )
     assert tuner.fit().num_errors == 0
+
+
+def test_a_trial_that_asks_for_little_leaves_the_cpus_to_what_it_starts_on_ray(cpus, run_config):
+    def drive(config):
+        from ray.util.placement_group import placement_group, remove_placement_group
+
+        # As Ray Train does for its workers.
+        workers = placement_group([{"CPU": 1}])
+        came = workers.wait(30)
+        remove_placement_group(workers)
+        tune.report({"came": came})
+
+    tuner = tune.Tuner(
+        tune.with_resources(drive, {"cpu": 0.01}),
+        tune_config=tune.TuneConfig(num_samples=2, scheduler=colocate()),
+        run_config=run_config(),
+    )
+    assert [result.metrics["came"] for result in tuner.fit()] == [True, True]

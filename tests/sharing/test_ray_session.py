@@ -56,6 +56,30 @@ def test_a_retried_function_finds_its_checkpoint_through_ray_tune(run):
     assert [report["start"] for report in trial.history] == [0, 0, 2, 2]
 
 
+def test_ray_tunes_context_says_what_the_trial_may_use(run):
+    def train(config):
+        from ray import tune
+
+        resources = tune.get_context().get_trial_resources()
+        tune.report({"loss": 0.0, "cpus": resources.required_resources["CPU"], "head": resources.head_cpus})
+
+    (trial,) = run(train, {"x": 1}, threads=2)
+    assert (trial.metrics["cpus"], trial.metrics["head"]) == (2, 2)
+
+
+def test_a_class_of_ray_tune_is_refused_before_anything_starts(run, tmp_path):
+    from ray import tune
+
+    class Train(tune.Trainable):
+        def step(self):
+            return {"loss": 0.0}
+
+    with pytest.raises(cotune.InputError, match="Trainable of Ray Tune") as caught:
+        run(Train, {"x": 1})
+    assert "colocate" in caught.value.hint
+    assert not list(tmp_path.iterdir())
+
+
 def test_ray_tunes_context_names_the_trial_and_its_folder(run):
     def train(config):
         from ray import tune
