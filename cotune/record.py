@@ -40,6 +40,7 @@ class Record:
         ran: Seconds of its last attempt, waits and turns of others left out.
         expected_seconds: How long it was expected to take.
         slowdown: By what factor others slowed it down; None without priority.
+        speed: Its speed beside others, 1 being that alone, as the brain takes it to have been.
         withdrawn: Why it was told to stop: `pruned`, `interrupted` or nothing.
     """
 
@@ -64,6 +65,7 @@ class Record:
     ran: float | None = None
     expected_seconds: float | None = None
     slowdown: float | None = None
+    speed: float = 1.0
     rested: float = 0.0
     paused_at: float | None = None
     error: CotuneError | None = None
@@ -104,7 +106,7 @@ class Record:
         self.demand = conclusion.demand
         self.expected = conclusion.expected.peak if conclusion.expected else None
         self.ran, self.expected_seconds = conclusion.seconds or None, conclusion.expected_seconds
-        self.slowdown = conclusion.slowdown
+        self.slowdown, self.speed = conclusion.slowdown, conclusion.speed
 
     @property
     def last_value(self) -> float | None:
@@ -116,10 +118,10 @@ class Record:
 
     @property
     def seconds(self) -> float | None:
-        """How long it ran from its first start to its end, if it came to that by itself in one go."""
+        """How long it would have run alone to its end, if it came to that by itself in one go."""
         if self.state is not TrialState.DONE or self.attempts > 1 or self.start is None or self.end is None:
             return None
-        return self.end - self.start - self.rested
+        return (self.end - self.start - self.rested) * self.speed
 
     @property
     def comparable(self) -> Estimate | None:
@@ -210,7 +212,7 @@ def _replay(record: Record, event: dict[str, Any], line: bytes, metric: str) -> 
         if event["persistent"] is not None:
             record.demand = Demand(event["persistent"], event["ephemeral"])
         record.expected = event.get("expected")
-        record.slowdown = event.get("slowdown")
+        record.slowdown, record.speed = event.get("slowdown"), event.get("speed", 1.0)
         record.ran, record.expected_seconds = event.get("seconds"), event.get("expected_seconds")
         if event["error"] is not None:
             name, message, hint = event["error"]
@@ -227,6 +229,7 @@ def end_event(record: Record) -> dict[str, Any]:
         "ephemeral": record.demand.ephemeral if record.demand else None,
         "expected": record.expected,
         "slowdown": record.slowdown,
+        "speed": round(record.speed, 4),
         "seconds": record.ran,
         "expected_seconds": record.expected_seconds,
         "error": None if error is None else [type(error).__name__, error.message, error.hint],

@@ -103,8 +103,9 @@ class Endings:
         """The trial is over for good."""
         self._line.leave(trial)
         slowdown, seconds, expected_seconds = self._forget(trial), trial.seconds, trial.expected_seconds
+        speed = trial.alone_seconds / seconds if seconds else 1.0
         found = do.ConcludeTrial(
-            trial.id, outcome, error, reason, trial.seen, trial.expected, seconds, expected_seconds, slowdown
+            trial.id, outcome, error, reason, trial.seen, trial.expected, seconds, expected_seconds, slowdown, speed
         )
         self._ledger.out.append(found)
 

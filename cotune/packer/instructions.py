@@ -123,6 +123,7 @@ class ConcludeTrial(Instruction):
         expected_seconds: How long it was expected to take when it started; None if nothing was known, or if it had to
             start again.
         slowdown: By what factor others slowed it down, on average; None if it had no priority or was not measured.
+        speed: Its speed beside others on average, 1 being that alone, by the busy shares of all.
     """
 
     trial: int
@@ -134,3 +135,4 @@ class ConcludeTrial(Instruction):
     seconds: float = 0.0
     expected_seconds: float | None = None
     slowdown: float | None = None
+    speed: float = 1.0
