@@ -10,11 +10,13 @@ import re
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from cotune.errors import InputError
+
+T = TypeVar("T")
 
 # Each keeps a file descriptor in every lane.
 MAX_RESIDENTS = 64
@@ -84,18 +86,32 @@ def checked_priority(priority: Any) -> Callable[[Mapping[str, Any]], float]:
     Raises:
         InputError: It is neither; or, from the function that is returned, a config's priority is no number.
     """
-    if not callable(priority):
-        number = _priority(priority, "")
-        return lambda config: number
+    return _of_config("priority", priority, _priority)
 
-    def of(config: Mapping[str, Any]) -> float:
+
+def checked_max_steps(max_steps: Any) -> Callable[[Mapping[str, Any]], int | None]:
+    """After how many iterations a config's trial ends, from a number or a function; None where that is not known.
+
+    Raises:
+        InputError: It is neither; or, from the function that is returned, a config's number is none.
+    """
+    return _of_config("max_steps", max_steps, _max_steps)
+
+
+def _of_config(name: str, value: Any, checked: Callable[[Any, str], T]) -> Callable[[Mapping[str, Any]], T]:
+    """An argument that is the same for every config, or a function of it."""
+    if not callable(value):
+        same = checked(value, "")
+        return lambda config: same
+
+    def of(config: Mapping[str, Any]) -> T:
         try:
-            found = priority(dict(config))
+            found = value(dict(config))
         except Exception as error:
             raise InputError(
-                f"priority= raised {type(error).__name__} for {config!r}: {error}", hint="it is called with a config"
+                f"{name}= raised {type(error).__name__} for {config!r}: {error}", hint="it is called with a config"
             ) from error
-        return _priority(found, f" for {config!r}")
+        return checked(found, f" for {config!r}")
 
     return of
 
@@ -107,6 +123,16 @@ def _priority(value: Any, where: str) -> float:
             f"priority={value!r}{where} is not a number", hint="write priority=1, or a function of the config"
         )
     return float(value)
+
+
+def _max_steps(value: Any, where: str) -> int | None:
+    if value is not None and (isinstance(value, bool) or not hasattr(value, "__index__") or value < 1):
+        raise InputError(
+            f"max_steps={value!r}{where} is not a whole number of 1 or more",
+            hint="write how many optimizer steps (or reports, without an optimizer) a trial makes, or a function of "
+            'the config: max_steps=lambda config: 100 * config["epochs"]',
+        )
+    return None if value is None else int(value)
 
 
 def assigned_outside(function: Any) -> list[str]:

@@ -38,6 +38,7 @@ class Asked:
         trials: How many; None for no limit.
         time_budget: Seconds; None for no limit.
         priority: Of a config.
+        max_steps: Iterations to its end, of a config.
     """
 
     kind: str
@@ -53,6 +54,7 @@ class Asked:
     callbacks: tuple[Callable[[TrialResult], Any], ...]
     dashboard: bool | None
     priority: Callable[[Mapping[str, Any]], float]
+    max_steps: Callable[[Mapping[str, Any]], int | None]
 
 
 def assemble(
@@ -114,6 +116,7 @@ def assemble(
         is_blind=not learns(sampler),
         callbacks=asked.callbacks,
         priority=asked.priority,
+        max_steps=asked.max_steps,
     )
     records = Records(folder, log, asked.mode, base, earlier)
     sweep = Sweep(asked.space, search, packer, engine, records, make_view(asked.dashboard), options, profile)

@@ -20,6 +20,7 @@ from cotune._arguments import (
     check_run_name,
     checked_count,
     checked_flag,
+    checked_max_steps,
     checked_priority,
     checked_seconds,
     checked_seed,
@@ -63,6 +64,7 @@ def run(
     threads: int | None = None,
     policy: str | Policy | None = None,
     grants: bool = True,
+    max_steps: int | Callable[[dict[str, Any]], int | None] | None = None,
     priority: float | Callable[[dict[str, Any]], float] = 0.0,
     max_slowdown: float = MAX_SLOWDOWN,
     mps: bool = False,
@@ -103,6 +105,9 @@ def run(
             `gandiva`, `fluid` (see docs/scheduling.md), or a `Policy`.
         grants: Whether idle room is lent to trials that use `cotune.micro_batches`, whose results may then differ in
             float rounding; never with `lockstep`.
+        max_steps: Iterations (optimizer steps; reports where there is no optimizer) that a trial makes if it is not
+            stopped: a number for all, or a function of the config. How long it will go on is known from its second
+            one, and not only once others have ended.
         priority: Of a trial: a number for all, or a function of the config. Those with a higher one start first, and
             have the turn in their lane.
         max_slowdown: By what factor a trial with a priority above 0 may be slowed down by others on its device:
@@ -147,7 +152,7 @@ def run(
         max_slowdown=checked_slowdown(max_slowdown),
         iteration_timeout=checked_seconds("iteration_timeout", iteration_timeout),
     )
-    priority_of = checked_priority(priority)
+    priority_of, max_steps_of = checked_priority(priority), checked_max_steps(max_steps)
     seed = checked_seed(seed)
     check_goal(metric, mode)
     check_run_name(name)
@@ -186,6 +191,7 @@ def run(
                 kind=kind, space=tree, metric=metric, mode=mode, trials=wanted, sampler=sampler, pruner=pruner,
                 seed=seed, time_budget=budget, lockstep=lockstep, callbacks=tuple(callbacks), dashboard=dashboard,
                 priority=priority_of,
+                max_steps=max_steps_of,
             )  # fmt: skip
             sweep, records, finish = assemble(asked, folder, saved, engine, Packer(options), profile)
             try:

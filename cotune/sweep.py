@@ -70,6 +70,7 @@ class SweepOptions:
         is_blind: The sampler's suggestions do not depend on results.
         callbacks: Called with the result of each trial that is over.
         priority: Of a config.
+        max_steps: Iterations to its end, of a config.
     """
 
     kind: str
@@ -80,6 +81,7 @@ class SweepOptions:
     is_blind: bool = False
     callbacks: Sequence[Callable[[TrialResult], Any]] = ()
     priority: Callable[[Mapping[str, Any]], float] = lambda config: 0.0
+    max_steps: Callable[[Mapping[str, Any]], int | None] = lambda config: None
 
 
 class Sweep:
@@ -278,9 +280,10 @@ class Sweep:
         for trial in trials:
             record = self._records[trial]
             now, features = self._engine.now(), self._expectations.features(record)
-            kind, priority = self._options.kind, self._options.priority(record.config)
+            options, config = self._options, record.config
+            priority, max_steps = options.priority(config), options.max_steps(config)
             expected, seconds = self._expectations.about(record)
-            self._feed(TrialAdded(now, trial, kind, features, priority, expected=expected, seconds=seconds))
+            self._feed(TrialAdded(now, trial, options.kind, features, priority, expected, seconds, max_steps))
 
     def _spec(self, start: StartTrial) -> TrialSpec:
         where = self._packer.lane_of(start.trial)

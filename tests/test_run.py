@@ -487,6 +487,18 @@ def test_a_priority_that_is_no_number_ends_the_run_by_name(run, priority):
     assert raised.value.hint
 
 
+@pytest.mark.parametrize("wrong", ["all", 0, 2.5, True, lambda config: -1, lambda config: config["y"]])
+def test_steps_that_are_no_number_end_the_run_by_name(run, wrong):
+    with pytest.raises(cotune.InputError, match="max_steps=") as raised:
+        run(quadratic, {"x": 1.0}, trials=1, max_steps=wrong)
+    assert raised.value.hint
+
+
+def test_the_steps_of_a_trial_may_hang_on_its_config(run):
+    found = run(quadratic, {"x": cotune.choice([1, 2])}, trials=2, max_steps=lambda config: config["x"] or None)
+    assert [trial.state for trial in found.trials] == ["done", "done"]
+
+
 def test_the_slowdown_of_a_trial_with_priority_beside_others_is_measured_and_kept(run, tmp_path):
     def train(config):
         for _ in range(12):

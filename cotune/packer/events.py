@@ -68,6 +68,7 @@ class TrialAdded(Event):
         priority: Higher goes first, before everything the policy looks at.
         expected: What its owner expects it to need, margin not included; believed until it was measured.
         seconds: How long its owner expects it to take alone.
+        max_steps: Iterations after which it ends if nobody stops it, where that is declared.
     """
 
     trial: int
@@ -76,6 +77,7 @@ class TrialAdded(Event):
     priority: float = 0.0
     expected: Demand | None = None
     seconds: float | None = None
+    max_steps: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

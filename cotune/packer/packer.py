@@ -213,6 +213,7 @@ class Packer:
             event.priority,
             event.expected,
             event.seconds,
+            event.max_steps,
             event.time,
         )
         self._arrivals += 1

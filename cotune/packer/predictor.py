@@ -63,6 +63,8 @@ class Predictor:
 
     def whole(self, trial: Trial) -> float | None:
         """How long it takes from its beginning to its end, if it is not stopped, as far as that can be told."""
+        if trial.max_steps and trial.iterations > 1 and trial.alone_seconds:
+            return trial.max_steps * trial.alone_seconds / trial.iterations
         hint = trial.seconds_hint
         return hint if hint is not None else self.model(trial).seconds(trial.features)
 

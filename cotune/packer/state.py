@@ -43,6 +43,7 @@ class Trial:
         alone_seconds: How long that would have taken alone.
         hint: What its owner expects it to need, until it was measured.
         seconds_hint: How long its owner expects it to take alone.
+        max_steps: Iterations to its end, where that was declared.
         since: When it began to wait.
         splits: Micro-batches it splits a batch into, as it has shown in this attempt; 0 if it does not.
         granted: The most of them it may run at once now, also what it has been told and has not yet heard.
@@ -65,6 +66,7 @@ class Trial:
     priority: float
     hint: Demand | None = None
     seconds_hint: float | None = None
+    max_steps: int | None = None
     since: float = 0.0
     group: Hashable = None
     exclusive: bool = False

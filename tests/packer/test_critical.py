@@ -68,6 +68,15 @@ def test_nobody_need_be_stopped_for_that() -> None:
     assert [runs(world, trial) for trial in short] == [True, True, False]
 
 
+def test_a_trial_whose_steps_are_declared_is_known_to_be_long_before_any_has_ended() -> None:
+    world = make()
+    world.add(0, 100 * MIB, 50 * MIB, steps=LONG, busy=0.9, max_steps=LONG)
+    world.settle()
+    world.go(0, 3)
+    short = [add(world, 20) for _ in range(3)]
+    assert [runs(world, trial) for trial in short] == [True, True, False]
+
+
 def test_a_trial_that_would_end_last_itself_does_not_wait_for_a_device_of_its_own() -> None:
     world = make()
     for _ in range(2):

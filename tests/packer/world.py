@@ -160,6 +160,7 @@ class World:
         features: dict[str, float] | None = None,
         priority: float = 0.0,
         hint: float | None = None,
+        max_steps: int | None = None,
         splits: int = 0,
         gain: float = 1.0,
         saves: bool = False,
@@ -172,7 +173,7 @@ class World:
         expected = Demand(int(persistent * hint), int(ephemeral * hint)) if hint else None
         length = steps * seconds * hint if hint else None
         return self.send(
-            ev.TrialAdded(self.time, trial, kind, features or {}, priority, expected=expected, seconds=length)
+            ev.TrialAdded(self.time, trial, kind, features or {}, priority, expected, length, max_steps)
         )
 
     def withdraw(self, trial: int) -> list[do.Instruction]:
