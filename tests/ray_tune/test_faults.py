@@ -89,11 +89,11 @@ def test_a_driver_that_dies_is_restored(cpus, tmp_path):
     script = tmp_path / "driver.py"
     script.write_text(
         textwrap.dedent(f"""
-        import os, sys, time
-        from pathlib import Path
+        import os, sys
         sys.path.insert(0, {str(Path(__file__).parent)!r})
         import ray
         from ray import tune
+        from ray.tune.execution.tune_controller import TuneController
         from cotune import colocate
         import test_faults
         path = os.pathsep.join([{str(Path(__file__).parent)!r}, os.environ["PYTHONPATH"]])
@@ -102,23 +102,20 @@ def test_a_driver_that_dies_is_restored(cpus, tmp_path):
             log_to_driver=False,
             runtime_env={{"env_vars": {{"PYTHONPATH": path}}}},
         )
-        kept = Path({str(tmp_path)!r}, "run")
-        class Die(tune.Callback):
-            ready = False
-            def on_step_end(self, iteration, trials, **info):
-                if os.environ.get("DIES") and self.ready:
-                    # A thread of Tune's writes its state, which is of no use half written; no step begins meanwhile.
-                    before = None
-                    while before != (now := [path.stat().st_mtime_ns for path in kept.glob("*.json")]):
-                        before = now
-                        time.sleep(0.5)
-                    os.kill(os.getpid(), 9)
-                self.ready = trials and all(trial.checkpoint for trial in trials)
+        save = TuneController.checkpoint
+        def save_and_die(self, force=False, wait=False):
+            trials = self.get_trials()
+            dies = "DIES" in os.environ and trials and all(trial.checkpoint for trial in trials)
+            # A thread of Tune's writes its state, which is of no use half written.
+            save(self, force=force or dies, wait=wait or dies)
+            if dies:
+                os.kill(os.getpid(), 9)
+        TuneController.checkpoint = save_and_die
         tune.Tuner(
             test_faults.saves,
             param_space={{"n": tune.grid_search([1, 2])}},
             tune_config=tune.TuneConfig(scheduler=colocate(lanes=1, max_residents=2)),
-            run_config=tune.RunConfig(storage_path={str(tmp_path)!r}, name="run", verbose=0, callbacks=[Die()]),
+            run_config=tune.RunConfig(storage_path={str(tmp_path)!r}, name="run", verbose=0),
         ).fit()
         """)
     )
