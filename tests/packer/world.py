@@ -172,9 +172,7 @@ class World:
         self.where[trial] = None
         expected = Demand(int(persistent * hint), int(ephemeral * hint)) if hint else None
         length = steps * seconds * hint if hint else None
-        return self.send(
-            ev.TrialAdded(self.time, trial, kind, features or {}, priority, expected, length, max_steps)
-        )
+        return self.send(ev.TrialAdded(self.time, trial, kind, features or {}, priority, expected, length, max_steps))
 
     def withdraw(self, trial: int) -> list[do.Instruction]:
         return self.send(ev.TrialWithdrawn(self.time, trial))
