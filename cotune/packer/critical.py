@@ -89,13 +89,16 @@ class Critical:
 
     def explain(self, devices: Iterable[Device]) -> str | None:
         """Why nobody may run there although there are lanes left, if that is so."""
-        for device in devices:
-            if device.active < device.width.width:
-                for lane in device.lanes.values():
-                    for trial in lane.residents.values():
-                        if trial.id in self._running and trial.beside < device.active:
-                            return f"on {device.name} trial {trial.id} would end last because of it"
-        return None
+        found = (
+            f"on {device.name} trial {trial.id} would end last because of it"
+            for device in devices
+            if device.active < device.width.width
+            for lane in device.lanes.values()
+            for trial in lane.residents.values()
+            # Who has priority is protected, which is another reason.
+            if trial.priority <= 0 and trial.beside < device.active
+        )
+        return next(found, None)
 
     def seconds_left(self, trial: Trial) -> float:
         """How long a trial will probably go on when alone; 0 if nobody knows."""
