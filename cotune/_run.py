@@ -39,6 +39,8 @@ from cotune.search import PRUNERS, SAMPLERS
 from cotune.search.promotion import AshaPromote
 from cotune.search.spaces import Space
 from cotune.sharing.devices import DeviceInfo, find_devices
+from cotune.sharing.pickling import dumps
+from cotune.stopping import checked_stop
 from cotune.trainable import check_trainable
 
 if TYPE_CHECKING:
@@ -64,6 +66,7 @@ def run(
     threads: int | None = None,
     policy: str | Policy | None = None,
     grants: bool = True,
+    stop: Mapping[str, float] | Callable[[int, dict[str, Any]], Any] | None = None,
     max_steps: int | Callable[[dict[str, Any]], int | None] | None = None,
     priority: float | Callable[[dict[str, Any]], float] = 0.0,
     max_slowdown: float = MAX_SLOWDOWN,
@@ -105,6 +108,9 @@ def run(
             `gandiva`, `fluid` (see docs/scheduling.md), or a `Policy`.
         grants: Whether idle room is lent to trials that use `cotune.micro_batches`, whose results may then differ in
             float rounding; never with `lockstep`.
+        stop: When a trial is done, though it would go on: metrics and the values from which on they are enough,
+            such as `{"accuracy": 0.95, "training_iteration": 50}` (which is the number of its reports), or a function
+            of the trial's number and what it has reported. It ends after that report and the checkpoint that follows.
         max_steps: Iterations (optimizer steps; reports where there is no optimizer) that a trial makes if it is not
             stopped: a number for all, or a function of the config. How long it will go on is known from its second
             one, and not only once others have ended.
@@ -155,6 +161,7 @@ def run(
     priority_of, max_steps_of = checked_priority(priority), checked_max_steps(max_steps)
     seed = checked_seed(seed)
     check_goal(metric, mode)
+    rule = checked_stop(stop)
     check_run_name(name)
     check_choice("sampler", sampler, SAMPLERS)
     check_choice("pruner", pruner, PRUNERS)
@@ -179,7 +186,10 @@ def run(
     judged = pruner is not None and pruner != "none"
     with locked(folder):
         paused = MOST_PAUSED if _promotes(pruner) else 0
-        how = LocalOptions(metric, threads, lockstep, judged, residents=options.residents, paused=paused, mps=mps)
+        how = LocalOptions(
+            metric, threads, lockstep, judged, residents=options.residents, paused=paused, mps=mps,
+            stop=dumps(rule, "stop=") if rule is not None else b"",
+        )  # fmt: skip
         engine = _engine(trainable, found, cluster, gpus, folder, how)
         try:
             # Not before: Optuna takes a while to import, and the zygote starts meanwhile.

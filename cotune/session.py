@@ -61,6 +61,9 @@ class Session(Protocol):
 
     def shared(self, key: str, factory: Callable[[], T]) -> T: ...
 
+    def leave_if_over(self) -> None:
+        """Raises `TrialStopped` if the trial is to end: between iterations, where all that belongs to one is saved."""
+
     def micro_batches(self, count: int) -> Loan:
         """Says that a batch is about to be run as so many micro-batches, and asks what may be used for it."""
 
@@ -169,6 +172,17 @@ def trial_id() -> int | None:
     """The number of the running trial; None outside of a run."""
     session = current()
     return session.trial if session is not None else None
+
+
+def leave_if_over() -> None:
+    """Ends the running trial here, if it is to end.
+
+    Raises:
+        TrialStopped: It is.
+    """
+    session = current()
+    if session is not None:
+        session.leave_if_over()
 
 
 def folder() -> Path | None:

@@ -86,6 +86,7 @@ def _run_steps(cls: type, config: Mapping[str, Any]) -> Any:
                 with session.checkpoint() as path:
                     trial.save(path)
                 last = time.monotonic()
+            session.leave_if_over()
             if metrics.get("done"):
                 break
     finally:

@@ -202,6 +202,9 @@ class FakeSession:
         yield path
         self.folder.publish_checkpoint(path, len(self.reports))
 
+    def leave_if_over(self):
+        pass
+
     def restore(self):
         return self.folder.latest_checkpoint()
 

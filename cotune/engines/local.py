@@ -48,6 +48,7 @@ class LocalOptions:
         threads: Threads per operation; None for 1 on CPU devices, a quarter of the cores of each GPU otherwise.
         lockstep: Whether a report waits for the verdict on itself.
         judged: Whether a verdict may be to stop.
+        stop: When a trial is done although it would go on, a pickled `StopRule`; empty if it is to end by itself.
         residents: How many trials may share a lane.
         paused: How many more may wait in a lane.
         preload: Modules that every trial imports.
@@ -58,6 +59,7 @@ class LocalOptions:
     threads: int | None = None
     lockstep: bool = False
     judged: bool = True
+    stop: bytes = b""
     residents: int = 1
     paused: int = 0
     preload: tuple[str, ...] = ()
@@ -181,6 +183,7 @@ class LocalEngine(Engine):
             lockstep=self._options.lockstep,
             judged=self._options.judged,
             metric=self._options.metric,
+            stop=self._options.stop,
             log=self._folder / f"lane-{instruction.lane}.log",
             environment=mps or {},
             is_mps_client=mps is not None,

@@ -109,7 +109,7 @@ class LaneTrial(ResidentTrial):
 
     def iteration_done(self) -> None:
         """The trial is about to report: an iteration, where no optimizer has made one of it."""
-        self._raise_if_stopped()
+        self.leave_if_over()
         if self._steps == 0:
             self._iterations += 1
         # The turn ends with the report anyway.
@@ -174,14 +174,14 @@ class LaneTrial(ResidentTrial):
             make, self._make = self._make, None
             self._threads = set(threading.enumerate())
             self.host.prepare_thread()
-            self._raise_if_stopped()
+            self.leave_if_over()
             self._trainable = make()
         if call.method == "save" and _private.has_nothing_to_save(self._trainable):
             # What was to be saved was lost with another lane.
             return _private.no_result()
         answer = getattr(self._trainable, call.method)(*call.args, **call.kwargs)
         if call.method.startswith("train"):
-            self._raise_if_stopped()
+            self.leave_if_over()
             last = answer[-1] if isinstance(answer, list) and answer else answer
             if isinstance(last, Mapping) and _private.RESULT_DUPLICATE in last:
                 # The function has returned: its room is free before Tune comes round to stopping it.

@@ -24,6 +24,7 @@ from cotune.sharing.ray_session import serve_ray_tune
 from cotune.sharing.resident import ResidentTrial
 from cotune.sharing.trial_session import TrialSession
 from cotune.sharing.wire import Kind
+from cotune.stopping import StopRule
 
 HANG_UP_WITHIN = 5.0
 # What a trial is told, without further words.
@@ -138,6 +139,11 @@ class ForkedHost(Host):
     def load_trainable(self) -> Any:
         """The trainable, anew for every trial: its module globals are then not its predecessor's."""
         return _load(self._trainable, "the trainable")
+
+    def load_stop(self) -> StopRule | None:
+        """When a trial is done although it would go on; anew for every trial, too."""
+        rule: StopRule | None = _load(self.options.stop, "stop=") if self.options.stop else None
+        return rule
 
     def load_config(self, config: bytes, trial: int) -> Any:
         """The config of a trial, if it was pickled apart."""

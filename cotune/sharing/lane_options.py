@@ -21,6 +21,7 @@ class LaneOptions:
         lockstep: Whether a report waits for the verdict on itself.
         judged: Whether a verdict may be to stop: only then the end of a trial waits for the last one.
         metric: The run's metric; empty where a trial need not report, and its end is told by a question.
+        stop: When a trial is done although it would go on, a pickled `StopRule`; empty if it is to end by itself.
         log: Where output goes that belongs to no trial.
         environment: Set before the device is touched.
         is_mps_client: The lane shares its device context with others, and so their faults.
@@ -35,6 +36,7 @@ class LaneOptions:
     lockstep: bool = False
     judged: bool = True
     metric: str = ""
+    stop: bytes = b""
     log: Path = Path(os.devnull)
     environment: dict[str, str] = field(default_factory=dict)
     is_mps_client: bool = False

@@ -77,11 +77,11 @@ def whole_step(step: Any) -> int:
 
 def read_report(
     metrics: Mapping[str, Any], metric: str, is_first: bool, trial: int, step: int, time: float
-) -> tuple[float, bytes]:
+) -> tuple[float, dict[str, Any], bytes]:
     """Checks a report and writes it down.
 
     Returns:
-        The run's metric, NaN if a later report leaves it out; and the report as a line of the events file.
+        The run's metric, NaN if a later report leaves it out; all metrics; and the report as a line of the events file.
 
     Raises:
         MetricError: See `plain` and `number`.
@@ -99,7 +99,7 @@ def read_report(
         )
     else:
         value = math.nan
-    return value, _line(trial, step, values, time)
+    return value, values, _line(trial, step, values, time)
 
 
 def number_line(trial: int, step: int, value: float, time: float) -> bytes:

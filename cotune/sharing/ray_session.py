@@ -40,6 +40,8 @@ class RaySession:
         if checkpoint is not None:
             with checkpoint.as_directory() as saved, session.checkpoint() as path:
                 shutil.copytree(saved, path, dirs_exist_ok=True)
+        # Nothing follows a report that belongs to it.
+        session.leave_if_over()
 
     @property
     def loaded_checkpoint(self) -> Any:

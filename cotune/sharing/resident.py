@@ -194,7 +194,7 @@ class ResidentTrial(session.Session):
             self._meter.read(now)
             self._send_progress()
             self._measure_due = now + MEASURE_EVERY
-        self._raise_if_stopped()
+        self.leave_if_over()
         if self._loan.is_due:
             self._loan.settle()
         if rests:
@@ -207,7 +207,7 @@ class ResidentTrial(session.Session):
                 # Should it keep the turn, it has another one.
                 self._turn_due = self._turn_end = now + QUANTUM
                 turns.pass_on(self)
-                self._raise_if_stopped()
+                self.leave_if_over()
         self._due = 0.0 if self._iterations < FIRST_MEASURED else min(self._measure_due, self._turn_due)
         if self._stop or self._turn_due == 0.0 or self._loan.is_asked or self._waits.is_pausing:
             self._due = 0.0
@@ -217,9 +217,9 @@ class ResidentTrial(session.Session):
         self._waits.rest(max(0, self._meter.persistent), saved, lambda: self._stop)
         # Not before: the driver may have granted something before it heard of the pause.
         self._loan.lapse()
-        self._raise_if_stopped()
+        self.leave_if_over()
 
-    def _raise_if_stopped(self) -> None:
+    def leave_if_over(self) -> None:
         if self._stop:
             raise TrialStopped
 

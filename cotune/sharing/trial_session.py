@@ -8,8 +8,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +21,7 @@ from cotune.sharing.context import Context
 from cotune.sharing.memory import causes, text_of
 from cotune.sharing.metrics import number_line, read_report, whole_step
 from cotune.sharing.resident import Ending, ResidentTrial
+from cotune.stopping import StopRule
 from cotune.trial import TrialSpec
 
 if TYPE_CHECKING:
@@ -46,6 +46,8 @@ class TrialSession(ResidentTrial):
         self._log = -1
         self._config = config
         self._reports = spec.reports
+        self._stop_rule: StopRule | None = None
+        self._is_there = False
         self._checkpoints = Checkpoints(spec.trial, self._folder, self._settle_reports)
         # One question at a time, whichever of its threads asks.
         self._asking = threading.Lock()
@@ -65,12 +67,19 @@ class TrialSession(ResidentTrial):
             )
         number = self._reports + 1
         where = number if step is None else whole_step(step)
-        self._pass_on(where, *read_report(metrics, metric, number == 1, self.trial, where, time.time()))
+        value, values, line = read_report(metrics, metric, number == 1, self.trial, where, time.time())
+        is_last = self._stop_rule is not None and self._stop_rule.is_met(self.trial, values, number)
+        self._pass_on(where, value, line)
+        if is_last:
+            # Its last report. It ends at its next boundary, when it has saved what belongs to this one.
+            self._is_there = True
+            self._due = 0.0
 
     def observe(self, value: float, step: int) -> None:
         self._pass_on(step, value, number_line(self.trial, step, value, time.time()))
 
     def _pass_on(self, where: int, value: float, line: bytes) -> None:
+        self.leave_if_over()
         self._await_verdict()
         if self._waits.is_pausing and not self._loan.is_open:
             # Before this report: it is to stand where the one before was judged.
@@ -88,7 +97,7 @@ class TrialSession(ResidentTrial):
         with self._asking:
             if self._over:
                 raise TrialStopped
-            self._raise_if_stopped()
+            self.leave_if_over()
             self._waits.forget_answers()
             self._host.send(wire.encode_question(wire.Kind.ASK, self.trial, self.attempt, payload))
             while (answer := self._waits.answer()) is None:
@@ -114,8 +123,11 @@ class TrialSession(ResidentTrial):
         self._hear_verdict()
         return self._reports
 
-    def checkpoint(self) -> AbstractContextManager[Path]:
-        return self._checkpoints.save()
+    @contextlib.contextmanager
+    def checkpoint(self) -> Iterator[Path]:
+        with self._checkpoints.save() as path:
+            yield path
+        self.leave_if_over()
 
     def restore(self) -> Path | None:
         return self._folder.latest_checkpoint()
@@ -163,14 +175,15 @@ class TrialSession(ResidentTrial):
         """Runs the trainable."""
         host = self._host
         try:
-            self._raise_if_stopped()
+            self.leave_if_over()
             host.prepare_thread()
             function = host.load_trainable()
             if self._context is not None:
                 self._context.adopt(function)
             config = host.load_config(self._config, self.trial) if self._config else self._spec.config
-            self._raise_if_stopped()
-            returned = trainable.call(function, config)
+            self.leave_if_over()
+            self._stop_rule = host.load_stop()
+            returned = self._call(function, config)
             self._leave_if_forked()
             del config
             del function
@@ -194,6 +207,23 @@ class TrialSession(ResidentTrial):
             self._leave_if_forked(error)
             return self._explain(error)
         return Ending("done")
+
+    def _call(self, function: Any, config: Any) -> Any:
+        """Runs the trainable until it returns, or until it has come as far as it was meant to."""
+        returned = None
+        try:
+            returned = trainable.call(function, config)
+        except TrialStopped as stopped:
+            if self._stop or not self._is_there:
+                raise
+            traceback.clear_frames(stopped.__traceback__)
+        # Its last report was made.
+        return None if self._is_there else returned
+
+    def leave_if_over(self) -> None:
+        super().leave_if_over()
+        if self._is_there:
+            raise TrialStopped
 
     def _leave_if_forked(self, error: BaseException | None = None) -> None:
         """A process that the trainable has forked ends where the trainable does, and says nothing for the trial."""

@@ -23,7 +23,7 @@ class Level(enum.IntEnum):
 
 
 def read(metrics, metric="loss", is_first=False, step=1):
-    value, line = read_report(metrics, metric, is_first, 7, step, 12.5)
+    value, _, line = read_report(metrics, metric, is_first, 7, step, 12.5)
     return value, json.loads(line)
 
 
@@ -149,7 +149,7 @@ def test_a_report_is_written_with_everything_it_says():
 
 
 def test_a_report_is_one_line():
-    _, line = read_report({"loss": 1.0, "note": "two\nlines\r\u2028"}, "loss", True, 0, 1, 0.0)
+    *_, line = read_report({"loss": 1.0, "note": "two\nlines\r\u2028"}, "loss", True, 0, 1, 0.0)
     assert line.count(b"\n") == 1
     assert line.endswith(b"\n")
     assert json.loads(line)["metrics"]["note"] == "two\nlines\r\u2028"

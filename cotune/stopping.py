@@ -1,0 +1,89 @@
+"""When a trial has come as far as it was meant to: `stop=` of `cotune.run`."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from cotune.errors import InputError, UnknownMetric
+
+REPORTS = "training_iteration"
+
+_HINT = (
+    f"name reported metrics and the value at which a trial ends, such as stop={{'accuracy': 0.95, {REPORTS!r}: 50}} "
+    "(which is the number of reports), or pass a function of the trial's number and what it has reported"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class StopRule:
+    """Says of a report whether it is a trial's last.
+
+    Attributes:
+        bounds: Of metrics: a value that is as large, or larger, is enough.
+        func: Asked as well, with the number of the trial and what it has reported.
+    """
+
+    bounds: Mapping[str, float] = field(default_factory=dict)
+    func: Callable[[int, dict[str, Any]], Any] | None = None
+
+    def is_met(self, trial: int, metrics: Mapping[str, Any], reports: int) -> bool:
+        """Whether this report is the last one.
+
+        Args:
+            trial: The number of the trial.
+            metrics: What it has reported.
+            reports: How many reports it has made, this one included.
+
+        Raises:
+            UnknownMetric: The first report lacks what a bound is for.
+            InputError: The function raised.
+        """
+        known = {REPORTS: reports, **metrics}
+        for name, bound in self.bounds.items():
+            value = known.get(name)
+            if isinstance(value, (int, float)) and value >= bound:
+                return True
+            if reports == 1 and name not in known:
+                raise UnknownMetric(
+                    f"stop= names {name!r}, which is not in the first report: that has {', '.join(map(repr, known))}",
+                    hint=f"name one of these, or report {name!r}",
+                )
+        try:
+            return self.func is not None and bool(self.func(trial, known))
+        except Exception as error:
+            raise InputError(
+                f"stop= raised {type(error).__name__} for {known!r}: {error}",
+                hint="it is called with the number of the trial and what it has reported",
+            ) from error
+
+
+def checked_stop(stop: Any) -> StopRule | None:
+    """The rule that `stop=` stands for.
+
+    Raises:
+        InputError: It stands for none.
+    """
+    if stop is None:
+        return None
+    if hasattr(stop, "stop_all"):
+        raise InputError(
+            f"stop={stop!r} is a Stopper of Ray Tune, which has to see all trials in one process",
+            hint="pass a dict or a function of one trial here, or use Ray Tune and cotune.colocate()",
+        )
+    if isinstance(stop, Mapping):
+        for name, bound in stop.items():
+            is_number = isinstance(bound, (int, float)) and not isinstance(bound, bool) and not math.isnan(bound)
+            if not isinstance(name, str) or not is_number:
+                raise InputError(f"stop={stop!r} has {name!r}: {bound!r}, which is no name with a number", hint=_HINT)
+        return StopRule(bounds=dict(stop))
+    try:
+        inspect.signature(stop).bind(0, {})
+    except TypeError:
+        raise InputError(f"stop={stop!r} is no dict and no function of two arguments", hint=_HINT) from None
+    except ValueError:
+        pass
+    return StopRule(func=stop)

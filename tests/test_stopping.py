@@ -1,0 +1,166 @@
+"""`stop=`: when a trial has come as far as it was meant to."""
+
+import pytest
+
+import cotune
+from cotune.errors import InputError, UnknownMetric
+from cotune.stopping import StopRule, checked_stop
+
+
+@pytest.fixture
+def run(tmp_path):
+    defaults = {"metric": "loss", "devices": ["cpu:0@2GiB"], "lanes": 1, "storage": tmp_path, "dashboard": False}
+
+    def start(trainable, space, **options):
+        return cotune.run(trainable, space, **{**defaults, "trials": 1, "seed": 0, **options})
+
+    return start
+
+
+def for_ever(config):
+    step = 0
+    while True:
+        step += 1
+        cotune.report({"loss": config["x"] / step, "accuracy": 0.1 * step})
+
+
+@pytest.mark.parametrize(
+    ("rule", "reports", "expected"),
+    [
+        (StopRule({"accuracy": 0.9}), 3, True),
+        (StopRule({"accuracy": 0.91}), 3, False),
+        (StopRule({"accuracy": 2.0, "training_iteration": 3}), 3, True),
+        (StopRule({"training_iteration": 3}), 2, False),
+        (StopRule({"note": 1}), 2, False),
+        (StopRule(func=lambda trial, metrics: metrics["accuracy"] > 0.8 and trial == 7), 1, True),
+        (StopRule(func=lambda trial, metrics: metrics["training_iteration"] > 5), 5, False),
+        (StopRule(), 1, False),
+    ],
+)
+def test_a_bound_is_met_from_its_value_on(rule, reports, expected):
+    assert rule.is_met(7, {"accuracy": 0.9, "note": "fine"}, reports) is expected
+
+
+def test_a_bound_of_what_is_not_reported_is_named_at_the_first_report():
+    with pytest.raises(UnknownMetric, match=r"'acuracy', which is not in the first report: that has .*'accuracy'"):
+        StopRule({"acuracy": 1}).is_met(0, {"accuracy": 0.5}, 1)
+
+
+def test_a_function_that_raises_is_named_with_what_it_was_called_with():
+    with pytest.raises(InputError, match=r"stop= raised KeyError for .*'accuracy': 0.5"):
+        StopRule(func=lambda trial, metrics: metrics["loss"] < 1).is_met(0, {"accuracy": 0.5}, 1)
+
+
+class Stopper:
+    """As Ray Tune's."""
+
+    def __call__(self, trial_id, result):
+        return False
+
+    def stop_all(self):
+        return False
+
+
+@pytest.mark.parametrize(
+    ("stop", "says"),
+    [
+        (5, "no dict and no function"),
+        ("loss", "no dict and no function"),
+        (lambda metrics: True, "two arguments"),
+        ({"loss": "low"}, "'loss': 'low'"),
+        ({"loss": float("nan")}, "'loss': nan"),
+        ({"done": True}, "'done': True"),
+        ({3: 3}, "3: 3"),
+        (Stopper(), "Stopper of Ray Tune"),
+    ],
+)
+def test_what_is_no_rule_is_refused(stop, says):
+    with pytest.raises(InputError, match=says) as caught:
+        checked_stop(stop)
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("stop", "reports"),
+    [
+        ({"training_iteration": 3}, 3),
+        ({"accuracy": 0.45, "training_iteration": 9}, 5),
+        (lambda trial, metrics: metrics["loss"] < 0.3, 4),
+    ],
+)
+def test_a_function_that_would_go_on_for_ever_is_done_where_the_rule_says(run, stop, reports):
+    results = run(for_ever, {"x": 1.0}, trials=2, stop=stop)
+    assert [(trial.state, len(trial.history)) for trial in results] == [("done", reports)] * 2
+
+
+def test_the_checkpoint_that_follows_the_last_report_is_saved(run):
+    def train(config):
+        for epoch in range(100):
+            cotune.report({"loss": float(epoch)})
+            with cotune.checkpoint() as path:
+                (path / "epoch").write_text(str(epoch))
+
+    trial = run(train, {"x": 1.0}, stop={"training_iteration": 4}).best
+    assert (len(trial.history), (trial.checkpoint / "epoch").read_text()) == (4, "3")
+
+
+def test_a_step_class_takes_no_step_after_its_last_report(run, tmp_path):
+    class Steps:
+        def setup(self, config):
+            self.count = 0
+
+        def step(self):
+            self.count += 1
+            (tmp_path / "steps").write_text(str(self.count))
+            return {"loss": 1.0}
+
+        def cleanup(self):
+            (tmp_path / "cleaned").touch()
+
+    (trial,) = run(Steps, {"x": 1.0}, stop={"training_iteration": 3})
+    assert (trial.state, len(trial.history)) == ("done", 3)
+    assert (tmp_path / "steps").read_text() == "3"
+    assert (tmp_path / "cleaned").exists()
+
+
+def test_what_returns_right_after_its_last_report_is_done_and_reports_no_more(run):
+    def train(config):
+        cotune.report({"loss": 1.0})
+        return 2.0
+
+    (trial,) = run(train, {"x": 1.0}, stop={"training_iteration": 1})
+    assert (trial.state, trial.metrics["loss"]) == ("done", 1.0)
+
+
+def test_a_pruner_still_stops_trials_before(run):
+    def train(config):
+        step = 0
+        while True:
+            step += 1
+            cotune.report({"loss": config["x"]}, step=step)
+
+    results = run(
+        train, {"x": cotune.choice([1, 2, 3])}, sampler="grid", pruner="asha", stop={"training_iteration": 30}
+    )
+    assert sorted(trial.state for trial in results) != ["done"] * 3
+    assert {len(trial.history) for trial in results if trial.state == "done"} == {30}
+
+
+def test_a_bound_that_no_trial_reports_ends_the_run(run):
+    with pytest.raises(UnknownMetric, match="acuracy"):
+        run(for_ever, {"x": 1.0}, trials=4, stop={"acuracy": 0.9})
+
+
+@pytest.mark.ray
+def test_a_function_of_ray_tunes_ends_with_its_report(run, tmp_path):
+    def train(config):
+        from ray import tune
+
+        iteration = 0
+        while True:
+            iteration += 1
+            (tmp_path / "iteration").write_text(str(iteration))
+            tune.report({"loss": 1.0 / iteration})
+
+    (trial,) = run(train, {"x": 1.0}, stop={"training_iteration": 5})
+    assert (trial.state, len(trial.history), (tmp_path / "iteration").read_text()) == ("done", 5, "5")
