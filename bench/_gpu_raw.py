@@ -96,18 +96,18 @@ def context(_options: Found) -> Found:
 _GROWTH = """
 import json, sys
 from _gpu_models import MIB, settle, training
-from cotune.sharing import cuda
-memory = cuda.CudaMemory()
+from cotune.sharing import cuda, cuda_memory
+memory = cuda_memory.CudaMemory()
 context = memory.start() - cuda.ROUNDING
-before = cuda._used_here() or 0
+before = cuda_memory._used_here() or 0
 step = training("%s", False)
 for _ in range(20):
     step()
 settle("cuda:0")
 memory.read()
-grown = (cuda._used_here() or 0) - before
+grown = (cuda_memory._used_here() or 0) - before
 print(json.dumps({
-    "context_mib": context // MIB, "seen_by_nvml": cuda._booked_on_us() is not None,
+    "context_mib": context // MIB, "seen_by_nvml": cuda_memory._booked_on_us() is not None,
     "counted_mib": memory._reserved // MIB, "uncounted_mib": (grown - memory._reserved) // MIB,
 }), flush=True)
 sys.stdin.read()
@@ -136,7 +136,7 @@ def costs(_options: Found) -> Found:
     """What a boundary and a turn change call, in microseconds."""
     os.environ.update(lane_environ())
     from cotune.sharing.context import Context, Home
-    from cotune.sharing.cuda import CudaMemory
+    from cotune.sharing.cuda_memory import CudaMemory
 
     memory = CudaMemory()
     memory.start()
@@ -162,7 +162,7 @@ def workspaces(_options: Found) -> Found:
     os.environ.update(lane_environ())
     import torch
 
-    from cotune.sharing.cuda import CudaMemory
+    from cotune.sharing.cuda_memory import CudaMemory
 
     memory = CudaMemory()
     memory.start()

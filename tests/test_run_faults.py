@@ -428,3 +428,45 @@ def test_what_goes_wrong_on_the_device_after_the_last_line_fails_its_trial_and_n
     assert "ZeroDivisionError" in str(first.error)
     assert [str(trial.state) for trial in others] == ["done", "done"]
     assert first.metrics["pid"] not in {trial.metrics["pid"] for trial in others}
+
+
+def test_where_the_device_is_broken_what_the_error_holds_is_not_freed(run, tmp_path):
+    class OnDevice:
+        """Freed, it would ask the device when it may be, which ends the process."""
+
+        def __del__(self):
+            os.kill(os.getpid(), signal.SIGABRT)
+
+    def train(config):
+        cotune.report({"loss": 0.0, "pid": os.getpid()})
+        if cotune.trial_id() == 0:
+            batch = OnDevice()
+            cotune.session.current()._host.memory.is_sound = lambda: False
+            raise RuntimeError(f"device-side assert triggered by {type(batch).__name__}")
+
+    first, second = run(train, {"x": cotune.choice([0, 1])}, sampler="grid", lanes=1)
+    assert (str(first.state), first.attempts) == ("failed", 1)
+    assert "device-side assert" in str(first.error)
+    assert (str(second.state), second.metrics["pid"] == first.metrics["pid"]) == ("done", False)
+
+
+def test_a_thread_that_python_only_met_and_those_of_a_compiler_cost_no_lane(run):
+    def train(config):
+        import _thread
+        import threading
+
+        met, never = threading.Event(), threading.Event()
+
+        def backward():
+            threading.current_thread()
+            met.set()
+            never.wait()
+
+        # As a library's own thread does it that calls Python.
+        _thread.start_new_thread(backward, ())
+        met.wait()
+        threading.Thread(target=never.wait, name="InductorSubproc", daemon=True).start()
+        cotune.report({"loss": 0.0, "pid": os.getpid()})
+
+    results = run(train, {"x": 1.0}, trials=3, lanes=1)
+    assert len({trial.metrics["pid"] for trial in results}) == 1

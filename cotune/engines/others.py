@@ -27,10 +27,12 @@ class OthersOnGpu:
         self._capacity = capacity
         self._ours_of = ours_of
         self._unsettled = SETTLE
+        self._seen: int | None = None
 
     def unsettled(self) -> None:
         """A lane comes or goes, or has not said for a while what it holds."""
         self._unsettled = SETTLE
+        self._seen = None
 
     def changed_capacity(self, used: int | None, ours: int) -> int | None:
         """The bytes open to us if that changed enough to act on; called once a second.
@@ -44,7 +46,11 @@ class OthersOnGpu:
             return None
         if used is None:
             return None
-        capacity = self._ours_of(self._total - max(0, used - ours))
+        before, self._seen = self._seen, self._ours_of(self._total - max(0, used - ours))
+        # What a trial has just taken is in use before its lane says that it holds it: two looks must agree.
+        if before is None or abs(self._seen - before) >= CAPACITY_STEP:
+            return None
+        capacity = self._seen
         if abs(capacity - self._capacity) < CAPACITY_STEP:
             return None
         self._capacity = capacity

@@ -89,8 +89,9 @@ class Learning:
     def _measured(self, trial: Trial, event: ev.IterationsDone) -> None:
         """Notes the largest of all measurements."""
         before = trial.seen or Demand(0, 0)
-        persistent = max(before.persistent, event.persistent)
-        # What several micro-batches at once take is the grant's, not what the trial needs.
-        ephemeral = event.ephemeral if event.concurrency == 1 else before.ephemeral
-        peak = max(before.peak, event.persistent + ephemeral)
+        persistent, peak = before.persistent, before.peak
+        # What several micro-batches at once take, and the workspaces they leave, is not what the trial needs.
+        if event.concurrency == 1:
+            persistent = max(persistent, event.persistent)
+            peak = max(peak, event.persistent + event.ephemeral)
         trial.seen = Demand(persistent, peak - persistent, before.busy if event.busy is None else event.busy)

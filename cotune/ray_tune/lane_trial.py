@@ -203,9 +203,11 @@ class LaneTrial(ResidentTrial):
             return NotHere("stopped")
         is_memory, needed = self._ran_out(error)
         text = text_of(error)[:2000]
-        clear_frames(error)
+        if self.host.is_sound(error):
+            clear_frames(error)
         self._shut_down()
-        clear_frames(error)
+        if self.host.is_sound(error):
+            clear_frames(error)
         if is_memory:
             self._end(Ending("out_of_memory", needed, "TrialFailed", text[:500]))
             return OutOfMemory(text)
@@ -254,7 +256,7 @@ class LaneTrial(ResidentTrial):
 
 
 def _is_rays(thread: threading.Thread) -> bool:
-    return isinstance(thread, threading._DummyThread) or thread.name.startswith(("ray_", "asyncio", "fsspec"))
+    return thread.name.startswith(("ray_", "asyncio", "fsspec"))
 
 
 def clear_frames(error: BaseException) -> None:

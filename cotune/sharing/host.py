@@ -52,11 +52,13 @@ class Host(ABC):
         self._shared_bytes = 0
         self._held = (0, 0, False)
         self._warm = False
+        self._wreckage: list[BaseException] = []
         if options.uuid:
-            from cotune.sharing import cuda
+            from cotune.sharing.cuda import lane_environment
+            from cotune.sharing.cuda_memory import CudaMemory
 
-            os.environ.update(cuda.lane_environment(options.uuid) | options.environment)
-            self.memory: LaneMemory = cuda.CudaMemory()
+            os.environ.update(lane_environment(options.uuid) | options.environment)
+            self.memory: LaneMemory = CudaMemory()
         else:
             # "cuda if available" in a trainable must not put CPU lanes, unmeasured, onto somebody's GPU.
             os.environ["CUDA_VISIBLE_DEVICES"] = ""
@@ -124,21 +126,35 @@ class Host(ABC):
         if self.turns.first is trial:
             self.turns.prefer(None)
         residents = list(self._trials.values())
+        if not self._wreckage:
+            self._tidy(shared=bool(residents))
+        others = sum(max(0, other.persistent) for other in residents)
+        self.level = self.memory.read()[0]
+        self.memory.reset_peak()
+        residue = self.level - self._context_level - self._shared_bytes - others
+        is_sound = is_stuck or (not self._wreckage and self.memory.is_sound())
+        tainted = not is_sound or trial.left_threads() or (not residents and bool(_children()))
+        if abs(residue - self._held[1]) > MIB or tainted != self._held[2]:
+            self._send_holds(max(0, residue), tainted)
+        return is_sound
+
+    def is_sound(self, error: BaseException) -> bool:
+        """Whether another trial can run here after this error; if not, what the error holds is kept until the end.
+
+        A tensor that is freed may need its device to say when, and a process whose device is broken ends there.
+        """
+        if not self._wreckage and self.memory.is_sound():
+            return True
+        self._wreckage.append(error)
+        return False
+
+    def _tidy(self, *, shared: bool) -> None:
         gc.collect()
         if not self._warm:
             # What the first trial imported stays for good; a full collection would look at it every time.
             self._warm = True
             gc.freeze()
-        self.memory.trim(shared=bool(residents))
-        others = sum(max(0, other.persistent) for other in residents)
-        self.level = self.memory.read()[0]
-        self.memory.reset_peak()
-        residue = self.level - self._context_level - self._shared_bytes - others
-        is_sound = is_stuck or self.memory.is_sound()
-        tainted = not is_sound or trial.left_threads() or (not residents and bool(_children()))
-        if abs(residue - self._held[1]) > MIB or tainted != self._held[2]:
-            self._send_holds(max(0, residue), tainted)
-        return is_sound
+        self.memory.trim(shared=shared)
 
     def _send_holds(self, residue: int, tainted: bool) -> None:
         self._held = (self._shared_bytes, residue, tainted)

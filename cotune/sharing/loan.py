@@ -64,11 +64,15 @@ class TrialLoan:
             raise self.failure
         asked, self._asked = self._asked, None
         if asked is not None:
+            if asked < self.concurrency:
+                self._host.memory.shrink()
             self.concurrency = self.most = asked
             self._host.send(wire.encode_granted(self._trial, asked, 0))
 
     def lapse(self) -> None:
         """The trial pauses: what it was granted is void, and so is what it has not taken up yet."""
+        if self.concurrency > 1:
+            self._host.memory.shrink()
         self.concurrency = self.most = 1
         self._asked = None
 
@@ -80,6 +84,7 @@ class TrialLoan:
     def ran_out(self) -> None:
         with_so_many, self.concurrency = self.concurrency, 1
         gc.collect()
+        self._host.memory.shrink()
         self._host.memory.trim(shared=True)
         self._host.send(wire.encode_granted(self._trial, 1, with_so_many))
 

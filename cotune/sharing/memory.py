@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from cotune.demand import parse_bytes
 from cotune.errors import InputError
@@ -47,6 +47,10 @@ class LaneMemory(ABC):
     def relax(self) -> None:
         """Lifts the cap, so that a trial that ran out of memory can unwind."""
 
+    def is_short(self) -> bool:
+        """Whether memory was refused since an attempt last ended, or next to none is left, whatever an error says."""
+        return False
+
     def uncap(self) -> None:  # noqa: B027 - not every cap is in the way of a thread
         """Lifts the cap for the start of a thread, which must not fail; that thread puts it back."""
 
@@ -63,6 +67,9 @@ class LaneMemory(ABC):
     @abstractmethod
     def trim(self, *, shared: bool) -> None:
         """Returns what an ended trial no longer uses; with `shared`, other trials of the lane still run."""
+
+    def shrink(self) -> None:  # noqa: B027
+        """Returns what several micro-batches at once have taken, and one at a time does not need."""
 
     @abstractmethod
     def is_sound(self) -> bool:
@@ -82,7 +89,17 @@ _REFUSALS = (
     "can't start new thread",
     "CUBLAS_STATUS_ALLOC_FAILED",
     "CUDNN_STATUS_ALLOC_FAILED",
+    "CUSOLVER_STATUS_ALLOC_FAILED",
+    "CUFFT_ALLOC_FAILED",
+    "CURAND_STATUS_ALLOCATION_FAILED",
     "unable to mmap",
+)
+# What libraries say for want of memory, and for other reasons too.
+_PERHAPS = (
+    "unable to find an engine to execute this computation",
+    "CUBLAS_STATUS_NOT_INITIALIZED",
+    "CUDNN_STATUS_NOT_INITIALIZED",
+    "CUDNN_STATUS_INTERNAL_ERROR",
 )
 _TRIED = re.compile(r"tried to allocate\s+([0-9.]+\s*[KMGT]i?B)", re.IGNORECASE)
 _BYTES = re.compile(r"([0-9][0-9,]*) bytes")
@@ -106,15 +123,21 @@ def causes(error: BaseException) -> Iterator[BaseException]:
         cause = cause.__cause__ or cause.__context__
 
 
-def out_of_memory(error: BaseException) -> tuple[bool, int | None]:
-    """Whether an exception, or one it came from, says that memory ran out; and the bytes that were refused."""
+def out_of_memory(error: BaseException, is_short: Callable[[], bool] = lambda: False) -> tuple[bool, int | None]:
+    """Whether an exception, or one it came from, says that memory ran out; and the bytes that were refused.
+
+    Args:
+        error: The exception.
+        is_short: Asked where the text alone does not tell.
+    """
     for cause in causes(error):
         text = text_of(cause)
         is_memory = isinstance(cause, MemoryError) or type(cause).__name__ in ("OutOfMemoryError", "_ArrayMemoryError")
         refusals = _REFUSED_IN_CPP + _REFUSALS * isinstance(cause, (RuntimeError, OSError))
         if is_memory or any(refusal.lower() in text.lower() for refusal in refusals):
             return True, _refused(cause, text)
-    return False, None
+    said = [text_of(cause).lower() for cause in causes(error) if isinstance(cause, RuntimeError)]
+    return any(perhaps.lower() in text for text in said for perhaps in _PERHAPS) and is_short(), None
 
 
 def _refused(error: BaseException, text: str) -> int | None:

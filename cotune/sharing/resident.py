@@ -28,6 +28,8 @@ T = TypeVar("T")
 
 FIRST_MEASURED = 2
 MEASURE_EVERY = 0.5
+# Threads that may stay: the lane's, and those of torch.compile, whose workers serve the next trial too.
+HELPERS = ("trial-", "InductorSubproc", "subproc_worker_timer")
 # Seconds of a turn where trials share a lane.
 QUANTUM = 0.05
 
@@ -97,8 +99,10 @@ class ResidentTrial(session.Session):
         """Whether threads that were started in its time live on, but for other trials' and harmless helpers."""
         return any(
             thread not in self._threads
-            and not thread.name.startswith("trial-")
+            and not thread.name.startswith(HELPERS)
             and "TMonitor" not in type(thread).__name__
+            # One that Python has not started but met, such as that of torch's backward pass on a GPU.
+            and not isinstance(thread, threading._DummyThread)
             for thread in threading.enumerate()
         )
 
@@ -253,7 +257,7 @@ class ResidentTrial(session.Session):
 
     def _ran_out(self, error: BaseException) -> tuple[bool, int | None]:
         """Whether memory ran out, and the bytes the trial would have held; if so, lifts the cap, so that it unwinds."""
-        is_memory, refused = out_of_memory(error)
+        is_memory, refused = out_of_memory(error, self._host.memory.is_short)
         needed = self._meter.wanted(refused) if refused is not None else None
         if is_memory:
             self._host.memory.relax()

@@ -41,7 +41,7 @@ def lane(held, quiet=0.0, is_up=True):
 
 
 def settled(gpu, lanes):
-    return [gpu.changed_capacity(lanes) for _ in range(SETTLE + 1)][-1]
+    return [gpu.changed_capacity(lanes) for _ in range(SETTLE + 2)][-1]
 
 
 def test_what_no_lane_of_ours_holds_is_taken_by_others(gpu):

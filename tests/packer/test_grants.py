@@ -220,6 +220,16 @@ def test_what_a_grant_takes_is_no_demand():
     assert (demand.persistent, demand.ephemeral) == (10 * MIB, 10 * MIB)
 
 
+def test_workspaces_that_a_grant_leaves_between_iterations_are_no_demand():
+    made = world()
+    made.add(0, 10 * MIB, 10 * MIB, steps=1000, splits=4)
+    until(made, 2)
+    made.run_some(2)
+    made.jobs[0].persistent = 74 * MIB
+    made.run_some(4)
+    assert made.packer.demand_of(0).persistent == 10 * MIB
+
+
 def test_a_resident_does_not_join_before_the_grant_is_back():
     made = world(300, width=4, lanes=1, residents=2)
     made.add(0, 10 * MIB, 50 * MIB, steps=1000, splits=4)

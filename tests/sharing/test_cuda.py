@@ -19,13 +19,15 @@ from cotune.sharing.mps import MpsDaemon
 pytestmark = pytest.mark.gpu
 
 ROOT = Path(cotune.__file__).parents[1]
-ALLOCATORS = {"native": "", "expandable": "expandable_segments:True"}
+# Nothing said is what lanes choose by themselves.
+ALLOCATORS = {"native": "expandable_segments:False", "expandable": ""}
 
 # Imports torch once, then forks a process for each piece of code; like the zygote, it never touches CUDA.
 SERVER = """
 import json, os, signal, sys, traceback
 import torch, torch._dynamo
-from cotune.sharing.cuda import ROUNDING, CudaMemory
+from cotune.sharing.cuda import ROUNDING
+from cotune.sharing.cuda_memory import CudaMemory, _used_here
 from cotune.sharing.memory import out_of_memory
 MIB = 1 << 20
 def block(mib):
@@ -184,13 +186,12 @@ def test_a_lane_sees_its_own_gpu_only(gpu, in_lane):
 
 def test_the_cuda_context_is_measured(in_lane):
     context, held, used = in_lane("""
-        from cotune.sharing import cuda
-        before = cuda._used_here()
+        before = _used_here()
         memory = CudaMemory()
         context = memory.start() - ROUNDING
         kept = block(256)
         memory.read()
-        tell(context, memory.held(), cuda._used_here() - before)
+        tell(context, memory.held(), _used_here() - before)
     """)
     assert 50 * MIB < context < 2048 * MIB
     # What the device has lost, in all, is what the lane says it holds.

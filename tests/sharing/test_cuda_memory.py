@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import sys
+import tempfile
 from types import SimpleNamespace
 from unittest import mock
 
 import pytest
 
 from cotune.demand import MIB
-from cotune.sharing import cuda
+from cotune.sharing import cuda, cuda_memory
 from cotune.sharing.devices import find_devices
 from cotune.sharing.memory import out_of_memory
 
@@ -145,12 +147,17 @@ class FakeTorch:
         self.allocated = self.reserved = self.peak = 0
         self.limit = None
         self.broken = False
+        self.expands = True
+        self.refusals = 0
+        self.free = 40 << 30
+        self.OutOfMemoryError = torch.OutOfMemoryError
         device = SimpleNamespace(total_memory=self.TOTAL)
         self.cuda = SimpleNamespace(
             init=lambda: self.calls.append("init"),
             empty_cache=self.empty_cache,
             synchronize=self.synchronize,
             get_device_properties=mock.create_autospec(torch.cuda.get_device_properties, return_value=device),
+            mem_get_info=lambda device: (self.free, self.TOTAL),
             memory_reserved=mock.create_autospec(torch.cuda.memory_reserved, side_effect=lambda _: self.reserved),
             set_per_process_memory_fraction=mock.create_autospec(
                 torch.cuda.set_per_process_memory_fraction, side_effect=self.set_fraction
@@ -160,14 +167,18 @@ class FakeTorch:
             _cuda_memoryStats=lambda device: {
                 "allocated_bytes": {"all": {"current": self.allocated, "peak": self.peak}},
                 "reserved_bytes": {"all": {"current": self.reserved}},
+                "num_ooms": self.refusals,
             },
+            _accelerator_setAllocatorSettings=self.calls.append,
             _cuda_resetPeakMemoryStats=lambda device: setattr(self, "peak", self.allocated),
             _cuda_clearCublasWorkspaces=lambda: self.calls.append("clear"),
         )
 
     def ones(self, *shape, device):
-        assert (shape, device) == ((64, 64), "cuda:0")
-        assert self.calls == ["init"]
+        assert device == "cuda:0"
+        assert self.calls[0] == "init"
+        if self.calls[-1] == "expandable_segments:True" and not self.expands:
+            raise RuntimeError("CUDA driver error: operation not supported")
         return torch.ones(*shape)
 
     def set_fraction(self, fraction, device):
@@ -190,14 +201,17 @@ class FakeTorch:
 
 
 @pytest.fixture
-def lane(monkeypatch, nvml):
+def lane(monkeypatch, nvml, tmp_path):
     """The memory of a lane on the second GPU, not started."""
     fake = FakeTorch()
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", UUIDS[1])
+    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     # Where a lane waits for CuPy to be imported.
     monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
     with mock.patch.dict(sys.modules, torch=fake):
-        memory = cuda.CudaMemory()
+        memory = cuda_memory.CudaMemory()
     return memory, fake
 
 
@@ -258,6 +272,85 @@ def test_a_shrinking_quota_gives_the_cache_back_and_says_what_is_still_held(lane
     assert fake.reserved == 40 * MIB
     assert memory.set_quota(context + 10 * MIB) == context + 40 * MIB
     assert memory.held() == context + 40 * MIB
+
+
+def test_the_allocator_takes_segments_that_shrink_by_pages_where_the_driver_can(lane):
+    memory, fake = lane
+    memory.start()
+    assert [call for call in fake.calls if "segments" in call] == ["expandable_segments:True"]
+
+
+def test_where_the_driver_cannot_the_allocator_stays_as_it_is(lane):
+    memory, fake = lane
+    fake.expands = False
+    memory.start()
+    assert [call for call in fake.calls if "segments" in call] == [
+        "expandable_segments:True",
+        "expandable_segments:False",
+    ]
+
+
+@pytest.mark.parametrize("name", ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"])
+def test_settings_of_the_users_for_the_allocator_are_left_alone(lane, monkeypatch, name):
+    memory, fake = lane
+    monkeypatch.setenv(name, "max_split_size_mb:128")
+    memory.start()
+    assert not [call for call in fake.calls if "segments" in call]
+
+
+@pytest.mark.parametrize(("sees", "alone"), [(False, True), (True, False)])
+def test_lanes_come_up_one_after_the_other_where_nvml_cannot_tell_them_apart(lane, monkeypatch, tmp_path, sees, alone):
+    memory, fake = lane
+    monkeypatch.setattr(cuda_memory, "FIRST_NAMESPACE", os.stat("/proc/self/ns/pid").st_ino + (not sees))
+    held = []
+
+    def init():
+        fake.calls.append("init")
+        for path in tmp_path.glob("*.lock"):
+            with path.open() as file:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    held.append(path)
+
+    fake.cuda.init = init
+    memory.start()
+    assert bool(held) is alone
+
+
+def test_a_peak_that_the_trial_has_the_allocator_forget_is_still_its_peak(lane):
+    memory, fake = lane
+    memory.start()
+    fake.take(300 * MIB)
+    fake.allocated = 100 * MIB
+    # As torch.cuda.reset_peak_memory_stats() does.
+    fake._C._cuda_resetPeakMemoryStats(0)
+    assert fake.peak == 100 * MIB
+    assert memory.read() == (100 * MIB, 300 * MIB)
+    memory.reset_peak()
+    assert memory.read() == (100 * MIB, 100 * MIB)
+
+
+def test_a_library_that_found_no_engine_has_run_out_of_memory_if_some_was_refused(lane):
+    memory, fake = lane
+    memory.start()
+    error = RuntimeError("GET was unable to find an engine to execute this computation")
+    assert out_of_memory(error, memory.is_short) == (False, None)
+    fake.refusals = 1
+    assert out_of_memory(error, memory.is_short) == (True, None)
+    memory.trim(shared=False)
+    assert out_of_memory(error, memory.is_short) == (False, None)
+    fake.free = 3 * MIB
+    assert out_of_memory(error, memory.is_short) == (True, None)
+    assert out_of_memory(RuntimeError("shapes do not match"), memory.is_short) == (False, None)
+
+
+def test_workspaces_of_streams_that_are_not_used_any_more_go(lane):
+    memory, fake = lane
+    memory.start()
+    fake.calls.clear()
+    memory.shrink()
+    assert fake.calls == ["clear"]
 
 
 def test_workspaces_go_with_the_last_resident(lane):
