@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+
+from rich.console import Console
+from rich.progress import Progress
 
 from cotune.demand import MIB, parse_bytes
 from cotune.errors import InputError
@@ -78,7 +82,10 @@ def run_command(options: argparse.Namespace) -> int:
         seed=options.seed,
         keep=bool(options.gantt or options.trace),
     )
-    outcome = simulate(workload, setting)
+    # A hundred thousand jobs take minutes.
+    with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as progress:
+        ended = progress.add_task("trials", total=len(workload.jobs))
+        outcome = simulate(workload, setting, lambda: progress.advance(ended))
     bound = lower_bounds(workload, options.devices, memory, ran=outcome.ran).best
     if options.json:
         print(json.dumps(_plain(workload, outcome, bound), indent=1))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -64,8 +65,15 @@ class Setting:
     keep: bool = True
 
 
-def simulate(workload: Workload, setting: Setting | None = None) -> Outcome:
+def simulate(
+    workload: Workload, setting: Setting | None = None, on_end: Callable[[], object] = lambda: None
+) -> Outcome:
     """Plays a workload to its end.
+
+    Args:
+        workload: What is played.
+        setting: On what, and how.
+        on_end: Called whenever a trial is over.
 
     Raises:
         InputError: The setting makes no sense.
@@ -74,11 +82,12 @@ def simulate(workload: Workload, setting: Setting | None = None) -> Outcome:
     setting = setting or Setting()
     if setting.devices < 1 or setting.ahead < 1 or (setting.capacity or 1) < 1:
         raise InputError(f"{setting.devices} devices cannot play anything", hint="give one device or more")
-    return _Player(workload, setting).play()
+    return _Player(workload, setting, on_end).play()
 
 
 class _Player:
-    def __init__(self, workload: Workload, setting: Setting) -> None:
+    def __init__(self, workload: Workload, setting: Setting, on_end: Callable[[], object]) -> None:
+        self._on_end = on_end
         self._jobs = sorted(workload.jobs, key=lambda job: job.arrival)
         self._setting = setting
         self._dice = random.Random(setting.seed)
@@ -159,6 +168,7 @@ class _Player:
                 self._notes.compared(instruction)
                 self._notes.over(instruction.trial, self._engine.now(), instruction.outcome)
                 self._attempts.pop(instruction.trial, None)
+                self._on_end()
             elif isinstance(instruction, RetryTrial):
                 self._notes.left(instruction.trial, self._engine.now(), "retried")
             else:
