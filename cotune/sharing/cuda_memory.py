@@ -67,13 +67,20 @@ class CudaMemory(LaneMemory):
             self._total = int(torch.cuda.get_device_properties(0).total_memory)
             self._context = self._measure_context(before)
         after_import("cupy", lambda cupy: use_lane_allocator(cupy, torch))
-        torch._C._cuda_resetPeakMemoryStats = self._trial_forgets_peak
+        for name in ("_cuda_resetPeakMemoryStats", "_accelerator_resetPeakStats"):
+            if hasattr(torch._C, name):
+                setattr(torch._C, name, self._noting_peak(getattr(torch._C, name)))
         self.reset_peak()
         return self._context + ROUNDING
 
-    def _trial_forgets_peak(self, device: int) -> None:
-        self._forgotten_peak = self.read()[1]
-        self._forget_peak(device)
+    def _noting_peak(self, forget: Callable[[Any], None]) -> Callable[[Any], None]:
+        """What a trial may call instead of `forget`."""
+
+        def noted(device: Any) -> None:
+            self._forgotten_peak = self.read()[1]
+            forget(device)
+
+        return noted
 
     def _measure_context(self, before: int | None) -> int:
         """What NVML books on this process, less what the allocator holds.
