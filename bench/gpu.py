@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import signal
 import sys
 import time
@@ -57,8 +58,8 @@ SECTIONS = {
     "turns": Section(runs.turns, 60, dry=True),
     "counters": Section(runs.counters, 60, dry=True),
     "oom": Section(packing.oom, 90, dry=True),
-    "light": Section(packing.light, 120, dry=True),
     "heavy": Section(packing.heavy, 100, dry=True),
+    "light": Section(packing.light, 120, dry=True),
     "light_mps": Section(packing.light_mps, 60),
     "lane_start": Section(runs.lane_start, 60, dry=True),
     "slices": Section(ways.slices, 90, dry=True),
@@ -264,7 +265,7 @@ def main() -> int:
             print("needs a CUDA device and a torch that can use it; --dry shows on a CPU that the rest works")
             return 2
     device = device_facts(options.dry)
-    slug = "-".join(device["name"].lower().replace(",", "").split()[-2:])
+    slug = "-".join(re.findall(r"[a-z0-9]+", device["name"].lower()))
     out = options.out or str(Path(os.environ.get("OUT") or ROOT / "bench/results") / f"gpu-{slug}.json")
     # Whoever wants an end of it, by either signal, gets what there is; the second time at once.
     for number in (signal.SIGINT, signal.SIGTERM):
