@@ -46,11 +46,13 @@ class Section:
         measure: Takes them.
         longest: Seconds after which it is given up.
         dry: Whether it makes sense without a GPU.
+        mps: Whether it is left out once MPS was refused, which can take half a minute each time.
     """
 
     measure: Callable[[Found], Found]
     longest: float
     dry: bool = False
+    mps: bool = False
 
 
 SECTIONS = {
@@ -60,12 +62,12 @@ SECTIONS = {
     "oom": Section(packing.oom, 90, dry=True),
     "heavy": Section(packing.heavy, 100, dry=True),
     "light": Section(packing.light, 120, dry=True),
-    "light_mps": Section(packing.light_mps, 60),
+    "light_mps": Section(packing.light_mps, 60, mps=True),
     "lane_start": Section(runs.lane_start, 60, dry=True),
     "slices": Section(ways.slices, 90, dry=True),
-    "with_mps": Section(ways.with_mps, 90),
+    "with_mps": Section(ways.with_mps, 90, mps=True),
     "streams": Section(ways.on_streams, 90, dry=True),
-    "mps": Section(ways.mps, 90),
+    "mps": Section(ways.mps, 90, mps=True),
     "context": Section(raw.context, 60),
     "growth": Section(raw.growth, 90),
     "allocators": Section(raw.allocators, 60),
@@ -215,6 +217,10 @@ class Run:
             return
         if self._until - began < LEAST:
             self.left_out[name] = "no time left"
+            return
+        refused = [why for why in self.left_out.values() if "MPS cannot be used" in why]
+        if section.mps and refused:
+            self.left_out[name] = refused[0]
             return
         asked = {"dry": self._dry, "free": self._free, "before": self.found, "keep": str(self._partial)}
         try:
