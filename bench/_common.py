@@ -22,6 +22,8 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 _SUBREAPER = 36
+# Seconds.
+_DIES_WITHIN = 10
 
 
 class PeerFailed(Exception):
@@ -69,13 +71,16 @@ def run_to_end(command: list[str], timeout: float, **how: Any) -> int:
     finally:
         if process.poll() is None:
             process.kill()
-            process.wait()
+            # What hangs in a driver cannot be waited for.
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_DIES_WITHIN)
         _end_leftovers()
 
 
 def _end_leftovers() -> None:
     """Kills what an ended peer left behind, which is this process's by now and nobody else's."""
-    for _ in range(50):
+    until = time.monotonic() + _DIES_WITHIN
+    while time.monotonic() < until:
         try:
             pids = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
         except OSError:
@@ -87,7 +92,8 @@ def _end_leftovers() -> None:
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
             with contextlib.suppress(OSError):
-                os.waitpid(pid, 0)
+                os.waitpid(pid, os.WNOHANG)
+        time.sleep(0.005)
 
 
 def has_ray() -> bool:
