@@ -22,6 +22,8 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 _SUBREAPER = 36
+# Seconds.
+_DIES_WITHIN = 10
 
 
 class PeerFailed(Exception):
@@ -40,7 +42,6 @@ def run_peer(script: str, peer: str, options: dict[str, Any] | None = None, time
     Raises:
         PeerFailed: With the end of what the peer wrote.
     """
-    ctypes.CDLL(None).prctl(_SUBREAPER, 1)
     # Not TMPDIR: Ray's sockets need a short path.
     with tempfile.TemporaryDirectory(prefix="bench-", dir="/tmp") as name:
         folder = Path(name)
@@ -49,18 +50,8 @@ def run_peer(script: str, peer: str, options: dict[str, Any] | None = None, time
         environment |= {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "PYTHONWARNINGS": "ignore"}
         with open(folder / "output.txt", "wb") as output:
             asked = json.dumps({**(options or {}), "folder": name, "began": time.monotonic()})
-            process = subprocess.Popen(
-                [sys.executable, script, "--peer", peer, asked], env=environment, stdout=output, stderr=output
-            )
-            try:
-                code = process.wait(timeout)
-            except subprocess.TimeoutExpired:
-                code = -signal.SIGKILL
-            finally:
-                if process.poll() is None:
-                    process.kill()
-                    process.wait()
-                _end_leftovers()
+            command = [sys.executable, script, "--peer", peer, asked]
+            code = run_to_end(command, timeout, env=environment, stdout=output, stderr=output)
         result = folder / "result.json"
         if code != 0 or not result.exists():
             words = (folder / "output.txt").read_text(errors="replace").strip().splitlines()
@@ -69,9 +60,27 @@ def run_peer(script: str, peer: str, options: dict[str, Any] | None = None, time
         return found
 
 
+def run_to_end(command: list[str], timeout: float, **how: Any) -> int:
+    """The exit status of a command. It is killed if it takes longer, and so is whatever it leaves running."""
+    ctypes.CDLL(None).prctl(_SUBREAPER, 1)
+    process = subprocess.Popen(command, **how)
+    try:
+        return process.wait(timeout)
+    except subprocess.TimeoutExpired:
+        return -signal.SIGKILL
+    finally:
+        if process.poll() is None:
+            process.kill()
+            # What hangs in a driver cannot be waited for.
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_DIES_WITHIN)
+        _end_leftovers()
+
+
 def _end_leftovers() -> None:
     """Kills what an ended peer left behind, which is this process's by now and nobody else's."""
-    for _ in range(50):
+    until = time.monotonic() + _DIES_WITHIN
+    while time.monotonic() < until:
         try:
             pids = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
         except OSError:
@@ -83,7 +92,8 @@ def _end_leftovers() -> None:
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
             with contextlib.suppress(OSError):
-                os.waitpid(pid, 0)
+                os.waitpid(pid, os.WNOHANG)
+        time.sleep(0.005)
 
 
 def has_ray() -> bool:
@@ -101,6 +111,11 @@ def serve_peer(peers: dict[str, Callable[[dict[str, Any]], dict[str, Any]]]) -> 
     found = peers[sys.argv[2]](options)
     (Path(options["folder"]) / "result.json").write_text(json.dumps(found))
     return True
+
+
+def keep(options: dict[str, Any], found: dict[str, Any]) -> None:
+    """Puts down what a peer has found so far, where it is asked to, should it not come to its end."""
+    write_json(options.get("keep"), found)
 
 
 @contextlib.contextmanager
@@ -186,8 +201,10 @@ def describe(facts: dict[str, Any]) -> str:
 
 
 def write_json(path: str | None, value: Any) -> None:
+    """Writes a file in one step: whoever is killed while writing leaves what was there."""
     if path:
-        Path(path).write_text(json.dumps(value, indent=1) + "\n")
+        Path(f"{path}.new").write_text(json.dumps(value, indent=1) + "\n")
+        os.replace(f"{path}.new", path)
 
 
 def _lines(path: str) -> list[str]:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from _common import keep
 from _gpu_models import device_of, settle, training
 from _gpu_runs import tuned
 
@@ -40,14 +43,12 @@ SHARES = [0.02, 0.05, 0.08, 0.12, 0.2, 0.3]
 
 
 def oom(options: Found) -> Found:
-    """A set that dies of out-of-memory where eight run at once, whatever they need; and cotune with the same set."""
+    """A set with cotune; and where eight run at once, whatever they need, so that some die of out-of-memory."""
     import cotune
 
     fixed = {"dry": options["dry"], "bytes": options["free"], "steps": 10 if options["dry"] else 40}
     configs = [{"share": share, **fixed} for share in SHARES for _ in range(2 if options["dry"] else 4)]
     found: Found = {"trials": len(configs)}
-    if not options["dry"]:
-        found["naive"] = _naive(configs, at_once=8)
     space = {"share": cotune.choice(SHARES), "copy": cotune.choice(list(range(len(configs) // len(SHARES)))), **fixed}
     began = time.monotonic()
     results = tuned(heavy_memory, space, options, sampler="grid")
@@ -58,45 +59,58 @@ def oom(options: Found) -> Found:
         "done": sum(str(trial.state) == "done" for trial in results),
         "tried_again": sum(trial.attempts - 1 for trial in results),
     }
+    keep(options, found)
+    found["naive"] = _naive(configs, at_once=2 if options["dry"] else 8)
     return found
 
 
+# Not only torch's own error: a context, or a handle of cuBLAS, that finds the device full says so in another.
 _NAIVE = """
-import json, sys, time
-from _gpu_packing import heavy_memory
+import json, sys
 import torch
-lost = done = 0
+from _gpu_models import device_of
+from _gpu_packing import heavy_memory
+from cotune.sharing.memory import out_of_memory
+torch.zeros(1, device=device_of(%r))
+print("ready", flush=True)
 for line in sys.stdin:
     try:
         heavy_memory(json.loads(line))
-        done += 1
-    except torch.OutOfMemoryError:
-        lost += 1
-print(json.dumps([done, lost]), flush=True)
+        print("done", flush=True)
+    except Exception as error:
+        print("out of memory" if out_of_memory(error)[0] else f"{type(error).__name__}: {error}"[:200], flush=True)
 """
 
 
 def _naive(configs: list[Found], at_once: int) -> Found:
     """Processes that each take their share of the list, one after the other, with no idea of each other."""
-    began = time.monotonic()
+    code = _NAIVE % configs[0]["dry"]
     workers = [
         subprocess.Popen(
-            [sys.executable, "-c", _NAIVE], cwd=Path(__file__).parent, text=True,
+            [sys.executable, "-c", code], cwd=Path(__file__).parent, text=True,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         )
         for _ in range(at_once)
     ]  # fmt: skip
+    # Together: imports and contexts come up one after the other, and who is ready first would have the device alone.
+    for process in workers:
+        assert process.stdout is not None
+        process.stdout.readline()
+    began = time.monotonic()
     for number, process in enumerate(workers):
         assert process.stdin is not None
         # From the largest down, as dealt: every worker begins with a large one.
         mine = sorted(configs, key=lambda config: -config["share"])[number::at_once]
-        process.stdin.write("".join(json.dumps(config) + "\n" for config in mine))
-        process.stdin.close()
-    counts = [json.loads(process.stdout.read()) for process in workers if process.stdout is not None]
+        with contextlib.suppress(BrokenPipeError):  # it has died
+            process.stdin.write("".join(json.dumps(config) + "\n" for config in mine))
+            process.stdin.close()
+    said = Counter(line.strip() for process in workers if process.stdout is not None for line in process.stdout)
     for process in workers:
         process.wait()
-    done, lost = (sum(count[n] for count in counts) for n in (0, 1))
-    return {"seconds": round(time.monotonic() - began, 2), "done": done, "lost": lost}
+    counts = {"done": said.pop("done", 0), "out_of_memory": said.pop("out of memory", 0)}
+    # Of those that a worker had still before it when it died, nothing is said.
+    counts["never_ended"] = len(configs) - sum(counts.values()) - sum(said.values())
+    return {"seconds": round(time.monotonic() - began, 2), **counts, "other_errors": dict(said)}
 
 
 # ---- explorations
@@ -140,7 +154,9 @@ def explorations(options: Found, model: str, sizes: Found, ways: dict[str, Found
             "lanes": len({trial.lane for trial in results}),
             "lost": len(results.errors),
         }
-    return found | {"alone": alone}
+        found["alone"] = alone
+        keep(options, found)
+    return found
 
 
 def light(options: Found) -> Found:

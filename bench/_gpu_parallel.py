@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from _common import keep
 from _gpu_models import SIZES, device_of, settle, training
 
 Found = dict[str, Any]
@@ -96,17 +97,18 @@ class Workers:
             process.wait()
 
 
-def processes(dry: bool, environ: dict[str, str], widths: tuple[int, ...], seconds: float) -> Found:
+def processes(options: Found, environ: dict[str, str], widths: tuple[int, ...], seconds: float) -> Found:
     """Aggregate steps a second of as many processes as each width says, for each model."""
     workers = Workers(max(widths), environ)
     try:
         found: Found = {}
         for model in SIZES:
-            workers.ask(max(widths), {"model": model, "dry": dry})
+            workers.ask(max(widths), {"model": model, "dry": options["dry"]})
             found[model] = {}
             for width in widths:
                 order = {"begin": time.monotonic() + 0.05, "seconds": seconds}
                 found[model][width] = round(sum(workers.ask(width, order)), 2)
+                keep(options, found)
         return found
     finally:
         workers.close()
@@ -115,11 +117,12 @@ def processes(dry: bool, environ: dict[str, str], widths: tuple[int, ...], secon
 # ---- streams
 
 
-def streams(dry: bool, widths: tuple[int, ...], seconds: float) -> Found:
+def streams(options: Found, widths: tuple[int, ...], seconds: float) -> Found:
     """The same with threads of this process, each on a stream of its own."""
     import torch
 
     torch.set_num_threads(1)
+    dry = options["dry"]
     device = device_of(dry)
     found: Found = {}
     for model in SIZES:
@@ -131,6 +134,7 @@ def streams(dry: bool, widths: tuple[int, ...], seconds: float) -> Found:
         for width in widths:
             rates = _on_streams(steps[:width], own, device, time.monotonic() + 0.05, seconds)
             found[model][width] = round(sum(rates), 2)
+            keep(options, found)
     return found
 
 

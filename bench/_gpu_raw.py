@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from _common import median
+from _common import keep, median
 from _gpu_models import MIB, SIZES
 
 Found = dict[str, Any]
@@ -81,7 +81,7 @@ def _settled(watch: Any, below: int) -> None:
         time.sleep(0.01)
 
 
-def context(_options: Found) -> Found:
+def context(options: Found) -> Found:
     """What a process costs before it does anything, with kernels loaded when they are used, and all at once."""
     watch, found = watch_gpu(), {}
     base = watch.used() or 0
@@ -89,6 +89,7 @@ def context(_options: Found) -> Found:
         held = Holding(CONTEXT, CUDA_MODULE_LOADING=mode)
         found[mode] = held.told[0] | {"mib_by_nvml": ((watch.used() or 0) - base) // MIB}
         held.close()
+        keep(options, found)
         _settled(watch, base + 8 * MIB)
     return found
 
@@ -114,12 +115,13 @@ sys.stdin.read()
 """
 
 
-def growth(_options: Found) -> Found:
+def growth(options: Found) -> Found:
     """What training loads onto the device, such as kernels of cuDNN, that no counter of torch's shows."""
     found = {}
     for model in SIZES:
         held = Holding(_GROWTH % model)
         found[model] = held.told[0]
+        keep(options, found)
         held.close()
     return found
 
@@ -218,17 +220,18 @@ sys.stdin.read()
 """
 
 
-def allocators(_options: Found) -> Found:
+def allocators(options: Found) -> Found:
     """What is reserved beyond what is allocated at the peak: trials are measured by the one, capped by the other."""
     found = {}
     for name, settings in (("native", ""), ("expandable segments", "expandable_segments:True")):
         held = Holding(_ALLOCATOR, PYTORCH_CUDA_ALLOC_CONF=settings)
         found[name] = held.told[0]
+        keep(options, found)
         held.close()
     return found
 
 
-def accumulation(_options: Found) -> Found:
+def accumulation(options: Found) -> Found:
     """Micro-batches one at a time and several at once, each on a stream of its own."""
     from micro_batches import MODELS, measure
 
@@ -242,4 +245,5 @@ def accumulation(_options: Found) -> Found:
                 "peak_mib": round(row["peak"] / MIB, 1),
                 "error": row["error"],
             }
+            keep(options, found)
     return found

@@ -9,7 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from _common import median, percentile
+from _common import keep, median, percentile
 from _gpu_models import MIB, device_of, settle, training
 
 Found = dict[str, Any]
@@ -209,6 +209,7 @@ def lane_start(options: Found) -> Found:
                 "killed_and_reaped_ms": round(1e3 * gone, 1),
                 "bytes_back_ms": round(1e3 * (time.monotonic() - killed), 1),
             }
+            keep(options, found)
     finally:
         engine.close()
         if watch:

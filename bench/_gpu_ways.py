@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import select
 import time
 from typing import Any
 
+from _common import keep
 from _gpu_models import MIB
 from _gpu_parallel import SECONDS, WIDTHS, processes, streams
 from _gpu_raw import CONTEXT, Holding, watch_gpu
@@ -17,8 +20,11 @@ Found = dict[str, Any]
 
 
 def parallel(options: Found, environ: dict[str, str]) -> Found:
-    dry = options["dry"]
-    return processes(dry, environ, (1, 2) if dry else WIDTHS, 0.2 if dry else SECONDS)
+    return processes(options, environ, *_sizes(options))
+
+
+def _sizes(options: Found) -> tuple[tuple[int, ...], float]:
+    return ((1, 2), 0.2) if options["dry"] else (WIDTHS, SECONDS)
 
 
 def slices(options: Found) -> Found:
@@ -26,7 +32,7 @@ def slices(options: Found) -> Found:
 
 
 def on_streams(options: Found) -> Found:
-    return streams(options["dry"], (1, 2) if options["dry"] else WIDTHS, 0.2 if options["dry"] else SECONDS)
+    return streams(options, *_sizes(options))
 
 
 def with_mps(options: Found) -> Found:
@@ -57,7 +63,14 @@ for line in sys.stdin:
 """
 
 
-def mps(_options: Found) -> Found:
+def _answer(process: Any, within: float) -> Any:
+    """What a process says next: a client whose context was broken may never say anything again."""
+    if not select.select([process.stdout], [], [], within)[0]:
+        return f"no answer in {within:g} s"
+    return json.loads(process.stdout.readline() or '"died"')
+
+
+def mps(options: Found) -> Found:
     """How long a daemon takes, what limits do, and what a fatal fault of one client does to another."""
     from cotune.sharing import cuda
     from cotune.sharing.mps import MpsDaemon
@@ -71,14 +84,16 @@ def mps(_options: Found) -> Found:
         held = Holding(CONTEXT, count=4, **daemon.environment())
         found["client"] = held.told[0] | {"mib_by_nvml_of_4": ((watch.used() or 0) - base) // MIB}
         held.close()
+        keep(options, found)
         pair = Holding(_FAULT, count=2, **daemon.environment())
         for process, order, who in ((0, "fail", "faulty"), (1, "go on", "beside it"), (1, "go on", "again")):
             pipe = pair.all[process]
             assert pipe.stdin is not None
-            assert pipe.stdout is not None
-            pipe.stdin.write(order + "\n")
-            pipe.stdin.flush()
-            found[f"after a fault, {who}"] = json.loads(pipe.stdout.readline() or '"died"')
+            with contextlib.suppress(BrokenPipeError):  # it has died, which its answer says
+                pipe.stdin.write(order + "\n")
+                pipe.stdin.flush()
+            found[f"after a fault, {who}"] = _answer(pipe, within=10)
+            keep(options, found)
         pair.close()
         after = Holding(CONTEXT, **daemon.environment())
         found["a client after the fault"] = after.told[0]

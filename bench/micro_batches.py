@@ -129,6 +129,7 @@ def measure(options: Found) -> Found:
         began = wait()
         batch()
         seconds.append(wait() - began)
+    session.bind(None)
     return {"seconds": seconds, "peak": peak, "error": error}
 
 

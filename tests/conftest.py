@@ -15,7 +15,10 @@ from typing import Any
 import pytest
 
 from cotune.demand import GIB
+from cotune.errors import DeviceError
 from cotune.sharing import pickling
+from cotune.sharing.devices import find_devices
+from cotune.sharing.mps import MpsDaemon
 
 
 @functools.cache
@@ -62,6 +65,15 @@ def torch_of_the_tests_own():
             pickling, "modules_to_preload", functools.partial(pickling.modules_to_preload, torch_if_loaded=False)
         )
         yield
+
+
+@pytest.fixture(scope="session")
+def needs_mps():
+    """Skips where no MPS daemon can be had. That is tried once: a refusal can take half a minute."""
+    try:
+        MpsDaemon(find_devices(gpus=1)[0].uuid).close()
+    except DeviceError as error:
+        pytest.skip(error.message)
 
 
 class Meeting:

@@ -13,10 +13,17 @@ from cotune.engines.local import LocalEngine, LocalOptions
 from cotune.packer import DeviceChanged
 from cotune.sharing import cuda
 from cotune.sharing.devices import find_devices
-from cotune.sharing.mps import MpsDaemon
-from cotune.testing import EngineUnderTest
+from cotune.testing import EngineUnderTest, harness
 
 pytestmark = pytest.mark.gpu
+
+# Seconds that a test waits for anything: its own words come before pytest's, which gives it 60.
+PATIENCE = 40
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch):
+    monkeypatch.setattr(harness, "PATIENCE", PATIENCE)
 
 
 @pytest.fixture
@@ -90,7 +97,7 @@ def test_residents_hold_what_is_persistent_of_all_and_the_largest_ephemeral_part
         other = tmp_path / f"began-{1 - config['x']}"
         kept = torch.ones(256 * MIB, dtype=torch.uint8, device="cuda")
         (tmp_path / f"began-{config['x']}").touch()
-        beside, until = 0, time.monotonic() + 60
+        beside, until = 0, time.monotonic() + PATIENCE
         while beside < 20 and time.monotonic() < until:
             scratch = torch.ones(1024 * MIB, dtype=torch.uint8, device="cuda")
             loss = float(kept[0] + scratch[0])
@@ -161,24 +168,16 @@ def test_a_device_side_assert_costs_its_own_lane_only(run):
     assert states == {0: "done", 1: "failed", 2: "done"}
 
 
-def needs_mps():
-    try:
-        MpsDaemon(find_devices(gpus=1)[0].uuid).close()
-    except cotune.DeviceError as error:
-        pytest.skip(error.message)
-
-
+@pytest.mark.usefixtures("needs_mps")
 def test_lanes_that_are_mps_clients_compute_the_same_bits_as_others(run):
-    needs_mps()
     space = {"lr": cotune.choice([1e-3, 3e-3, 1e-2])}
     apart, clients = (run(dropout, space, sampler="grid", lanes=3, mps=mps) for mps in (False, True))
     for a, b in zip(apart, clients, strict=True):
         assert [r["loss"] for r in a.history] == [r["loss"] for r in b.history]
 
 
+@pytest.mark.usefixtures("needs_mps")
 def test_a_fatal_fault_of_an_mps_client_fails_its_own_trial_only(run):
-    needs_mps()
-
     def train(config):
         import torch
 
@@ -222,7 +221,7 @@ def test_the_last_trial_is_lent_idle_memory_and_computes_the_same(run):
         net = nn.Sequential(*[nn.Linear(256, 256) for _ in range(40)], nn.BatchNorm1d(256), nn.Linear(256, 1)).cuda()
         optimizer = torch.optim.SGD(net.parameters(), lr=0.0)
         x = torch.randn(64, 256, device="cuda")
-        alone, most, until = None, 1, time.monotonic() + 60
+        alone, most, until = None, 1, time.monotonic() + PATIENCE
         while most == 1 and time.monotonic() < until:
             loan = cotune.session.current().micro_batches(8)
             optimizer.zero_grad()

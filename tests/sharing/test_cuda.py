@@ -1,7 +1,9 @@
 """A real GPU: found, measured, capped. Whatever touches CUDA does so in a process forked for it, as lanes are."""
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -11,7 +13,6 @@ import pytest
 
 import cotune
 from cotune.demand import GIB, MIB
-from cotune.errors import DeviceError
 from cotune.sharing import cuda
 from cotune.sharing.devices import find_devices
 from cotune.sharing.mps import MpsDaemon
@@ -44,7 +45,7 @@ for line in sys.stdin:
     child = os.fork()
     if child == 0:
         os.environ.update(asked["environ"])
-        signal.alarm(80)
+        signal.alarm(40)
         def tell(*what):
             os.write(tell_it, json.dumps(what).encode())
         try:
@@ -61,11 +62,17 @@ for line in sys.stdin:
 
 
 @pytest.fixture(scope="module")
-def servers():
-    """A server for each way the allocator can be set up, which is for good."""
+def ask():
+    """Asks a server; there is one for each way the allocator can be set up, which is for good."""
     running = {}
 
-    def server(allocator):
+    def end(server):
+        with contextlib.suppress(OSError):
+            server.stdin.close()
+        server.wait(30)
+        server.stdout.close()
+
+    def ask(allocator, asked):
         if allocator not in running:
             environ = {**os.environ, "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
             environ |= {"PYTORCH_CUDA_ALLOC_CONF": ALLOCATORS[allocator], "OPENBLAS_NUM_THREADS": "1"}
@@ -76,14 +83,22 @@ def servers():
                 text=True,
                 cwd=ROOT,
                 env=environ,
+                start_new_session=True,
             )
-        return running[allocator]
+        server = running[allocator]
+        try:
+            server.stdin.write(json.dumps(asked) + "\n")
+            server.stdin.flush()
+            return json.loads(server.stdout.readline())
+        except BaseException:
+            # What it says later would be taken for the next answer, and what it has forked may hang as well.
+            os.killpg(server.pid, signal.SIGKILL)
+            end(running.pop(allocator))
+            raise
 
-    yield server
-    for process in running.values():
-        process.stdin.close()
-        process.wait(30)
-        process.stdout.close()
+    yield ask
+    for server in running.values():
+        end(server)
 
 
 @pytest.fixture
@@ -95,15 +110,12 @@ def gpu():
 
 
 @pytest.fixture
-def in_lane(gpu, servers):
+def in_lane(gpu, ask):
     """Runs code in a fresh process with the environment of a lane; gives what it tells."""
 
     def run(code, allocator="native", **environ):
-        server = servers(allocator)
         asked = {"code": textwrap.dedent(code), "environ": cuda.lane_environment(gpu.uuid) | environ}
-        server.stdin.write(json.dumps(asked) + "\n")
-        server.stdin.flush()
-        answer = json.loads(server.stdout.readline())
+        answer = ask(allocator, asked)
         assert answer["status"] == 0, answer
         assert not answer["touched"]
         told = json.loads(answer["text"])
@@ -244,9 +256,11 @@ def test_workspaces_of_residents_are_counted_and_bounded(in_lane):
         memory.trim(shared=False)
         tell(one, four, later, memory.read()[0])
     """)
-    # One for the thread of the backward pass, one for each resident; ended threads leave theirs to the next.
-    assert four <= 2.5 * one + MIB
-    assert later <= four
+    # One for the thread of the backward pass, one for each resident; ended threads leave theirs to the next, but before
+    # Python 3.13 `join()` may return before the last has done so: one more.
+    workspace = one / 2
+    assert four <= 6 * workspace + MIB
+    assert later <= four + workspace
     assert none == 0
 
 
@@ -281,11 +295,14 @@ def test_what_the_backward_thread_allocates_is_counted(in_lane):
         weight.grad = None
         memory.reset_peak()
         before, _ = memory.read()
-        (weight * 2).sum().backward()
+        kept = weight * 2
+        kept.sum().backward()
+        del kept
         after, peak = memory.read()
         tell(after - before, peak - before)
     """)
     assert growth == 64 * MIB
+    # What was kept, and the gradient, which the thread of the backward pass allocates meanwhile.
     assert peak >= 128 * MIB
 
 
@@ -461,13 +478,10 @@ def test_two_processes_forked_from_one_use_the_gpu_at_once(in_lane):
 # ---- MPS
 
 
-@pytest.fixture
-def mps(gpu):
-    """A daemon of our own on that GPU."""
-    try:
-        daemon = MpsDaemon(gpu.uuid)
-    except DeviceError as error:
-        pytest.skip(str(error.message))
+@pytest.fixture(scope="module")
+def mps(needs_mps):
+    """A daemon of our own on the first GPU we may use."""
+    daemon = MpsDaemon(cuda.visible_gpus()[0].uuid)
     yield daemon
     daemon.close()
 
@@ -495,9 +509,11 @@ def test_an_mps_client_has_no_more_memory_and_multiprocessors_than_it_was_given(
         refused = refusal(lambda: block(6000))
         tell(torch.cuda.get_device_properties(0).multi_processor_count, refused and refused[:2])
     """
+    # Not cotune's to set: lanes may use all multiprocessors. What it would do is asked of this driver.
+    halved = {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "50"}
     (all_of_them, free), (half, limited) = (
         in_lane(code, **mps.environment()),
-        in_lane(code, **mps.environment(memory=4 * GIB, share=50)),
+        in_lane(code, **mps.environment(memory=4 * GIB), **halved),
     )
     assert free is None
     assert limited == ["OutOfMemoryError", True]
