@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -34,9 +35,21 @@ HEAD = "f" * 51 + "00000"
 PLAN = Path(ray.__file__).parent / "autoscaler/_private/fake_multi_node/example.yaml"
 
 
+@dataclass(frozen=True)
+class Growing:
+    """Where the cluster is found, and where it puts its files."""
+
+    address: str
+    place: Path
+
+    def said(self) -> str:
+        """What users are told by the autoscaler."""
+        return (self.place / "session_latest/logs/events/event_AUTOSCALER.log").read_text()
+
+
 @pytest.fixture
-def address(in_ray, wait_gone, tmp_path):
-    """Of a cluster without a GPU, to which up to two nodes with one each are added as they are asked for."""
+def growing(in_ray, wait_gone, tmp_path):
+    """A cluster without a GPU, to which up to two nodes with one each are added as they are asked for."""
     if not PLAN.exists():
         pytest.skip(f"Ray {ray.__version__} was packed without the defaults of its autoscaler's nodes of one machine")
     # This process can be in one cluster only.
@@ -79,7 +92,7 @@ def address(in_ray, wait_gone, tmp_path):
                 line = head.stdout.readline()
                 assert line, f"the head has ended: {said}"
                 said += line
-            yield address
+            yield Growing(address, Path(place))
         finally:
             in_ray.leave()
             while started := session_of(head.pid):
@@ -121,9 +134,9 @@ def waits(meeting):
     return train
 
 
-def test_under_tune_a_cluster_grows_as_gpus_are_asked_for_and_idle_nodes_go(address, meeting, run_config, monkeypatch):
+def test_under_tune_a_cluster_grows_as_gpus_are_asked_for_and_idle_nodes_go(growing, meeting, run_config, monkeypatch):
     monkeypatch.setattr(slots, "IDLE_AFTER", 1.0)
-    ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+    ray.init(address=growing.address, log_to_driver=False, logging_level="ERROR")
     assert ray.cluster_resources().get("GPU", 0) == 0
 
     def let_all_but_one_go():
@@ -152,9 +165,11 @@ def test_under_tune_a_cluster_grows_as_gpus_are_asked_for_and_idle_nodes_go(addr
     assert results.num_errors == 0
     assert [result.metrics["done"] for result in results] == [1] * 6
     assert len({result.metrics["node"] for result in results}) == 2
+    assert "Adding 2 node(s) of type gpu" in growing.said()
+    assert "No available node types" not in growing.said()
 
 
-def test_run_waits_for_the_gpus_it_has_asked_for(address, meeting, tmp_path):
+def test_run_waits_for_the_gpus_it_has_asked_for(growing, meeting, tmp_path):
     def let_all_go():
         try:
             meeting.wait_for(2)
@@ -170,10 +185,11 @@ def test_run_waits_for_the_gpus_it_has_asked_for(address, meeting, tmp_path):
             trials=6,
             gpus=2,
             lanes=1,
-            cluster=address,
+            cluster=growing.address,
             storage=tmp_path,
             dashboard=False,
         )
     seen.result()
     assert [trial.state for trial in results] == ["done"] * 6
     assert len({trial.device for trial in results}) == 2
+    assert "No available node types" not in growing.said()
