@@ -6,11 +6,12 @@ STAMP := $(VENV)/.cotune-installed
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test oldest bench gpu gpu-here clean
+.PHONY: help demo test slow oldest bench gpu gpu-here clean
 
 help:
 	@echo "make demo    tune a small model on the digits data set, on whatever this machine has"
 	@echo "make test    lint, type check, tests"
+	@echo "make slow    the tests left out of make test: clusters that grow and shrink"
 	@echo "make oldest  the tests of Ray and Optuna on the oldest versions that work"
 	@echo "make bench   overheads, makespan, front doors"
 	@echo "make gpu     on a machine with a GPU: the tests that need one, then every figure (docs/gpu.md)"
@@ -26,6 +27,9 @@ test: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy --strict cotune
 	$(BIN)/python -m pytest
+
+slow: $(STAMP)
+	$(BIN)/python -m pytest -m slow
 
 # Ray 2.44 leaves sockets and processes to be collected, which is no fault of ours.
 oldest:
@@ -48,8 +52,9 @@ gpu: $(STAMP)
 gpu-here:
 	"$(PYTHON)" bench/gpu.py --tests
 
-# The stamp goes first and comes back last, so a failed or interrupted install is done again.
-$(STAMP): pyproject.toml constraints.txt
+# The stamp goes first and comes back last, so a failed or interrupted install is done again. By its own name, for another
+# file that is given as STAMP must not go.
+$(VENV)/.cotune-installed: pyproject.toml constraints.txt
 	@command -v "$(PYTHON)" >/dev/null || { \
 	    echo "error: no '$(PYTHON)' found. Install Python 3.11 or newer, or say where it is:" \
 	         "make PYTHON=/path/to/python3" >&2; exit 1; }

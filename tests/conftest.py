@@ -152,12 +152,12 @@ class Ray:
             }
             head = {**node, "include_dashboard": False, "_system_config": system}
             self._cluster = Cluster(initialize_head=True, head_node_args=head)
-        if not ray.is_initialized():
-            ray.init(address=self._cluster.address, log_to_driver=False, logging_level=logging.ERROR)
-        # Others were left by tests that failed.
-        kept = {self._with_gpus} if gpus else set()
+        # Others were left by tests that failed; or Ray would connect us to any, which then could not be removed.
+        kept = {self._with_gpus} if gpus and ray.is_initialized() else set()
         for other in self._cluster.worker_nodes - kept:
             self._cluster.remove_node(other)
+        if not ray.is_initialized():
+            ray.init(address=self._cluster.address, log_to_driver=False, logging_level=logging.ERROR)
         if gpus and self._with_gpus not in self._cluster.worker_nodes:
             self._with_gpus = self._cluster.add_node(**node, num_gpus=gpus)
         return self._cluster

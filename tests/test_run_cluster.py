@@ -12,6 +12,7 @@ import pytest
 
 import cotune
 from cotune.demand import GIB
+from cotune.engines import ray as engine
 
 pytestmark = pytest.mark.ray
 
@@ -39,6 +40,21 @@ def test_a_cluster_that_is_not_there_is_named(address, in_ray):
     with pytest.raises(cotune.DeviceError, match=address) as caught:
         cotune.run(lambda config: None, {"x": 1}, metric="loss", trials=1, cluster=address, dashboard=False)
     assert "ray start" in caught.value.hint
+
+
+def test_a_cluster_that_asks_for_a_token_says_so(in_ray, monkeypatch):
+    import ray
+
+    def init(**options):
+        # As Ray 2.60 does.
+        cause = RuntimeError("Failed to connect to GCS.\nray.exceptions.AuthenticationError: InvalidAuthToken")
+        raise ConnectionError("Failed to connect to Ray cluster") from cause
+
+    in_ray.leave()
+    monkeypatch.setattr(ray, "init", init)
+    with pytest.raises(cotune.DeviceError, match="token") as caught:
+        cotune.run(lambda config: None, {"x": 1}, metric="loss", trials=1, cluster="auto", dashboard=False)
+    assert "RAY_AUTH_MODE" in caught.value.hint
 
 
 def meet(arrived, go):
@@ -158,6 +174,22 @@ def test_what_was_killed_is_resumed(cluster, run, tmp_path):
 
 
 def test_more_gpus_than_are_there_begin_with_those_that_are(run, cluster):
+    results = run(lambda config: cotune.report({"loss": 0.0}), {"x": 1}, trials=1, gpus=3)
+    assert results[0].state == "done"
+
+
+def test_gpus_that_were_asked_for_and_are_not_there_yet_are_waited_for(run, in_ray, monkeypatch):
+    cluster = in_ray.start(gpus=0)
+    gather = engine.RayEngine._gather
+    # There is no GPU, and the time within which one that is there has to answer is over.
+    monkeypatch.setattr(engine, "JOIN_WITHIN", -1.0)
+
+    def one_comes(self, timeout):
+        monkeypatch.undo()
+        cluster.add_node(num_cpus=1, num_gpus=1, memory=2 * GIB)
+        return gather(self, timeout)
+
+    monkeypatch.setattr(engine.RayEngine, "_gather", one_comes)
     results = run(lambda config: cotune.report({"loss": 0.0}), {"x": 1}, trials=1, gpus=3)
     assert results[0].state == "done"
 

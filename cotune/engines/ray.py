@@ -66,6 +66,8 @@ class RayEngine(Engine):
     def start(self) -> list[ev.DeviceFound]:
         """Begins with the devices that are there within a moment; others come as events.
 
+        Where more GPUs were asked for than there are, the first one is waited for as long as it takes.
+
         Raises:
             DeviceError: The cluster gives us nothing.
         """
@@ -76,7 +78,10 @@ class RayEngine(Engine):
         began = shrunk = time.monotonic()
         while len(roster.by_device) < len(roster.members) or not found:
             now = time.monotonic()
-            if now - began > (SETTLE if found else JOIN_WITHIN):
+            if not found and roster.gpus_missing():
+                # They may be minutes away, where an autoscaler orders machines.
+                began = now
+            elif now - began > (SETTLE if found else JOIN_WITHIN):
                 break
             if now - shrunk > SHRINK_AFTER:
                 shrunk = now
@@ -224,11 +229,22 @@ def _connect(cluster: str) -> tuple[Any, bool]:
         _knock(cluster)
         ray.init(address=cluster, log_to_driver=False, logging_level=logging.ERROR)
     except (Exception, SystemExit) as error:
+        if _wants_token(error):
+            raise errors.DeviceError(
+                f"the Ray cluster at {cluster!r} asks for a token",
+                hint="set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN where ~/.ray/auth_token is not the cluster's, before "
+                "Ray is imported; cluster='auto' does so by itself on the cluster's own machine",
+            ) from error
         raise errors.DeviceError(
             f"there is no Ray cluster at {cluster!r}: {str(error).partition(chr(10))[0]}",
             hint="start one with `ray start --head`, pass its address as cluster=, or leave cluster= out",
         ) from error
     return ray, True
+
+
+def _wants_token(error: BaseException | None) -> bool:
+    """Ray says so in the cause of its error only; Ray 2.44 knows no tokens, and no exception of that name."""
+    return error is not None and ("AuthenticationError" in str(error) or _wants_token(error.__cause__))
 
 
 def _knock(cluster: str) -> None:

@@ -111,9 +111,16 @@ class Roster:
             self._invite(replace(member.slot, cpus=member.slot.cpus // 2))
 
     def warn_if_short(self) -> None:
-        there = self._gpus_there()
-        if self._gpus is not None and self._gpus > there:
-            log.warning("gpus=%d, but the cluster has %d now: waiting for the others", self._gpus, there)
+        if missing := self.gpus_missing():
+            there = self._gpus_there()
+            log.warning(
+                "gpus=%d, but the cluster has %d now: waiting for the others. Where they never come, pass gpus=%d",
+                *(there + missing, there, there),
+            )
+
+    def gpus_missing(self) -> int:
+        """How many the cluster would have to get to have as many as were asked for."""
+        return max(0, (self._gpus or 0) - self._gpus_there())
 
     def _gpus_there(self) -> int:
         return int(self._ray.cluster_resources().get("GPU", 0))

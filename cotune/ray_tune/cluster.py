@@ -154,7 +154,7 @@ class Cluster:
         """What is worth waking up for."""
         found = [lane.news for lane in self._lanes.values()]
         found += [lane.opening for lane in self._lanes.values() if lane.opening is not None]
-        found += [ref for slot in self._slots.all if slot.site is None for _, ref in slot.spares[:1]]
+        found += [slot.news for slot in self._slots.all if slot.news is not None]
         return found
 
     def poll(self) -> list[ev.Event]:
@@ -162,8 +162,8 @@ class Cluster:
         futures = self.futures()
         ready = set(ray.wait(futures, num_returns=len(futures), timeout=0)[0]) if futures else set()
         for slot in list(self._slots.all):
-            if slot.site is None and slot.spares and slot.spares[0][1] in ready:
-                self._hear_site(slot)
+            if slot.news in ready:
+                self._hear_slot(slot)
         for lane in list(self._lanes.values()):
             if lane.opening in ready:
                 self._hear_opening(lane)
@@ -181,9 +181,13 @@ class Cluster:
             self._lost = []
         return happened
 
-    def _hear_site(self, slot: Slot) -> None:
+    def _hear_slot(self, slot: Slot) -> None:
         try:
-            self._pending.append(self._slots.came_up(slot, ray.get(slot.spares[0][1]), self.now()))
+            answer = ray.get(slot.news)
+            if slot.placed is not None:
+                self._slots.start(slot)
+            else:
+                self._pending.append(self._slots.came_up(slot, answer, self.now()))
         except RayError as error:
             self._drop(slot)
             self._stillborn.another(str(error))

@@ -69,6 +69,7 @@ class Slot:
         node: The node it was meant for, if any.
         name: The device's, once it is up.
         site: Where it is, once it is up.
+        placed: Answered when the group has its place, if that was not there when it was asked for.
         others: Who else uses it, if it is a GPU that is up.
         spares: Processes that are no lanes yet, and their answers to `site()`.
         lanes: The lanes on it, by number.
@@ -81,10 +82,18 @@ class Slot:
     node: str | None
     name: str = ""
     site: Site | None = None
+    placed: Any = None
     others: OthersOnGpu | None = None
     spares: list[tuple[Any, Any]] = field(default_factory=list)
     lanes: dict[int, Any] = field(default_factory=dict)
     idle_since: float | None = None
+
+    @property
+    def news(self) -> Any:
+        """What is waited for until it is up."""
+        if self.placed is not None:
+            return self.placed
+        return self.spares[0][1] if self.site is None and self.spares else None
 
 
 class Slots:
@@ -164,10 +173,19 @@ class Slots:
 
     def _add(self, bundle: Mapping[str, float], cores: int, share: float, node: str | None) -> None:
         slot = Slot(placement_group([dict(bundle)], strategy="STRICT_PACK"), cores, share, node)
-        for _ in range(max(1, min(self._options.lanes or 1, self._width(cores)))):
+        self.all.append(slot)
+        if self.uses_gpus and len(self.all) > self._total("GPU"):
+            # Of processes for a group without a place an autoscaler would say, again and again, that no node fits them.
+            slot.placed = slot.group.ready()
+        else:
+            self.start(slot)
+
+    def start(self, slot: Slot) -> None:
+        """Asks for its first processes."""
+        slot.placed = None
+        for _ in range(max(1, min(self._options.lanes or 1, self._width(slot.cores)))):
             actor = self._spawn(slot)
             slot.spares.append((actor, actor.site.remote()))
-        self.all.append(slot)
 
     def _spawn(self, slot: Slot) -> Any:
         strategy = PlacementGroupSchedulingStrategy(slot.group, placement_group_bundle_index=0)
