@@ -86,10 +86,7 @@ class LaneHandle:
 
     def receive(self) -> list[tuple[int, bytes]] | None:
         """What has arrived; None at the end of the stream."""
-        try:
-            return self._frames.receive()
-        except ConnectionError:
-            return None
+        return self._frames.receive()
 
     def drain(self) -> Iterator[tuple[int, bytes]]:
         """What a dead lane had still said."""

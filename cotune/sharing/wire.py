@@ -174,7 +174,11 @@ class Frames:
 
     def receive(self) -> list[tuple[int, bytes]] | None:
         """Reads what is there and gives the complete frames; None at the end of the stream."""
-        count = self._sock.recv_into(self._chunk)
+        try:
+            count = self._sock.recv_into(self._chunk)
+        except ConnectionError:
+            # Whoever was at the other end has left without reading all of what we sent.
+            return None
         if not count:
             return None
         if len(self._rest) + count < self._expected:

@@ -68,6 +68,14 @@ def test_the_end_of_the_stream_is_none():
         assert Frames(theirs).receive() is None
 
 
+def test_an_end_that_leaves_without_reading_is_an_end():
+    ours, theirs = socket.socketpair()
+    with theirs:
+        theirs.sendall(b"never read")
+        ours.close()
+        assert Frames(theirs).receive() is None
+
+
 def test_a_frame_cut_off_by_the_end_of_the_stream_is_lost():
     assert receive_all(wire.encode(Kind.REPORT, b"x" * 100)[:50]) == []
 
