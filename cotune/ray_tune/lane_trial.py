@@ -203,10 +203,10 @@ class LaneTrial(ResidentTrial):
             return NotHere("stopped")
         is_memory, needed = self._ran_out(error)
         text = text_of(error)[:2000]
-        if self.host.is_sound(error):
+        if self.host.survives(error):
             clear_frames(error)
         self._shut_down()
-        if self.host.is_sound(error):
+        if self.host.survives(error):
             clear_frames(error)
         if is_memory:
             self._end(Ending("out_of_memory", needed, "TrialFailed", text[:500]))

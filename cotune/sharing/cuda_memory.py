@@ -142,7 +142,7 @@ class CudaMemory(LaneMemory):
         self._refusals = int(self._torch._C._cuda_memoryStats(0)["num_ooms"])
         # A resident that still runs would only allocate its workspace again, and be charged for it twice.
         if not shared:
-            self._torch._C._cuda_clearCublasWorkspaces()
+            self.shrink()
 
     def shrink(self) -> None:
         # There is one for every stream.

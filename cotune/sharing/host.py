@@ -138,7 +138,7 @@ class Host(ABC):
             self._send_holds(max(0, residue), tainted)
         return is_sound
 
-    def is_sound(self, error: BaseException) -> bool:
+    def survives(self, error: BaseException) -> bool:
         """Whether another trial can run here after this error; if not, what the error holds is kept until the end.
 
         A tensor that is freed may need its device to say when, and a process whose device is broken ends there.

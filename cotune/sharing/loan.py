@@ -64,17 +64,20 @@ class TrialLoan:
             raise self.failure
         asked, self._asked = self._asked, None
         if asked is not None:
-            if asked < self.concurrency:
-                self._host.memory.shrink()
-            self.concurrency = self.most = asked
+            self._use(asked)
+            self.most = asked
             self._host.send(wire.encode_granted(self._trial, asked, 0))
 
     def lapse(self) -> None:
         """The trial pauses: what it was granted is void, and so is what it has not taken up yet."""
-        if self.concurrency > 1:
-            self._host.memory.shrink()
-        self.concurrency = self.most = 1
+        self._use(1)
+        self.most = 1
         self._asked = None
+
+    def _use(self, concurrency: int) -> None:
+        if concurrency < self.concurrency:
+            self._host.memory.shrink()
+        self.concurrency = concurrency
 
     # ---- for a loop over micro-batches
 
@@ -82,9 +85,9 @@ class TrialLoan:
         return self._host.memory.room()
 
     def ran_out(self) -> None:
-        with_so_many, self.concurrency = self.concurrency, 1
+        with_so_many = self.concurrency
         gc.collect()
-        self._host.memory.shrink()
+        self._use(1)
         self._host.memory.trim(shared=True)
         self._host.send(wire.encode_granted(self._trial, 1, with_so_many))
 

@@ -248,7 +248,7 @@ class TrialSession(ResidentTrial):
         with contextlib.suppress(Exception):
             trace = "".join(traceback.format_exception(error))
             self._folder.error.write_text(trace, encoding="utf-8", errors="backslashreplace")
-        if self._host.is_sound(error):
+        if self._host.survives(error):
             _forget(error)
         if is_memory:
             return Ending("out_of_memory", needed, name, text[:500])
