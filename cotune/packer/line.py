@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass
-from itertools import chain
+from itertools import islice
+from typing import NamedTuple
 
 from cotune.packer.options import PackerOptions
 from cotune.packer.policies import Waiting
@@ -16,38 +16,35 @@ from cotune.packer.state import Trial
 SORT_AT_ONCE = 4
 
 
-@dataclass(frozen=True, slots=True)
-class Shape:
+# What a trial wants, a `lane` or all of a device, as a `probe`, `alone` or `oversized`; and of probes, which need the
+# same, their kind.
+Fits = tuple[str, str]
+
+_LANE: Fits = ("lane", "")
+
+_Order = tuple[float, float, Key, int]
+
+
+class Shape(NamedTuple):
     """What trials that wait have in common: one that does not fit rules out all of its shape that are no smaller.
 
     Attributes:
-        wants: `lane`, or all of a device, as a `probe`, `alone` or `oversized`.
-        kind: Of probes, which need the same.
+        fits: What decides, with the size, whether one fits.
         group: As the policy has it.
     """
 
-    wants: str
-    kind: str
+    fits: Fits
     group: Hashable
 
-    @property
-    def fits(self) -> Fits:
-        """What decides, with the size, whether one fits: whatever its group."""
-        return self.wants, self.kind
 
-
-# What a shape wants, and its kind.
-Fits = tuple[str, str]
-
-
-@dataclass(frozen=True, slots=True)
-class _Spot:
+class _Spot(NamedTuple):
     """Where a trial stands in the line."""
 
     shape: Shape
     key: Key
     size: int
     waiting: Waiting
+    trial: Trial
 
 
 class Line:
@@ -69,9 +66,10 @@ class Line:
         self._predictor = predictor
         self._by_persistent = options.residents > 1
         self._queues: dict[Shape, Queue] = {}
-        self._spots: dict[int, _Spot] = {}
+        # By trial, the longest ago looked at first.
+        self._spots: OrderedDict[int, _Spot] = OrderedDict()
         self._version = 0
-        self._outdated: deque[Trial] = deque()
+        self._outdated = 0
 
     def __len__(self) -> int:
         return len(self._spots)
@@ -90,13 +88,16 @@ class Line:
             limit: Up to which size trials are, by what they want.
             tried: Behind which entry, by shape.
         """
-        best: tuple[tuple[float, ...], Entry] | None = None
+        best: tuple[_Order, Entry] | None = None
         limits: dict[Fits, float] = {}
         for shape, queue in self._queues.items():
             fits = shape.fits
-            if fits not in limits:
-                limits[fits] = limit(fits)
-            entry = queue.first(limits[fits], tried.get(shape) if tried else None)
+            most = limits.get(fits)
+            if most is None:
+                most = limits[fits] = limit(fits)
+            if queue.least > most:
+                continue
+            entry = queue.first(most, tried.get(shape) if tried else None)
             if entry is not None:
                 order = self._order(shape.group, entry)
                 if best is None or order < best[0]:
@@ -105,7 +106,7 @@ class Line:
 
     def first(self, count: int) -> list[Trial]:
         """Some of the line, in order."""
-        found: list[tuple[tuple[float, ...], Trial]] = []
+        found: list[tuple[_Order, Trial]] = []
         for shape, queue in self._queues.items():
             mark = None
             for _ in range(count):
@@ -149,7 +150,8 @@ class Line:
         before = self._spots[trial.id]
         self._predictor.appraise(trial)
         spot = self._spot(trial)
-        if (spot.shape, spot.size, spot.key) == (before.shape, before.size, before.key):
+        if spot[:3] == before[:3]:
+            self._spots.move_to_end(trial.id)
             return False
         self.leave(trial)
         self._put(trial, spot)
@@ -166,14 +168,12 @@ class Line:
         """
         version += self._predictor.version
         if version != self._version:
-            self._version = version
-            self._outdated = deque(entry[3] for entry in chain.from_iterable(self._queues.values()))
+            self._version, self._outdated = version, len(self._spots)
         if not self._outdated:
             return False
-        for _ in range(min(len(self._outdated), SORT_AT_ONCE)):
-            trial = self._outdated.popleft()
-            if trial in self:
-                self.refresh(trial)
+        for spot in [*islice(self._spots.values(), min(self._outdated, SORT_AT_ONCE))]:
+            self.refresh(spot.trial)
+        self._outdated = max(0, self._outdated - SORT_AT_ONCE)
         return True
 
     def view(self, trial: Trial) -> Waiting:
@@ -188,13 +188,13 @@ class Line:
         group = trial.group = self._policy.group(waiting)
         expected = trial.expected
         if expected is None:
-            shape, size = Shape("probe", trial.kind, group), 0
+            shape, size = Shape(("probe", trial.kind), group), 0
         elif trial.wants_all:
-            shape, size = Shape("alone" if trial.alone else "oversized", "", group), expected.peak
+            shape, size = Shape(("alone" if trial.alone else "oversized", ""), group), expected.peak
         else:
             size = expected.persistent if self._by_persistent else expected.peak
-            shape = Shape("lane", "", group)
-        return _Spot(shape, (-trial.priority, *self._policy.key(waiting)), size, waiting)
+            shape = Shape(_LANE, group)
+        return _Spot(shape, (-trial.priority, *self._policy.key(waiting)), size, waiting, trial)
 
     def _put(self, trial: Trial, spot: _Spot) -> None:
         self._spots[trial.id] = spot
@@ -210,7 +210,7 @@ class Line:
         self.work += sign * left * (1.0 if waiting.busy is None else waiting.busy)
         self.volume += sign * left * (waiting.need or 0)
 
-    def _order(self, group: Hashable, entry: Entry) -> tuple[float, ...]:
+    def _order(self, group: Hashable, entry: Entry) -> _Order:
         """The place of an entry among those of all shapes: priority, rank of its group, key, arrival."""
         key, arrival, _, _ = entry
-        return (key[0], self._policy.rank(group), *key[1:], arrival)
+        return key[0], self._policy.rank(group), key, arrival

@@ -135,7 +135,7 @@ class Placement:
             # One that uses the device less may run where this one may not.
             search.passed += 1
             others_would_do = True
-        if shape.wants != "lane" or not others_would_do:
+        if shape.fits[0] != "lane" or not others_would_do:
             search.limits[shape.fits] = self._line.size(trial) - 1
         else:
             search.tried[shape] = self._line.mark(trial)

@@ -8,7 +8,7 @@ from itertools import chain
 
 from cotune.packer.state import Trial
 
-BLOCK = 256
+BLOCK = 64
 
 Key = tuple[float, ...]
 Mark = tuple[Key, int]
@@ -20,9 +20,13 @@ class Queue:
 
     Blocks of some hundred entries, each with the size of its smallest: a block in which nothing fits is passed over
     as a whole, so finding, adding and taking out cost about the square root of the length.
+
+    Attributes:
+        least: The smallest size of all.
     """
 
     def __init__(self) -> None:
+        self.least = 0
         self._blocks: list[list[Entry]] = []
         self._lasts: list[Mark] = []
         self._least: list[int] = []
@@ -40,7 +44,9 @@ class Queue:
         entry = (key, trial.arrival, size, trial)
         if not self._blocks:
             self._blocks, self._lasts, self._least = [[entry]], [entry[:2]], [size]
+            self.least = size
             return
+        self.least = min(self.least, size)
         number = min(bisect_left(self._lasts, entry[:2]), len(self._blocks) - 1)
         block = self._blocks[number]
         insort(block, entry)
@@ -58,10 +64,12 @@ class Queue:
         _, _, size, _ = block.pop(bisect_left(block, mark))
         if not block:
             del self._blocks[number], self._lasts[number], self._least[number]
-            return
-        self._lasts[number] = block[-1][:2]
-        if size == self._least[number]:
-            self._least[number] = _least(block)
+        else:
+            self._lasts[number] = block[-1][:2]
+            if size == self._least[number]:
+                self._least[number] = _least(block)
+        if size == self.least:
+            self.least = min(self._least, default=0)
 
     def first(self, limit: float, after: Mark | None = None) -> Entry | None:
         """The first entry behind `after` whose size is at most `limit`."""

@@ -41,6 +41,7 @@ def test_first_is_what_a_walk_would_find(seed: int, count: int) -> None:
         assert list(line) == ordered
         assert len(line) == len(ordered)
         assert bool(line) == bool(ordered)
+        assert line.least == min((entry[2] for entry in ordered), default=0)
         limit = dice.randint(-1, 9)
         after = dice.choice([None, ((float(dice.randint(0, 5)),), dice.randint(0, count))])
         fits = [e for e in ordered if e[2] <= limit and (after is None or e[:2] > after)]
