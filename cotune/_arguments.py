@@ -59,6 +59,16 @@ def checked_seconds(what: str, value: Any) -> float | None:
     return float(seconds)
 
 
+def checked_timeout(value: Any) -> float | None:
+    """Seconds from what Optuna takes for a timeout: also an infinite one, and one that is over before it begins."""
+    seconds = value.total_seconds() if isinstance(value, timedelta) else value
+    if seconds is None or seconds == float("inf"):
+        return None
+    if isinstance(seconds, (int, float)) and not isinstance(seconds, bool) and seconds <= 0:
+        return 0.0
+    return checked_seconds("timeout", value)
+
+
 def checked_seed(seed: Any) -> int | None:
     if seed is None:
         return None

@@ -26,6 +26,7 @@ from cotune._arguments import (
     checked_count,
     checked_seconds,
     checked_seed,
+    checked_timeout,
     made_up,
 )
 from cotune.dashboard.views import make_view
@@ -83,7 +84,8 @@ def optimize(
         study: Any study: its sampler, pruner and storage are used as they are, in this process.
         objective: As for `study.optimize`. It runs in other processes; what it asks its trial for is answered here.
         n_trials: How many; None for no limit, until the timeout, `study.stop()` or Ctrl-C.
-        timeout: Seconds after which no further trial begins, from the first one's start on.
+        timeout: Seconds after which no further trial begins, from the first one's start on; none begins if that is 0 or
+            less.
         n_jobs: Only 1, which changes nothing: `lanes` says how many trials run at once.
         catch: Exceptions of the objective that end only their trial. Any other ends it all and is raised here.
         callbacks: Each is called with the study and every trial that has ended.
@@ -123,10 +125,10 @@ def optimize(
         iteration_timeout=checked_seconds("iteration_timeout", iteration_timeout),
         grants=bool(grants),
     )
-    wanted, seconds = checked_count("n_trials", n_trials, least=0), checked_seconds("timeout", timeout)
+    wanted, seconds = checked_count("n_trials", n_trials, least=0), checked_timeout(timeout)
     base = secrets.randbits(32) if seed is None else checked_seed(seed) or 0
     found = find_devices(gpus, devices, checked_count("threads", threads))
-    if wanted == 0:
+    if wanted == 0 or seconds == 0:
         return
     folder = _folder(study, name, storage)
     if dashboard is None:

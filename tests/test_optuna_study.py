@@ -8,6 +8,7 @@ import os
 import threading
 import time
 import warnings
+from datetime import timedelta
 
 import optuna
 import pytest
@@ -522,6 +523,19 @@ def test_a_timeout_lets_running_trials_finish_and_begins_no_other(optimize):
     assert {t.state for t in study.trials} == {TrialState.COMPLETE}
 
 
+@pytest.mark.parametrize("timeout", [0, -0.5, timedelta(0)])
+def test_a_timeout_that_is_over_begins_no_trial(optimize, timeout):
+    study = optuna.create_study()
+    optimize(study, quadratic, n_trials=3, timeout=timeout)
+    assert study.trials == []
+
+
+def test_an_infinite_timeout_is_none(optimize):
+    study = optuna.create_study()
+    optimize(study, quadratic, n_trials=2, timeout=float("inf"))
+    assert len(study.trials) == 2
+
+
 def test_what_a_trainable_of_cotune_calls_works_too(optimize, tmp_path):
     def objective(trial):
         assert cotune.device() == "cpu"
@@ -585,7 +599,8 @@ def test_what_optuna_takes_by_position_is_taken_in_its_order():
         ({"n_jobs": 4}, "lanes="),
         ({"catch": 3}, "catch"),
         ({"callbacks": 3}, "callbacks"),
-        ({"timeout": -3}, "timeout"),
+        ({"timeout": "3"}, "timeout='3'"),
+        ({"timeout": float("nan")}, "timeout=nan"),
         ({"lanes": 0}, "lanes=0"),
         ({"gpus": 99}, "gpu"),
         ({"storage": "sqlite:///study.db"}, "create_study"),
