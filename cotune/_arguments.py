@@ -159,9 +159,27 @@ def assigned_outside(function: Any) -> list[str]:
     return sorted(names)
 
 
-def check_callbacks(callbacks: Any) -> None:
+def check_callbacks(callbacks: Any, *passed: str) -> None:
+    """Refuses what cannot be called with `passed`."""
     if not isinstance(callbacks, Iterable) or not all(map(callable, callbacks)):
         raise InputError(f"callbacks={callbacks!r} is not a list of functions", hint="write callbacks=[function]")
+    for callback in callbacks:
+        if not takes(callback, len(passed)):
+            raise InputError(
+                f"the callback {callback!r} cannot be called with {' and '.join(passed)}",
+                hint=f"write def callback({', '.join(passed)}): ...",
+            )
+
+
+def takes(function: Callable[..., Any], count: int) -> bool:
+    """Whether so many arguments can be passed, as far as that can be told."""
+    try:
+        inspect.signature(function).bind(*[None] * count)
+    except TypeError:
+        return False
+    except ValueError:
+        pass
+    return True
 
 
 def check_goal(metric: Any, mode: Any) -> None:

@@ -27,6 +27,7 @@ from cotune._arguments import (
     checked_slowdown,
     made_up,
 )
+from cotune._signals import handled_by
 from cotune.engines.base import Engine
 from cotune.engines.local import LocalEngine, LocalOptions
 from cotune.errors import InputError, RunError, RunNameInUse
@@ -131,9 +132,11 @@ def run(
         time_budget: Seconds after which the run ends; what is running then can be resumed.
         max_failures: How often a trial that raised is tried again. Out-of-memory and lost lanes do not count.
         lockstep: Report by report, suggestion by suggestion: slower, reproducible.
-        callbacks: Each is called with the result of every trial that is over.
+        callbacks: Each is called with the result of every trial that is over. What one raises is shown once, and the run goes
+            on.
         dashboard: False shows nothing; else a live table in a terminal, and plain lines elsewhere.
-        iteration_timeout: Seconds without an iteration boundary after which a trial is overdue and killed.
+        iteration_timeout: Seconds without an iteration boundary after which a trial is overdue and killed; by default 1,800,
+            or twenty times its longest iteration if that is more, from its third iteration on.
 
     Returns:
         All trials; `results.best` is the best. A trial that failed is in `results.errors`, and ends nothing else.
@@ -165,7 +168,7 @@ def run(
     check_run_name(name)
     check_choice("sampler", sampler, SAMPLERS)
     check_choice("pruner", pruner, PRUNERS)
-    check_callbacks(callbacks)
+    check_callbacks(callbacks, "trial")
     for flag, value in (("grants", grants), ("mps", mps), ("resume", resume), ("lockstep", lockstep)):
         checked_flag(flag, value)
     checked_flag("dashboard", dashboard, or_none=True)
@@ -272,14 +275,8 @@ def _interrupts(sweep: Sweep) -> Iterator[set[int]]:
         heard.add(number)
         sweep.interrupt()
 
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    for number in before:
-        signal.signal(number, interrupt)
-    try:
+    with handled_by(interrupt):
         yield heard
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _check_cluster(cluster: Any, gpus: Any, devices: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import traceback
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -43,6 +44,7 @@ class Conclusions:
         self._display = display
         self._metric = metric
         self._callbacks = callbacks
+        self._broken: set[int] = set()
 
     def draw(self, conclusion: ConcludeTrial) -> float | None:
         """Gives the seconds of the trial's last attempt, if there was one in this session.
@@ -86,12 +88,20 @@ class Conclusions:
             self._search.fail(record.trial, record.error)
 
     def _call_back(self, record: Record) -> None:
-        for callback in self._callbacks:
+        for number, callback in enumerate(self._callbacks):
             try:
                 callback(record.result())
             except Exception as error:
-                warnings.warn(
-                    f"callback {callback!r} raised {type(error).__name__}: {error} for trial {record.trial}; "
-                    "the run goes on",
-                    stacklevel=2,
-                )
+                if number not in self._broken:
+                    self._broken.add(number)
+                    _warn(callback, record.trial, error)
+
+
+def _warn(callback: Callable[[TrialResult], Any], trial: int, error: Exception) -> None:
+    inside = error.__traceback__.tb_next if error.__traceback__ is not None else None
+    said = "".join(traceback.format_exception(type(error), error, inside)).rstrip()
+    warnings.warn(
+        f"callback {callback!r} raised {type(error).__name__} for trial {trial}; the run goes on, and what it raises "
+        f"later is not shown\n{said}",
+        stacklevel=2,
+    )

@@ -28,7 +28,9 @@ from cotune._arguments import (
     checked_seed,
     checked_timeout,
     made_up,
+    takes,
 )
+from cotune._signals import handled_by
 from cotune.dashboard.views import make_view
 from cotune.engines.local import LocalEngine, LocalOptions
 from cotune.errors import InputError, RunError, RunNameInUse
@@ -117,7 +119,7 @@ def optimize(
             hint="leave it out: how many run at once on each device is measured, or lanes= says it",
         )
     heard_by = tuple(callbacks) if isinstance(callbacks, Iterable) else callbacks or ()
-    check_callbacks(heard_by)
+    check_callbacks(heard_by, "study", "trial")
     options = PackerOptions(
         width=checked_count("lanes", lanes),
         residents=checked_count("residents", residents, most=MAX_RESIDENTS) or 1,
@@ -232,12 +234,10 @@ def _interrupts(sweep: Sweep, serving: threading.Event) -> Iterator[None]:
         if len(received) > 1 and serving.is_set():
             raise KeyboardInterrupt
 
-    before = {number: signal.signal(number, receive) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield
+        with handled_by(receive):
+            yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
         if received and sys.exc_info()[0] is None:
             signal.raise_signal(received[0])
 
@@ -293,12 +293,8 @@ def _check_objective(objective: Any) -> None:
             f"objective={objective!r} cannot be called with a trial",
             hint="pass a function, def objective(trial): ..., or an object with __call__(self, trial)",
         )
-    try:
-        inspect.signature(objective).bind(None)
-    except TypeError:
+    if not takes(objective, 1):
         raise InputError(
             f"the objective {inspect.signature(objective)} cannot be called with one argument",
             hint="it is called with the trial; bind others: lambda trial: objective(trial, data)",
-        ) from None
-    except ValueError:
-        pass
+        )

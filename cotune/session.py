@@ -46,10 +46,17 @@ class Loan(Protocol):
 
 
 class Session(Protocol):
-    """The run's side of a trial."""
+    """The run's side of a trial.
+
+    Attributes:
+        trial: Its number.
+        folder: Its own.
+        is_there: It has come as far as it was meant to (`stop=`): its last report was made.
+    """
 
     trial: int
     folder: Path
+    is_there: bool
 
     def report(self, metrics: Mapping[str, Any], step: int | None) -> None: ...
 
@@ -172,6 +179,12 @@ def trial_id() -> int | None:
     """The number of the running trial; None outside of a run."""
     session = current()
     return session.trial if session is not None else None
+
+
+def is_there() -> bool:
+    """Whether the running trial has made its last report, since `stop=` is met."""
+    session = current()
+    return session is not None and session.is_there
 
 
 def leave_if_over() -> None:

@@ -70,7 +70,7 @@ def call(trainable: Callable[[Mapping[str, Any]], Any] | type, config: Mapping[s
 def _run_steps(cls: type, config: Mapping[str, Any]) -> Any:
     """Drives a step class: one report a step, until `step()` returns None or `{"done": True, ...}`.
 
-    A checkpoint is taken every 5 s where the class has `save`.
+    A checkpoint is taken every 5 s and after the last step, where the class has `save`.
     """
     trial: Any = cls()
     try:
@@ -78,17 +78,23 @@ def _run_steps(cls: type, config: Mapping[str, Any]) -> Any:
         saved = session.restore()
         if saved is not None and hasattr(trial, "load"):
             trial.load(saved)
-        last = time.monotonic()
-        while (metrics := trial.step()) is not None:
+        last, is_saved, is_done = time.monotonic(), True, False
+
+        def save() -> None:
+            nonlocal last, is_saved
+            with session.checkpoint() as path:
+                trial.save(path)
+            last, is_saved = time.monotonic(), True
+
+        while not is_done and (metrics := trial.step()) is not None:
             session.report(metrics)
+            is_done, is_saved = bool(metrics.get("done")), not hasattr(trial, "save")
             # After the report: what is saved has made it, and does not make it again after a restart.
-            if hasattr(trial, "save") and time.monotonic() - last >= CHECKPOINT_EVERY:
-                with session.checkpoint() as path:
-                    trial.save(path)
-                last = time.monotonic()
+            if not is_saved and (is_done or session.is_there() or time.monotonic() - last >= CHECKPOINT_EVERY):
+                save()
             session.leave_if_over()
-            if metrics.get("done"):
-                break
+        if not is_saved:
+            save()
     finally:
         if hasattr(trial, "cleanup"):
             trial.cleanup()

@@ -22,7 +22,7 @@ LAYERS = [
     ],
     [{"engines"}, {"dashboard"}],
     [{"sweep", "supply", "conclusions"}, {"simulation"}, {"ray_tune"}],
-    [{"_run", "_assembly", "optuna_study"}, {"cli"}],
+    [{"_run", "_assembly", "_signals", "optuna_study"}, {"cli"}],
     [{"__init__"}],
     [{"testing"}, {"__main__"}],
 ]

@@ -313,9 +313,12 @@ def test_callbacks_get_every_result_and_cannot_end_the_run(run):
     def broken(trial):
         raise KeyError("oops")
 
-    with pytest.warns(UserWarning, match="KeyError"):
+    with pytest.warns(UserWarning, match="KeyError") as caught:
         run(lambda c: 1.0, {"x": 1}, trials=3, callbacks=[lambda trial: seen.append(trial.id), broken])
     assert sorted(seen) == [0, 1, 2]
+    # Once, with where it happened.
+    assert len(caught) == 1
+    assert 'raise KeyError("oops")' in str(caught[0].message)
 
 
 def test_it_runs_in_a_thread_and_in_two_threads_at_once(run):

@@ -187,6 +187,7 @@ class FakeSession:
         self.crash_after = None
 
     trial = 0
+    is_there = False
 
     def restart(self):
         del self.reports[self.folder.reports_at_checkpoint() :]
@@ -236,6 +237,30 @@ def test_a_step_class_is_saved_every_few_seconds_only(in_session, monkeypatch):
     call(Noting, {"steps": 9})
     # The clock is read once at the start, once a step and once a save: 5 s are three readings.
     assert saved == [3, 6, 9]
+
+
+class UntilNone(SavingSteps):
+    def step(self):
+        return None if self.count == self.config["steps"] else {"count": super().step()["count"]}
+
+
+@pytest.mark.parametrize("cls", [SavingSteps, UntilNone])
+def test_a_step_class_is_saved_once_after_its_last_step(in_session, cls):
+    call(cls, {"steps": 3})
+    assert (in_session.restore() / "count").read_text() == "3"
+    assert len(list(in_session.folder.checkpoints.iterdir())) == 1
+
+
+def test_a_step_class_that_stop_ends_is_saved_before(in_session):
+    in_session.is_there = True
+
+    def leave():
+        raise session.TrialStopped
+
+    in_session.leave_if_over = leave
+    with pytest.raises(session.TrialStopped):
+        call(SavingSteps, {"steps": 3})
+    assert (in_session.restore() / "count").read_text() == "1"
 
 
 @pytest.mark.parametrize("crash_after", range(1, 6))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from cotune.errors import InputError, SpaceError
@@ -191,9 +191,7 @@ def _leaves(tree: Mapping[Any, Any], prefix: str) -> Iterator[tuple[str, Any]]:
 
 def _check_options(choice: Choice) -> None:
     for option in choice.options:
-        leaves = option.values() if isinstance(option, Mapping) else [option]
-        domain = next((leaf for leaf in leaves if domain_of(leaf) is not None), None)
-        if domain is not None:
+        if (domain := _domain_within(option)) is not None:
             raise SpaceError(
                 f"a domain among the options of a choice would not be searched: {shown(domain)}",
                 hint="give it a name of its own beside the choice, or write an Optuna objective (cotune.optimize), "
@@ -202,11 +200,19 @@ def _check_options(choice: Choice) -> None:
 
 
 def _check_constant(name: str, value: Any) -> None:
-    if isinstance(value, list | tuple | set | frozenset):
-        for element in value:
-            if domain_of(element) is not None:
-                raise SpaceError(
-                    f"{name}: {shown(element)} in a {type(value).__name__} would not be searched",
-                    hint="give it a key of its own, and build the list in the trainable",
-                )
-            _check_constant(name, element)
+    if (domain := _domain_within(value)) is not None:
+        raise SpaceError(
+            f"{name}: {shown(domain)} in a {type(value).__name__} would not be searched",
+            hint="give it a key of its own, and build the list in the trainable",
+        )
+
+
+def _domain_within(value: Any) -> Any:
+    """A domain that is somewhere in a constant, or is it; None if there is none."""
+    if isinstance(value, Mapping) and not is_grid_search(value):
+        inside: Iterable[Any] = value.values()
+    elif isinstance(value, list | tuple | set | frozenset):
+        inside = value
+    else:
+        return value if domain_of(value) is not None else None
+    return next((found for one in inside if (found := _domain_within(one)) is not None), None)

@@ -77,6 +77,7 @@ class ResidentTrial(session.Session):
         # Whoever ends it books it out, once.
         self._booking = threading.Lock()
         self._over = False
+        self.is_there = False
         self._stop = False
         self._threads: set[threading.Thread] = set()
         self._due = 0.0

@@ -47,7 +47,6 @@ class TrialSession(ResidentTrial):
         self._config = config
         self._reports = spec.reports
         self._stop_rule: StopRule | None = None
-        self._is_there = False
         self._checkpoints = Checkpoints(spec.trial, self._folder, self._settle_reports)
         # One question at a time, whichever of its threads asks.
         self._asking = threading.Lock()
@@ -72,7 +71,7 @@ class TrialSession(ResidentTrial):
         self._pass_on(where, value, line)
         if is_last:
             # Its last report. It ends at its next boundary, when it has saved what belongs to this one.
-            self._is_there = True
+            self.is_there = True
             self._due = 0.0
 
     def observe(self, value: float, step: int) -> None:
@@ -214,15 +213,15 @@ class TrialSession(ResidentTrial):
         try:
             returned = trainable.call(function, config)
         except TrialStopped as stopped:
-            if self._stop or not self._is_there:
+            if self._stop or not self.is_there:
                 raise
             traceback.clear_frames(stopped.__traceback__)
         # Its last report was made.
-        return None if self._is_there else returned
+        return None if self.is_there else returned
 
     def leave_if_over(self) -> None:
         super().leave_if_over()
-        if self._is_there:
+        if self.is_there:
             raise TrialStopped
 
     def _leave_if_forked(self, error: BaseException | None = None) -> None:

@@ -58,6 +58,9 @@ def ask(space: Space, seed: int = 0) -> dict[str, Any]:
         ({"lr": {"grid_search": []}}, "lr: "),
         ({"lr": {"grid_search": "ab"}}, "ab"),
         ({"sizes": [8, randint(1, 4)]}, "sizes: Integer"),
+        ({"layers": [{"width": randint(1, 4)}, {"width": 3}]}, "layers: Integer"),
+        ({"layers": [[(randint(1, 4),)]]}, "layers: Integer"),
+        ({"optimizer": choice([{"name": "adam", "betas": [randint(1, 4)]}])}, "optimizer: a domain among the options"),
     ],
 )
 def test_wrong_spaces_name_the_value_and_hint(tree: Any, value: str) -> None:

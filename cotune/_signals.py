@@ -1,0 +1,26 @@
+"""Signals that end a sweep in order."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from collections.abc import Callable, Iterator
+from types import FrameType
+
+
+@contextlib.contextmanager
+def handled_by(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """Has Ctrl-C and SIGTERM call a function; to be entered in the main thread.
+
+    What whoever started the program has ignored stays so, as a shell does with Ctrl-C for what a script runs in the
+    background.
+    """
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    ours = {number: was for number, was in before.items() if was not in (signal.SIG_IGN, None)}
+    for number in ours:
+        signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        for number, was in ours.items():
+            signal.signal(number, was)
