@@ -132,11 +132,11 @@ def run(
         time_budget: Seconds after which the run ends; what is running then can be resumed.
         max_failures: How often a trial that raised is tried again. Out-of-memory and lost lanes do not count.
         lockstep: Report by report, suggestion by suggestion: slower, reproducible.
-        callbacks: Each is called with the result of every trial that is over. What one raises is shown once, and the run goes
-            on.
+        callbacks: Each is called with the result of every trial that is over. What one raises is shown once; the run
+            goes on.
         dashboard: False shows nothing; else a live table in a terminal, and plain lines elsewhere.
-        iteration_timeout: Seconds without an iteration boundary after which a trial is overdue and killed; by default 1,800,
-            or twenty times its longest iteration if that is more, from its third iteration on.
+        iteration_timeout: Seconds without an iteration boundary after which a trial is overdue and killed; by default
+            1,800, or twenty times its longest iteration if that is more, from its third iteration on.
 
     Returns:
         All trials; `results.best` is the best. A trial that failed is in `results.errors`, and ends nothing else.

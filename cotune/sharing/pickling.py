@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import importlib
 import io
 import sys
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from types import ModuleType
+from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
 import cloudpickle
@@ -58,14 +61,44 @@ def dumps(value: Any, what: str) -> bytes:
         _Pickler(buffer).dump(value)
         return buffer.getvalue()
     except Exception as error:
+        where = " of ".join(reversed([what, *_path_to_blame(value)]))
         raise NotPicklable(
-            f"{what} cannot be sent to a lane process: {type(error).__name__}: {error}",
+            f"{where} cannot be sent to a lane process: {type(error).__name__}: {error}",
             hint="locks, open files, sockets, generators and CUDA contexts cannot travel: create them inside the "
             "trainable, or once per lane with cotune.shared()",
         ) from error
     finally:
         if module is not None:
             cloudpickle.unregister_pickle_by_value(module)
+
+
+def _path_to_blame(value: Any, depth: int = 4) -> list[str]:
+    """By which names one comes from a value to what in it cannot be pickled; empty if that is not to be found."""
+    for name, part in _parts(value):
+        try:
+            _Pickler(io.BytesIO()).dump(part)
+        except Exception:
+            return [repr(name), *(_path_to_blame(part, depth - 1) if depth else ())]
+    return []
+
+
+def _parts(value: Any) -> Iterator[tuple[str, Any]]:
+    """What a value takes along when it is pickled, by name."""
+    if isinstance(value, functools.partial):
+        yield from value.keywords.items()
+        yield from ((f"argument {number}", part) for number, part in enumerate(value.args))
+        yield from _parts(value.func)
+    elif isinstance(value, MethodType):
+        yield from _parts(value.__self__)
+    elif isinstance(value, FunctionType):
+        for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
+            with contextlib.suppress(ValueError):
+                yield name, cell.cell_contents
+        yield from ((name, value.__globals__[name]) for name in value.__code__.co_names if name in value.__globals__)
+    elif isinstance(value, Mapping):
+        yield from ((str(name), part) for name, part in value.items())
+    else:
+        yield from vars(value).items() if hasattr(value, "__dict__") else ()
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]

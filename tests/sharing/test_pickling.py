@@ -150,8 +150,34 @@ def test_what_cannot_leave_the_process_is_refused_by_name_with_a_way_out(unfit):
 
     with pytest.raises(NotPicklable) as refused:
         dumps(train, "the trainable 'train'")
-    assert "the trainable 'train' cannot be sent to a lane process" in refused.value.message
+    assert "'unfit' of the trainable 'train' cannot be sent to a lane process" in refused.value.message
     assert "cotune.shared()" in refused.value.hint
+
+
+class Holder:
+    def __init__(self):
+        self.parts = {"guard": threading.Lock()}
+
+    def __call__(self, config):
+        return 1.0
+
+
+HOLDER = Holder()
+
+
+@pytest.mark.parametrize(
+    ("unfit", "names"),
+    [
+        (HOLDER, "'guard' of 'parts' of it "),
+        (HOLDER.__call__, "'guard' of 'parts' of it "),
+        (functools.partial(len, held=threading.Lock()), "'held' of it "),
+        (functools.partial(len, threading.Lock()), "'argument 0' of it "),
+    ],
+)
+def test_a_refusal_says_by_which_names_one_comes_to_what_is_unfit(unfit, names):
+    with pytest.raises(NotPicklable) as refused:
+        dumps(unfit, "it")
+    assert refused.value.message.startswith(names)
 
 
 def test_a_lock_among_the_globals_it_uses_is_refused(stray_module):
