@@ -210,7 +210,8 @@ class Results(Sequence[TrialResult]):
             if any(t.state is state for t in self.trials)
         ]
         lines = [
-            f"Results {self.name!r}: {len(self.trials)} trials ({', '.join(counts) or 'none'}) in {self.makespan:.1f} s"
+            f"Results {self.name!r}: {len(self.trials)} trials ({', '.join(counts) or 'none'}), "
+            f"makespan {self.makespan:.1f} s"
         ]
         try:
             best = self.best
@@ -218,8 +219,10 @@ class Results(Sequence[TrialResult]):
                 f"  best {self.metric}={best.metrics[self.metric]:.6g} (trial {best.id}): {_SHORT.repr(best.config)}"
             )
             if best.persistent is not None and best.ephemeral is not None:
+                held, above = format_bytes(best.persistent), format_bytes(best.ephemeral)
+                is_small = best.persistent + best.ephemeral < MIB
                 lines.append(
-                    f"  it held {format_bytes(best.persistent)} and peaked {format_bytes(best.ephemeral)} above"
+                    "  it needed less than 1 MiB" if is_small else f"  it held {held} and peaked {above} above"
                 )
         except NoResult as error:
             lines.append(f"  {error.message}")

@@ -197,7 +197,7 @@ def test_the_repr_tells_counts_best_and_folder():
         )
     )
     assert text.splitlines() == [
-        "Results 'my-run': 3 trials (1 done, 1 stopped, 1 failed) in 12.3 s",
+        "Results 'my-run': 3 trials (1 done, 1 stopped, 1 failed), makespan 12.3 s",
         "  best loss=0.123457 (trial 0): {'lr': 0.1}",
         "  it held 3.0 MiB and peaked 1.0 MiB above",
         "  /runs/my-run",

@@ -263,6 +263,18 @@ def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before(run):
     assert (failed.checkpoint / "state").read_text() == "good"
 
 
+def test_a_line_that_a_full_disk_refuses_costs_no_trial(run):
+    def train(config):
+        import os
+
+        os.dup2(os.open("/dev/full", os.O_WRONLY), 1)
+        print("lost")
+        cotune.report({"loss": 1.0})
+
+    results = run(train, {"x": 1}, trials=1)
+    assert [trial.state for trial in results] == ["done"]
+
+
 def test_threads_of_a_trial_may_report(run):
     def train(config):
         import threading

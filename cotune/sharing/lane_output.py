@@ -7,6 +7,20 @@ import io
 import os
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer as Buffer
+
+
+class _Log(io.FileIO):
+    """What cannot be written is lost: a line of a log is worth no trial."""
+
+    def write(self, data: Buffer, /) -> int:
+        try:
+            return super().write(data) or 0
+        except OSError:
+            return memoryview(data).nbytes
 
 
 class LaneOutput:
@@ -22,7 +36,7 @@ class LaneOutput:
         os.dup2(self._log, 2)
         self._streams = [
             io.TextIOWrapper(
-                open(fd, "wb", buffering=0, closefd=False),  # noqa: SIM115
+                _Log(fd, "wb", closefd=False),
                 encoding="utf-8",
                 errors="backslashreplace",
                 line_buffering=True,
