@@ -7,14 +7,43 @@ import json
 import os
 import stat
 import threading
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from typing import Any
 
+from optuna.storages import JournalStorage
 from optuna.storages.journal import BaseJournalBackend
+from optuna.trial import FrozenTrial, TrialState
 
 from cotune.errors import StorageError
 
 _encode = json.JSONEncoder(separators=(",", ":")).encode
+
+
+class RunStorage(JournalStorage):
+    """A storage of which this process is the only user.
+
+    Whenever a study is asked, it first looks for trials that somebody has put in line, among all there ever were. Here
+    nobody has, as a rule, and that is known without looking.
+    """
+
+    _may_wait = True
+
+    def create_new_trial(self, study_id: int, template_trial: FrozenTrial | None = None) -> int:
+        try:
+            return super().create_new_trial(study_id, template_trial)
+        finally:
+            self._may_wait |= template_trial is not None
+
+    def get_all_trials(
+        self, study_id: int, deepcopy: bool = True, states: Container[TrialState] | None = None
+    ) -> list[FrozenTrial]:
+        are_waiting = states == (TrialState.WAITING,)
+        if are_waiting and not self._may_wait:
+            return []
+        found = super().get_all_trials(study_id, deepcopy, states)
+        if are_waiting:
+            self._may_wait = bool(found)
+        return found
 
 
 class WriteBehindBackend(BaseJournalBackend):

@@ -25,7 +25,7 @@ from optuna.samplers import BaseSampler
 from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
 
 from cotune.errors import CotuneError, InputError
-from cotune.search.journal import WriteBehindBackend
+from cotune.search.journal import RunStorage, WriteBehindBackend
 from cotune.search.promotion import AshaPromote, Rungs
 from cotune.search.proposer import Answer, Exhausted, Failure, Promotion, Reply, Settled, Suggestion, Verdict
 from cotune.search.spaces import Space
@@ -98,7 +98,7 @@ class Search:
         self._backend = WriteBehindBackend(journal)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            storage = optuna.storages.JournalStorage(self._backend)
+            storage = RunStorage(self._backend)
         verbosity = optuna.logging.get_verbosity()
         optuna.logging.set_verbosity(max(verbosity, optuna.logging.WARNING))
         try:

@@ -13,7 +13,7 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 
 from cotune.errors import StorageError
-from cotune.search.journal import WriteBehindBackend
+from cotune.search.journal import RunStorage, WriteBehindBackend
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 
@@ -244,3 +244,23 @@ def test_one_write_a_flush(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     backend.flush()
     assert writes == [path.stat().st_size]
     backend.close()
+
+
+def test_asking_looks_through_trials_only_while_one_may_wait(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    looked = []
+    look = JournalStorage.get_all_trials
+    monkeypatch.setattr(
+        JournalStorage, "get_all_trials", lambda self, *args, **more: looked.append(1) or look(self, *args, **more)
+    )
+    study = optuna.create_study(storage=RunStorage(WriteBehindBackend(path)), sampler=optuna.samplers.RandomSampler())
+    study.ask()
+    looked.clear()
+    study.ask()
+    assert not looked
+    study.enqueue_trial({"x": 0.25})
+    study.enqueue_trial({"x": 0.75})
+    assert [study.ask().suggest_float("x", 0, 1) for _ in range(2)] == [0.25, 0.75]
+    study.ask()
+    looked.clear()
+    assert study.ask().number == 5
+    assert not looked
