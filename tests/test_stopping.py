@@ -1,5 +1,8 @@
 """`stop=`: when a trial has come as far as it was meant to."""
 
+import contextlib
+import itertools
+
 import pytest
 
 import cotune
@@ -130,6 +133,16 @@ def test_what_returns_right_after_its_last_report_is_done_and_reports_no_more(ru
 
     (trial,) = run(train, {"x": 1.0}, stop={"training_iteration": 1})
     assert (trial.state, trial.metrics["loss"]) == ("done", 1.0)
+
+
+def test_one_that_catches_whatever_is_to_end_it_is_done_all_the_same(run):
+    def train(config):
+        for step in itertools.count():
+            with contextlib.suppress(BaseException):
+                cotune.report({"loss": 1.0 / (1 + step)})
+
+    results = run(train, {"x": 1.0}, trials=3, lanes=2, stop={"training_iteration": 3})
+    assert [(trial.state, len(trial.history)) for trial in results] == [("done", 3)] * 3
 
 
 def test_a_pruner_still_stops_trials_before(run):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import sys
 import threading
@@ -27,6 +28,9 @@ from cotune.trial import TrialSpec
 if TYPE_CHECKING:
     from cotune.sharing.lane_main import ForkedHost
 
+# Seconds for what a trial does on its way out.
+LEAVE_WITHIN = 2.0
+
 
 class TrialSession(ResidentTrial):
     """One attempt at a trial, run by a thread of its own; what it prints goes to its own log.
@@ -47,6 +51,8 @@ class TrialSession(ResidentTrial):
         self._config = config
         self._reports = spec.reports
         self._stop_rule: StopRule | None = None
+        # When it first heard that it has come as far as it was meant to.
+        self._told_at = math.inf
         self._checkpoints = Checkpoints(spec.trial, self._folder, self._settle_reports)
         # One question at a time, whichever of its threads asks.
         self._asking = threading.Lock()
@@ -221,8 +227,15 @@ class TrialSession(ResidentTrial):
 
     def leave_if_over(self) -> None:
         super().leave_if_over()
-        if self.is_there:
-            raise TrialStopped
+        if not self.is_there:
+            return
+        now = time.monotonic()
+        self._told_at = min(self._told_at, now)
+        if now - self._told_at > LEAVE_WITHIN:
+            # It catches what is to end it, and goes on. Nobody else would end it, for it does come to its boundaries.
+            self._end(Ending("done"))
+            os._exit(1)
+        raise TrialStopped
 
     def _leave_if_forked(self, error: BaseException | None = None) -> None:
         """A process that the trainable has forked ends where the trainable does, and says nothing for the trial."""
