@@ -88,13 +88,13 @@ def assemble(
     points = getattr(sampler, "_n_min_trials", None) if isinstance(sampler, GridSampler) else None
     trials = points if asked.trials is None else min(asked.trials, points or asked.trials)
     log = EventLog(folder.events)
-    if not saved:
-        log.write(
-            "run", time.time(), version=VERSION, name=folder.path.name, kind=asked.kind, metric=asked.metric,
-            mode=asked.mode, seed=base, trials=trials,
-            space={name: repr(domain) for name, domain in asked.space.domains.items()},
-        )  # fmt: skip
-        log.flush()
+    # Once for each session of a run; the first is what others go by.
+    log.write(
+        "run", time.time(), version=VERSION, name=folder.path.name, kind=asked.kind, metric=asked.metric,
+        mode=asked.mode, seed=base, trials=trials,
+        space={name: repr(domain) for name, domain in asked.space.domains.items()},
+    )  # fmt: skip
+    log.flush()
     folder.journal.unlink(missing_ok=True)
     search = Search(
         asked.space,

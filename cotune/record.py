@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -170,17 +170,22 @@ def read_run(folder: RunFolder) -> Saved:
         kind = event["event"]
         if kind == "run":
             settings = settings or event
-            _check_version(folder, settings)
+            check_version(folder, settings)
         elif kind == "trial":
             number = event["trial"]
             records[number] = Record(number, event["params"], {}, event["seed"], folder.trial(number).path)
         elif event.get("trial") in records:
             _replay(records[event["trial"]], event, line, settings.get("metric", ""))
-    _check_version(folder, settings)
+    check_version(folder, settings)
     return Saved(settings, [records[number] for number in sorted(records)])
 
 
-def _check_version(folder: RunFolder, settings: dict[str, Any]) -> None:
+def check_version(folder: RunFolder, settings: Mapping[str, Any]) -> None:
+    """Whether an events file that begins so can be read.
+
+    Raises:
+        StorageError: It is of another version.
+    """
     if settings.get("version") != VERSION:
         raise StorageError(
             f"{folder.events} is of version {settings.get('version')}, this cotune writes version {VERSION}",

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from cotune.event_log import EventLog
+from cotune.packer import DeviceFound
 from cotune.paths import RunFolder
 from cotune.record import Record, best_of, end_event, json_safe
 from cotune.trial import Estimated, Report, TrialSpec, TrialState
@@ -87,6 +88,18 @@ class Records(Mapping[int, Record]):
         """Hands everything to the operating system."""
         self._log.flush()
 
+    def device(self, found: DeviceFound, lanes: int | None) -> None:
+        """Notes a device that may be used from now on, and how many lanes were asked for on it, if that was said."""
+        self._log.write(
+            "device",
+            self.now,
+            device=found.device,
+            capacity=found.capacity,
+            context=found.context,
+            max_width=found.max_width,
+            lanes=lanes,
+        )
+
     # ---- what happens to a trial, in the order it does
 
     def proposed(self, trial: int, params: dict[str, Any], config: dict[str, Any]) -> Record:
@@ -122,15 +135,15 @@ class Records(Mapping[int, Record]):
         self._move(record, TrialState.RUNNING)
         return spec
 
-    def lane_up(self, lane: int) -> None:
-        """Trials that were waiting in a lane for its process start now."""
+    def lane_up(self, lane: int, context: int) -> None:
+        """Trials that were waiting in a lane for its process, which holds so many bytes, start now."""
         self.first_start = self.first_start or time.monotonic()
         for trial in self._since:
             record = self._records[trial]
             if record.lane == lane:
                 self._since[trial] = time.monotonic()
                 record.lane_up(self.now)
-                self._log.write("ready", self.now, trial=trial)
+                self._log.write("ready", self.now, trial=trial, context=context)
 
     def reported(self, report: Report) -> Record:
         record = self._records[report.trial]
@@ -151,7 +164,7 @@ class Records(Mapping[int, Record]):
 
     def retried(self, record: Record, reason: str) -> None:
         """Notes that it starts again; one that is paused has made room for others, and does once it is wanted."""
-        self._log.write("retry", time.time(), trial=record.trial, reason=reason)
+        self._log.write("retry", self.now, trial=record.trial, reason=reason)
         if record.state is not TrialState.PAUSED:
             self._move(record, TrialState.WAITING)
 
@@ -163,7 +176,7 @@ class Records(Mapping[int, Record]):
         if state is TrialState.DONE and self._mode:
             self.best = best_of([record, *([self.best] if self.best else [])], self._mode)
         if state is not TrialState.INTERRUPTED:
-            self._log.write("end", time.time(), **end_event(record))
+            self._log.write("end", self.now, **end_event(record))
         return None if since is None else self._last_end - since
 
     def put_off(self, record: Record) -> None:

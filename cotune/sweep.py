@@ -23,6 +23,7 @@ from cotune.engines.base import Engine
 from cotune.expectations import Expectations
 from cotune.packer import (
     ConcludeTrial,
+    DeviceFound,
     Event,
     IterationsDone,
     LaneReady,
@@ -189,7 +190,9 @@ class Sweep:
     def _feed(self, event: Event) -> None:
         self._records.now = time.time()
         if isinstance(event, LaneReady):
-            self._records.lane_up(event.lane)
+            self._records.lane_up(event.lane, event.context)
+        elif isinstance(event, DeviceFound):
+            self._records.device(event, self._packer.options.width)
         concluded = []
         for instruction in self._packer.handle(event):
             if isinstance(instruction, StartTrial):

@@ -22,9 +22,9 @@ LAYERS = [
     ],
     [{"engines"}, {"dashboard"}],
     [{"sweep", "supply", "conclusions"}, {"simulation"}, {"ray_tune"}],
-    [{"_run", "_assembly", "_signals", "optuna_study"}, {"cli"}],
+    [{"_run", "_assembly", "_signals", "optuna_study"}],
     [{"__init__"}],
-    [{"testing"}, {"__main__"}],
+    [{"testing"}, {"cli", "__main__"}],
 ]
 PLACE = {
     part: (level, number)

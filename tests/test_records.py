@@ -13,6 +13,7 @@ from cotune import records as module
 from cotune.demand import Demand, Estimate
 from cotune.errors import TrialFailed
 from cotune.event_log import VERSION, EventLog
+from cotune.packer import DeviceFound
 from cotune.paths import RunFolder
 from cotune.record import read_run
 from cotune.records import Records, seed_of
@@ -64,7 +65,7 @@ class Driver:
         elif step == "start":
             records.starts(trial, "cpu:0", trial + 10)
         elif step == "lane up":
-            records.lane_up(record.lane)
+            records.lane_up(record.lane, 0)
         elif step == "report":
             self.report(trial)
         elif step == "pause":
@@ -120,6 +121,22 @@ def test_a_trial_starts_when_the_process_it_waited_for_is_there(driver):
     driver.happens("start", 0)
     driver.happens("lane up", 0)
     assert driver.records[0].start == driver.records.first_start == driver.clock.value
+
+
+def test_devices_are_noted_for_those_who_would_imagine_them(driver):
+    driver.records.device(DeviceFound(0.0, "cpu:0", 100, 10, 4), lanes=2)
+    driver.records.flush()
+    noted = json.loads(driver.folder.events.read_text().splitlines()[-1])
+    kept = {"device": "cpu:0", "capacity": 100, "context": 10, "max_width": 4, "lanes": 2}
+    assert noted == {"event": "device", "time": driver.records.now, **kept}
+
+
+def test_a_trial_ends_when_the_next_one_starts_in_its_lane(driver):
+    driver.propose()
+    driver.happens("start", 0)
+    driver.clock.value += 1.0  # what follows from the event takes a moment
+    driver.records.ends(driver.records[0], TrialState.DONE)
+    assert driver.read()[0].end == driver.records.now == driver.records[0].end
 
 
 def test_the_makespan_is_from_the_first_start_to_the_last_end(driver):

@@ -12,6 +12,8 @@ import pytest
 import cotune
 from cotune.demand import MIB
 from cotune.packer.policies import Policy
+from cotune.paths import RunFolder
+from cotune.simulation import from_run, simulate
 
 CPU = ["cpu:0@4GiB"]
 
@@ -519,3 +521,17 @@ def test_the_slowdown_of_a_trial_with_priority_beside_others_is_measured_and_kep
 
     kept = read_run(RunFolder(tmp_path / "protected")).records
     assert [record.slowdown for record in kept] == slowdowns
+
+
+def test_a_run_is_simulated_on_the_devices_it_had_and_takes_what_it_took(run, tmp_path):
+    def train(config):
+        for step in range(10):
+            time.sleep(config["pause"])
+            cotune.report({"loss": 1.0}, step=step)
+
+    space = {"pause": cotune.choice([0.02, 0.05])}
+    took = [run(train, space, trials=8, lanes=2, name="mine").makespan]
+    played = [simulate(from_run(RunFolder(tmp_path / "mine")))]
+    took.append(took[0] + run(train, space, trials=12, lanes=2, name="mine", resume=True).makespan)
+    played.append(simulate(from_run(RunFolder(tmp_path / "mine"))))
+    assert [outcome.figures.makespan for outcome in played] == pytest.approx(took, rel=0.25)

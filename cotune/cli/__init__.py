@@ -6,6 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from cotune import __version__
 from cotune.cli import doctor, simulate
 from cotune.errors import CotuneError
 
@@ -13,12 +14,14 @@ from cotune.errors import CotuneError
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line; 2 if something about it was wrong, with a hint on stderr."""
     parser = argparse.ArgumentParser(prog="cotune", description="Hyperparameter tuning that packs trials onto devices.")
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    parser.add_argument("--version", action="version", version=f"cotune {__version__}")
+    parser.set_defaults(run_command=lambda options: print(parser.format_help(), end=""))
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     doctor.add_to(commands)
     simulate.add_to(commands)
-    options = parser.parse_args(arguments)
     try:
-        code: int = options.run_command(options)
+        options = parser.parse_args(arguments)
+        code: int | None = options.run_command(options)
     except CotuneError as error:
         print(f"cotune: {error}", file=sys.stderr)
         return 2
@@ -28,4 +31,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # Whoever read the output has seen enough.
         sys.stderr.close()
         return 1
-    return code
+    return code or 0

@@ -51,11 +51,13 @@ def add_to(commands: Any) -> None:
     what.add_argument("--workload", metavar="NAME", help=f"a generated one: {', '.join(GENERATORS)}")
     what.add_argument("--csv", metavar="FILE", type=Path, help="a table of jobs (docs/scheduling.md)")
     parser.add_argument("--storage", metavar="DIR", type=Path, help="where runs are; COTUNE_STORAGE or ~/cotune_runs")
-    parser.add_argument("--gpus", "--devices", dest="devices", metavar="N", type=int, default=1)
-    parser.add_argument("--memory", metavar="SIZE", help="of a device, such as 16GiB; else what the workload is for")
+    parser.add_argument(
+        "--gpus", "--devices", dest="devices", metavar="N", action=_Count, help="how many; those of --run, else 1"
+    )
+    parser.add_argument("--memory", metavar="SIZE", help="of a device, such as 16GiB; else as --run had it, or 16GiB")
     parser.add_argument("--policy", metavar="NAME", default="makespan", help=f"one of {', '.join(POLICIES)}")
-    parser.add_argument("--width", metavar="N", type=int, help="lanes a device; found by measuring if left out")
-    parser.add_argument("--residents", metavar="N", type=int, default=1, help="trials that may share a lane by turns")
+    parser.add_argument("--width", metavar="N", action=_Count, help="lanes a device; those of --run, else found")
+    parser.add_argument("--residents", metavar="N", action=_Count, default=1, help="that may take turns in a lane")
     parser.add_argument("--error", metavar="SHARE", type=float, default=0.0, help="of predictions, 0.5 for 50%%")
     parser.add_argument("--learn", action="store_true", help="no predictions but what finished trials teach")
     parser.add_argument("--busy", metavar="SHARE", type=float, help="of a device, that a trial of --run uses alone")
@@ -65,6 +67,16 @@ def add_to(commands: Any) -> None:
     parser.add_argument("--gantt", action="store_true", help="draw the lanes")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
     parser.set_defaults(run_command=run_command)
+
+
+class _Count(argparse.Action):
+    """1 or more; what is not is refused by the name that the option was given by."""
+
+    def __call__(self, parser: Any, namespace: argparse.Namespace, text: Any, option: str | None = None) -> None:
+        count = int(text) if text.isascii() and text.isdecimal() else 0
+        if count < 1:
+            raise InputError(f"{option} {text} is not a count", hint="give 1 or more")
+        setattr(namespace, self.dest, count)
 
 
 def run_command(options: argparse.Namespace) -> int:
@@ -86,11 +98,12 @@ def run_command(options: argparse.Namespace) -> int:
     with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as progress:
         ended = progress.add_task("trials", total=len(workload.jobs))
         outcome = simulate(workload, setting, lambda: progress.advance(ended))
-    bound = lower_bounds(workload, options.devices, memory, ran=outcome.ran).best
+    count = options.devices or workload.devices
+    bound = lower_bounds(workload, count, memory, ran=outcome.ran).best
     if options.json:
         print(json.dumps(_plain(workload, outcome, bound), indent=1))
     else:
-        print(f"{workload.name} on {options.devices} device(s), policy {options.policy}: {workload.note}")
+        print(f"{workload.name} on {count} device(s), policy {options.policy}: {workload.note}")
         print(summary(outcome, bound))
     if options.gantt:
         print(gantt(outcome.segments))
@@ -106,10 +119,6 @@ def _plain(workload: Workload, outcome: Outcome, bound: float) -> dict[str, Any]
 
 
 def _check(options: argparse.Namespace) -> None:
-    for name in ("devices", "width", "residents"):
-        value = getattr(options, name)
-        if value is not None and value < 1:
-            raise InputError(f"--{name} {value} is not a count", hint="give 1 or more")
     if not 0.0 <= options.error < 1.0:
         raise InputError(f"--error {options.error} is not a share", hint="give 0.5 for 50%")
     if options.busy is not None and not 0.0 < options.busy <= 1.0:

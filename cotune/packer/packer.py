@@ -39,10 +39,14 @@ SHOWN = 8
 
 
 class Packer:
-    """Decides which trial runs where, in which lane, with which quota, and what happens when that goes wrong."""
+    """Decides which trial runs where, in which lane, with which quota, and what happens when that goes wrong.
+
+    Attributes:
+        options: What it was told beforehand.
+    """
 
     def __init__(self, options: PackerOptions | None = None) -> None:
-        self._options = options = options or PackerOptions()
+        self.options = options = options or PackerOptions()
         protection = Protection(options.max_slowdown)
         self._fitting = Fitting(options, protection)
         self._ledger = Ledger(self._fitting)
@@ -95,7 +99,7 @@ class Packer:
         self._pauses.make_room()
         self._pauses.move()
         self._grants.review(bool(self._line) or self._pauses.wanted)
-        if self._options.residents > 1:
+        if self.options.residents > 1:
             self._turns.review()
         self._ledger.stirred.clear()
         out, self._ledger.out = self._ledger.out, []
@@ -125,7 +129,7 @@ class Packer:
     @property
     def breadth(self) -> int:
         """Trials that run at once when every lane is taken."""
-        return self._ledger.pool.breadth * self._options.residents
+        return self._ledger.pool.breadth * self.options.residents
 
     def lane_of(self, trial: int) -> tuple[int, str] | None:
         """The lane and device a trial runs in."""
@@ -170,8 +174,8 @@ class Packer:
     def _device_found(self, event: ev.DeviceFound) -> None:
         if event.device in self._ledger.devices:
             return self._device_changed(ev.DeviceChanged(event.time, event.device, event.capacity))
-        policy = self._options.policy
-        fixed = self._options.width or (event.max_width if policy.packs else None)
+        policy = self.options.policy
+        fixed = self.options.width or (event.max_width if policy.packs else None)
         width = WidthControl(event.max_width, fixed, gain=policy.gain, guesses=policy.guesses)
         self._found += 1
         device = Device(
@@ -190,7 +194,7 @@ class Packer:
         if device is None:
             return
         self._reservation.forget(device)
-        self._options.policy.devices = max(1, len(self._ledger.devices) - 1)
+        self.options.policy.devices = max(1, len(self._ledger.devices) - 1)
         paused = {trial for lane in device.lanes.values() for trial in lane.paused}
         for trial in self._ledger.remove(device):
             self._left(trial)
@@ -288,7 +292,7 @@ class Packer:
     def _stopped_running(self, trial: Trial) -> None:
         self._grants.left(trial)
         self._company.left(trial)
-        self._options.policy.ended(trial.id, trial.group)
+        self.options.policy.ended(trial.id, trial.group)
 
     def _over(self, trial: Trial) -> float | None:
         """Forgets a trial that is over for good; gives its measured slowdown."""

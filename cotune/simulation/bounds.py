@@ -37,21 +37,21 @@ class Bounds:
 
 def lower_bounds(
     workload: Workload,
-    devices: int,
+    devices: int | None = None,
     capacity: int | None = None,
-    max_width: int = 16,
+    max_width: int | None = None,
     ran: Sequence[int] | None = None,
 ) -> Bounds:
     """Lower bounds of the makespan of a workload.
 
     Args:
         workload: What is to run.
-        devices: On how many.
-        capacity: Bytes of each; None for what the workload says.
+        devices: On how many; None for what the workload says, and so below.
+        capacity: Bytes of each.
         max_width: Lanes of each.
         ran: Iterations that each trial (by arrival) ran, where a stopping rule ended some.
     """
-    room = capacity or workload.capacity
+    devices, room = devices or workload.devices, capacity or workload.capacity
     jobs = sorted(workload.jobs, key=lambda job: job.arrival)
     begin = jobs[0].arrival if jobs else 0.0
     counts = ran if ran is not None else [job.iterations for job in jobs]
@@ -66,7 +66,7 @@ def lower_bounds(
         sum(loads) / (BEST_LOAD * devices),
         sum(size * length for size, length in zip(sizes, seconds, strict=True)) / devices,
         max(_rounded(sizes, seconds, parts) for parts in range(1, 9)) / devices,
-        sum(seconds) / (max_width * devices),
+        sum(seconds) / ((max_width or workload.max_width) * devices),
     )
 
 

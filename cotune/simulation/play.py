@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from cotune.demand import Demand
@@ -38,10 +38,10 @@ class Setting:
     """Under what a workload is played.
 
     Attributes:
-        devices: How many.
-        capacity: Bytes of each; None for what the workload says.
+        devices: How many; None for what the workload says, and so below.
+        capacity: Bytes of each.
         policy: Name or object.
-        width: Lanes a device, None to find it.
+        width: Lanes a device; if the workload does not say either, that is found.
         max_width: Never more than this.
         residents: Trials that may share a lane by turns.
         error: How far predictions of seconds and bytes are off, evenly within plus and minus this share; None for no
@@ -52,16 +52,16 @@ class Setting:
         keep: Keep every attempt, to draw it.
     """
 
-    devices: int = 1
+    devices: int | None = None
     capacity: int | None = None
     policy: str | Policy | None = None
     width: int | None = None
-    max_width: int = 16
+    max_width: int | None = None
     residents: int = 1
     error: float | None = 0.0
     ahead: int = 10_000
     seed: int = 0
-    costs: Costs = field(default_factory=Costs)
+    costs: Costs | None = None
     keep: bool = True
 
 
@@ -80,24 +80,26 @@ def simulate(
         RunError: Some trials never start, which would be a fault of the brain.
     """
     setting = setting or Setting()
-    if setting.devices < 1 or setting.ahead < 1 or (setting.capacity or 1) < 1:
-        raise InputError(f"{setting.devices} devices cannot play anything", hint="give one device or more")
-    return _Player(workload, setting, on_end).play()
+    count = workload.devices if setting.devices is None else setting.devices
+    if count < 1 or setting.ahead < 1 or (setting.capacity or 1) < 1:
+        raise InputError(f"{count} devices cannot play anything", hint="give one device or more")
+    return _Player(workload, setting, count, on_end).play()
 
 
 class _Player:
-    def __init__(self, workload: Workload, setting: Setting, on_end: Callable[[], object]) -> None:
+    def __init__(self, workload: Workload, setting: Setting, count: int, on_end: Callable[[], object]) -> None:
         self._on_end = on_end
         self._jobs = sorted(workload.jobs, key=lambda job: job.arrival)
         self._setting = setting
         self._dice = random.Random(setting.seed)
         self._asha = Asha(workload.reduction)
         capacity = setting.capacity or workload.capacity
-        found = devices(setting.devices, capacity, workload.context, setting.max_width)
-        self._engine = SimulatedEngine(found, self._work, setting.costs)
-        options = PackerOptions(width=setting.width, residents=setting.residents, policy=make_policy(setting.policy))
+        found = devices(count, capacity, workload.context, setting.max_width or workload.max_width)
+        self._engine = SimulatedEngine(found, self._work, setting.costs or workload.costs)
+        width = setting.width or workload.lanes
+        options = PackerOptions(width=width, residents=setting.residents, policy=make_policy(setting.policy))
         self._packer = Packer(options)
-        self._notes = Notes(self._jobs, capacity, setting.devices, setting.keep)
+        self._notes = Notes(self._jobs, capacity, count, setting.keep)
         self._next = 0
         self._coming = False
         self._attempts: dict[int, int] = {}

@@ -6,26 +6,29 @@ import statistics
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from cotune.demand import GIB, MIB
+from cotune.demand import GIB, MIB, Demand, format_bytes
+from cotune.engines.simulated import Costs
 from cotune.errors import InputError
 from cotune.packer.interference import shared_speed
 from cotune.paths import RunFolder
-from cotune.record import Record, read_run
+from cotune.simulation.history import Hardware, Past, Stretch, read_history
 from cotune.simulation.table import lines, number_in, rows
 from cotune.simulation.workload import Job, Workload
-from cotune.trial import TrialState
 
 _STEPS = 100
+# What a lane may need beside its trials, whatever these are.
+_ROOM = 256 * MIB
 
 
 def from_run(folder: RunFolder, busy: float | None = None) -> Workload:
     """The trials of a run as they went: when they were killed they are killed again, what they took they take again.
 
-    What a trial takes alone is what it took, less what those beside it have slowed it down by the simulated body's
-    measure. What it uses of a device is not in the events: without `busy` it is taken to be its part of the width the
-    run had.
+    What a trial takes alone is what it took, pauses and what was done in vain left out, less what those beside it have
+    slowed it down by the simulated body's measure. What it uses of a device is not in the events: without `busy` it is
+    taken to be its part of the lanes the run had.
 
     Args:
         folder: Of the run.
@@ -35,26 +38,61 @@ def from_run(folder: RunFolder, busy: float | None = None) -> Workload:
         StorageError: The run cannot be read.
         InputError: No trial of it ran to an end.
     """
-    records = [r for r in read_run(folder).records if r.start is not None and r.end is not None and r.end > r.start]
-    if not records:
-        raise InputError(f"no trial of {folder.path} has run", hint="choose a run with finished trials")
-    measured = [record.demand for record in records if record.demand is not None]
-    persistent = int(statistics.median([demand.persistent for demand in measured] or [0]))
-    ephemeral = int(statistics.median([demand.ephemeral for demand in measured] or [0]))
-    crowds = _crowds(records)
-    share = busy or 1 / max(crowd.most for crowd in crowds.values())
+    history = read_history(folder)
+    devices, lanes = _crowds(history.trials.values())
+    most = max((crowd.most for crowd in devices.values()), default=1)
+    share = busy or 1 / most
+    ended = [trial for trial in history.trials.values() if trial.state is not None]
+    measured = [trial.demand for trial in ended if trial.demand is not None]
+    usual = Demand(_median(demand.persistent for demand in measured), _median(demand.ephemeral for demand in measured))
+    ran = [(counted, trial.demand or usual) for trial in ended if (counted := trial.counted())]
     jobs = []
-    for record in sorted(records, key=lambda record: record.start or 0.0):
-        if record.state is TrialState.INTERRUPTED or record.start is None or record.end is None:
-            continue
-        demand = record.demand
-        sizes = (demand.persistent, demand.ephemeral) if demand else (persistent, ephemeral)
-        beside = crowds[record.device or ""].mean(record.start, record.end)
-        seconds = (record.end - record.start) * (shared_speed(beside * share) if beside > 1 else 1.0)
-        jobs.append(Job(_STEPS, seconds / _STEPS, *sizes, busy=share))
-    largest = max(job.peak for job in jobs)
+    for counted, demand in sorted(ran, key=lambda it: it[0][0].start):
+        seconds = sum(_alone(it, devices[it.device], lanes[it.device, it.lane], share) for it in counted)
+        jobs.append(Job(_STEPS, seconds / _STEPS, demand.persistent, demand.ephemeral, busy=share))
+    if not jobs:
+        raise InputError(f"no trial of {folder.path} has run to its end", hint="choose a run with finished trials")
     note = f"{len(jobs)} trials of {folder.path.name}; each uses {share:.0%} of a device alone"
-    return Workload(folder.path.name, jobs, note, capacity=16 * max(largest, MIB), context=0)
+    costs = Costs() if history.opening is None else replace(Costs(), open=history.opening)
+    workload = Workload(folder.path.name, jobs, note, context=history.context or 0, costs=costs)
+    if history.hardware:
+        return _on(workload, history.hardware, history.context)
+    # Of a cotune that did not write down what the devices were.
+    return replace(
+        workload,
+        note=f"{note}; what its devices were is not in its events, so as many lanes fit as it had: {most}",
+        capacity=2 * most * max(max(job.peak for job in jobs), _ROOM),
+        devices=len(devices),
+        lanes=most,
+        max_width=most,
+    )
+
+
+def _on(workload: Workload, hardware: Sequence[Hardware], context: int | None) -> Workload:
+    """The workload on devices as a run had them."""
+    largest = max(hardware, key=lambda device: device.capacity)
+    note = workload.note
+    if any(device.capacity != largest.capacity for device in hardware):
+        note += f"; its devices differ, all are taken to be like the largest: {format_bytes(largest.capacity)}"
+    return replace(
+        workload,
+        note=note,
+        capacity=largest.capacity,
+        context=largest.context if context is None else context,
+        devices=len(hardware),
+        lanes=largest.lanes,
+        max_width=largest.max_width,
+    )
+
+
+def _alone(stretch: Stretch, device: _Crowd, lane: _Crowd, share: float) -> float:
+    """Seconds that it would have taken by itself."""
+    beside, residents = (crowd.mean(stretch.start, stretch.end) for crowd in (device, lane))
+    return (stretch.end - stretch.start) / residents * (shared_speed(beside * share) if beside > 1 else 1.0)
+
+
+def _median(counts: Iterable[int]) -> int:
+    return int(statistics.median([*counts] or [0]))
 
 
 class _Crowd:
@@ -83,11 +121,30 @@ class _Crowd:
         return self._sums[at] + self._counts[at] * (time - self._times[at])
 
 
-def _crowds(records: Sequence[Record]) -> dict[str, _Crowd]:
-    spans: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)
-    for record in records:
-        spans[record.device or ""].append((record.start or 0.0, record.end or 0.0))
-    return {device: _Crowd(them) for device, them in spans.items()}
+def _crowds(trials: Iterable[Past]) -> tuple[dict[str, _Crowd], dict[tuple[str, int], _Crowd]]:
+    """How many lanes of each device, and trials of each lane, were at it: residents of a lane take turns."""
+    by_lane: defaultdict[tuple[str, int], list[tuple[float, float]]] = defaultdict(list)
+    for trial in trials:
+        for attempt in trial.attempts:
+            for stretch in attempt.stretches:
+                by_lane[stretch.device, stretch.lane].append((stretch.start, stretch.end))
+    by_device: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)
+    for (device, _), spans in by_lane.items():
+        by_device[device] += _merged(spans)
+    return (
+        {device: _Crowd(spans) for device, spans in by_device.items()},
+        {lane: _Crowd(spans) for lane, spans in by_lane.items()},
+    )
+
+
+def _merged(spans: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
+    found: list[tuple[float, float]] = []
+    for start, end in sorted(spans):
+        if found and start <= found[-1][1]:
+            found[-1] = found[-1][0], max(end, found[-1][1])
+        else:
+            found.append((start, end))
+    return found
 
 
 def from_gavel(trace: Path, pairs: Path, gpu: str = "v100") -> Workload:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from cotune.demand import GIB
+from cotune.engines.simulated import Costs
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +53,17 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Jobs, by arrival, and the device they are meant for.
+    """Jobs, by arrival, and the devices they are meant for.
 
     Attributes:
         note: Where it comes from, and what of it is assumed.
         capacity: Bytes of a device.
         context: Bytes of a lane before any trial.
         reduction: Of the stopping rule (ASHA), if the jobs have rungs.
+        devices: How many.
+        lanes: Of each device; None if that is to be found.
+        max_width: Never more lanes than this.
+        costs: Of acting.
     """
 
     name: str
@@ -67,3 +72,7 @@ class Workload:
     capacity: int = 16 * GIB
     context: int = 300 << 20
     reduction: int = 3
+    devices: int = 1
+    lanes: int | None = None
+    max_width: int = 16
+    costs: Costs = field(default_factory=Costs)

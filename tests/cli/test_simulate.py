@@ -46,7 +46,9 @@ def test_a_table_of_jobs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     [
         (["--workload", "nope"], "choose one of salus-100"),
         ([*QUICK[1:], "--policy", "best"], "choose one of makespan"),
-        ([*QUICK[1:], "--gpus", "0"], "--devices 0 is not a count"),
+        ([*QUICK[1:], "--gpus", "0"], "--gpus 0 is not a count"),
+        ([*QUICK[1:], "--devices", "many"], "--devices many is not a count"),
+        ([*QUICK[1:], "--residents=0"], "--residents 0 is not a count"),
         ([*QUICK[1:], "--width", "-1"], "--width -1"),
         ([*QUICK[1:], "--memory", "much"], "'much' is not a size"),
         ([*QUICK[1:], "--error", "50"], "give 0.5 for 50%"),
@@ -70,7 +72,7 @@ def test_what_is_wrong_ends_with_2_and_a_hint(
     assert "Traceback" not in err
 
 
-@pytest.mark.parametrize("arguments", [[], ["nope"], ["simulate"], ["simulate", "--gpus", "many"]])
+@pytest.mark.parametrize("arguments", [["nope"], ["simulate"], ["simulate", "--seed", "many"]])
 def test_what_argparse_refuses_ends_with_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit:
         main(arguments)

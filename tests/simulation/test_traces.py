@@ -122,6 +122,13 @@ def test_what_a_run_would_have_cost_on_more_devices(tmp_path: Path) -> None:
     assert four < one
 
 
+def test_a_run_whose_devices_are_not_known_is_played_on_as_many_lanes_as_it_had(tmp_path: Path) -> None:
+    workload = from_run(a_run(tmp_path))
+    assert (workload.devices, workload.lanes) == (1, 2)
+    assert simulate(workload).figures.makespan == pytest.approx(20.0, abs=2.0)
+    assert "what its devices were is not in its events, so as many lanes fit as it had: 2" in workload.note
+
+
 def test_a_share_that_is_given_goes_before_the_guess(tmp_path: Path) -> None:
     assert {job.busy for job in from_run(a_run(tmp_path), busy=0.8).jobs} == {0.8}
 

@@ -1,0 +1,200 @@
+"""When the trials of a run were under way, and on what, as its events file has it."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from cotune.demand import Demand
+from cotune.event_log import read_events
+from cotune.paths import RunFolder
+from cotune.record import check_version
+from cotune.trial import TrialState
+
+
+@dataclass(slots=True)
+class Stretch:
+    """A time without a break in which a trial ran in a lane.
+
+    Attributes:
+        end: Without an end noted, that of the session or, if that is not known, the last thing noted of the trial.
+    """
+
+    device: str
+    lane: int
+    start: float
+    end: float
+
+
+@dataclass(slots=True)
+class Attempt:
+    """From a start of a trial to its end, the next start, or the end of the session.
+
+    Attributes:
+        steps: Its reports, as step and time, less those that a later attempt made again.
+    """
+
+    stretches: list[Stretch] = field(default_factory=list)
+    steps: list[tuple[int, float]] = field(default_factory=list)
+    is_running: bool = True
+
+
+@dataclass(slots=True)
+class Past:
+    """A trial as it went.
+
+    Attributes:
+        state: How it ended; None if it has not.
+    """
+
+    attempts: list[Attempt] = field(default_factory=list)
+    state: TrialState | None = None
+    demand: Demand | None = None
+
+    def counted(self) -> list[Stretch]:
+        """What its result is made of: all of the last attempt, and of those before what it went on from.
+
+        An attempt that was cut off counts up to its last report that no later one made again. So nothing of it does if
+        the next began anew, and about what was done up to the checkpoint if it went on from there.
+        """
+        found: list[Stretch] = []
+        for attempt in self.attempts[:-1]:
+            until = attempt.steps[-1][1] if attempt.steps else 0.0
+            cut = (Stretch(it.device, it.lane, it.start, min(it.end, until)) for it in attempt.stretches)
+            found += [stretch for stretch in cut if stretch.end > stretch.start]
+        return found + [it for attempt in self.attempts[-1:] for it in attempt.stretches if it.end > it.start]
+
+
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """A device of a run.
+
+    Attributes:
+        capacity: Bytes for all its lanes.
+        context: Bytes of a lane before any trial: the guess there was before a lane had measured it.
+        max_width: More lanes would never have paid.
+        lanes: How many were asked for; None if that was found by measuring.
+    """
+
+    capacity: int
+    context: int
+    max_width: int
+    lanes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """What an events file says of all sessions of a run.
+
+    Attributes:
+        trials: By number.
+        hardware: The devices of the last session in which a trial started; empty if they were not written down.
+        context: Bytes of a lane before any trial, as measured; None if that was not written down.
+        opening: Seconds until a new lane was ready, the median; None if no trial waited for one.
+    """
+
+    trials: dict[int, Past]
+    hardware: Sequence[Hardware]
+    context: int | None
+    opening: float | None
+
+
+def read_history(folder: RunFolder) -> History:
+    """Reads it.
+
+    Raises:
+        StorageError: The events file is unreadable or of another version.
+    """
+    reader = _Reader()
+    for event, _ in read_events(folder.events):
+        if event["event"] == "run" or not reader.is_begun:
+            check_version(folder, event)
+        reader.take_in(event)
+    if not reader.is_begun:
+        check_version(folder, {})
+    reader.cut_off()
+    return History(
+        reader.trials,
+        list(reader.used.values()),
+        max(reader.contexts, default=None),
+        statistics.median(reader.waits) if reader.waits else None,
+    )
+
+
+class _Reader:
+    def __init__(self) -> None:
+        self.is_begun = False
+        self.trials: dict[int, Past] = {}
+        self.there: dict[str, Hardware] = {}
+        self.used: dict[str, Hardware] = {}
+        self.contexts: list[int] = []
+        self.waits: list[float] = []
+        self._now = 0.0
+
+    def take_in(self, event: dict[str, Any]) -> None:
+        kind, number = event["event"], event.get("trial")
+        if kind == "run":
+            # A session begins: whatever the one before left open came to no end.
+            self.cut_off()
+            self.is_begun, self.there = True, {}
+        elif kind == "device":
+            self.there[event["device"]] = Hardware(
+                event["capacity"], event["context"], event["max_width"], event["lanes"]
+            )
+        elif kind == "trial":
+            self.trials[event["trial"]] = Past()
+        elif number in self.trials:
+            self._of_trial(self.trials[number], event)
+        self._now = event["time"]
+
+    def cut_off(self) -> None:
+        for trial in self.trials.values():
+            for attempt in trial.attempts[-1:]:
+                _stop(attempt, self._now)
+
+    def _of_trial(self, trial: Past, event: dict[str, Any]) -> None:
+        kind, time = event["event"], event["time"]
+        if kind == "start":
+            self.used = self.there
+            # One that still seems to run was cut off in a session whose end is not known.
+            for before in trial.attempts[-1:]:
+                before.is_running = False
+            trial.attempts.append(Attempt([Stretch(event["device"] or "", event["lane"], time, time)]))
+        elif kind == "end":
+            trial.state = TrialState(event["state"])
+            if event["persistent"] is not None:
+                trial.demand = Demand(event["persistent"], event["ephemeral"])
+        if not trial.attempts:
+            return
+        attempt = trial.attempts[-1]
+        last = attempt.stretches[-1]
+        if kind == "ready":
+            self.waits.append(time - last.start)
+            if "context" in event:
+                self.contexts.append(event["context"])
+            last.start = last.end = time
+        elif kind == "report":
+            self._reported(trial, event["step"], time)
+        elif kind == "resume":
+            attempt.stretches.append(Stretch(last.device, last.lane, time, time))
+            attempt.is_running = True
+        elif kind in ("pause", "retry", "end"):
+            _stop(attempt, time)
+
+    def _reported(self, trial: Past, step: int, time: float) -> None:
+        attempt = trial.attempts[-1]
+        if not attempt.steps:
+            for before in trial.attempts[:-1]:
+                while before.steps and before.steps[-1][0] >= step:
+                    del before.steps[-1]
+        attempt.steps.append((step, time))
+        if attempt.is_running:
+            attempt.stretches[-1].end = max(attempt.stretches[-1].end, time)
+
+
+def _stop(attempt: Attempt, time: float) -> None:
+    if attempt.is_running:
+        attempt.stretches[-1].end = max(attempt.stretches[-1].end, time)
+        attempt.is_running = False

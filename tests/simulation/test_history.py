@@ -1,0 +1,138 @@
+"""When trials were under way, as the events file of a run has it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cotune.demand import GIB, MIB
+from cotune.errors import StorageError
+from cotune.paths import RunFolder
+from cotune.simulation import from_run
+from cotune.simulation.history import History, read_history
+
+Event = dict[str, Any]
+Write = Callable[..., RunFolder]
+
+
+def session(time: float, *devices: str, capacity: int = 4 * GIB, lanes: int | None = None) -> list[Event]:
+    found = {"capacity": capacity, "context": 8 * MIB, "max_width": 2, "lanes": lanes}
+    run = {"event": "run", "time": time, "version": 1, "metric": "loss"}
+    return [run, *({"event": "device", "time": time, "device": name, **found} for name in devices)]
+
+
+def trial(number: int = 0) -> Event:
+    return {"event": "trial", "time": 0.0, "trial": number, "params": {}, "seed": 0}
+
+
+def start(time: float, number: int = 0, lane: int = 1, device: str = "cpu:0") -> Event:
+    return {"event": "start", "time": time, "trial": number, "lane": lane, "device": device}
+
+
+def report(time: float, step: int, number: int = 0) -> Event:
+    return {"event": "report", "time": time, "trial": number, "step": step, "metrics": {"loss": 1.0}}
+
+
+def noted(what: str, time: float, number: int = 0, **more: Any) -> Event:
+    return {"event": what, "time": time, "trial": number, **more}
+
+
+def end(time: float, number: int = 0) -> Event:
+    return noted("end", time, number, state="done", persistent=MIB, ephemeral=MIB, error=None)
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    def events(*what: Event) -> RunFolder:
+        folder = RunFolder(tmp_path / "my-run")
+        folder.path.mkdir()
+        folder.events.write_text("".join(json.dumps(event) + "\n" for event in what))
+        return folder
+
+    return events
+
+
+def seconds(history: History, number: int = 0) -> list[float]:
+    return [stretch.end - stretch.start for stretch in history.trials[number].counted()]
+
+
+# A day is between two sessions.
+NEXT = 86_400.0
+CUT = [*session(0.0, "cpu:0"), trial(), start(0.0), report(4.0, 1), report(8.0, 2), report(10.0, 3)]
+
+
+def test_a_trial_that_went_on_from_a_checkpoint_took_what_counted_of_both_sessions(write: Write) -> None:
+    again = [*session(NEXT, "cpu:0"), start(NEXT), report(NEXT + 4.0, 3), end(NEXT + 6.0)]
+    folder = write(*CUT, *again)
+    # The third report was made again, so what led to it the first time was done in vain.
+    assert seconds(read_history(folder)) == [8.0, 6.0]
+    assert [job.seconds for job in from_run(folder).jobs] == pytest.approx([14.0])
+
+
+def test_a_trial_that_began_anew_took_what_it_took_the_last_time(write: Write) -> None:
+    again = [*session(NEXT, "cpu:0"), start(NEXT), report(NEXT + 4.0, 1), end(NEXT + 12.0)]
+    assert seconds(read_history(write(*CUT, *again))) == [12.0]
+
+
+def test_the_time_between_sessions_that_left_no_mark_is_not_counted_either(write: Write) -> None:
+    again = [start(NEXT), report(NEXT + 4.0, 3), end(NEXT + 6.0)]
+    assert seconds(read_history(write(*CUT[:1], *CUT[2:], *again))) == [8.0, 6.0]
+
+
+def test_a_retry_is_no_other_than_a_resume(write: Write) -> None:
+    again = [noted("retry", 11.0), start(50.0), report(54.0, 1), end(62.0)]
+    assert seconds(read_history(write(*CUT, *again))) == [12.0]
+
+
+def test_pauses_and_what_a_lane_took_to_open_are_no_work(write: Write) -> None:
+    events = [start(0.0), noted("ready", 3.0, context=MIB), noted("pause", 5.0), noted("resume", 105.0), end(109.0)]
+    history = read_history(write(*session(0.0, "cpu:0"), trial(), *events))
+    assert seconds(history) == [2.0, 4.0]
+    assert (history.opening, history.context) == (3.0, MIB)
+
+
+def test_one_that_is_cut_off_ran_beside_others_up_to_the_end_of_the_session(write: Write) -> None:
+    beside = [start(0.0, 0, 1), start(0.0, 1, 2), end(10.0, 1)]
+    history = read_history(write(*session(0.0, "cpu:0"), trial(0), trial(1), *beside, *session(NEXT, "cpu:0")))
+    (attempt,) = history.trials[0].attempts
+    assert attempt.stretches[0].end == 10.0
+    assert history.trials[0].state is None
+
+
+def test_devices_are_those_of_the_last_session_in_which_something_ran(write: Write) -> None:
+    first, second = session(0.0, "cpu:0", lanes=2), session(NEXT, "cpu:0", "cpu:1", lanes=1)
+    nothing_left = session(2 * NEXT, "cpu:0", "cpu:1", "cpu:2")
+    ran = [trial(), start(NEXT), end(NEXT + 1.0)]
+    workload = from_run(write(*first, *second, *ran, *nothing_left))
+    assert (workload.devices, workload.lanes, workload.max_width) == (2, 1, 2)
+    assert (workload.capacity, workload.context) == (4 * GIB, 8 * MIB)
+
+
+def test_devices_that_differ_are_taken_to_be_like_the_largest_and_that_is_said(write: Write) -> None:
+    other = session(0.0, "cpu:1", capacity=GIB)[1:]
+    workload = from_run(write(*session(0.0, "cpu:0"), *other, trial(), start(0.0), end(1.0)))
+    assert (workload.devices, workload.capacity) == (2, 4 * GIB)
+    assert "its devices differ, all are taken to be like the largest: 4.0 GiB" in workload.note
+
+
+def test_residents_of_a_lane_take_turns(write: Write) -> None:
+    events = [start(0.0, 0), start(0.0, 1), end(10.0, 0), end(10.0, 1)]
+    workload = from_run(write(*session(0.0, "cpu:0"), trial(0), trial(1), *events))
+    assert [job.seconds for job in workload.jobs] == pytest.approx([5.0, 5.0])
+    assert {job.busy for job in workload.jobs} == {1.0}
+
+
+def test_an_end_noted_after_the_next_start_in_its_lane_makes_no_further_lane(write: Write) -> None:
+    events = [start(0.0, 0), start(10.0, 1), end(10.01, 0), end(20.0, 1)]
+    workload = from_run(write(*session(0.0, "cpu:0"), trial(0), trial(1), *events))
+    assert {job.busy for job in workload.jobs} == {1.0}
+
+
+@pytest.mark.parametrize("events", [[], [trial()], [{"event": "run", "time": 0.0, "version": 99}]])
+def test_a_file_of_no_version_or_another_is_refused(write: Write, events: list[Event]) -> None:
+    with pytest.raises(StorageError, match="version"):
+        read_history(write(*events))
