@@ -6,6 +6,13 @@ import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from cotune.demand import MIB
+
+# Trials that need less, or take less long, say nothing of how well is predicted: what is set aside for them is an
+# allowance, and what they take is what starting takes.
+LEAST_BYTES = 16 * MIB
+LEAST_SECONDS = 1.0
+
 
 @dataclass(frozen=True, slots=True)
 class Accuracy:
@@ -26,14 +33,14 @@ class Accuracy:
     short: float
 
     @classmethod
-    def of(cls, pairs: Iterable[tuple[float | None, float | None]]) -> Accuracy | None:
-        """From pairs of predicted and measured; None if no pair is complete."""
-        return cls.of_ratios(predicted / measured for predicted, measured in pairs if predicted and measured)
+    def of(cls, pairs: Iterable[tuple[float | None, float | None]], least: float) -> Accuracy | None:
+        """From pairs of predicted and measured; None if no pair is complete.
 
-    @classmethod
-    def of_ratios(cls, ratios: Iterable[float]) -> Accuracy | None:
-        """From quotients of predicted and measured."""
-        ratios = sorted(ratios)
+        Args:
+            pairs: For each trial.
+            least: Measured; trials with less are left out.
+        """
+        ratios = sorted(p / m for p, m in pairs if p and m and m >= least)
         if not ratios:
             return None
         last = len(ratios) - 1

@@ -10,9 +10,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cotune.accuracy import Accuracy
+from cotune.accuracy import LEAST_BYTES, LEAST_SECONDS, Accuracy
 from cotune.accuracy import lines as accuracy_lines
-from cotune.demand import MIB, format_bytes
+from cotune.demand import format_bytes
 from cotune.errors import CotuneError, InputError, NoResult
 from cotune.paths import TrialFolder
 from cotune.trial import TrialState
@@ -27,8 +27,6 @@ _COLUMNS = {
     *("trial", "state", "error", "persistent", "ephemeral", "expected", "slowdown", "seconds", "expected_seconds"),
     *("device", "lane", "start", "end", "attempts"),
 }
-# Trials that need less say nothing of how well peaks are predicted.
-SMALL = 16 * MIB
 
 
 @dataclass(frozen=True, repr=False)
@@ -153,13 +151,14 @@ class Results(Sequence[TrialResult]):
 
         Trials that need less than 16 MiB are left out: what is set aside for them is an allowance, no prediction.
         """
-        measured = ((t.expected, (t.persistent or 0) + (t.ephemeral or 0)) for t in self.trials)
-        return Accuracy.of(pair for pair in measured if pair[1] >= SMALL)
+        pairs = ((t.expected, (t.persistent or 0) + (t.ephemeral or 0)) for t in self.trials)
+        return Accuracy.of(pairs, LEAST_BYTES)
 
     @property
     def predicted_seconds(self) -> Accuracy | None:
-        """How long finished trials were expected to take, over how long they ran."""
-        return Accuracy.of((t.expected_seconds, t.seconds) for t in self.trials if t.state is TrialState.DONE)
+        """How long finished trials were expected to take, over how long they ran; those under 1 s are left out."""
+        pairs = ((t.expected_seconds, t.seconds) for t in self.trials if t.state is TrialState.DONE)
+        return Accuracy.of(pairs, LEAST_SECONDS)
 
     def dataframe(self) -> pandas.DataFrame:
         """One row a trial: `config/...` columns, last metrics, state, measurements.

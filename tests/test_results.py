@@ -246,3 +246,8 @@ def test_what_was_predicted_is_shown_against_what_was_measured():
 def test_what_is_set_aside_for_tiny_trials_is_no_prediction():
     known = {"persistent": MIB, "ephemeral": MIB, "expected": 150 * MIB}
     assert results(trial(0, line(1, loss=1.0), **known)).set_aside is None
+
+
+def test_what_is_expected_of_trials_of_less_than_a_second_is_no_prediction():
+    found = results(trial(0, line(1, loss=1.0), seconds=0.1, expected_seconds=2.2))
+    assert found.predicted_seconds is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from cotune.packer import instructions as do
 from cotune.packer.fitting import Fitting, resident_demands
+from cotune.packer.largest import Largest
 from cotune.packer.pool import Pool
 from cotune.packer.state import Device, Lane, Trial
 
@@ -37,17 +38,23 @@ class Ledger:
         self.out: list[do.Instruction] = []
         self._fitting = fitting
         self._opened = 0
+        self._sizes, self._rooms = Largest(), Largest()
 
     def add(self, device: Device) -> None:
         self.devices[device.name] = device
         self.capacity += device.capacity
-        self._note_room(device)
+        device.room = _room(device)
+        self._sizes.add(device.full)
+        self._rooms.add(device.room)
+        self._note_largest()
         self.touch(device)
 
     def change(self, device: Device, capacity: int) -> None:
         self.capacity += capacity - device.capacity
         device.capacity = capacity
+        self._sizes.remove(device.full)
         device.full = max(device.full, capacity)
+        self._sizes.add(device.full)
         self.touch(device)
 
     def remove(self, device: Device) -> list[Trial]:
@@ -55,6 +62,8 @@ class Ledger:
         del self.devices[device.name]
         self.capacity -= device.capacity
         self.pool.remove(device)
+        self._sizes.remove(device.full)
+        self._rooms.remove(device.room)
         self._note_largest()
         return [trial for lane in list(device.lanes.values()) for trial in self.forget(lane)]
 
@@ -66,17 +75,15 @@ class Ledger:
             self.reclaim(device, device.held - device.capacity, partly=True)
         self.stirred.add(device)
         device.holes = None
-        if device.room != device.full - device.context - device.shared:
-            self._note_room(device)
+        if device.room != (room := _room(device)):
+            self._rooms.remove(device.room)
+            self._rooms.add(room)
+            device.room = room
+            self._note_largest()
         self.pool.update(device)
 
-    def _note_room(self, device: Device) -> None:
-        device.room = device.full - device.context - device.shared
-        self._note_largest()
-
     def _note_largest(self) -> None:
-        largest = max((device.full for device in self.devices.values()), default=0)
-        room = max((device.room for device in self.devices.values()), default=-1)
+        largest, room = self._sizes.get(0), self._rooms.get(-1)
         self.version += (largest, room) != (self._fitting.largest, self._fitting.largest_room)
         self._fitting.largest, self._fitting.largest_room = largest, room
 
@@ -178,3 +185,8 @@ class Ledger:
             device.holes = None
             self.pool.update(device)
         return possible >= wanted
+
+
+def _room(device: Device) -> int:
+    """The largest peak a device has room for when nothing else runs there."""
+    return device.full - device.context - device.shared

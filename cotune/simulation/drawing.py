@@ -66,12 +66,14 @@ def summary(outcome: Outcome, bound: float) -> str:
     figures = outcome.figures
     over = figures.makespan / bound if bound > 0 else 1.0
     counts = f"{figures.trials} trials, {figures.stopped} stopped early, {figures.failed} failed"
+    used = f"their iterations use {figures.utilisation:.0%} of the devices' time"
+    beyond = ", more than one at a time could" if figures.utilisation > 1.005 else ""
     lines = [
         ("trials", f"{counts}, {figures.out_of_memory} attempts out of memory"),
         ("makespan", f"{duration(figures.makespan)}, {over:.2f} times the best lower bound ({duration(bound)})"),
         ("completion", f"{duration(figures.completion)} on average, p95 {duration(figures.completion_p95)}"),
         ("waiting", f"{duration(figures.waiting)} on average, p95 {duration(figures.waiting_p95)}"),
-        ("work", f"{figures.utilisation:.0%} of what one trial at a time would do"),
+        ("running", f"{figures.at_once:.1f} trials at once on average; {used}{beyond}"),
         ("memory", f"{figures.fill:.0%} in use"),
     ]
     lines += accuracy_lines(outcome.set_aside, outcome.predicted_seconds)

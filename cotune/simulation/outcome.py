@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cotune.accuracy import Accuracy
+from cotune.accuracy import LEAST_BYTES, LEAST_SECONDS, Accuracy
 from cotune.packer import ConcludeTrial
 from cotune.simulation.workload import Job
 
@@ -31,7 +31,9 @@ class Figures:
         makespan: From the first arrival to the last end.
         completion: From arrival to end, mean; `completion_p95` the 95th percentile.
         waiting: From arrival to the first start, mean; `waiting_p95` the 95th percentile.
-        utilisation: Share of the devices' time that trials used, iterations that were lost included.
+        at_once: Trials that ran at once, on average over all devices and the makespan; start-ups count.
+        utilisation: Share of the devices' time that iterations used, those that were lost included, each by what its
+            trial uses of a device alone. It exceeds 1 where trials together do more than one at a time could.
         fill: Share of the devices' memory that running trials needed.
         stopped: Trials that a stopping rule ended.
         failed: Trials that did not fit any device.
@@ -44,6 +46,7 @@ class Figures:
     completion_p95: float
     waiting: float
     waiting_p95: float
+    at_once: float
     utilisation: float
     fill: float
     stopped: int
@@ -60,8 +63,8 @@ class Outcome:
         segments: Every attempt; empty if they were not kept.
         ran: Iterations that each trial had done at its end.
         events: Events that the brain took in.
-        set_aside: Bytes set aside for trials over what they needed.
-        predicted_seconds: How long they were expected to take over how long they ran.
+        set_aside: Bytes set aside for trials over what they needed, as in `Results`.
+        predicted_seconds: How long they were expected to take over how long they ran, as in `Results`.
     """
 
     figures: Figures
@@ -86,9 +89,11 @@ class Notes:
         self._first: list[float | None] = [None] * len(jobs)
         self._end = [0.0] * len(jobs)
         self._open: dict[int, tuple[str, int, float]] = {}
+        self._ran_for = 0.0
         self._used = 0.0
         self._held = 0.0
         self._counts: dict[str, int] = {}
+        # Predicted and measured, in turn.
         self._bytes = array("d")
         self._seconds = array("d")
 
@@ -109,6 +114,7 @@ class Notes:
         if trial not in self._open:
             return
         device, lane, start = self._open.pop(trial)
+        self._ran_for += time - start
         self._held += (time - start) * self._jobs[trial].persistent
         self._counts[how] = self._counts.get(how, 0) + 1
         if self._keep:
@@ -116,10 +122,10 @@ class Notes:
 
     def compared(self, conclusion: ConcludeTrial) -> None:
         """Notes what was expected of a trial that is over, and what was measured."""
-        if conclusion.expected is not None and conclusion.demand is not None and conclusion.demand.peak:
-            self._bytes.append(conclusion.expected.peak / conclusion.demand.peak)
-        if conclusion.expected_seconds is not None and conclusion.outcome == "done" and conclusion.seconds:
-            self._seconds.append(conclusion.expected_seconds / conclusion.seconds)
+        if conclusion.expected is not None and conclusion.demand is not None:
+            self._bytes.extend((conclusion.expected.peak, conclusion.demand.peak))
+        if conclusion.expected_seconds is not None and conclusion.outcome == "done":
+            self._seconds.extend((conclusion.expected_seconds, conclusion.seconds))
 
     def over(self, trial: int, time: float, how: str) -> None:
         """A trial is over for good."""
@@ -141,6 +147,7 @@ class Notes:
             _percentile(completion),
             _mean(waiting),
             _percentile(waiting),
+            self._ran_for / max(makespan, 1e-9),
             self._used / there,
             self._held / (there * self._capacity),
             self._counts.get("over stopped", 0),
@@ -152,8 +159,8 @@ class Notes:
             self.segments,
             self.ran,
             self.events,
-            Accuracy.of_ratios(self._bytes),
-            Accuracy.of_ratios(self._seconds),
+            Accuracy.of(zip(self._bytes[::2], self._bytes[1::2], strict=True), LEAST_BYTES),
+            Accuracy.of(zip(self._seconds[::2], self._seconds[1::2], strict=True), LEAST_SECONDS),
         )
 
 

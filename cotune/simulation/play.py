@@ -30,6 +30,8 @@ from cotune.simulation.stopping import Asha
 from cotune.simulation.workload import Job, Workload
 from cotune.trial import Report, TrialSpec
 
+# It takes seconds, and a kilobyte each, before the first trial starts.
+MAX_DEVICES = 100_000
 _NOWHERE = Path()
 
 
@@ -83,6 +85,8 @@ def simulate(
     count = workload.devices if setting.devices is None else setting.devices
     if count < 1 or setting.ahead < 1 or (setting.capacity or 1) < 1:
         raise InputError(f"{count} devices cannot play anything", hint="give one device or more")
+    if count > MAX_DEVICES:
+        raise InputError(f"{count:,} devices are more than are imagined", hint=f"give {MAX_DEVICES:,} or fewer")
     return _Player(workload, setting, count, on_end).play()
 
 

@@ -8,6 +8,7 @@ from cotune.demand import GIB, MIB
 from cotune.engines.simulated import Costs
 from cotune.errors import InputError
 from cotune.packer import POLICIES
+from cotune.packer.interference import shared_speed
 from cotune.simulation import GENERATORS, Asha, Job, Setting, Workload, lower_bounds, make_workload, simulate
 
 FREE = Costs(0.0, 0.0, 0.0, 0.0)
@@ -25,6 +26,7 @@ def test_one_job_takes_what_it_takes() -> None:
     assert figures.waiting == 0.0
     assert figures.utilisation == pytest.approx(0.2)
     assert figures.fill == pytest.approx(300 / 4096, rel=0.01)
+    assert figures.at_once == pytest.approx(1.0)
 
 
 def test_jobs_one_after_another_wait_for_each_other() -> None:
@@ -66,6 +68,20 @@ def test_wrong_predictions_end_in_retries_not_in_failures() -> None:
     assert figures.failed == 0
 
 
+def test_nothing_is_said_of_predictions_of_what_is_tiny() -> None:
+    outcome = simulate(of(*[Job(10, 0.05, MIB, 2 * MIB)] * 4))
+    assert (outcome.set_aside, outcome.predicted_seconds) == (None, None)
+    outcome = simulate(of(*[LIGHT] * 4))
+    assert outcome.set_aside is not None
+    assert outcome.predicted_seconds is not None
+
+
+def test_trials_that_run_at_once_are_counted_however_much_they_use() -> None:
+    figures = simulate(of(*[LIGHT] * 3), Setting(width=3, costs=FREE)).figures
+    assert figures.at_once == pytest.approx(3.0)
+    assert figures.utilisation == pytest.approx(3 * 0.2 * shared_speed(3 * 0.2))
+
+
 def test_a_job_that_fits_no_device_fails_and_the_others_do_not() -> None:
     figures = simulate(of(LIGHT, Job(10, 1.0, 5 * GIB, GIB), LIGHT)).figures
     assert (figures.failed, figures.trials) == (1, 3)
@@ -100,7 +116,9 @@ def test_every_policy_plays_every_shape_of_workload(policy: str) -> None:
         assert sorted(segment.trial for segment in last) == list(range(15))
 
 
-@pytest.mark.parametrize("setting", [Setting(devices=0), Setting(ahead=0), Setting(capacity=0)])
+@pytest.mark.parametrize(
+    "setting", [Setting(devices=0), Setting(devices=100_001), Setting(ahead=0), Setting(capacity=0)]
+)
 def test_a_setting_that_makes_no_sense_says_so(setting: Setting) -> None:
     if setting.capacity == 0:
         setting = Setting(capacity=-1)

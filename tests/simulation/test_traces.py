@@ -11,7 +11,7 @@ from cotune.demand import MIB
 from cotune.errors import InputError, StorageError
 from cotune.paths import RunFolder
 from cotune.simulation import Segment, Setting, from_csv, from_run, make_workload, simulate
-from cotune.simulation.drawing import chrome_trace, duration, gantt
+from cotune.simulation.drawing import chrome_trace, duration, gantt, summary
 from cotune.simulation.traces import from_gavel
 
 HEADER = "iterations,step_seconds,persistent_mib,ephemeral_mib,busy,startup,arrival,kind\n"
@@ -161,6 +161,13 @@ def test_a_gantt_chart_shows_what_ran_where() -> None:
     assert rows[1].endswith("gpu 0 lane 1 █████     ")
     assert rows[2].endswith("gpu 0 lane 2      ▒▒▒▒▒")
     assert gantt([]) == ""
+
+
+def test_what_was_used_is_said_and_where_it_is_more_than_one_at_a_time_could() -> None:
+    few, many = (simulate(make_workload("salus-light", jobs=40), Setting(width=width)) for width in (1, 4))
+    assert "1.0 trials at once on average; their iterations use " in summary(few, 1.0)
+    assert "could" not in summary(few, 1.0)
+    assert "of the devices' time, more than one at a time could" in summary(many, 1.0)
 
 
 def test_a_chrome_trace_has_a_process_a_device_and_an_event_an_attempt() -> None:
