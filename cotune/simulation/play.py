@@ -30,7 +30,7 @@ from cotune.simulation.stopping import Asha
 from cotune.simulation.workload import Job, Workload
 from cotune.trial import Report, TrialSpec
 
-# It takes seconds, and a kilobyte each, before the first trial starts.
+# That takes seconds, and two kilobytes each, before the first trial starts.
 MAX_DEVICES = 100_000
 _NOWHERE = Path()
 

@@ -20,9 +20,13 @@ NAMES = {
     "start": ("start", "start_time"),
     "end": ("end", "end_time"),
     "kind": ("kind", "model", "model_name"),
-    "gpus": ("gpus", "num_gpu", "num_gpus", "gpu_num"),
+    "gpus": ("gpus", "num_gpu", "num_gpus", "gpu_num", "plan_gpu"),
+    "instances": ("instances", "num_inst", "inst_num"),
 }
 TIMES = ("arrival", "start", "end")
+# Of a GPU, where others say how many.
+_PERCENT = "plan_gpu"
+_NOTHING = ("none", "null", "nan", "na", "n/a", "\\n")
 _STEPS = 100
 
 
@@ -32,8 +36,9 @@ def from_csv(path: Path) -> Workload:
     How long a job takes alone is `iterations` and `step_seconds`, or `seconds` (with `iterations`, if there), or what
     is between `start` and `end`; what it needs is `persistent_mib` and `ephemeral_mib`, or `peak_mib`, or nothing.
     `busy`, `startup`, `arrival`, `kind`, `priority` may be there. Times are seconds, or dates as ISO 8601 has them, and
-    begin with the first arrival. `NAMES` has further names for these. Jobs of no GPU or of several (`gpus`), and those
-    that took no time, are left out.
+    begin with the first arrival; without `arrival`, jobs arrive at their `start`. `NAMES` has further names for these.
+    Jobs of no GPU or of several (`gpus`, of each of its `instances`), and those that took no time or have no end, are
+    left out; one of a part of a GPU uses no more than that.
 
     Raises:
         InputError: The file cannot be read, or a column or a number in it is wrong.
@@ -43,10 +48,10 @@ def from_csv(path: Path) -> Workload:
     if not ("seconds" in known or {"start", "end"} <= known or {"iterations", "step_seconds"} <= known):
         raise InputError(
             f"{path} does not say how long jobs take: it has {', '.join(found[0])[:400]}",
-            hint="name a column seconds, or two iterations and step_seconds, or start and end",
+            hint="the first line must name the columns: seconds, or iterations and step_seconds, or start and end",
         )
     numbered = list(enumerate(found, start=2))
-    single = [(number, row) for number, row in numbered if 0 < _number(path, number, row, "gpus", 1.0) <= 1]
+    single = [(number, row) for number, row in numbered if 0 < _gpus(path, number, row) <= 1]
     jobs = [job for number, row in single if (job := _job(path, number, row)) is not None]
     if not jobs:
         raise InputError(f"{path} has no job of one GPU that takes time", hint="give one with jobs of one GPU")
@@ -56,7 +61,9 @@ def from_csv(path: Path) -> Workload:
     if len(single) < len(found):
         note += f", without {len(found) - len(single)} jobs of no GPU or of several"
     if len(jobs) < len(single):
-        note += f", without {len(single) - len(jobs)} that took no time"
+        note += f", without {len(single) - len(jobs)} that took no time or have no end"
+    if not _is_there(found[0], "arrival") and _is_there(found[0], "start"):
+        note += "; they arrive when they started there"
     if not any(job.peak for job in jobs):
         note += "; no memory is given, so only lanes are limited"
     return Workload(path.stem, jobs, note)
@@ -81,12 +88,20 @@ def _job(path: Path, number: int, row: Mapping[str, str]) -> Job | None:
         seconds / iterations,
         int(persistent * MIB),
         int(ephemeral * MIB),
-        get("busy", 0.9),
+        get("busy", min(0.9, _gpus(path, number, row))),
         get("startup"),
-        get("arrival"),
+        get("arrival", get("start")),
         _cell(row, "kind")[1],
         priority=get("priority"),
     )
+
+
+def _gpus(path: Path, number: int, row: Mapping[str, str]) -> float:
+    """How many a job has: one if the table does not speak of them, none if only the cell is empty."""
+    if not _is_there(row, "gpus"):
+        return 1.0
+    count = _number(path, number, row, "gpus", 0.0) / (100 if _cell(row, "gpus")[0] == _PERCENT else 1)
+    return count * _number(path, number, row, "instances", 1.0)
 
 
 def _is_there(row: Mapping[str, str], name: str) -> bool:
@@ -101,7 +116,7 @@ def _cell(row: Mapping[str, str], name: str) -> tuple[str, str]:
 
 def _number(path: Path, number: int, row: Mapping[str, str], name: str, default: float) -> float:
     called, text = _cell(row, name)
-    if name in TIMES and text[:4].isdecimal() and text[4:5] == "-":
+    if name in TIMES and ((text[:4].isdecimal() and text[4:5] == "-") or set(text) & set("/:")):
         return _date(path, number, called, text)
     return number_in(path, number, row, called) if text else default
 
@@ -137,12 +152,27 @@ def rows(path: Path, columns: Sequence[str] = ()) -> list[dict[str, str]]:
     Raises:
         InputError: It cannot be read, has no rows, or lacks a column.
     """
-    found = [{name: text for name, text in row.items() if name} for row in csv.DictReader(lines(path))]
+    text = lines(path)
+    delimiter = max(",\t;", key=text[0].count) if text else ","
+    found = [
+        {_plain(name): _content(cell) for name, cell in row.items() if name}
+        for row in csv.DictReader(text, delimiter=delimiter)
+    ]
     missing = [name for name in columns if found and name not in found[0]]
     if missing or not found:
         what = f"{path} lacks the columns {', '.join(missing)}" if missing else f"{path} has no rows"
         raise InputError(what, hint=f"the first line must name {', '.join(columns or ('seconds', 'peak_mib'))}")
     return found
+
+
+def _plain(name: str) -> str:
+    return name.strip().lower().replace(" ", "_")
+
+
+def _content(cell: str | None) -> str:
+    """What is in a cell, nothing being written in several ways."""
+    text = (cell or "").strip()
+    return "" if text.lower() in _NOTHING else text
 
 
 def lines(path: Path) -> list[str]:
@@ -154,4 +184,4 @@ def lines(path: Path) -> list[str]:
     try:
         return path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"cannot read {path}: {error}", hint="check the path") from error
+        raise InputError(f"cannot read {path}: {error}", hint="check the path, and that it is a text") from error

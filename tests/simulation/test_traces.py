@@ -52,7 +52,45 @@ def test_jobs_last_from_their_start_to_their_end_in_dates_too(tmp_path: Path) ->
     workload = from_csv(table(tmp_path, text))
     assert [job.seconds for job in workload.jobs] == pytest.approx([3600.0, 30.0])
     assert [job.arrival for job in workload.jobs] == [0.0, 10.0]
-    assert "without 1 jobs of no GPU or of several, without 1 that took no time" in workload.note
+    assert "without 1 jobs of no GPU or of several, without 1 that took no time or have no end" in workload.note
+
+
+def test_what_is_missing_may_be_written_in_several_ways(tmp_path: Path) -> None:
+    text = (
+        "jobid,status,submitted_time,start_time,end_time,num_gpus\n"
+        "a,Pass,2017-10-03 08:00:00,2017-10-03 08:01:00,2017-10-03 08:02:00,1\n"
+        "b,Killed,2017-10-03 08:00:10,2017-10-03 08:01:00,None,1\n"
+        "c,Failed,2017-10-03 08:00:10,NaN,NULL,1\n"
+        "d,Pass,2017-10-03 08:00:10,2017-10-03 08:01:00,2017-10-03 08:02:00,NA\n"
+    )
+    workload = from_csv(table(tmp_path, text))
+    assert [job.seconds for job in workload.jobs] == pytest.approx([60.0])
+    assert "without 1 jobs of no GPU or of several, without 2 that took no time or have no end" in workload.note
+
+
+def test_parts_of_a_gpu_in_percent_and_jobs_of_several_instances(tmp_path: Path) -> None:
+    text = (
+        "job_name,inst_num,status,start_time,end_time,plan_cpu,plan_gpu\n"
+        "a,1.0,Terminated,100,110,600,25.0\n"
+        "b,1.0,Terminated,107,127,600,100.0\n"
+        "several,1.0,Terminated,107,127,600,200.0\n"
+        "instances,4.0,Terminated,107,127,600,50.0\n"
+        "cpu,1.0,Terminated,107,127,600,\n"
+    )
+    workload = from_csv(table(tmp_path, text))
+    assert [(job.seconds, job.busy, job.arrival) for job in workload.jobs] == [
+        (pytest.approx(10.0), 0.25, 0.0),
+        (pytest.approx(20.0), 0.9, 7.0),
+    ]
+    assert "without 3 jobs of no GPU or of several" in workload.note
+    assert "they arrive when they started there" in workload.note
+
+
+@pytest.mark.parametrize(
+    "text", ["Duration;GPUs\n10;1\n", "duration\tgpus\n10\t1\n", "Job ID, Duration , GPUs\n1, 10, 1\n"]
+)
+def test_other_separators_capitals_and_spaces_are_no_harm(tmp_path: Path, text: str) -> None:
+    assert from_csv(table(tmp_path, text)).jobs[0].seconds == pytest.approx(10.0)
 
 
 def test_a_byte_order_mark_and_cells_beyond_the_header_are_no_harm(tmp_path: Path) -> None:
@@ -73,7 +111,8 @@ def test_a_table_of_times_alone_limits_only_lanes(tmp_path: Path) -> None:
         ("iterations,peak_mib\n1,1\n", "how long jobs take: it has iterations, peak_mib"),
         ("seconds,gpus\n1,8\n", "no job of one GPU"),
         (HEADER + "ten,1,1,1,,,,\n", "line 2.*iterations is 'ten'"),
-        (HEADER + "1,1,1,1,,,,\n1,nan,1,1,,,,\n", "line 3.*step_seconds"),
+        (HEADER + "1,1,1,1,,,,\n1,inf,1,1,,,,\n", "line 3.*step_seconds"),
+        ("start,end\n10/3/2017 8:12,10/3/2017 9:12\n", "line 2.*end is '10/3/2017 9:12'"),
         (HEADER + "1,1,-5,1,,,,\n", "persistent_mib"),
         ("seconds,submit_time\n1,2026-13-01\n", "submit_time is '2026-13-01'"),
         (HEADER + "0,1,1,1,,,,\n", "that takes time"),
