@@ -1,0 +1,61 @@
+"""How fast trials run beside each other, and so when each comes to its next boundary."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from cotune.engines.simulated.calendar import Calendar
+from cotune.engines.simulated.lanes import Device, Run, busy
+from cotune.packer.interference import shared_speed
+
+
+class Paces:
+    """Keeps in the calendar when trials come to where something is to be done.
+
+    Args:
+        calendar: Of everything.
+        reach: Called with a trial that has come there.
+    """
+
+    def __init__(self, calendar: Calendar, reach: Callable[[Run], None]) -> None:
+        self._calendar = calendar
+        self._reach = reach
+
+    def renew(self, device: Device) -> None:
+        """Works out anew how fast the trials of a device run, and when each comes to its next boundary."""
+        lanes = [(lane, lane.moving()) for lane in device.lanes.values()]
+        loads = [load for _, moving in lanes if (load := busy(moving))]
+        # Alone nothing slows a trial down, however busy it keeps the device; nor while it starts up.
+        speed = shared_speed(sum(loads)) if len(loads) > 1 else 1.0
+        for lane, moving in lanes:
+            for run in lane.runs.values():
+                share = 1.0 / len(moving) if run in moving else 0.0
+                rate = share if run.is_starting else speed * share * run.work.gain(run.concurrency)
+                self._set(run, rate, share)
+
+    def _set(self, run: Run, rate: float, share: float) -> None:
+        if rate == run.rate and run.booked:
+            return
+        run.settle(self._calendar.time)
+        goal = run.next_goal()
+        run.rate, run.share, run.goal = rate, share, goal
+        run.version += 1
+        run.booked = rate > 0.0
+        if run.booked:
+            self._calendar.later(run.seconds_to(goal) / rate, self._arrive, (run, run.version))
+
+    def _arrive(self, what: tuple[Run, int]) -> None:
+        run, version = what
+        if version != run.version:
+            return
+        run.settle(self._calendar.time)
+        run.startup = 0.0
+        run.progress = run.goal * run.work.step_seconds
+        run.booked = False
+        at_once = run.concurrency
+        self._reach(run)
+        if run.lane.runs.get(run.trial) is run:
+            if run.is_moving and run.concurrency == at_once:
+                self._set(run, run.rate, run.share)
+            else:
+                self.renew(run.lane.device)

@@ -1,0 +1,218 @@
+"""The life of an imagined trial: from its start, by its boundaries, to its end."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable
+
+from cotune.engines.simulated.calendar import Calendar
+from cotune.engines.simulated.lanes import Lane, Run
+from cotune.engines.simulated.model import Costs, Ending, Work
+from cotune.engines.simulated.paces import Paces
+from cotune.packer import events as ev
+from cotune.packer import instructions as do
+from cotune.packer.events import Outcome
+from cotune.trial import Report, TrialSpec
+
+
+class Trials:
+    """The trials that run, and what they do at each boundary.
+
+    Args:
+        model: What a trial is.
+        costs: What acting costs.
+        calendar: Of everything.
+        end_lane: Called with a lane that a trial takes down, and how.
+
+    Attributes:
+        paces: How fast they run.
+    """
+
+    def __init__(
+        self,
+        model: Callable[[TrialSpec], Work],
+        costs: Costs,
+        calendar: Calendar,
+        end_lane: Callable[[Lane, str], None],
+    ) -> None:
+        self.paces = Paces(calendar, self._reach)
+        self._model = model
+        self._costs = costs
+        self._calendar = calendar
+        self._end_lane = end_lane
+        self._runs: dict[int, Run] = {}
+        self._saved: dict[int, int] = {}
+
+    # ---- instructions
+
+    def start(self, spec: TrialSpec, lane: Lane) -> None:
+        work = self._model(spec)
+        run = Run(spec.trial, spec.attempt, work, lane, self._costs.start + work.startup, settled=self._calendar.time)
+        done = self._saved.get(spec.trial, 0) if work.checkpoints else 0
+        run.counted = done
+        run.progress = done * work.step_seconds
+        run.reported = bisect_right(work.report_at, done)
+        run.is_starting = run.startup > 0
+        run.every = max(1, work.iterations // max(self._costs.progress, 1))
+        self._runs[spec.trial] = lane.runs[spec.trial] = run
+        self.paces.renew(lane.device)
+
+    def stop(self, instruction: do.StopTrial) -> None:
+        run = self._runs.get(instruction.trial)
+        if run is None:
+            return
+        run.stopping = True
+        if run.blocked or run.paused:
+            self._finish(run, Outcome.STOPPED)
+        else:
+            run.booked = False
+            self.paces.renew(run.lane.device)
+
+    def grant(self, instruction: do.GrantTrial) -> None:
+        run = self._runs.get(instruction.trial)
+        if run is not None:
+            run.granted = instruction.concurrency
+            run.booked = False
+            self.paces.renew(run.lane.device)
+
+    def pause(self, instruction: do.PauseTrial) -> None:
+        run = self._runs.get(instruction.trial)
+        if run is not None:
+            run.pausing = True
+            run.booked = False
+            self.paces.renew(run.lane.device)
+
+    def resume(self, instruction: do.ResumeTrial) -> None:
+        run = self._runs.get(instruction.trial)
+        if run is not None:
+            run.paused, run.booked, run.parked, run.granted = False, False, 0, None
+            self.paces.renew(run.lane.device)
+
+    def park(self, instruction: do.ParkTrial) -> None:
+        run = self._runs.get(instruction.trial)
+        if run is not None:
+            run.parked = run.work.movable
+            self._calendar.say(ev.TrialParked(self._calendar.time, run.trial, run.parked))
+
+    def verdict(self, trial: int, attempt: int) -> None:
+        """It may go on past its report."""
+        run = self._runs.get(trial)
+        if run is not None and run.attempt == attempt:
+            run.unjudged = False
+            if run.blocked:
+                run.blocked = False
+                self._reach(run)
+                self.paces.renew(run.lane.device)
+
+    def forget(self, run: Run) -> None:
+        """It is gone, with its lane or by itself."""
+        del self._runs[run.trial], run.lane.runs[run.trial]
+        run.version += 1
+
+    # ---- at a boundary
+
+    def _reach(self, run: Run) -> None:
+        """A trial has come to the boundary after iteration `run.goal`."""
+        work, goal = run.work, run.goal
+        if run.is_starting:
+            run.is_starting = False
+            self.paces.renew(run.lane.device)
+            return
+        if goal > run.counted and self._is_short(run):
+            return
+        is_report = run.reported < len(work.report_at) and goal == work.report_at[run.reported]
+        if is_report and run.unjudged:
+            run.blocked = True
+            return
+        self._note_progress(run)
+        if is_report:
+            self._report(run)
+        if run.stopping:
+            self._finish(run, Outcome.STOPPED)
+        elif goal >= work.iterations:
+            self._reach_end(run)
+        else:
+            self._take_up(run)
+            if run.pausing:
+                self._rest(run)
+
+    def _is_short(self, run: Run) -> bool:
+        """Ends the trial if its lane's quota does not hold it."""
+        work, at_once = run.work, run.concurrency
+        others = sum(other.held for other in run.lane.runs.values() if other is not run)
+        room = run.lane.quota - run.lane.context - others
+        bursts = 0 < work.bursts < at_once
+        if at_once > 1 and (bursts or work.persistent + work.peak(run.goal, at_once) > room):
+            run.concurrency = 1
+            self._calendar.say(ev.GrantChanged(self._calendar.time, run.trial, 1, at_once))
+        needed = work.persistent + work.peak(run.goal)
+        if needed <= room:
+            return False
+        self._finish(run, Outcome.OUT_OF_MEMORY, needed=needed)
+        return True
+
+    def _note_progress(self, run: Run) -> None:
+        work, count = run.work, run.goal - run.counted
+        if count > 0:
+            largest = work.peak(run.goal, run.concurrency)
+            seconds, run.seconds = run.seconds, 0.0
+            done = ev.IterationsDone(
+                self._calendar.time,
+                run.trial,
+                count,
+                seconds,
+                work.persistent,
+                largest,
+                work.busy,
+                work.splits,
+                run.most,
+            )
+            run.most = run.concurrency
+            self._calendar.say(done)
+            run.counted = run.goal
+
+    def _report(self, run: Run) -> None:
+        run.reported += 1
+        run.unjudged = True
+        if run.work.checkpoints:
+            self._saved[run.trial] = run.goal - 1
+        self._calendar.say(Report(run.trial, run.attempt, run.goal - 1, run.work.value(run.goal - 1), b""))
+
+    def _take_up(self, run: Run) -> None:
+        """At a boundary: what was granted holds from here on."""
+        if run.granted is not None:
+            run.concurrency = run.most = run.granted
+            run.granted = None
+            self._calendar.say(ev.GrantChanged(self._calendar.time, run.trial, run.concurrency))
+
+    def _rest(self, run: Run) -> None:
+        """At a boundary: it waits from here on."""
+        work = run.work
+        run.pausing, run.paused = False, True
+        run.granted, run.concurrency = None, 1
+        saved = work.checkpoints and run.trial in self._saved
+        self._calendar.say(ev.TrialPaused(self._calendar.time, run.trial, work.persistent, saved, work.movable))
+        self.paces.renew(run.lane.device)
+
+    def _reach_end(self, run: Run) -> None:
+        match run.work.ending:
+            case Ending.RETURNS:
+                self._finish(run, Outcome.DONE)
+            case Ending.RAISES:
+                self._finish(run, Outcome.FAILED, detail=f"RuntimeError: {run.work.message}")
+            case Ending.DIES:
+                self._end_lane(run.lane, "killed by signal 9")
+            case Ending.HANGS:
+                run.hung_since = self._calendar.time
+                self._calendar.later(self._costs.quiet, self._say_quiet, run)
+
+    def _say_quiet(self, run: Run) -> None:
+        if self._runs.get(run.trial) is run and run.hung_since is not None:
+            quiet = ev.LaneQuiet(self._calendar.time, run.lane.id, run.trial, self._calendar.time - run.hung_since)
+            self._calendar.say(quiet)
+            self._calendar.later(self._costs.quiet, self._say_quiet, run)
+
+    def _finish(self, run: Run, outcome: Outcome, needed: int | None = None, detail: str = "") -> None:
+        self.forget(run)
+        self._calendar.say(ev.TrialEnded(self._calendar.time, run.trial, outcome, needed, detail=detail))
+        self.paces.renew(run.lane.device)
