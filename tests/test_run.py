@@ -10,7 +10,7 @@ import optuna
 import pytest
 
 import cotune
-from cotune.demand import MIB
+from cotune.demand import GIB, MIB
 from cotune.packer.policies import Policy
 from cotune.paths import RunFolder
 from cotune.simulation import from_run, simulate
@@ -529,9 +529,11 @@ def test_a_run_is_simulated_on_the_devices_it_had_and_takes_what_it_took(run, tm
             time.sleep(config["pause"])
             cotune.report({"loss": 1.0}, step=step)
 
-    space = {"pause": cotune.choice([0.02, 0.05])}
-    took = [run(train, space, trials=8, lanes=2, name="mine").makespan]
-    played = [simulate(from_run(RunFolder(tmp_path / "mine")))]
-    took.append(took[0] + run(train, space, trials=12, lanes=2, name="mine", resume=True).makespan)
-    played.append(simulate(from_run(RunFolder(tmp_path / "mine"))))
-    assert [outcome.figures.makespan for outcome in played] == pytest.approx(took, rel=0.25)
+    space, folder = {"pause": cotune.choice([0.02, 0.05])}, RunFolder(tmp_path / "mine")
+    first = run(train, space, trials=8, lanes=2, name="mine")
+    again = from_run(folder)
+    assert (again.devices, again.capacity, again.lanes) == (1, 4 * GIB, 2)
+    assert simulate(again).figures.makespan == pytest.approx(first.makespan, rel=0.25)
+    second = run(train, space, trials=12, lanes=2, name="mine", resume=True)
+    both = simulate(from_run(folder)).figures.makespan
+    assert both == pytest.approx(first.makespan + second.makespan, rel=0.25)
