@@ -215,7 +215,7 @@ def _replay(record: Record, event: dict[str, Any], line: bytes, metric: str) -> 
         record.end = event["time"]
         record.goes_on(event["time"])
         if event["persistent"] is not None:
-            record.demand = Demand(event["persistent"], event["ephemeral"])
+            record.demand = Demand(event["persistent"], event["ephemeral"], event.get("busy"))
         record.expected = event.get("expected")
         record.slowdown, record.speed = event.get("slowdown"), event.get("speed", 1.0)
         record.ran, record.expected_seconds = event.get("seconds"), event.get("expected_seconds")
@@ -232,6 +232,7 @@ def end_event(record: Record) -> dict[str, Any]:
         "state": str(record.state),
         "persistent": record.demand.persistent if record.demand else None,
         "ephemeral": record.demand.ephemeral if record.demand else None,
+        "busy": record.demand.busy if record.demand else None,
         "expected": record.expected,
         "slowdown": record.slowdown,
         "speed": round(record.speed, 4),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -92,13 +93,14 @@ class History:
         trials: By number.
         hardware: The devices of the last session in which a trial started; empty if they were not written down.
         context: Bytes of a lane before any trial, as measured; None if that was not written down.
-        opening: Seconds until a new lane was ready, the median; None if no trial waited for one.
+        opening: Seconds until a lane was ready that was opened once another was, the median; 0 if there was none. What
+            the first ones took, preparations of the run among it, is no part of a makespan.
     """
 
     trials: dict[int, Past]
     hardware: Sequence[Hardware]
     context: int | None
-    opening: float | None
+    opening: float
 
 
 def read_history(folder: RunFolder) -> History:
@@ -119,7 +121,7 @@ def read_history(folder: RunFolder) -> History:
         reader.trials,
         list(reader.used.values()),
         max(reader.contexts, default=None),
-        statistics.median(reader.waits) if reader.waits else None,
+        statistics.median(reader.waits) if reader.waits else 0.0,
     )
 
 
@@ -132,13 +134,14 @@ class _Reader:
         self.contexts: list[int] = []
         self.waits: list[float] = []
         self._now = 0.0
+        self._up_since = math.inf
 
     def take_in(self, event: dict[str, Any]) -> None:
         kind, number = event["event"], event.get("trial")
         if kind == "run":
             # A session begins: whatever the one before left open came to no end.
             self.cut_off()
-            self.is_begun, self.there = True, {}
+            self.is_begun, self.there, self._up_since = True, {}, math.inf
         elif kind == "device":
             self.there[event["device"]] = Hardware(
                 event["capacity"], event["context"], event["max_width"], event["lanes"]
@@ -160,18 +163,21 @@ class _Reader:
             self.used = self.there
             # One that still seems to run was cut off in a session whose end is not known.
             for before in trial.attempts[-1:]:
-                before.is_running = False
+                if before.is_running:
+                    before.is_running, self._up_since = False, math.inf
             trial.attempts.append(Attempt([Stretch(event["device"] or "", event["lane"], time, time)]))
         elif kind == "end":
             trial.state = TrialState(event["state"])
             if event["persistent"] is not None:
-                trial.demand = Demand(event["persistent"], event["ephemeral"])
+                trial.demand = Demand(event["persistent"], event["ephemeral"], event.get("busy"))
         if not trial.attempts:
             return
         attempt = trial.attempts[-1]
         last = attempt.stretches[-1]
         if kind == "ready":
-            self.waits.append(time - last.start)
+            if last.start >= self._up_since:
+                self.waits.append(time - last.start)
+            self._up_since = min(self._up_since, time)
             if "context" in event:
                 self.contexts.append(event["context"])
             last.start = last.end = time

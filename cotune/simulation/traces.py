@@ -27,12 +27,12 @@ def from_run(folder: RunFolder, busy: float | None = None) -> Workload:
     """The trials of a run as they went: when they were killed they are killed again, what they took they take again.
 
     What a trial takes alone is what it took, pauses and what was done in vain left out, less what those beside it have
-    slowed it down by the simulated body's measure. What it uses of a device is not in the events: without `busy` it is
-    taken to be its part of the lanes the run had.
+    slowed it down by the simulated body's measure. What each uses of a device is what was measured, the median; where
+    nothing was, as on a GPU, its part of the lanes the run had.
 
     Args:
         folder: Of the run.
-        busy: Share of a device's time that a trial uses alone.
+        busy: Share of a device's time that a trial uses alone, where that is known better.
 
     Raises:
         StorageError: The run cannot be read.
@@ -41,10 +41,11 @@ def from_run(folder: RunFolder, busy: float | None = None) -> Workload:
     history = read_history(folder)
     devices, lanes = _crowds(history.trials.values())
     most = max((crowd.most for crowd in devices.values()), default=1)
-    share = busy or 1 / most
     ended = [trial for trial in history.trials.values() if trial.state is not None]
     measured = [trial.demand for trial in ended if trial.demand is not None]
     usual = Demand(_median(demand.persistent for demand in measured), _median(demand.ephemeral for demand in measured))
+    known = [demand.busy for demand in measured if demand.busy is not None]
+    share = busy or (min(1.0, statistics.median(known)) if known else 1 / most)
     ran = [(counted, trial.demand or usual) for trial in ended if (counted := trial.counted())]
     jobs = []
     for counted, demand in sorted(ran, key=lambda it: it[0][0].start):
@@ -53,7 +54,7 @@ def from_run(folder: RunFolder, busy: float | None = None) -> Workload:
     if not jobs:
         raise InputError(f"no trial of {folder.path} has run to its end", hint="choose a run with finished trials")
     note = f"{len(jobs)} trials of {folder.path.name}; each uses {share:.0%} of a device alone"
-    costs = Costs() if history.opening is None else replace(Costs(), open=history.opening)
+    costs = replace(Costs(), open=history.opening)
     workload = Workload(folder.path.name, jobs, note, context=history.context or 0, costs=costs)
     if history.hardware:
         return _on(workload, history.hardware, history.context)

@@ -92,7 +92,21 @@ def test_pauses_and_what_a_lane_took_to_open_are_no_work(write: Write) -> None:
     events = [start(0.0), noted("ready", 3.0, context=MIB), noted("pause", 5.0), noted("resume", 105.0), end(109.0)]
     history = read_history(write(*session(0.0, "cpu:0"), trial(), *events))
     assert seconds(history) == [2.0, 4.0]
-    assert (history.opening, history.context) == (3.0, MIB)
+    assert history.context == MIB
+
+
+def test_a_lane_takes_as_long_to_open_as_those_did_that_were_not_the_first(write: Write) -> None:
+    first = [trial(0), start(0.0, 0), start(0.0, 1, 2), noted("ready", 9.0, 0), noted("ready", 9.1, 1), end(20.0, 1)]
+    events = [*session(0.0, "cpu:0"), *(trial(number) for number in (1, 2)), *first]
+    later = [start(20.0, 2, 3), noted("ready", 20.5, 2), end(30.0, 2)]
+    folder = write(*events, *later, *session(NEXT, "cpu:0"), start(NEXT, 0), noted("ready", NEXT + 7.0, 0))
+    assert read_history(folder).opening == 0.5
+
+
+def test_a_share_of_the_device_is_what_was_measured(write: Write) -> None:
+    events = [start(0.0, 0), start(0.0, 1, 2), {**end(10.0, 0), "busy": 0.2}, {**end(10.0, 1), "busy": 0.3}]
+    workload = from_run(write(*session(0.0, "cpu:0"), trial(0), trial(1), *events))
+    assert {job.busy for job in workload.jobs} == {0.25}
 
 
 def test_one_that_is_cut_off_ran_beside_others_up_to_the_end_of_the_session(write: Write) -> None:
