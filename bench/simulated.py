@@ -48,8 +48,7 @@ def sweep(options: Found) -> Found:
     )  # fmt: skip
     workload = from_run(RunFolder(Path(options["folder"]) / "run"))
     played = {
-        lanes: simulate(workload, Setting(width=lanes, policy="fifo")).figures.makespan
-        for lanes in options["widths"]
+        lanes: simulate(workload, Setting(width=lanes, policy="fifo")).figures.makespan for lanes in options["widths"]
     }
     states = [str(trial.state) for trial in results]
     return {"seconds": results.makespan, "simulated": played, "stopped": states.count("stopped")}

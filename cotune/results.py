@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from cotune.accuracy import LEAST_BYTES, LEAST_SECONDS, Accuracy
 from cotune.accuracy import lines as accuracy_lines
-from cotune.demand import format_bytes
+from cotune.demand import MIB, format_bytes
 from cotune.errors import CotuneError, InputError, NoResult
 from cotune.paths import TrialFolder
 from cotune.trial import TrialState

@@ -39,11 +39,7 @@ SHOWN = 8
 
 
 class Packer:
-    """Decides which trial runs where, in which lane, with which quota, and what happens when that goes wrong.
-
-    Attributes:
-        options: What it was told beforehand.
-    """
+    """Decides, as its `options` say, which trial runs where, in which lane, with which quota, and what if it fails."""
 
     def __init__(self, options: PackerOptions | None = None) -> None:
         self.options = options = options or PackerOptions()

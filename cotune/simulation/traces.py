@@ -97,7 +97,7 @@ def _median(counts: Iterable[int]) -> int:
 
 
 class _Crowd:
-    """How many trials ran on a device at any time, from their starts and ends."""
+    """How many trials, or lanes, were at it at any time, from when each began and ended."""
 
     def __init__(self, spans: Iterable[tuple[float, float]]) -> None:
         self._times: list[float] = []
