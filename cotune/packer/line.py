@@ -13,7 +13,7 @@ from cotune.packer.predictor import Predictor
 from cotune.packer.queue import Entry, Key, Mark, Queue
 from cotune.packer.state import Trial
 
-SORT_AT_ONCE = 4
+SORT_AT_ONCE = 2
 
 
 # What a trial wants, a `lane` or all of a device, as a `probe`, `alone` or `oversized`; and of probes, which need the
