@@ -26,7 +26,7 @@ from cotune.packer.state import Device, Trial
 ROOM_AT_ONCE = 2
 # How many trials that would slow one with priority too much are passed over after one event; behind those, smaller ones
 # only are looked at.
-PASS_OVER = 64
+PASS_OVER = 8
 
 
 @dataclass(slots=True)
