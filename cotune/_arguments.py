@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from cotune.errors import InputError
+from cotune.trainable import takes
 
 T = TypeVar("T")
 
@@ -169,17 +170,6 @@ def check_callbacks(callbacks: Any, *passed: str) -> None:
                 f"the callback {callback!r} cannot be called with {' and '.join(passed)}",
                 hint=f"write def callback({', '.join(passed)}): ...",
             )
-
-
-def takes(function: Callable[..., Any], count: int) -> bool:
-    """Whether so many arguments can be passed, as far as that can be told."""
-    try:
-        inspect.signature(function).bind(*[None] * count)
-    except TypeError:
-        return False
-    except ValueError:
-        pass
-    return True
 
 
 def check_goal(metric: Any, mode: Any) -> None:

@@ -28,7 +28,6 @@ from cotune._arguments import (
     checked_seed,
     checked_timeout,
     made_up,
-    takes,
 )
 from cotune._signals import handled_by
 from cotune.dashboard.views import make_view
@@ -43,6 +42,7 @@ from cotune.search.lane_trial import StudyObjective, study_as_proxy
 from cotune.search.study_search import StudySearch
 from cotune.sharing.devices import find_devices
 from cotune.sweep import Sweep, SweepOptions
+from cotune.trainable import takes
 
 _LANE_MODULE = "cotune.search.lane_trial"
 _INSTEAD = {

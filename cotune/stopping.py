@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from cotune.errors import InputError, UnknownMetric
+from cotune.trainable import takes
 
 REPORTS = "training_iteration"
 
@@ -80,10 +80,6 @@ def checked_stop(stop: Any) -> StopRule | None:
             if not isinstance(name, str) or not is_number:
                 raise InputError(f"stop={stop!r} has {name!r}: {bound!r}, which is no name with a number", hint=_HINT)
         return StopRule(bounds=dict(stop))
-    try:
-        inspect.signature(stop).bind(0, {})
-    except TypeError:
-        raise InputError(f"stop={stop!r} is no dict and no function of two arguments", hint=_HINT) from None
-    except ValueError:
-        pass
+    if not takes(stop, 2):
+        raise InputError(f"stop={stop!r} is no dict and no function of two arguments", hint=_HINT)
     return StopRule(func=stop)

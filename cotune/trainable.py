@@ -44,16 +44,23 @@ def check_trainable(trainable: Any) -> str:
             f"{_name(trainable)} is a coroutine or generator function: calling it would run nothing",
             hint="pass a plain function; it may call asyncio.run() itself",
         )
-    try:
-        inspect.signature(trainable).bind({})
-    except TypeError:
+    if not takes(trainable, 1):
         raise InputError(
             f"{_name(trainable)}{inspect.signature(trainable)} cannot be called with one argument",
             hint="it is called with the config, a dict: def train(config): ...",
-        ) from None
+        )
+    return _name(trainable)
+
+
+def takes(function: Callable[..., Any], count: int) -> bool:
+    """Whether so many arguments can be passed, as far as that can be told."""
+    try:
+        inspect.signature(function).bind(*[None] * count)
+    except TypeError:
+        return False
     except ValueError:
         pass
-    return _name(trainable)
+    return True
 
 
 def _name(trainable: Any) -> str:

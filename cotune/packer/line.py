@@ -13,8 +13,8 @@ from cotune.packer.predictor import Predictor
 from cotune.packer.queue import Entry, Key, Mark, Queue
 from cotune.packer.state import Trial
 
+# Waiting trials whose place is looked at anew after one event.
 SORT_AT_ONCE = 2
-
 
 # What a trial wants, a `lane` or all of a device, as a `probe`, `alone` or `oversized`; and of probes, which need the
 # same, their kind.

@@ -18,7 +18,7 @@ Entry = tuple[Key, int, int, Trial]
 class Queue:
     """Trials in the order of their keys, each with a size.
 
-    Blocks of some hundred entries, each with the size of its smallest: a block in which nothing fits is passed over
+    Blocks of about a hundred entries, each with the size of its smallest: a block in which nothing fits is passed over
     as a whole, so finding, adding and taking out cost about the square root of the length.
 
     Attributes:
