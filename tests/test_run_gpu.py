@@ -75,6 +75,7 @@ def test_residents_of_one_lane_compute_the_same_bits_as_trials_alone(run):
     alone = run(dropout, space, sampler="grid", lanes=1)
     together = run(dropout, space, sampler="grid", lanes=1, residents=3)
     for a, b in zip(alone, together, strict=True):
+        assert a.error is b.error is None
         assert [r["loss"] for r in a.history] == [r["loss"] for r in b.history]
 
 

@@ -135,7 +135,7 @@ class Endings:
             return
         expected = trial.demand or trial.hint or self._predictor.model(trial).demand(trial.features)
         trial.alone = trial.alone or trial.out_of_memories > 1 or expected is None
-        if trial.demand is None:
+        if trial.demand is None and trial.out_of_memories == 1:
             self._predictor.judge_hint(trial, trial.floor)
         learnt = trial.with_floor(expected or Demand(0, 0))
         self._predictor.model(trial).observe_demand(trial.id, trial.features, learnt)

@@ -69,7 +69,7 @@ class Learning:
         trial.believe(trial.seen)
         if trial.demand is None:
             return
-        if before is None:
+        if before is None and not trial.out_of_memories:
             self._predictor.judge_hint(trial, trial.demand.peak)
         if before is None or trial.demand.peak != before.peak:
             self._predictor.model(trial).observe_demand(trial.id, trial.features, trial.demand)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from cotune.demand import Demand
 from cotune.packer.fitting import Fitting
 from cotune.packer.prediction import KindModel
-from cotune.packer.state import Trial
+from cotune.packer.state import Trial, padded
 
 # Hints are believed until more than this part of them was too low.
 HINTS_SHORT = 0.05
@@ -48,10 +48,11 @@ class Predictor:
         trial.oversized = expected is not None and expected.peak > self._fitting.largest_room
 
     def judge_hint(self, trial: Trial, peak: int) -> None:
-        """Compares what was expected of a trial with what it was measured to need."""
+        """Compares what was expected of a trial with what it needs, as it was measured, or with what was too little."""
         if trial.hint is not None:
             self._hints += 1
-            self._short_hints += peak > trial.needing(trial.hint).peak
+            # Not raised to the trial's floor, which is what it was judged by.
+            self._short_hints += peak > padded(trial.hint.persistent) + padded(trial.hint.ephemeral)
             trusts = self._short_hints <= max(2, HINTS_SHORT * self._hints)
             self._hint_version += trusts != self._trusts_hints
             self._trusts_hints = trusts

@@ -41,6 +41,18 @@ def test_hints_are_believed_until_several_were_too_low() -> None:
     assert 1 <= len(world.retries) <= 3
 
 
+def test_hints_that_cost_several_trials_their_memory_cost_no_other_before_one_of_them_was_measured() -> None:
+    world = World(PackerOptions(width=2, policy=make_policy("fifo")))
+    world.device("gpu 0", 4 * GIB, CONTEXT)
+    world.jobs[0] = Job(0, 2000 * MIB, 0, steps=100)
+    hinted(world, 0, 2000)
+    for trial in range(1, 12):
+        world.jobs[trial] = Job(trial, 2500 * MIB, 0)
+        hinted(world, trial, 100)
+    world.run()
+    assert 1 <= len(world.retries) <= 4
+
+
 def test_the_fullest_device_that_fits_is_taken_among_those_with_as_many_lanes() -> None:
     world = World(PackerOptions(width=4))
     for name, capacity in (("large", 8), ("small", 2), ("medium", 4)):
