@@ -93,6 +93,13 @@ def test_a_tensor_of_more_or_less_than_one_element_is_refused_with_its_shape(sha
     assert str(shape) in refused.value.message
 
 
+def test_what_went_wrong_in_computing_a_number_is_told_and_not_taken_for_its_shape():
+    """As on a GPU, where a failed kernel is heard of only when a number is asked for."""
+    torch = pytest.importorskip("torch")
+    with pytest.raises(RuntimeError, match="meta"):
+        plain("loss", torch.empty((), device="meta"))
+
+
 @pytest.mark.parametrize(
     "value",
     [[1.0], (1.0,), {"a": 1}, 1 + 2j, np.complex64(1), decimal.Decimal(1), object(), b"x", np.datetime64("2020-01-01")],
