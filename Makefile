@@ -6,7 +6,7 @@ STAMP := $(VENV)/.cotune-installed
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test slow oldest bench gpu gpu-here clean
+.PHONY: help demo test slow oldest bench gpu gpu-here pretend-gpu clean
 
 help:
 	@echo "make demo    tune a small model on the digits data set, on whatever this machine has"
@@ -16,6 +16,7 @@ help:
 	@echo "make bench   overheads, makespan, front doors"
 	@echo "make gpu     on a machine with a GPU: the tests that need one, then every figure (docs/gpu.md)"
 	@echo "make gpu-here  the same with the packages that \$$(PYTHON) has, where nothing can be installed"
+	@echo "make pretend-gpu  without a GPU: most of those tests, with torch's CUDA build on a GPU that is not there"
 	@echo "make clean   remove the environment and the caches"
 	@echo "PYTHON=$(PYTHON) and VENV=$(VENV) can be set on the command line."
 
@@ -70,6 +71,13 @@ $(VENV)/.cotune-installed: pyproject.toml constraints.txt
 	         "run the same make command again to retry." >&2; exit 1; }
 	@touch "$@"
 
+# torch's own CUDA build, which pip gets from PyPI, on a device that has memory, streams and errors, and does not compute.
+pretend-gpu:
+	"$(PYTHON)" -m venv "$(VENV)-pretend-gpu"
+	"$(VENV)-pretend-gpu/bin/python" -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,torch]'
+	"$(VENV)-pretend-gpu/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps 'nvidia-cuda-crt==13.0.*'
+	"$(VENV)-pretend-gpu/bin/python" tests/pretend_gpu/run.py
+
 clean:
-	rm -rf "$(VENV)" "$(VENV)-oldest" .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
+	rm -rf "$(VENV)" "$(VENV)-oldest" "$(VENV)-pretend-gpu" .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
