@@ -18,6 +18,8 @@ from cotune.demand import format_bytes
 from cotune.packer import LaneView
 
 PLAIN_EVERY = 1.0
+# Nothing has run for so long: not only between two trials.
+STUCK_AFTER = 5.0
 
 
 class View(ABC):
@@ -40,27 +42,34 @@ class Silent(View):
 
 
 class PlainLines(View):
-    """A line when something has changed, at most one a second."""
+    """A line when something has changed, at most one a second; and why nothing runs, if nothing does for long."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = stream or sys.stderr
         self._last: tuple[int, str] = (-1, "")
         self._due = 0.0
+        self._ran = 0.0
+        self._is_stuck = False
 
     def update(self, snapshot: Snapshot) -> None:
+        if snapshot.running or not snapshot.packer.waiting:
+            self._ran, self._is_stuck = snapshot.seconds, False
+        elif not self._is_stuck and snapshot.seconds >= self._ran + STUCK_AFTER:
+            self._is_stuck = True
+            self._print(f"{headline(snapshot)}, {_waiting(snapshot)}")
         state = (snapshot.finished, snapshot.note)
         if state != self._last and snapshot.seconds >= self._due:
             self._last, self._due = state, snapshot.seconds + PLAIN_EVERY
-            self._print(snapshot)
+            self._print(headline(snapshot))
 
     def close(self, snapshot: Snapshot | None) -> None:
         if snapshot is not None and (snapshot.finished, snapshot.note) != self._last:
-            self._print(snapshot)
+            self._print(headline(snapshot))
 
-    def _print(self, snapshot: Snapshot) -> None:
+    def _print(self, line: str) -> None:
         # A reader that has gone away must not end the run.
         with contextlib.suppress(OSError, ValueError):
-            print(headline(snapshot), file=self._stream, flush=True)
+            print(line, file=self._stream, flush=True)
 
 
 class LiveTable(View):
@@ -137,10 +146,14 @@ def table(snapshot: Snapshot, width: int = 80, height: int = 24) -> RenderableTy
     if hidden:
         lines.append(Text(f"  and {hidden} more", style="dim"))
     if snapshot.packer.waiting:
-        first = snapshot.packer.waiting[0]
-        text = f"{snapshot.packer.waiting_count} waiting; trial {first.trial}: {first.reason}"
-        lines.append(Text(text, style="dim", overflow="ellipsis", no_wrap=True))
+        lines.append(Text(_waiting(snapshot), style="dim", overflow="ellipsis", no_wrap=True))
     return Group(*lines)
+
+
+def _waiting(snapshot: Snapshot) -> str:
+    """How many trials wait, and why the first of them does."""
+    first = snapshot.packer.waiting[0]
+    return f"{snapshot.packer.waiting_count} waiting; trial {first.trial}: {first.reason}"
 
 
 def _rows(snapshot: Snapshot, room: int) -> tuple[list[tuple[list[str], str]], int]:

@@ -280,6 +280,15 @@ def test_a_run_that_never_began_prints_nothing(stream):
     assert stream.getvalue() == ""
 
 
+def test_why_nothing_runs_is_said_once_if_nothing_does_for_long(stream):
+    lines = PlainLines(stream)
+    others = PackerView((), (WaitingView(3, "others leave 100 MiB"),), 7)
+    for seconds in (0.0, 4.0, 5.0, 6.0, 60.0):
+        lines.update(replace(finished(0, seconds), running=(), packer=others))
+    (line,) = (line for line in stream.getvalue().splitlines() if "waiting" in line)
+    assert line.endswith(", 7 waiting; trial 3: others leave 100 MiB")
+
+
 class Gone(io.StringIO):
     def write(self, _text):
         raise BrokenPipeError
