@@ -117,7 +117,10 @@ class Broker:
             return self._send(lane, ticket, "stop", (), {})
         if method == "get_auto_filled_metrics":
             # What Tune has of a trial that never reports; asked for at once, whatever the lane is doing.
-            return {"trial_id": ticket.trial.trial_id, "config": dict(ticket.trial.config)} | _when_and_where(lane)
+            known = {"trial_id": ticket.trial.trial_id, "config": dict(ticket.trial.config)} | _when_and_where(lane)
+            if lane is not None and lane.pid is None:
+                lane.unsigned.append(known)
+            return known
         if ticket.refusal is not None:
             return _refused.remote(ticket.refusal)
         if lane is None:
