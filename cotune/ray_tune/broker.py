@@ -89,11 +89,13 @@ class Broker:
 
     def _attempt(self, ticket: Ticket, lane: LaneHandle) -> Attempt:
         """What the lane must know with the first call."""
-        seed = zlib.crc32(ticket.trial.trial_id.encode())
+        trial = ticket.trial
+        # Behind a checkpoint it draws other numbers than before it, as in a process of its own.
+        seed = zlib.crc32(f"{trial.trial_id} {trial.checkpoint.path if trial.checkpoint else ''}".encode())
         number, pickled = ticket.trainable
         known = number in lane.trainables
         lane.trainables.add(number)
-        folder = ticket.trial.local_path or ""
+        folder = trial.local_path or ""
         kwargs, checkpoint = ticket.kwargs, ticket.checkpoint
         return Attempt(*ticket.key, seed, folder, number, None if known else pickled, kwargs, checkpoint)
 
@@ -115,7 +117,10 @@ class Broker:
             return self._send(lane, ticket, "stop", (), {})
         if method == "get_auto_filled_metrics":
             # What Tune has of a trial that never reports; asked for at once, whatever the lane is doing.
-            return {"trial_id": ticket.trial.trial_id, "config": dict(ticket.trial.config)} | _when_and_where(lane)
+            known = {"trial_id": ticket.trial.trial_id, "config": dict(ticket.trial.config)} | _when_and_where(lane)
+            if lane is not None and lane.pid is None:
+                lane.unsigned.append(known)
+            return known
         if ticket.refusal is not None:
             return _refused.remote(ticket.refusal)
         if lane is None:

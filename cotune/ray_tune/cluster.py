@@ -43,6 +43,7 @@ class LaneHandle:
         leaving: It is to be closed.
         trainables: Numbers of the pickled classes it has.
         pid: Its process, once that has opened.
+        unsigned: What Tune was given of trials that began before that, and is to say the process too.
         unheard: Calls of trials that were stopped: whatever they raise is nobody's concern any more.
     """
 
@@ -58,6 +59,7 @@ class LaneHandle:
     leaving: bool = False
     trainables: set[int] = field(default_factory=set)
     pid: int | None = None
+    unsigned: list[dict[str, Any]] = field(default_factory=list)
     unheard: list[Any] = field(default_factory=list)
 
 
@@ -204,6 +206,9 @@ class Cluster:
             self._stillborn.another(str(error))
             return
         lane.pid = site.pid
+        for given in lane.unsigned:
+            given["pid"] = site.pid
+        lane.unsigned.clear()
         if lane.slot.site is not None and site.place != lane.slot.site.place:
             log.error("lane %d of %s is at %s: closed", lane.lane, lane.slot.name, site.place)
             kill(lane.actor)

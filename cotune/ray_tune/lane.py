@@ -67,7 +67,7 @@ class Attempt:
     Attributes:
         trial: The trial's number in the brain.
         attempt: Counts its restarts.
-        seed: For numpy and random.
+        seed: For torch, numpy and random.
         folder: The trial's own.
         trainable: Number of the class to make it from.
         pickled: That class, if the lane has not had it yet.

@@ -33,8 +33,6 @@ from cotune.trial import TrialSpec
 if TYPE_CHECKING:
     from cotune.sharing.host import Host
 
-# What torch seeds itself with in a fresh process, which is where Ray would have started the trial.
-TORCH_SEED = 67280421310721
 UNWIND_WITHIN = 5.0
 # Tune decides by its calls; there is no verdict to wait for.
 NO_SEAT = -1
@@ -52,13 +50,13 @@ class LaneTrial(ResidentTrial):
     Args:
         host: The lane.
         number: The trial's number in the brain.
-        seed: Seeds numpy and random; torch starts as it does in a fresh process.
+        seed: Seeds torch, numpy and random.
         folder: The trial's own.
         make: Makes the Trainable; called by the trial's thread when it has its first turn.
     """
 
     def __init__(self, host: Host, number: int, seed: int, folder: Path, make: Callable[[], Any]) -> None:
-        super().__init__(host, NO_SEAT, TrialSpec(number, 0, {}, seed, folder), Context(seed, host.home, TORCH_SEED))
+        super().__init__(host, NO_SEAT, TrialSpec(number, 0, {}, seed, folder), Context(seed, host.home))
         self.inbox = Inbox()
         self.ray_session: Any = None
         self.runner: threading.Thread | None = None

@@ -28,6 +28,8 @@ from cotune.ray_tune.seam import LaneActorManager, LaneRequest, LaneResourceMana
 from cotune.ray_tune.slots import ClusterOptions
 from cotune.sharing.preload import modules_to_preload
 
+# Requests for anything else, such as a resource that only some nodes have, are Ray's to grant.
+_PLACED = {"CPU", "GPU", "memory", "object_store_memory"}
 # What Tune's own actors are told of the driver's environment.
 _PROPAGATED = ("RAY_CHDIR_TO_TRIAL_DIR", "TUNE_", "RAY_AIR_", "RAY_TRAIN_", "AWS_")
 
@@ -187,7 +189,7 @@ def admit(controller: Any, trial: Any, options: Options) -> None:
     request = trial.placement_group_factory
     if request is None or isinstance(request, LaneRequest):
         return
-    if len(request.bundles) > 1 or request.head_bundle_is_empty:
+    if len(request.bundles) > 1 or request.head_bundle_is_empty or not _PLACED.issuperset(request.required_resources):
         return
     install(controller, trial, options)
     trial.placement_group_factory = LaneRequest.of(trial)

@@ -24,12 +24,10 @@ class Context:
     Args:
         seed: Seeds torch, numpy and random.
         home: Working directory and environment a trial starts with.
-        torch_seed: Seeds torch instead.
     """
 
-    def __init__(self, seed: int, home: Home, torch_seed: int | None = None) -> None:
+    def __init__(self, seed: int, home: Home) -> None:
         self._seed = seed
-        self._torch_seed = seed if torch_seed is None else torch_seed
         self._python: Any = None
         self._numpy = NumpyRandom(seed)
         self._torch: TorchState | None = None
@@ -95,13 +93,13 @@ class Context:
         """Starts to keep torch's state, if torch is loaded."""
         torch = sys.modules.get("torch")
         if self._torch is None and torch is not None and hasattr(torch, "default_generator"):
-            self._torch = TorchState(torch, self._torch_seed)
+            self._torch = TorchState(torch, self._seed)
 
     def cupy_loaded(self) -> None:
         """Puts this trial's generators of CuPy in place, if CuPy is loaded."""
         cupy = sys.modules.get("cupy")
         if self._cupy is None and cupy is not None and hasattr(cupy, "random"):
-            self._cupy = CupyRandom(cupy, self._torch_seed)
+            self._cupy = CupyRandom(cupy, self._seed)
         if self._cupy is not None:
             self._cupy.enter()
 

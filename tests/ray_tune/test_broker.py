@@ -16,7 +16,7 @@ from cotune.packer import events as ev
 from cotune.packer import instructions as do
 from cotune.ray_tune import lane
 from cotune.ray_tune.broker import Broker
-from cotune.ray_tune.ticket import Held
+from cotune.ray_tune.ticket import Held, Ticket
 
 
 class Lanes:
@@ -47,7 +47,12 @@ class Lanes:
 
 def trial(name):
     return SimpleNamespace(
-        trial_id=name, trainable_name="train", config={}, local_path="", latest_checkpoint_result=None
+        trial_id=name,
+        trainable_name="train",
+        config={},
+        local_path="",
+        checkpoint=None,
+        latest_checkpoint_result=None,
     )
 
 
@@ -86,6 +91,17 @@ def test_the_first_call_of_an_attempt_says_what_the_trial_is(broker, lanes):
     assert attempts[0].kwargs == {"x": 1}
     assert attempts[1] is None
     assert [args[1] for args in lanes.called] == [0, 1]
+
+
+def test_a_trial_draws_other_numbers_behind_a_checkpoint(broker):
+    def seed(name, checkpoint=None):
+        ticket = Ticket(0, trial(name), trainable=(0, b""))
+        ticket.trial.checkpoint = checkpoint
+        return broker._attempt(ticket, SimpleNamespace(trainables=set())).seed
+
+    saved = [SimpleNamespace(path=f"run/a/checkpoint_{n:06}") for n in range(2)]
+    assert seed("a") == seed("a")
+    assert len({seed("a"), seed("b"), seed("a", saved[0]), seed("a", saved[1])}) == 4
 
 
 def test_a_trial_that_was_stopped_between_two_lanes_is_not_run_again(broker, lanes):

@@ -77,7 +77,7 @@ def test_trials_that_never_reported_have_their_config(run_config):
         run_config=run_config(),
     ).fit()
     assert [result.config for result in results] == [{"x": 1}, {"x": 2}, {"x": 3}]
-    assert {"date", "hostname", "node_ip"} <= set(results[0].metrics)
+    assert {"date", "hostname", "node_ip", "pid"} <= set(results[0].metrics)
 
 
 def test_function_api(run_config):

@@ -1,0 +1,29 @@
+"""A Ray Tune trial in a lane, without a lane."""
+
+from __future__ import annotations
+
+import random
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+pytest.importorskip("ray")
+torch = pytest.importorskip("torch")
+
+from cotune.ray_tune.lane_trial import LaneTrial
+from cotune.sharing.context import Context, Home
+
+
+def test_each_trial_draws_numbers_of_its_own(tmp_path):
+    home = Home()
+    before = Context(0, home)
+    before.leave()
+    drawn = []
+    for seed in (1, 2):
+        trial = LaneTrial(SimpleNamespace(home=home), 0, seed, tmp_path, dict)
+        trial._context.enter()
+        drawn.append((torch.rand(1).item(), np.random.rand(), random.random()))
+        trial._context.leave()
+    before.enter()
+    assert all(first != second for first, second in zip(*drawn, strict=True))
