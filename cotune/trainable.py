@@ -39,7 +39,11 @@ def check_trainable(trainable: Any) -> str:
         return trainable.__name__
     if not callable(trainable):
         raise InputError(f"trainable={trainable!r} cannot be called", hint="pass a function of the config")
-    if inspect.iscoroutinefunction(trainable) or inspect.isgeneratorfunction(trainable):
+    if (
+        inspect.iscoroutinefunction(trainable)
+        or inspect.isgeneratorfunction(trainable)
+        or inspect.isasyncgenfunction(trainable)
+    ):
         raise InputError(
             f"{_name(trainable)} is a coroutine or generator function: calling it would run nothing",
             hint="pass a plain function; it may call asyncio.run() itself",

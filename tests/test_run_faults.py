@@ -200,6 +200,16 @@ def test_sys_exit_ends_its_trial_only(run, code):
         assert f"sys.exit({code!r})" in str(results.errors[0].error)
 
 
+def test_a_trial_that_says_by_itself_that_it_was_stopped_fails_once(run):
+    def train(config):
+        cotune.report({"loss": 1.0})
+        raise cotune.TrialStopped
+
+    results = run(train, {"x": cotune.uniform(0, 1)}, trials=1, lanes=1, max_failures=2, time_budget=20)
+    assert "by itself" in str(results[0].error)
+    assert results[0].attempts == 1
+
+
 def test_os_exit_is_a_dead_lane_and_siblings_finish(run):
     def train(config):
         cotune.report({"loss": 1.0})

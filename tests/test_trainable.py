@@ -289,6 +289,9 @@ def test_coroutine_and_generator_functions_are_refused():
     def generator(config):
         yield 1.0
 
-    for refused in (coroutine, generator):
+    async def both(config):
+        yield 1.0
+
+    for refused in (coroutine, generator, both):
         with pytest.raises(InputError, match="would run nothing"):
             check_trainable(refused)
