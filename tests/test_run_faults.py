@@ -158,6 +158,19 @@ def test_memory_leaked_into_globals_recycles_the_lane(run):
     assert max(trial.metrics["hoarded"] for trial in results) <= 3
 
 
+def test_a_limit_that_a_trial_lowers_is_not_its_successors(run):
+    def train(config):
+        import resource
+
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft - 1, hard))
+        return soft
+
+    results = run(train, {"x": 1}, trials=2, lanes=1)
+    first, second = results
+    assert first.metrics == second.metrics
+
+
 def test_a_trial_that_catches_every_exception_can_be_stopped_and_its_memory_is_freed(run):
     def train(config):
         import numpy as np
