@@ -27,6 +27,7 @@ def trainable(config):
     """Starts a process of its own, if it should, tells both process ids and never ends."""
     import json
     import logging
+    import multiprocessing.util
     import os
     import subprocess
     import sys
@@ -42,6 +43,7 @@ def trainable(config):
     told = {"lane": os.getpid(), "child": child.pid if child else None, "threads": threads}
     told |= {"backend": os.environ["MPLBACKEND"], "root": bool(logging.getLogger().handlers)}
     told |= {"level": logging.getLogger("cotune-test").level, "argv": sys.argv}
+    told |= {"scratch": multiprocessing.util.get_temp_dir()}
     cotune.report({"loss": 0.0, "told": json.dumps(told)})
     threading.Event().wait()
 
@@ -293,6 +295,14 @@ def test_shared_memory_of_a_killed_trial_is_removed(world, watch, tmp_path, how)
         world.zygote.close()
     assert watched.is_gone()
     assert not os.path.exists(f"/dev/shm/{name}")
+
+
+def test_where_multiprocessing_keeps_its_sockets_is_removed_at_the_end(world):
+    handle, _ = world.open()
+    scratch = world.run(handle)["scratch"]
+    assert os.path.isdir(scratch)
+    world.zygote.close()
+    assert not os.path.exists(scratch)
 
 
 def test_a_lane_that_dies_takes_the_processes_of_its_trial_with_it(world, watch):
