@@ -171,6 +171,18 @@ def test_a_limit_that_a_trial_lowers_is_not_its_successors(run):
     assert first.metrics == second.metrics
 
 
+def test_a_process_group_that_a_trial_leaves_behind_is_not_its_successors(run):
+    def train(config):
+        import sys
+        import types
+
+        sys.modules["torch.distributed"] = types.SimpleNamespace(is_available=lambda: True, is_initialized=lambda: True)
+        return os.getpid()
+
+    first, second = run(train, {"x": 1}, trials=2, lanes=1)
+    assert first.metrics != second.metrics
+
+
 def test_a_trial_that_catches_every_exception_can_be_stopped_and_its_memory_is_freed(run):
     def train(config):
         import numpy as np

@@ -146,6 +146,7 @@ class Host(ABC):
         residue = self.level - self._context_level - self._shared_bytes - others
         is_sound = is_stuck or (not self._wreckage and self.memory.is_sound())
         tainted = not is_sound or trial.left_threads() or (not residents and bool(_children()))
+        tainted = tainted or _has_process_group()
         tainted = tainted or any(now < before for now, before in zip(_limits(), self._limits, strict=True))
         if abs(residue - self._held[1]) > MIB or tainted != self._held[2]:
             self._send_holds(max(0, residue), tainted)
@@ -196,6 +197,12 @@ class Host(ABC):
 def _leave_session() -> None:
     session.bind(None)
     session.set_holder(None)
+
+
+def _has_process_group() -> bool:
+    """Whether torch has a default process group, of which a process can have one."""
+    distributed: Any = sys.modules.get("torch.distributed")
+    return distributed is not None and bool(distributed.is_available() and distributed.is_initialized())
 
 
 def _limits() -> list[float]:
