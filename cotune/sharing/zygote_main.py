@@ -69,7 +69,7 @@ def main(control: int, payload: int, levels: Mapping[str, int] | None) -> NoRetu
     gc.collect()
     gc.freeze()
     signal.signal(signal.SIGTERM, _note)
-    sock.send(pickle.dumps(("up", os.getpid(), 0)))
+    sock.send(pickle.dumps(("up", os.getpid(), _scratch)))
     Zygote(sock, wake_read, trainable, libc).serve()
 
 
