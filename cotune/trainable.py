@@ -26,6 +26,11 @@ def check_trainable(trainable: Any) -> str:
         )
         if not all(callable(getattr(trainable, name, None)) for name in ("setup", "step")):
             raise InputError(f"class {trainable.__name__} has no setup() and step()", hint=hint)
+        if not takes(trainable, 0):
+            raise InputError(
+                f"class {trainable.__name__}{inspect.signature(trainable)} cannot be made without arguments",
+                hint="the config is passed to setup(self, config)",
+            )
         if any(base.__module__.startswith("ray.tune.") for base in trainable.__mro__):
             raise InputError(
                 f"class {trainable.__name__} is a Trainable of Ray Tune, which is built and saved in Ray's own way",
@@ -39,7 +44,11 @@ def check_trainable(trainable: Any) -> str:
         return trainable.__name__
     if not callable(trainable):
         raise InputError(f"trainable={trainable!r} cannot be called", hint="pass a function of the config")
-    if inspect.iscoroutinefunction(trainable) or inspect.isgeneratorfunction(trainable):
+    if (
+        inspect.iscoroutinefunction(trainable)
+        or inspect.isgeneratorfunction(trainable)
+        or inspect.isasyncgenfunction(trainable)
+    ):
         raise InputError(
             f"{_name(trainable)} is a coroutine or generator function: calling it would run nothing",
             hint="pass a plain function; it may call asyncio.run() itself",

@@ -158,6 +158,32 @@ def test_memory_leaked_into_globals_recycles_the_lane(run):
     assert max(trial.metrics["hoarded"] for trial in results) <= 3
 
 
+def test_a_limit_that_a_trial_lowers_is_not_its_successors(run):
+    def train(config):
+        import resource
+
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft - 1, hard))
+        return soft
+
+    results = run(train, {"x": 1}, trials=2, lanes=1)
+    first, second = results
+    assert first.metrics == second.metrics
+
+
+def test_a_process_group_that_a_trial_leaves_behind_is_not_its_successors(run):
+    def train(config):
+        import sys
+        import types
+
+        left = types.SimpleNamespace(is_available=lambda: True, is_initialized=lambda: True)
+        sys.modules[config["name"]] = left
+        return os.getpid()
+
+    first, second = run(train, {"name": "torch.distributed"}, trials=2, lanes=1)
+    assert first.metrics != second.metrics
+
+
 def test_a_trial_that_catches_every_exception_can_be_stopped_and_its_memory_is_freed(run):
     def train(config):
         import numpy as np
@@ -198,6 +224,16 @@ def test_sys_exit_ends_its_trial_only(run, code):
     assert states == {0: "done", 1: "done" if code == 0 else "failed"}
     if code:
         assert f"sys.exit({code!r})" in str(results.errors[0].error)
+
+
+def test_a_trial_that_says_by_itself_that_it_was_stopped_fails_once(run):
+    def train(config):
+        cotune.report({"loss": 1.0})
+        raise cotune.TrialStopped
+
+    results = run(train, {"x": cotune.uniform(0, 1)}, trials=1, lanes=1, max_failures=2, time_budget=20)
+    assert "by itself" in str(results[0].error)
+    assert results[0].attempts == 1
 
 
 def test_os_exit_is_a_dead_lane_and_siblings_finish(run):

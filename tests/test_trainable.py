@@ -108,6 +108,17 @@ def test_a_class_without_setup_or_step_is_refused(missing):
     assert "setup(self, config)" in refused.value.hint
 
 
+def test_a_class_that_cannot_be_made_without_arguments_is_refused():
+    class Configured(Steps):
+        def __init__(self, config):
+            self.setup(config)
+
+    with pytest.raises(InputError) as refused:
+        check_trainable(Configured)
+    assert "Configured(config)" in refused.value.message
+    assert "setup(self, config)" in refused.value.hint
+
+
 def test_a_class_whose_step_is_no_method_is_refused():
     with pytest.raises(InputError):
         check_trainable(type("Odd", (), {"setup": Steps.setup, "step": 3}))
@@ -289,6 +300,9 @@ def test_coroutine_and_generator_functions_are_refused():
     def generator(config):
         yield 1.0
 
-    for refused in (coroutine, generator):
+    async def both(config):
+        yield 1.0
+
+    for refused in (coroutine, generator, both):
         with pytest.raises(InputError, match="would run nothing"):
             check_trainable(refused)

@@ -1,15 +1,18 @@
 """What is swapped when the turn changes, so that a trial computes the same bits in company as alone.
 
-Threads keep grad mode, autocast, default device and thread counts apart by themselves. All else that numerics or
-file names depend on is a process-wide: random generators, torch's flags, the working directory, the environment.
+Threads keep grad mode, autocast, default device and thread counts apart by themselves. All else that numerics,
+file names or errors depend on is process-wide: random generators, torch's flags, the working directory, the
+environment, what becomes of warnings, how multiprocessing starts processes.
 """
 
 from __future__ import annotations
 
 import contextlib
+import multiprocessing.context
 import os
 import random
 import sys
+import warnings
 from typing import Any
 
 from cotune.sharing.cupy_pool import CupyRandom
@@ -35,6 +38,8 @@ class Context:
         self._directory = home.directory
         self._environment = home.environment
         self._path = home.path
+        self._filters: Any = list(home.filters)
+        self._start_method = home.start_method
         self._main: MainModule | None = None
 
     def adopt(self, trainable: Any) -> None:
@@ -68,6 +73,9 @@ class Context:
             _set_environment(self._environment)
         if sys.path != self._path:
             sys.path[:] = self._path
+        if warnings.filters is not self._filters:
+            _set_filters(self._filters)
+        _processes._actual_context = self._start_method
         if self._main is not None:
             self._main.enter()
 
@@ -87,6 +95,9 @@ class Context:
             self._environment = dict(_environment())
         if sys.path != self._path:
             self._path = list(sys.path)
+        # The list itself: where the trial is in a `catch_warnings`, the one from before is kept there.
+        self._filters = warnings.filters
+        self._start_method = _processes._actual_context
         _left = self if here is not None else None
 
     def torch_loaded(self) -> None:
@@ -110,17 +121,21 @@ class Context:
             self._torch.apply(None)
 
 
+# Knows whether a start method was chosen, which can be done once.
+_processes: Any = multiprocessing.context._default_context
 # The context whose state is in place exactly as it was noted; None while a trial runs, which may change anything.
 _left: Context | None = None
 
 
 class Home:
-    """Working directory, environment and import path as the lane found them."""
+    """Working directory, environment and the like as the lane found them."""
 
     def __init__(self) -> None:
         self.directory = os.getcwd()
         self.environment = dict(_environment())
         self.path = list(sys.path)
+        self.filters = list(warnings.filters)
+        self.start_method = _processes._actual_context
 
 
 def _directory() -> str | None:
@@ -135,6 +150,15 @@ def _environment() -> dict[Any, Any]:
     # The encoded form behind os.environ: comparing it takes 1 us instead of 30.
     data: dict[Any, Any] = os.environ._data  # type: ignore[attr-defined]
     return data
+
+
+def _set_filters(wanted: Any) -> None:
+    is_other = warnings.filters != wanted
+    warnings.filters = wanted
+    if is_other:
+        # Has Python forget what it has shown, or not, by the filters of before.
+        with warnings.catch_warnings():
+            pass
 
 
 def _set_environment(wanted: dict[Any, Any]) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import math
 import os
+import resource
 import sys
 from abc import ABC, abstractmethod
 from pathlib import Path
@@ -25,6 +27,15 @@ from cotune.sharing.turns import Turns
 from cotune.sharing.wire import Kind
 
 THREAD_STACK = 2 * MIB
+# Limits of a process that others in it would run into: soft and hard; of the one that is a lane's quota only the hard.
+_LIMITS = (
+    resource.RLIMIT_AS,
+    resource.RLIMIT_CPU,
+    resource.RLIMIT_FSIZE,
+    resource.RLIMIT_NOFILE,
+    resource.RLIMIT_NPROC,
+    resource.RLIMIT_STACK,
+)
 
 
 class Host(ABC):
@@ -52,6 +63,7 @@ class Host(ABC):
         self._shared_bytes = 0
         self._held = (0, 0, False)
         self._warm = False
+        self._limits = _limits()
         self._wreckage: list[BaseException] = []
         if options.uuid:
             from cotune.sharing.cuda import lane_environment
@@ -134,6 +146,8 @@ class Host(ABC):
         residue = self.level - self._context_level - self._shared_bytes - others
         is_sound = is_stuck or (not self._wreckage and self.memory.is_sound())
         tainted = not is_sound or trial.left_threads() or (not residents and bool(_children()))
+        tainted = tainted or _has_process_group()
+        tainted = tainted or any(now < before for now, before in zip(_limits(), self._limits, strict=True))
         if abs(residue - self._held[1]) > MIB or tainted != self._held[2]:
             self._send_holds(max(0, residue), tainted)
         return is_sound
@@ -183,6 +197,18 @@ class Host(ABC):
 def _leave_session() -> None:
     session.bind(None)
     session.set_holder(None)
+
+
+def _has_process_group() -> bool:
+    """Whether torch has a default process group, of which a process can have one."""
+    distributed: Any = sys.modules.get("torch.distributed")
+    return distributed is not None and bool(distributed.is_available() and distributed.is_initialized())
+
+
+def _limits() -> list[float]:
+    both = [limit for which in _LIMITS for limit in resource.getrlimit(which)]
+    both.append(resource.getrlimit(resource.RLIMIT_DATA)[1])
+    return [math.inf if limit == resource.RLIM_INFINITY else limit for limit in both]
 
 
 def _children() -> list[int]:

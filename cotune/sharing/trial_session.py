@@ -205,12 +205,15 @@ class TrialSession(ResidentTrial):
             host.memory.finish()
             if host.options.judged:
                 self._await_verdict()
-        except TrialStopped as stopped:
-            traceback.clear_frames(stopped.__traceback__)
-            return Ending("stopped")
         except BaseException as error:
             self._leave_if_forked(error)
-            return self._explain(error)
+            if not isinstance(error, TrialStopped):
+                return self._explain(error)
+            if not self._stop:
+                # To the driver it would be a pause, after which it starts again, for ever.
+                return self._explain(_own_stop(error))
+            traceback.clear_frames(error.__traceback__)
+            return Ending("stopped")
         return Ending("done")
 
     def _call(self, function: Any, config: Any) -> Any:
@@ -266,6 +269,15 @@ class TrialSession(ResidentTrial):
             return Ending("out_of_memory", needed, name, text[:500])
         detail = text if isinstance(error, CotuneError) else f"{kind}: {text[:2000]}"
         return Ending("failed", None, name, detail, final=isinstance(error, (InputError, NoReport)))
+
+
+def _own_stop(stopped: TrialStopped) -> InputError:
+    error = InputError(
+        "the trainable raised TrialStopped by itself",
+        hint="return to end a trial, raise another exception to fail it",
+    )
+    error.__cause__ = stopped
+    return error
 
 
 def _is_number(value: object) -> bool:

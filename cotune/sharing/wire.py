@@ -64,6 +64,9 @@ class Kind(IntEnum):
     PARK = 26
 
 
+_KINDS = frozenset(Kind)
+
+
 def encode(kind: Kind, payload: bytes = b"") -> bytes:
     return _HEADER.pack(len(payload), kind) + payload
 
@@ -173,7 +176,10 @@ class Frames:
         self._expected = 0
 
     def receive(self) -> list[tuple[int, bytes]] | None:
-        """Reads what is there and gives the complete frames; None at the end of the stream."""
+        """Reads what is there and gives the complete frames; None at the end of the stream.
+
+        That is also where something else than a frame has come, as when a trial writes to descriptors it has closed.
+        """
         try:
             count = self._sock.recv_into(self._chunk)
         except ConnectionError:
@@ -190,6 +196,8 @@ class Frames:
         start, size = 0, len(data)
         while size - start >= _HEADER.size:
             length, kind = _HEADER.unpack_from(data, start)
+            if kind not in _KINDS:
+                return None
             end = start + _HEADER.size + length
             if end > size:
                 self._expected = end - start

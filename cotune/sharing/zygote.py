@@ -8,11 +8,13 @@ import json
 import logging
 import os
 import pickle
+import shutil
 import socket
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from cotune.sharing.zygote_main import write_payload
 
@@ -69,6 +71,7 @@ class Zygote:
             os.close(payload)
             theirs.close()
         self.is_up = False
+        self._scratch = ""
         self._sock = ours
         self._log = log
 
@@ -97,16 +100,17 @@ class Zygote:
         with contextlib.suppress(BrokenPipeError, ConnectionError):
             self._sock.send(pickle.dumps(("kill", lane)))
 
-    def receive(self) -> tuple[str, int, int] | None:
-        """One message: `("forked", lane, pid)`, `("gone", lane, wait status)`, `("up", pid, 0)`; None if it died."""
+    def receive(self) -> tuple[str, int, Any] | None:
+        """One message: `("forked", lane, pid)`, `("gone", lane, status)`, `("up", pid, scratch)`; None if it died."""
         try:
             data = self._sock.recv(4096)
         except ConnectionError:
             return None
         if not data:
             return None
-        message: tuple[str, int, int] = pickle.loads(data)
-        self.is_up = self.is_up or message[0] == "up"
+        message: tuple[str, int, Any] = pickle.loads(data)
+        if message[0] == "up":
+            self.is_up, self._scratch = True, message[2]
         return message
 
     def last_words(self) -> str:
@@ -125,6 +129,9 @@ class Zygote:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        if self._scratch:
+            # Unless it was killed, it has done that.
+            shutil.rmtree(self._scratch, ignore_errors=True)
 
 
 def _levels() -> dict[str, int] | None:

@@ -12,12 +12,15 @@ import gc
 import importlib
 import logging
 import mmap
+import multiprocessing.process
 import os
 import pickle
 import select
+import shutil
 import signal
 import socket
 import sys
+import tempfile
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -62,14 +65,24 @@ def main(control: int, payload: int, levels: Mapping[str, int] | None) -> NoRetu
         again = write_payload(safe, sys.argv, trainable)
         os.set_inheritable(again, True)
         os.execv(sys.executable, [*sys.orig_argv[:-2], str(again), sys.orig_argv[-1]])
+    _make_scratch()
     gc.collect()
     gc.freeze()
     signal.signal(signal.SIGTERM, _note)
-    sock.send(pickle.dumps(("up", os.getpid(), 0)))
+    sock.send(pickle.dumps(("up", os.getpid(), _scratch)))
     Zygote(sock, wake_read, trainable, libc).serve()
 
 
 _terminated = False
+_scratch = ""
+
+
+def _make_scratch() -> None:
+    """A directory for the sockets of multiprocessing in all lanes: a lane is killed, and would leave its own behind."""
+    global _scratch
+    with contextlib.suppress(OSError):
+        _scratch = tempfile.mkdtemp(prefix="cotune-")
+        vars(multiprocessing.process.current_process())["_config"]["tempdir"] = _scratch
 
 
 def _note(number: int, _frame: Any) -> None:
@@ -88,7 +101,10 @@ def _leave(*_signal: Any) -> NoReturn:
         try:
             os.waitpid(-1, 0)
         except ChildProcessError:
-            os._exit(0)
+            break
+    if _scratch:
+        shutil.rmtree(_scratch, ignore_errors=True)
+    os._exit(0)
 
 
 def write_payload(modules: Sequence[str], arguments: Sequence[str], trainable: bytes | memoryview) -> int:

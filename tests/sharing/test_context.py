@@ -1,5 +1,6 @@
 """What is swapped at a turn: a trial computes the same in company as alone, whatever it does to shared state."""
 
+import multiprocessing
 import os
 import random
 import subprocess
@@ -448,6 +449,39 @@ def test_the_environment_that_subprocesses_see_is_swapped_too():
     other.leave()
     one.enter()
     assert subprocess.check_output(["sh", "-c", "echo -$COTUNE_TEST-"], text=True) == "-one-\n"
+
+
+def test_what_becomes_of_warnings_stays_with_its_trial():
+    home = Home()
+    one, other = Context(1, home), Context(2, home)
+    one.enter()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        one.leave()
+        other.enter()
+        assert warnings.filters == home.filters
+        warnings.simplefilter("ignore")
+        other.leave()
+        one.enter()
+        with pytest.raises(UserWarning):
+            warnings.warn("is raised", stacklevel=1)
+    assert warnings.filters == home.filters
+    one.leave()
+    other.enter()
+    warnings.warn("is ignored", stacklevel=1)
+
+
+def test_every_trial_may_choose_how_processes_are_started():
+    home = Home()
+    one, other = Context(1, home), Context(2, home)
+    one.enter()
+    multiprocessing.set_start_method("spawn")
+    one.leave()
+    other.enter()
+    multiprocessing.set_start_method("forkserver")
+    other.leave()
+    one.enter()
+    assert multiprocessing.get_start_method() == "spawn"
 
 
 def test_a_removed_variable_is_back_for_the_others(monkeypatch):

@@ -76,6 +76,13 @@ def test_an_end_that_leaves_without_reading_is_an_end():
         assert Frames(theirs).receive() is None
 
 
+def test_what_is_no_frame_is_the_end_of_the_stream():
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.sendall(wire.encode(Kind.REPORT, b"x") + b"INFO: a line of some log")
+        assert Frames(theirs).receive() is None
+
+
 def test_a_frame_cut_off_by_the_end_of_the_stream_is_lost():
     assert receive_all(wire.encode(Kind.REPORT, b"x" * 100)[:50]) == []
 

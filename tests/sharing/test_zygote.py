@@ -27,6 +27,7 @@ def trainable(config):
     """Starts a process of its own, if it should, tells both process ids and never ends."""
     import json
     import logging
+    import multiprocessing.util
     import os
     import subprocess
     import sys
@@ -42,6 +43,7 @@ def trainable(config):
     told = {"lane": os.getpid(), "child": child.pid if child else None, "threads": threads}
     told |= {"backend": os.environ["MPLBACKEND"], "root": bool(logging.getLogger().handlers)}
     told |= {"level": logging.getLogger("cotune-test").level, "argv": sys.argv}
+    told |= {"scratch": multiprocessing.util.get_temp_dir()}
     cotune.report({"loss": 0.0, "told": json.dumps(told)})
     threading.Event().wait()
 
@@ -148,7 +150,7 @@ def world(tmp_path):
 
 
 def test_the_zygote_says_when_it_is_up(world):
-    assert world.message("up") == ("up", world.zygote.pid, 0)
+    assert world.message("up")[1] == world.zygote.pid
 
 
 def test_lanes_are_forked_on_request_each_a_process_of_its_own(world, watch):
@@ -295,6 +297,17 @@ def test_shared_memory_of_a_killed_trial_is_removed(world, watch, tmp_path, how)
     assert not os.path.exists(f"/dev/shm/{name}")
 
 
+@pytest.mark.parametrize("is_killed", [False, True], ids=["closed", "killed"])
+def test_where_multiprocessing_keeps_its_sockets_is_removed_at_the_end(world, is_killed):
+    handle, _ = world.open()
+    scratch = world.run(handle)["scratch"]
+    assert os.path.isdir(scratch)
+    if is_killed:
+        os.kill(world.zygote.pid, signal.SIGKILL)
+    world.zygote.close()
+    assert not os.path.exists(scratch)
+
+
 def test_a_lane_that_dies_takes_the_processes_of_its_trial_with_it(world, watch):
     handle, pid = world.open()
     child = watch(world.run(handle, child=STAYS)["child"])
@@ -398,7 +411,7 @@ def test_closing_does_not_wait_for_what_it_imports(tmp_path, monkeypatch, watch)
 def test_a_module_that_cannot_be_imported_is_no_harm(tmp_path):
     zygote = Zygote(["no_such_module_at_all"], b"", 1, tmp_path / "zygote.log")
     assert select.select([zygote], [], [], PATIENCE)[0]
-    assert zygote.receive() == ("up", zygote.pid, 0)
+    assert zygote.receive()[:2] == ("up", zygote.pid)
     zygote.close()
 
 
