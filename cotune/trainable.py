@@ -26,16 +26,16 @@ def check_trainable(trainable: Any) -> str:
         )
         if not all(callable(getattr(trainable, name, None)) for name in ("setup", "step")):
             raise InputError(f"class {trainable.__name__} has no setup() and step()", hint=hint)
-        if not takes(trainable, 0):
-            raise InputError(
-                f"class {trainable.__name__}{inspect.signature(trainable)} cannot be made without arguments",
-                hint="the config is passed to setup(self, config)",
-            )
         if any(base.__module__.startswith("ray.tune.") for base in trainable.__mro__):
             raise InputError(
                 f"class {trainable.__name__} is a Trainable of Ray Tune, which is built and saved in Ray's own way",
                 hint="run it with Ray Tune and cotune.colocate(), or leave the base class out and name "
                 "save_checkpoint save(self, path) and load_checkpoint load(self, path)",
+            )
+        if not takes(trainable, 0):
+            raise InputError(
+                f"class {trainable.__name__}{inspect.signature(trainable)} cannot be made without arguments",
+                hint="the config is passed to setup(self, config)",
             )
         for name in ("save", "load", "rehearse"):
             value = getattr(trainable, name, None)

@@ -54,11 +54,11 @@ class PlainLines(View):
     def update(self, snapshot: Snapshot) -> None:
         if snapshot.running or not snapshot.packer.waiting:
             self._ran, self._is_stuck = snapshot.seconds, False
-        elif not self._is_stuck and snapshot.seconds >= self._ran + STUCK_AFTER:
-            self._is_stuck = True
-            self._print(f"{headline(snapshot)}, {_waiting(snapshot)}")
         state = (snapshot.finished, snapshot.note)
-        if state != self._last and snapshot.seconds >= self._due:
+        if not self._is_stuck and snapshot.seconds >= self._ran + STUCK_AFTER:
+            self._last, self._due, self._is_stuck = state, snapshot.seconds + PLAIN_EVERY, True
+            self._print(f"{headline(snapshot)}, {_waiting(snapshot)}")
+        elif state != self._last and snapshot.seconds >= self._due:
             self._last, self._due = state, snapshot.seconds + PLAIN_EVERY
             self._print(headline(snapshot))
 

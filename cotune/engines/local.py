@@ -216,12 +216,12 @@ class LocalEngine(Engine):
                     # The zygote was heard first, in this very round, and the lane is booked out.
                     continue
                 frames = source.receive()
-                if frames is None:
+                if frames:
+                    self._decode(source, frames)
+                if frames is None or source.is_broken:
                     # Its process is ending, or has lost its socket; the zygote will say how it went.
                     self._selector.unregister(source)
                     source.kill()
-                else:
-                    self._decode(source, frames)
             elif isinstance(source, Zygote):
                 if source is self._zygote:
                     self._hear_zygote(source)

@@ -121,7 +121,10 @@ class Endings:
         had = max(0, lane.asked - lane.base - others)
         trial.out_of_memories += 1
         # What was refused may not have been the last it would have asked for.
-        trial.floor = max(trial.floor, had + had // 2, (event.needed or 0) * 5 // 4)
+        floor = max(trial.floor, had + had // 2, (event.needed or 0) * 5 // 4)
+        if trial.demand is None and trial.out_of_memories == 1:
+            self._predictor.judge_hint(trial, floor)
+        trial.floor = floor
         largest = max((device.full - device.context for device in self._ledger.devices.values()), default=0)
         figures = (
             f"it needs {format_bytes(max(event.needed or 0, had))} or more; "
@@ -135,8 +138,6 @@ class Endings:
             return
         expected = trial.demand or trial.hint or self._predictor.model(trial).demand(trial.features)
         trial.alone = trial.alone or trial.out_of_memories > 1 or expected is None
-        if trial.demand is None and trial.out_of_memories == 1:
-            self._predictor.judge_hint(trial, trial.floor)
         learnt = trial.with_floor(expected or Demand(0, 0))
         self._predictor.model(trial).observe_demand(trial.id, trial.features, learnt)
         self.retry(trial, f"out of memory: {figures}", event.time)

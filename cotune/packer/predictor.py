@@ -5,7 +5,7 @@ from __future__ import annotations
 from cotune.demand import Demand
 from cotune.packer.fitting import Fitting
 from cotune.packer.prediction import KindModel
-from cotune.packer.state import Trial, padded
+from cotune.packer.state import Trial
 
 # Hints are believed until more than this part of them was too low.
 HINTS_SHORT = 0.05
@@ -51,8 +51,7 @@ class Predictor:
         """Compares what was expected of a trial with what it needs, as it was measured, or with what was too little."""
         if trial.hint is not None:
             self._hints += 1
-            # Not raised to the trial's floor, which is what it was judged by.
-            self._short_hints += peak > padded(trial.hint.persistent) + padded(trial.hint.ephemeral)
+            self._short_hints += peak > trial.needing(trial.hint).peak
             trusts = self._short_hints <= max(2, HINTS_SHORT * self._hints)
             self._hint_version += trusts != self._trusts_hints
             self._trusts_hints = trusts

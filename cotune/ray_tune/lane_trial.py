@@ -27,7 +27,7 @@ from cotune.session import TrialStopped
 from cotune.sharing import wire
 from cotune.sharing.context import Context
 from cotune.sharing.memory import text_of
-from cotune.sharing.resident import Ending, ResidentTrial
+from cotune.sharing.resident import Ending, ResidentTrial, own_stop
 from cotune.trial import TrialSpec
 
 if TYPE_CHECKING:
@@ -195,7 +195,10 @@ class LaneTrial(ResidentTrial):
 
     def _fails(self, error: BaseException) -> BaseException:
         """Ends the attempt for what a call raised; gives what Tune is told."""
-        if isinstance(error, TrialStopped) or self._stop:
+        if isinstance(error, TrialStopped) and not self._stop:
+            # To Tune it would be a call to make again, for ever.
+            error = own_stop(error)
+        if self._stop:
             self._shut_down()
             self._end(Ending("stopped"))
             return NotHere("stopped")

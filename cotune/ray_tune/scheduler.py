@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import logging
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -28,8 +29,11 @@ from cotune.ray_tune.seam import LaneActorManager, LaneRequest, LaneResourceMana
 from cotune.ray_tune.slots import ClusterOptions
 from cotune.sharing.preload import modules_to_preload
 
+log = logging.getLogger(__name__)
+
 # Requests for anything else, such as a resource that only some nodes have, are Ray's to grant.
 _PLACED = {"CPU", "GPU", "memory", "object_store_memory"}
+_MIXED = "in one run, do not mix trials that name resources of their own, or ask for several bundles, with others"
 # What Tune's own actors are told of the driver's environment.
 _PROPAGATED = ("RAY_CHDIR_TO_TRIAL_DIR", "TUNE_", "RAY_AIR_", "RAY_TRAIN_", "AWS_")
 
@@ -189,10 +193,23 @@ def admit(controller: Any, trial: Any, options: Options) -> None:
     request = trial.placement_group_factory
     if request is None or isinstance(request, LaneRequest):
         return
-    if len(request.bundles) > 1 or request.head_bundle_is_empty or not _PLACED.issuperset(request.required_resources):
+    others = sorted(set(request.required_resources) - _PLACED)
+    if len(request.bundles) > 1 or request.head_bundle_is_empty or others:
+        if isinstance(controller._actor_manager, LaneActorManager):
+            raise InputError(
+                f"{trial} cannot run in a lane, but trials of this run do, whose lanes hold what it asks for",
+                hint=_MIXED,
+            )
+        if others:
+            _warn_of(", ".join(others))
         return
     install(controller, trial, options)
     trial.placement_group_factory = LaneRequest.of(trial)
+
+
+@functools.cache
+def _warn_of(resources: str) -> None:
+    log.warning("trials that ask Ray for %s are placed by Ray, each in a process of its own", resources)
 
 
 def install(controller: Any, trial: Any, options: Options) -> None:
@@ -203,7 +220,7 @@ def install(controller: Any, trial: Any, options: Options) -> None:
     if manager.all_actors:
         raise InputError(
             "colocate() came too late: trials of this run have actors already",
-            hint="do not mix trials of one and of several bundles in a run",
+            hint=_MIXED,
         )
     manager._resource_manager = LaneResourceManager(_broker(trial, options))
     manager.__class__ = LaneActorManager

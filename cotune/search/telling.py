@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import math
-import warnings
-from collections.abc import Sequence
 from typing import Any
 
 import optuna
+from optuna.study._tell import _tell_with_warning
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 _logger = optuna.logging.get_logger("optuna.study.cotune")
@@ -24,12 +22,10 @@ def tell(study: optuna.Study, trial: Trial, state: TrialState | None, told: Any,
         told: What the objective returned, or what it was pruned with.
         raised: Why it failed, if it did.
     """
-    value, complaint = told if state is None else None, ""
+    value, complaint = told if state is None else None, None
     try:
-        if state is not None or _will_do(study, value):
-            study.tell(trial, value, state=state)
-        else:
-            complaint = _refused(study, trial, value)
+        # As study.tell, but that what is no value is told to us, who log it, and not by a warning.
+        *_, complaint = _tell_with_warning(study, trial, value, state, suppress_warning=True)
     finally:
         frozen = study._storage.get_trial(trial._trial_id)
         if frozen.state is TrialState.COMPLETE:
@@ -38,28 +34,6 @@ def tell(study: optuna.Study, trial: Trial, state: TrialState | None, told: Any,
             _logger.info(f"Trial {frozen.number} pruned. {told}")
         else:
             _log_failed(frozen, complaint or repr(raised), raised, value)
-
-
-def _will_do(study: optuna.Study, value: Any) -> bool:
-    values = value if isinstance(value, Sequence) else [value]
-    try:
-        return len(values) == len(study.directions) and not any(math.isnan(float(each)) for each in values)
-    except (TypeError, ValueError, OverflowError):
-        return False
-
-
-def _refused(study: optuna.Study, trial: Trial, value: Any) -> str:
-    """Tells what is no value; gives what the study says of it, which is logged here and no warning.
-
-    Only then, since whoever catches warnings makes Python forget which it has shown: each would come with every trial.
-    """
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        study.tell(trial, value)
-    complaint = str(caught.pop(0).message) if caught else ""
-    for warning in caught:
-        warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
-    return complaint
 
 
 def _log_completed(study: optuna.Study, trial: FrozenTrial) -> None:

@@ -2,7 +2,7 @@
 
 Threads keep grad mode, autocast, default device and thread counts apart by themselves. All else that numerics,
 file names or errors depend on is process-wide: random generators, torch's flags, the working directory, the
-environment, what becomes of warnings, how multiprocessing starts processes.
+environment, the filters of warnings, how multiprocessing starts processes.
 """
 
 from __future__ import annotations

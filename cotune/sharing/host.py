@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import math
 import os
 import resource
 import sys
@@ -27,7 +26,7 @@ from cotune.sharing.turns import Turns
 from cotune.sharing.wire import Kind
 
 THREAD_STACK = 2 * MIB
-# Limits of a process that others in it would run into: soft and hard; of the one that is a lane's quota only the hard.
+# Limits of a process that others in it would run into, but for the one that is a lane's quota.
 _LIMITS = (
     resource.RLIMIT_AS,
     resource.RLIMIT_CPU,
@@ -63,7 +62,8 @@ class Host(ABC):
         self._shared_bytes = 0
         self._held = (0, 0, False)
         self._warm = False
-        self._limits = _limits()
+        self._limits = {which: resource.getrlimit(which) for which in _LIMITS}
+        self._most_data = resource.getrlimit(resource.RLIMIT_DATA)[1]
         self._wreckage: list[BaseException] = []
         if options.uuid:
             from cotune.sharing.cuda import lane_environment
@@ -146,11 +146,22 @@ class Host(ABC):
         residue = self.level - self._context_level - self._shared_bytes - others
         is_sound = is_stuck or (not self._wreckage and self.memory.is_sound())
         tainted = not is_sound or trial.left_threads() or (not residents and bool(_children()))
-        tainted = tainted or _has_process_group()
-        tainted = tainted or any(now < before for now, before in zip(_limits(), self._limits, strict=True))
+        tainted = tainted or _has_process_group() or not self._lift_limits()
         if abs(residue - self._held[1]) > MIB or tainted != self._held[2]:
             self._send_holds(max(0, residue), tainted)
         return is_sound
+
+    def _lift_limits(self) -> bool:
+        """Undoes what a trial did to the limits of the process; False if it cannot be undone."""
+        for which, before in self._limits.items():
+            now = resource.getrlimit(which)
+            # Infinite is -1.
+            if any(a % 2**64 < b % 2**64 for a, b in zip(now, before, strict=True)):
+                try:
+                    resource.setrlimit(which, before)
+                except (ValueError, OSError):
+                    return False
+        return resource.getrlimit(resource.RLIMIT_DATA)[1] == self._most_data
 
     def survives(self, error: BaseException) -> bool:
         """Whether another trial can run here after this error; if not, what the error holds is kept until the end.
@@ -203,12 +214,6 @@ def _has_process_group() -> bool:
     """Whether torch has a default process group, of which a process can have one."""
     distributed: Any = sys.modules.get("torch.distributed")
     return distributed is not None and bool(distributed.is_available() and distributed.is_initialized())
-
-
-def _limits() -> list[float]:
-    both = [limit for which in _LIMITS for limit in resource.getrlimit(which)]
-    both.append(resource.getrlimit(resource.RLIMIT_DATA)[1])
-    return [math.inf if limit == resource.RLIM_INFINITY else limit for limit in both]
 
 
 def _children() -> list[int]:

@@ -58,7 +58,7 @@ class LaneHandle:
         self._sock, theirs = socket.socketpair()
         for side in (self._sock, theirs):
             side.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 21)
-        self._frames = wire.Frames(self._sock)
+        self._frames = wire.Frames(self._sock, wire.FROM_LANES)
         self._free = [_Seat(n, os.eventfd(0, os.EFD_CLOEXEC)) for n in range(options.seats)]
         self._taken: dict[int, _Seat] = {}
         self._send(wire.encode_object(Kind.OPEN, options))
@@ -83,6 +83,11 @@ class LaneHandle:
     def held(self) -> int:
         """Bytes the process keeps from others on its device, as of its last reading."""
         return int(self._page[2])
+
+    @property
+    def is_broken(self) -> bool:
+        """What arrives makes no sense any more."""
+        return self._frames.is_broken
 
     def receive(self) -> list[tuple[int, bytes]] | None:
         """What has arrived; None at the end of the stream."""

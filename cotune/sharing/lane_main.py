@@ -40,7 +40,7 @@ def serve(
     sock: socket.socket, page: memoryview[float], verdicts: Sequence[int], trainable: bytes | memoryview
 ) -> NoReturn:
     """Runs a lane until the driver says or is gone."""
-    frames = wire.Frames(sock)
+    frames = wire.Frames(sock, wire.TO_LANES)
     backlog: list[tuple[int, bytes]] = []
     while not backlog:
         received = frames.receive()

@@ -22,16 +22,17 @@ def plain(name: str, value: Any) -> Any:
     """
     if type(value) in _PLAIN:
         return value
-    item, shape = getattr(value, "item", None), getattr(value, "shape", None)
-    if item is not None and shape is not None:
+    item = getattr(value, "item", None)
+    if item is not None:
         try:
             value = item()
         except (ValueError, RuntimeError, TypeError):
-            if math.prod(shape) == 1:
+            shape = getattr(value, "shape", None)
+            if shape is not None and math.prod(shape) == 1:
                 # On a GPU what went wrong in computing it comes to light only now.
                 raise
             raise MetricError(
-                f"metric {name!r} has shape {tuple(shape)}, not one number",
+                f"metric {name!r} has shape {tuple(shape or ())}, not one number",
                 hint="report a mean, or one metric per entry",
             ) from None
     for kind in (bool, int, float, str):

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from cotune import session
+from cotune.errors import InputError
 from cotune.paths import TrialFolder
 from cotune.session import TrialStopped
 from cotune.sharing import wire
@@ -281,3 +282,13 @@ class ResidentTrial(session.Session):
             os._exit(wire.FAULTED)
         host.page[0] = -1.0
         host.send(wire.encode_object(wire.Kind.ENDED, (self.trial, *ending)))
+
+
+def own_stop(stopped: TrialStopped) -> InputError:
+    """What the trial fails with for having raised what only we do."""
+    error = InputError(
+        "the trainable raised TrialStopped by itself",
+        hint="return to end a trial, raise another exception to fail it",
+    )
+    error.__cause__ = stopped
+    return error

@@ -21,7 +21,7 @@ from cotune.sharing.checkpoints import Checkpoints
 from cotune.sharing.context import Context
 from cotune.sharing.memory import causes, text_of
 from cotune.sharing.metrics import number_line, read_report, whole_step
-from cotune.sharing.resident import Ending, ResidentTrial
+from cotune.sharing.resident import Ending, ResidentTrial, own_stop
 from cotune.stopping import StopRule
 from cotune.trial import TrialSpec
 
@@ -211,7 +211,7 @@ class TrialSession(ResidentTrial):
                 return self._explain(error)
             if not self._stop:
                 # To the driver it would be a pause, after which it starts again, for ever.
-                return self._explain(_own_stop(error))
+                return self._explain(own_stop(error))
             traceback.clear_frames(error.__traceback__)
             return Ending("stopped")
         return Ending("done")
@@ -269,15 +269,6 @@ class TrialSession(ResidentTrial):
             return Ending("out_of_memory", needed, name, text[:500])
         detail = text if isinstance(error, CotuneError) else f"{kind}: {text[:2000]}"
         return Ending("failed", None, name, detail, final=isinstance(error, (InputError, NoReport)))
-
-
-def _own_stop(stopped: TrialStopped) -> InputError:
-    error = InputError(
-        "the trainable raised TrialStopped by itself",
-        hint="return to end a trial, raise another exception to fail it",
-    )
-    error.__cause__ = stopped
-    return error
 
 
 def _is_number(value: object) -> bool:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import pickle
 import socket
 import struct
+from collections.abc import Collection
 from dataclasses import replace
 from enum import IntEnum
 from typing import Any
@@ -39,17 +40,17 @@ FAULTED = 86
 
 
 class Kind(IntEnum):
-    # lane to driver
-    READY = 1
-    REPORT = 2
-    PROGRESS = 3
-    HOLDS = 4
-    ENDED = 5
-    RESIZED = 6
-    ASK = 7
-    GRANTED = 8
-    PAUSED = 9
-    PARKED = 10
+    # lane to driver: no byte of any text, which a trial may write where its lane writes to us
+    READY = 0xF5
+    REPORT = 0xF6
+    PROGRESS = 0xF7
+    HOLDS = 0xF8
+    ENDED = 0xF9
+    RESIZED = 0xFA
+    ASK = 0xFB
+    GRANTED = 0xFC
+    PAUSED = 0xFD
+    PARKED = 0xFE
     # driver to lane
     OPEN = 16
     START = 17
@@ -64,7 +65,8 @@ class Kind(IntEnum):
     PARK = 26
 
 
-_KINDS = frozenset(Kind)
+FROM_LANES = frozenset(kind for kind in Kind if kind >= Kind.READY)
+TO_LANES = frozenset(Kind) - FROM_LANES
 
 
 def encode(kind: Kind, payload: bytes = b"") -> bytes:
@@ -167,19 +169,28 @@ def decode_granted(payload: bytes) -> tuple[int, int, int]:
 
 
 class Frames:
-    """Cuts what arrives on a stream socket into frames."""
+    """Cuts what arrives on a stream socket into frames.
 
-    def __init__(self, sock: socket.socket) -> None:
+    Args:
+        sock: The socket.
+        kinds: What may come.
+
+    Attributes:
+        is_broken: Something else than a frame has come, as when a trial writes to descriptors it has closed.
+    """
+
+    def __init__(self, sock: socket.socket, kinds: Collection[int]) -> None:
         self._sock = sock
+        self._kinds = kinds
         self._chunk = memoryview(bytearray(1 << 16))
         self._rest = bytearray()
         self._expected = 0
+        self.is_broken = False
 
     def receive(self) -> list[tuple[int, bytes]] | None:
-        """Reads what is there and gives the complete frames; None at the end of the stream.
-
-        That is also where something else than a frame has come, as when a trial writes to descriptors it has closed.
-        """
+        """Reads what is there and gives the complete frames; None at the end of the stream, or once it is broken."""
+        if self.is_broken:
+            return None
         try:
             count = self._sock.recv_into(self._chunk)
         except ConnectionError:
@@ -196,8 +207,9 @@ class Frames:
         start, size = 0, len(data)
         while size - start >= _HEADER.size:
             length, kind = _HEADER.unpack_from(data, start)
-            if kind not in _KINDS:
-                return None
+            if kind not in self._kinds:
+                self.is_broken = True
+                break
             end = start + _HEADER.size + length
             if end > size:
                 self._expected = end - start

@@ -82,6 +82,8 @@ def _make_scratch() -> None:
     global _scratch
     with contextlib.suppress(OSError):
         _scratch = tempfile.mkdtemp(prefix="cotune-")
+        # A trial may name another place for its own.
+        tempfile.tempdir = None
         vars(multiprocessing.process.current_process())["_config"]["tempdir"] = _scratch
 
 

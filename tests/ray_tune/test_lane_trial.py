@@ -11,7 +11,9 @@ import pytest
 pytest.importorskip("ray")
 torch = pytest.importorskip("torch")
 
+from cotune.errors import InputError
 from cotune.ray_tune.lane_trial import LaneTrial
+from cotune.session import TrialStopped
 from cotune.sharing.context import Context, Home
 
 
@@ -27,3 +29,12 @@ def test_each_trial_draws_numbers_of_its_own(tmp_path):
         trial._context.leave()
     before.enter()
     assert all(first != second for first, second in zip(*drawn, strict=True))
+
+
+def test_a_trial_that_says_by_itself_that_it_was_stopped_has_failed(tmp_path):
+    trial = LaneTrial(SimpleNamespace(home=Home(), survives=lambda error: True), 0, 1, tmp_path, dict)
+    ended = []
+    trial._end, trial._ran_out = ended.append, lambda error: (False, None)
+    told = trial._fails(TrialStopped())
+    assert isinstance(told, InputError)
+    assert [ending.outcome for ending in ended] == ["failed"]

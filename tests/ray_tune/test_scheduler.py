@@ -10,12 +10,21 @@ pytest.importorskip("ray")
 
 from ray.tune import PlacementGroupFactory
 
+from cotune.errors import InputError
 from cotune.ray_tune.scheduler import admit
+from cotune.ray_tune.seam import LaneActorManager
 
 
 @pytest.mark.parametrize("bundles", [[{"CPU": 1, "license": 1}], [{"CPU": 1}, {"CPU": 1}], [{}, {"CPU": 1}]])
 def test_what_lanes_cannot_give_is_left_to_ray(bundles):
     request = PlacementGroupFactory(bundles)
     trial = SimpleNamespace(placement_group_factory=request)
-    admit(None, trial, None)
+    admit(SimpleNamespace(_actor_manager=None), trial, None)
     assert trial.placement_group_factory is request
+
+
+def test_what_lanes_cannot_give_is_refused_where_lanes_hold_the_cluster():
+    controller = SimpleNamespace(_actor_manager=LaneActorManager.__new__(LaneActorManager))
+    trial = SimpleNamespace(placement_group_factory=PlacementGroupFactory([{"CPU": 1, "license": 1}]))
+    with pytest.raises(InputError, match="cannot run in a lane"):
+        admit(controller, trial, None)

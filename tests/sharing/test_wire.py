@@ -24,7 +24,7 @@ def received(stream, cuts=()):
     edges = [0, *sorted(cuts), len(stream)]
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        reader = Frames(theirs)
+        reader = Frames(theirs, set(Kind))
         for start, end in itertools.pairwise(edges):
             if end > start:
                 ours.sendall(stream[start:end])
@@ -65,7 +65,7 @@ def test_the_end_of_the_stream_is_none():
     ours, theirs = socket.socketpair()
     with theirs:
         ours.close()
-        assert Frames(theirs).receive() is None
+        assert Frames(theirs, set(Kind)).receive() is None
 
 
 def test_an_end_that_leaves_without_reading_is_an_end():
@@ -73,14 +73,20 @@ def test_an_end_that_leaves_without_reading_is_an_end():
     with theirs:
         theirs.sendall(b"never read")
         ours.close()
-        assert Frames(theirs).receive() is None
+        assert Frames(theirs, set(Kind)).receive() is None
 
 
-def test_what_is_no_frame_is_the_end_of_the_stream():
+@pytest.mark.parametrize(
+    "text", [b"INFO: a line of some log", b"test\n", b"one\t2\n", "größer\n".encode(), b"\0\0\0\0\x14"]
+)
+def test_what_is_no_frame_of_a_lane_is_the_end_of_the_stream_behind_those_that_are(text):
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        ours.sendall(wire.encode(Kind.REPORT, b"x") + b"INFO: a line of some log")
-        assert Frames(theirs).receive() is None
+        ours.sendall(wire.encode(Kind.REPORT, b"x") + text)
+        reader = Frames(theirs, wire.FROM_LANES)
+        assert reader.receive() == [(Kind.REPORT, b"x")]
+        assert reader.is_broken
+        assert reader.receive() is None
 
 
 def test_a_frame_cut_off_by_the_end_of_the_stream_is_lost():
@@ -93,7 +99,7 @@ def test_a_frame_larger_than_one_read_arrives_whole_over_a_real_socket():
         payload = bytes(range(256)) * 4096
         sender = threading.Thread(target=ours.sendall, args=[wire.encode(Kind.START, payload)])
         sender.start()
-        reader, got = Frames(theirs), []
+        reader, got = Frames(theirs, set(Kind)), []
         while not got:
             got.extend(reader.receive())
         sender.join(timeout=20)

@@ -31,6 +31,7 @@ def trainable(config):
     import os
     import subprocess
     import sys
+    import tempfile
     import threading
 
     import cotune
@@ -43,7 +44,7 @@ def trainable(config):
     told = {"lane": os.getpid(), "child": child.pid if child else None, "threads": threads}
     told |= {"backend": os.environ["MPLBACKEND"], "root": bool(logging.getLogger().handlers)}
     told |= {"level": logging.getLogger("cotune-test").level, "argv": sys.argv}
-    told |= {"scratch": multiprocessing.util.get_temp_dir()}
+    told |= {"scratch": multiprocessing.util.get_temp_dir(), "is_tmp_known": tempfile.tempdir is not None}
     cotune.report({"loss": 0.0, "told": json.dumps(told)})
     threading.Event().wait()
 
@@ -300,8 +301,11 @@ def test_shared_memory_of_a_killed_trial_is_removed(world, watch, tmp_path, how)
 @pytest.mark.parametrize("is_killed", [False, True], ids=["closed", "killed"])
 def test_where_multiprocessing_keeps_its_sockets_is_removed_at_the_end(world, is_killed):
     handle, _ = world.open()
-    scratch = world.run(handle)["scratch"]
+    told = world.run(handle)
+    scratch = told["scratch"]
     assert os.path.isdir(scratch)
+    # A trial may name another place for what is its own.
+    assert not told["is_tmp_known"]
     if is_killed:
         os.kill(world.zygote.pid, signal.SIGKILL)
     world.zygote.close()
