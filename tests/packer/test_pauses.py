@@ -401,3 +401,19 @@ def test_a_trial_that_fills_its_device_goes_on_once_those_beside_it_in_its_lane_
     world.run_some(3)
     assert runs(world, first)
     assert not rests(world, second)
+
+
+def test_a_released_trial_gets_what_idle_lanes_and_others_that_wait_can_only_give_together() -> None:
+    world = World(PackerOptions(width=2))
+    world.device("gpu 0", 1120 * MIB, 10 * MIB)
+    world.add(0, 100 * MIB, 850 * MIB, steps=20, hint=1.0)
+    world.settle()
+    world.go(0, 2)
+    pause(world, 0)
+    small, other = add(world, 100), add(world, 450, steps=5)
+    world.go(small, 2)
+    pause(world, small)
+    world.finish(other)
+    world.release(0)
+    world.run_some(3)
+    assert runs(world, 0)
