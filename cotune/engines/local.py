@@ -300,6 +300,10 @@ class LocalEngine(Engine):
         gpu = self._gpu_of(lane)
         if gpu is not None:
             gpu.lane_gone()
+            capacity = None if lane.is_up else gpu.refused_capacity(self._lanes_on(lane.options.uuid))
+            if capacity is not None:
+                # First, or the next lane would be opened where this one died.
+                self._pending.append(ev.DeviceChanged(self.now(), gpu.name, capacity))
         self._pending.append(ev.LaneLost(self.now(), lane.lane, holder, detail))
         if not lane.is_up:
             self._stillborn.another(detail)
