@@ -60,10 +60,10 @@ class LocalGpu:
         return self._others.changed_capacity(self._watch.used(), sum(lane.held for lane in lanes))
 
     def refused_capacity(self, lanes: Sequence[LaneHandle]) -> int | None:
-        """The bytes open to us, if they are so much fewer that a lane which did not come up may have died of it.
+        """The bytes open to us, if they are so much fewer that a lane may have been refused what was set aside for it.
 
         Args:
-            lanes: Those that are left.
+            lanes: All of ours there.
         """
         return self._others.refused(self._watch.used(), sum(lane.held for lane in lanes))
 

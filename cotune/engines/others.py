@@ -57,10 +57,10 @@ class OthersOnGpu:
         return capacity
 
     def refused(self, used: int | None, ours: int) -> int | None:
-        """The bytes open to us now that a lane could not come up, if they are clearly fewer.
+        """The bytes open to us now that a lane was refused what was set aside for it, if they are clearly fewer.
 
         Until all is settled this may be too little, which is put right then. To go on with what there was before would
-        take every further lane, within a second.
+        take every further lane and every further attempt, within a second.
         """
         if used is None or (capacity := self._left(used, ours)) > self._capacity - CAPACITY_STEP:
             return None

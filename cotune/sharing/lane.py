@@ -42,12 +42,14 @@ class LaneHandle:
 
     Attributes:
         is_up: It has said that it is ready.
+        quota: Bytes that it may hold, as it was last told.
         leaves_since: When it was told to exit; infinite if it was not.
     """
 
     def __init__(self, zygote: Zygote, options: LaneOptions) -> None:
         self.lane = options.lane
         self.options = options
+        self.quota = options.quota
         self.is_up = False
         self.leaves_since = math.inf
         self._zygote = zygote
@@ -146,6 +148,7 @@ class LaneHandle:
             self._send(wire.encode_int(kind, trial))
 
     def resize(self, quota: int) -> None:
+        self.quota = quota
         self._send(wire.encode_int(Kind.RESIZE, quota))
 
     def exit(self) -> None:
