@@ -19,6 +19,8 @@ from cotune.sharing.wire import FAULTED, GO_ON, REST, STOP, Kind
 from cotune.sharing.zygote import Zygote
 from cotune.trial import TrialSpec
 
+_TRACEBACK = "Traceback (most recent call last):"
+
 
 @dataclass(slots=True)
 class _Seat:
@@ -173,7 +175,7 @@ class LaneHandle:
 
 
 def ended_how(status: int, log: Path) -> str:
-    """How a lane's process ended, in words, with the last line it wrote.
+    """How a lane's process ended, in words, with the last line it wrote; of a traceback, the error's first.
 
     Args:
         status: As `os.wait` gives it.
@@ -192,5 +194,12 @@ def ended_how(status: int, log: Path) -> str:
     with contextlib.suppress(OSError):
         lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
         if lines:
-            said += f" ({lines[-1][:200]})"
+            last = max((n for n, line in enumerate(lines) if line.startswith(_TRACEBACK)), default=None)
+            # A signal has other reasons than what was printed before.
+            error = (
+                []
+                if last is None or os.WIFSIGNALED(status)
+                else [line for line in lines[last + 1 :] if not line.startswith(" ")]
+            )
+            said += f" ({(error or lines[-1:])[0][:200]})"
     return said
