@@ -194,12 +194,8 @@ def ended_how(status: int, log: Path) -> str:
     with contextlib.suppress(OSError):
         lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
         if lines:
-            last = max((n for n, line in enumerate(lines) if line.startswith(_TRACEBACK)), default=None)
+            last = max((n for n, line in enumerate(lines) if line.startswith(_TRACEBACK)), default=len(lines))
+            error = [line for line in lines[last + 1 :] if not line.startswith(" ")]
             # A signal has other reasons than what was printed before.
-            error = (
-                []
-                if last is None or os.WIFSIGNALED(status)
-                else [line for line in lines[last + 1 :] if not line.startswith(" ")]
-            )
-            said += f" ({(error or lines[-1:])[0][:200]})"
+            said += f" ({(lines[-1] if os.WIFSIGNALED(status) or not error else error[0])[:200]})"
     return said
