@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -266,3 +267,43 @@ def test_an_estimate_made_without_a_gpu_is_what_is_measured_on_one(run):
     for trial in results.trials[3:]:
         measured = trial.persistent + trial.ephemeral
         assert measured < trial.expected < 1.15 * measured + 64 * MIB
+
+
+def test_a_trial_whose_memory_another_program_takes_goes_on_once_it_is_back(run, tmp_path):
+    """A third is left when it asks for more; at what it had held then it would fit nowhere."""
+    code = """
+import sys, torch
+torch.cuda.init()
+kept = torch.empty(torch.cuda.mem_get_info()[1] * 2 // 3, dtype=torch.uint8, device="cuda")
+print("holds", flush=True)
+sys.stdin.read()
+"""
+
+    def train(config):
+        import torch
+
+        (tmp_path / "began").touch()
+        until = time.monotonic() + PATIENCE
+        while not (tmp_path / "taken").exists() and time.monotonic() < until:
+            time.sleep(0.01)
+        total = torch.cuda.mem_get_info()[1]
+        kept = torch.empty(total // 2, dtype=torch.uint8, device="cuda")
+        for step in range(3):
+            cotune.report({"loss": 1.0, "kept": kept.numel()}, step=step)
+
+    def take():
+        while not (tmp_path / "began").exists():
+            time.sleep(0.01)
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        with subprocess.Popen([sys.executable, "-c", code], text=True, **pipes) as other:
+            assert other.stdout.readline() == "holds\n"
+            (tmp_path / "taken").touch()
+            time.sleep(2)  # so that the trial asks meanwhile
+            other.stdin.close()
+
+    taker = threading.Thread(target=take)
+    taker.start()
+    results = run(train, {"x": 1}, trials=1)
+    taker.join()
+    assert [str(trial.state) for trial in results] == ["done"]
+    assert results[0].attempts == 2

@@ -25,6 +25,7 @@ from cotune.engines.stillborn import Stillborn
 from cotune.packer import events as ev
 from cotune.packer import instructions as do
 from cotune.sharing import wire
+from cotune.sharing.cuda import CONTEXT_GUESS
 from cotune.sharing.devices import DeviceInfo
 from cotune.sharing.estimator import Estimator
 from cotune.sharing.lane import LaneHandle, ended_how
@@ -255,6 +256,9 @@ class LocalEngine(Engine):
             lane.ended(event.trial)
             if gpu is not None:
                 gpu.forget(event.trial)
+                if event.needed is not None and event.needed + CONTEXT_GUESS < lane.quota:
+                    # It was not its lane that was too small.
+                    self._refused(lane, gpu)
         elif isinstance(event, ev.LaneReady):
             lane.is_up = True
             self._stillborn.lane_up()
@@ -300,9 +304,18 @@ class LocalEngine(Engine):
         gpu = self._gpu_of(lane)
         if gpu is not None:
             gpu.lane_gone()
+            if not lane.is_up:
+                # First, or the next lane would be opened where this one died.
+                self._refused(lane, gpu)
         self._pending.append(ev.LaneLost(self.now(), lane.lane, holder, detail))
         if not lane.is_up:
             self._stillborn.another(detail)
+
+    def _refused(self, lane: LaneHandle, gpu: LocalGpu) -> None:
+        """A lane got less than it was to have: others may have it."""
+        capacity = gpu.refused_capacity(self._lanes_on(lane.options.uuid))
+        if capacity is not None:
+            self._pending.append(ev.DeviceChanged(self.now(), gpu.name, capacity))
 
     def _watch(self) -> None:
         """Once a second: lanes that make no progress, and what others do to our devices."""

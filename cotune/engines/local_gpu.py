@@ -59,6 +59,14 @@ class LocalGpu:
             self._others.unsettled()
         return self._others.changed_capacity(self._watch.used(), sum(lane.held for lane in lanes))
 
+    def refused_capacity(self, lanes: Sequence[LaneHandle]) -> int | None:
+        """The bytes open to us, if they are so much fewer that a lane may have been refused what was set aside for it.
+
+        Args:
+            lanes: All of ours there.
+        """
+        return self._others.refused(self._watch.used(), sum(lane.held for lane in lanes))
+
     # ---- how busy a trial keeps it
 
     def forget(self, trial: int) -> None:

@@ -46,7 +46,7 @@ class OthersOnGpu:
             return None
         if used is None:
             return None
-        before, self._seen = self._seen, self._ours_of(self._total - max(0, used - ours))
+        before, self._seen = self._seen, self._left(used, ours)
         # What a trial has just taken is in use before its lane says that it holds it: two looks must agree.
         if before is None or abs(self._seen - before) >= CAPACITY_STEP:
             return None
@@ -55,3 +55,17 @@ class OthersOnGpu:
             return None
         self._capacity = capacity
         return capacity
+
+    def refused(self, used: int | None, ours: int) -> int | None:
+        """The bytes open to us now that a lane was refused what was set aside for it, if they are clearly fewer.
+
+        Until all is settled this may be too little, which is put right then. To go on with what there was before would
+        take every further lane and every further attempt, within a second.
+        """
+        if used is None or (capacity := self._left(used, ours)) > self._capacity - CAPACITY_STEP:
+            return None
+        self._capacity = capacity
+        return capacity
+
+    def _left(self, used: int, ours: int) -> int:
+        return self._ours_of(self._total - max(0, used - ours))

@@ -120,18 +120,21 @@ class Endings:
         others = sum(other.demand.persistent for other in lane.residents.values() if other.demand)
         had = max(0, lane.asked - lane.base - others)
         trial.out_of_memories += 1
+        # Others may have taken of the device what the lane was to have.
+        is_short = lane.device.held > lane.device.capacity and event.needed is not None
+        least = 0 if is_short else had
         # What was refused may not have been the last it would have asked for.
-        floor = max(trial.floor, had + had // 2, (event.needed or 0) * 5 // 4)
+        floor = max(trial.floor, least + least // 2, (event.needed or 0) * 5 // 4)
         if trial.demand is None and trial.out_of_memories == 1:
             self._predictor.judge_hint(trial, floor)
         trial.floor = floor
         largest = max((device.full - device.context for device in self._ledger.devices.values()), default=0)
         figures = (
-            f"it needs {format_bytes(max(event.needed or 0, had))} or more; "
+            f"it needs {format_bytes(max(event.needed or 0, least))} or more; "
             f"it had {format_bytes(had)} in a lane of {format_bytes(lane.asked)}; "
             f"the largest device leaves {format_bytes(largest)} to one trial"
         )
-        whole = lane.asked >= lane.device.capacity and self._fitting.is_whole(lane.asked)
+        whole = lane.asked >= lane.device.capacity and self._fitting.is_whole(lane.device.capacity)
         had_all = trial.had_all and whole and lane.is_empty and (trial.alone or not lane.residue)
         if had_all or (event.needed or 0) > self._fitting.largest:
             self.conclude(trial, Outcome.FAILED, "TrialTooLarge", figures)

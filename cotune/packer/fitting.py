@@ -159,10 +159,11 @@ class Fitting:
             return None
         own = trial.resting - trial.parked
         need = lane.need([*resident_demands(lane), demand]) - own
-        if not lane.residents and len(lane.paused) == 1:
+        if not lane.residents:
             # It has run here, if without the margins that the device has no room for.
             least = max(trial.rested, trial.seen.peak if trial.seen else 0)
-            need = min(need, max(device.capacity, lane.base - own + least))
+            others = sum(one.resting - one.parked for one in lane.paused.values() if one is not trial)
+            need = min(need, max(device.capacity + others, lane.base - own + least))
         return self._place(device, lane, need)
 
     def holes(self, device: Device) -> tuple[int, int]:

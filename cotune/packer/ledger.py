@@ -157,6 +157,12 @@ class Ledger:
         if quota > lane.asked:
             self.resize(lane, quota)
 
+    def returnable(self, device: Device, keep: Lane | None = None) -> int:
+        """Bytes that lanes other than `keep` do not need, or are returning already."""
+        lanes = [lane for lane in device.lanes.values() if lane is not keep]
+        idle = {lane.id for lane in device.idle if lane.is_empty}
+        return sum(lane.returning + (lane.asked if lane.id in idle else self._fitting.slack(lane)) for lane in lanes)
+
     def reclaim(self, device: Device, wanted: int, keep: Lane | None = None, partly: bool = False) -> bool:
         """Asks lanes other than `keep` for bytes they do not need.
 
@@ -169,7 +175,7 @@ class Ledger:
         slacks = {lane.id: self._fitting.slack(lane) for lane in lanes}
         idle = [lane for lane in device.idle if lane is not keep and lane.is_empty]
         said = len(self.out)
-        possible = under_way + sum(slacks.values()) + sum(lane.asked - slacks[lane.id] for lane in idle)
+        possible = self.returnable(device, keep)
         if possible < wanted and not partly:
             return False
         for lane in sorted(lanes, key=lambda lane: -slacks[lane.id]):

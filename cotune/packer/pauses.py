@@ -136,7 +136,8 @@ class Pauses:
                 continue
             if place.missing > 0:
                 if not self._ledger.reclaim(place.device, place.missing, keep=lane):
-                    self._free(place.device, place.missing, trial)
+                    returnable = self._ledger.returnable(place.device, keep=lane)
+                    self._free(place.device, place.missing - returnable, trial)
                 continue
             self._ledger.resize(lane, place.quota)
             self._go_on(trial, lane)
@@ -206,18 +207,20 @@ class Pauses:
             Whether they can; if not, and less is not wanted either, nothing is asked for.
         """
         there = [trial for trial in self._paused_on(device) if trial is not spared]
+        # Whoever comes, instead of going on where it is, keeps one of the lanes, or has one like it opened.
+        own = 0 if spared else device.context + device.shared
         freed = sum(one.movable for one in there if one.leaving)
         gone = [one for one in there if one.leaving and not one.movable]
         steps: dict[int, tuple[Trial, bool]] = {}
         for trial, parks in self._by_loss(there):
-            if freed + _freed_by(gone) >= wanted:
+            if freed + self._freed_by(gone, own) >= wanted:
                 break
             # Who was to be parked, and is to leave instead, frees all it holds, and that no other way.
             freed += trial.movable * (1 if parks else -(trial.id in steps))
             if not parks:
                 gone.append(trial)
             steps[trial.id] = trial, parks
-        freed += _freed_by(gone)
+        freed += self._freed_by(gone, own)
         if freed < wanted and not partly:
             return False
         for trial, parks in steps.values():
@@ -227,6 +230,21 @@ class Pauses:
             else:
                 self._evict(trial)
         return freed >= wanted
+
+    def _freed_by(self, gone: list[Trial], own: int) -> int:
+        """Bytes that are free when these have left their lanes, and of the lanes that go with them so many are kept."""
+        freed, lanes = 0, 0
+        for lane in {trial.lane: None for trial in gone}:
+            assert lane is not None
+            left = [trial for trial in lane.paused.values() if trial in gone]
+            resting = sum(trial.resting - trial.parked for trial in left)
+            freed += resting
+            if lane.residents or len(left) < len(lane.paused):
+                continue
+            # With its last trial all of it can be returned; one that takes no further trial is of no use to who comes.
+            kept = lane.asked - self._fitting.slack(lane) - resting
+            freed, lanes = (freed + kept, lanes) if lane.retiring else (freed, lanes + kept)
+        return freed + max(0, lanes - own)
 
     def _by_loss(self, trials: Iterable[Trial]) -> list[tuple[Trial, bool]]:
         """Who could make room, and whether by being parked; twice, who could be parked or leave."""
@@ -252,14 +270,3 @@ class Pauses:
         lane.least = 0
         self._ledger.out.append(do.ResumeTrial(trial.id))
         self._ledger.touch(lane.device)
-
-
-def _freed_by(gone: list[Trial]) -> int:
-    """Bytes that are free when these have left their lanes."""
-    freed = sum(trial.resting - trial.parked for trial in gone)
-    lanes = {trial.lane for trial in gone}
-    for lane in lanes:
-        # One that takes no further trial goes with its last.
-        if lane is not None and lane.retiring and not lane.residents and {*lane.paused.values()} <= {*gone}:
-            freed += lane.context + lane.shared + lane.residue
-    return freed

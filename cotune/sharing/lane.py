@@ -19,6 +19,8 @@ from cotune.sharing.wire import FAULTED, GO_ON, REST, STOP, Kind
 from cotune.sharing.zygote import Zygote
 from cotune.trial import TrialSpec
 
+_TRACEBACK = "Traceback (most recent call last):"
+
 
 @dataclass(slots=True)
 class _Seat:
@@ -42,12 +44,14 @@ class LaneHandle:
 
     Attributes:
         is_up: It has said that it is ready.
+        quota: Bytes that it may hold, as it was last told.
         leaves_since: When it was told to exit; infinite if it was not.
     """
 
     def __init__(self, zygote: Zygote, options: LaneOptions) -> None:
         self.lane = options.lane
         self.options = options
+        self.quota = options.quota
         self.is_up = False
         self.leaves_since = math.inf
         self._zygote = zygote
@@ -151,6 +155,7 @@ class LaneHandle:
             self._send(wire.encode_int(kind, trial))
 
     def resize(self, quota: int) -> None:
+        self.quota = quota
         self._send(wire.encode_int(Kind.RESIZE, quota))
 
     def exit(self) -> None:
@@ -175,7 +180,7 @@ class LaneHandle:
 
 
 def ended_how(status: int, log: Path) -> str:
-    """How a lane's process ended, in words, with the last line it wrote.
+    """How a lane's process ended, in words, with the last line it wrote; of a traceback, the error's first.
 
     Args:
         status: As `os.wait` gives it.
@@ -194,5 +199,8 @@ def ended_how(status: int, log: Path) -> str:
     with contextlib.suppress(OSError):
         lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
         if lines:
-            said += f" ({lines[-1][:200]})"
+            last = max((n for n, line in enumerate(lines) if line.startswith(_TRACEBACK)), default=len(lines))
+            error = [line for line in lines[last + 1 :] if not line.startswith(" ")]
+            # A signal has other reasons than what was printed before.
+            said += f" ({(lines[-1] if os.WIFSIGNALED(status) or not error else error[0])[:200]})"
     return said

@@ -78,3 +78,9 @@ def test_without_mps_lanes_are_told_of_none(gpu):
     assert gpu.mps_environment is None
     gpu.close()
     assert gpu.watch.is_closed
+
+
+def test_a_lane_that_did_not_come_up_has_the_device_looked_at_at_once(gpu):
+    gpu.lane_gone()
+    gpu.watch.bytes = 7 * GIB
+    assert gpu.refused_capacity([lane(2 * GIB), lane(0, is_up=False)]) == 11 * GIB - cuda.RESERVE

@@ -58,3 +58,12 @@ def test_while_a_lane_goes_its_bytes_are_not_taken_for_those_of_others(others):
 
 def test_nothing_is_concluded_where_the_gpu_says_nothing(others):
     assert others.changed_capacity(used=None, ours=0) is None
+
+
+def test_where_a_lane_cannot_come_up_what_others_have_taken_is_no_longer_ours_at_once(others):
+    others.unsettled()
+    assert others.refused(used=9 * GIB, ours=5 * GIB) == 12 * GIB - RESERVE
+    assert others.refused(used=9 * GIB, ours=5 * GIB) is None
+    for _ in range(SETTLE):
+        assert others.changed_capacity(used=5 * GIB, ours=5 * GIB) is None
+    assert twice(others, used=5 * GIB, ours=5 * GIB) == 16 * GIB - RESERVE

@@ -467,6 +467,20 @@ def test_trial_that_fits_the_large_device_is_not_tried_on_the_small_one_for_ever
     assert world.outcome(1) is Outcome.DONE
 
 
+def test_a_trial_whose_memory_others_have_taken_waits_for_it_and_is_not_too_large() -> None:
+    world = make(1)
+    world.add(0, 300 * MIB, 0)
+    world.settle()
+    lane = world.lane_of(0)
+    world.change("gpu 0", 200 * MIB)
+    world._end(lane, lane.residents[0], Outcome.OUT_OF_MEMORY, 300 * MIB)
+    world.settle()
+    assert world.waiting() == [0]
+    world.change("gpu 0", 600 * MIB)
+    world.settle()
+    assert world.running() == [0]
+
+
 def test_out_of_memory_beside_others_in_a_full_lane_is_no_reason_to_give_up() -> None:
     world = make(1, residents=2)
     world.add(0, 300 * MIB, 150 * MIB, steps=99)

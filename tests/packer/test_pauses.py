@@ -373,3 +373,47 @@ def test_a_lane_that_takes_no_further_trial_goes_with_the_last_that_waits_in_it(
     world.run_some(3)
     assert runs(world, second)
     assert world.lane_of(second).lane != 1
+
+
+def test_a_lane_whose_last_trials_leave_it_makes_room_with_all_it_holds() -> None:
+    world = World(PackerOptions(width=2))
+    world.device("gpu 0", GIB, 200 * MIB)
+    first, second = add(world, 100), add(world, 100)
+    world.go(first, 2)
+    world.go(second, 2)
+    pause(world, first)
+    pause(world, second)
+    large = add(world, 700)
+    world.run_some(3)
+    assert runs(world, large)
+
+
+def test_a_trial_that_fills_its_device_goes_on_once_those_beside_it_in_its_lane_have_left() -> None:
+    world = make(capacity=GIB)
+    first = add(world, 950, movable=0.9)
+    world.go(first, 2)
+    pause(world, first)
+    second = add(world, 100)
+    world.go(second, 2)
+    pause(world, second)
+    assert world.lane_of(second).lane == world.lane_of(first).lane
+    world.release(first)
+    world.run_some(3)
+    assert runs(world, first)
+    assert not rests(world, second)
+
+
+def test_a_released_trial_gets_what_idle_lanes_and_others_that_wait_can_only_give_together() -> None:
+    world = World(PackerOptions(width=2))
+    world.device("gpu 0", 1120 * MIB, 10 * MIB)
+    world.add(0, 100 * MIB, 850 * MIB, steps=20, hint=1.0)
+    world.settle()
+    world.go(0, 2)
+    pause(world, 0)
+    small, other = add(world, 100), add(world, 450, steps=5)
+    world.go(small, 2)
+    pause(world, small)
+    world.finish(other)
+    world.release(0)
+    world.run_some(3)
+    assert runs(world, 0)
