@@ -48,6 +48,21 @@ class Trains:
         return {"loss": loss.item(), "done": not self.left}
 
 
+class Perceptron(Trains):
+    space: ClassVar = {"width": cotune.lograndint(200, 3000), "batch": cotune.lograndint(16, 128)}
+
+    def build(self, width):
+        from torch import nn
+
+        hidden = nn.Linear(784, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU()
+        return nn.Sequential(*hidden, nn.Linear(width, self.classes))
+
+    def inputs(self):
+        import torch
+
+        return torch.randn(self.batch, 784), torch.randint(self.classes, (self.batch,))
+
+
 class Convolutions(Trains):
     space: ClassVar = {"width": cotune.lograndint(4, 24), "batch": cotune.lograndint(16, 96)}
 
@@ -96,7 +111,7 @@ def events(storage, kind, name="it"):
     return [event for event in map(json.loads, lines) if event["event"] == kind]
 
 
-@pytest.mark.parametrize("cls", [Convolutions, Transformer])
+@pytest.mark.parametrize("cls", [Perceptron, Convolutions, Transformer])
 def test_once_the_ratio_is_learnt_an_estimate_is_what_is_measured(cls, tmp_path, monkeypatch, patience):
     # Freed memory goes back at once: what is resident is then what tensors hold, and not what they once held.
     monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", "65536")

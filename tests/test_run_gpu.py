@@ -269,7 +269,7 @@ def test_an_estimate_made_without_a_gpu_is_what_is_measured_on_one(run):
         assert measured < trial.expected < 1.15 * measured + 64 * MIB
 
 
-def test_a_trial_whose_memory_another_program_takes_goes_on_once_it_is_back(run, tmp_path):
+def test_a_trial_whose_memory_another_program_takes_goes_on_once_it_is_back(run, meeting):
     """A third is left when it asks for more; at what it had held then it would fit nowhere."""
     code = """
 import sys, torch
@@ -278,28 +278,33 @@ kept = torch.empty(torch.cuda.mem_get_info()[1] * 2 // 3, dtype=torch.uint8, dev
 print("holds", flush=True)
 sys.stdin.read()
 """
+    arrived, go = meeting.arrived, meeting.go
 
     def train(config):
         import torch
 
-        (tmp_path / "began").touch()
-        until = time.monotonic() + PATIENCE
-        while not (tmp_path / "taken").exists() and time.monotonic() < until:
-            time.sleep(0.01)
+        arrived.write_text(f"{os.getpid()}\n")
+        with go.open("rb", buffering=0) as fifo:
+            fifo.read(1)
         total = torch.cuda.mem_get_info()[1]
-        kept = torch.empty(total // 2, dtype=torch.uint8, device="cuda")
+        try:
+            kept = torch.empty(total // 2, dtype=torch.uint8, device="cuda")
+        except torch.OutOfMemoryError:
+            arrived.write_text("0\n")
+            raise
         for step in range(3):
             cotune.report({"loss": 1.0, "kept": kept.numel()}, step=step)
 
     def take():
-        while not (tmp_path / "began").exists():
-            time.sleep(0.01)
+        meeting.wait_for(1)
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
         with subprocess.Popen([sys.executable, "-c", code], text=True, **pipes) as other:
             assert other.stdout.readline() == "holds\n"
-            (tmp_path / "taken").touch()
-            time.sleep(2)  # so that the trial asks meanwhile
+            meeting.let_go(1)
+            assert meeting.wait_for(1) == [0]
             other.stdin.close()
+        meeting.wait_for(1)
+        meeting.let_go(1)
 
     taker = threading.Thread(target=take)
     taker.start()
