@@ -170,14 +170,14 @@ class Ledger:
             Whether that, with what is under way, yields `wanted` bytes; if not, and less is not wanted either,
             nothing is asked for.
         """
+        possible = self.returnable(device, keep)
+        if possible < wanted and not partly:
+            return False
         lanes = [lane for lane in device.lanes.values() if lane is not keep]
         under_way = sum(lane.returning for lane in lanes)
         slacks = {lane.id: self._fitting.slack(lane) for lane in lanes}
         idle = [lane for lane in device.idle if lane is not keep and lane.is_empty]
         said = len(self.out)
-        possible = self.returnable(device, keep)
-        if possible < wanted and not partly:
-            return False
         for lane in sorted(lanes, key=lambda lane: -slacks[lane.id]):
             if under_way < wanted and slacks[lane.id]:
                 self.resize(lane, lane.quota - slacks[lane.id])
