@@ -1,10 +1,11 @@
 """Turns, with real threads: exactly one holder at any time, handed on in order."""
 
+import os
 import threading
 
 import pytest
 
-from cotune.sharing.turns import Turns
+from cotune.sharing.turns import Turns, Waiter
 
 PATIENCE = 20
 
@@ -21,6 +22,7 @@ class Resident:
         self._turns, self._log = turns, log
 
     def turn_begins(self):
+        self.cores = os.sched_getaffinity(0)
         self._log.append(("begins", self.name))
 
     def turn_ends(self):
@@ -262,3 +264,43 @@ def test_one_that_gives_up_and_takes_again_waits_behind_the_others(turns, actor,
     assert turns.holder is a.resident
     a.does()
     assert [name for what, name in log if what == "begins"] == ["a", "b", "a"]
+
+
+def test_a_waiting_thread_is_called_to_the_core_of_who_hands_it_the_turn():
+    made, called, done = [], threading.Semaphore(0), threading.Semaphore(0)
+
+    def waits():
+        made.append((Waiter(), threading.get_native_id()))
+        done.release()
+        assert called.acquire(timeout=PATIENCE)
+        made[0][0].go_anywhere()
+        done.release()
+        assert called.acquire(timeout=PATIENCE)
+
+    everywhere = os.sched_getaffinity(0)
+    here = min(everywhere)
+    thread = threading.Thread(target=waits)
+    thread.start()
+    assert done.acquire(timeout=PATIENCE)
+    waiter, number = made[0]
+    os.sched_setaffinity(0, {here})
+    try:
+        waiter.call_here()
+        assert os.sched_getaffinity(number) == {here}
+    finally:
+        os.sched_setaffinity(0, everywhere)
+    called.release()
+    assert done.acquire(timeout=PATIENCE)
+    assert os.sched_getaffinity(number) == everywhere
+    called.release()
+    thread.join(timeout=PATIENCE)
+
+
+def test_a_trial_may_run_on_all_its_cores_again_once_its_turn_begins(actor):
+    a, b = actor("a", "take", "give_up"), actor("b", "take", "give_up")
+    a.does()
+    joins_the_queue(b, a)
+    a.does()
+    b.finished()
+    assert b.resident.cores == os.sched_getaffinity(0)
+    b.does()
