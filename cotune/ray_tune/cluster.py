@@ -156,7 +156,7 @@ class Cluster:
         """What is worth waking up for."""
         found = [lane.news for lane in self._lanes.values()]
         found += [lane.opening for lane in self._lanes.values() if lane.opening is not None]
-        found += [slot.news for slot in self._slots.all if slot.news is not None]
+        found += [answer for slot in self._slots.all for answer in slot.news]
         return found
 
     def poll(self) -> list[ev.Event]:
@@ -164,8 +164,9 @@ class Cluster:
         futures = self.futures()
         ready = set(ray.wait(futures, num_returns=len(futures), timeout=0)[0]) if futures else set()
         for slot in list(self._slots.all):
-            if slot.news in ready:
-                self._hear_slot(slot)
+            answer = next((answer for answer in slot.news if answer in ready), None)
+            if answer is not None:
+                self._hear_slot(slot, answer)
         for lane in list(self._lanes.values()):
             if lane.opening in ready:
                 self._hear_opening(lane)
@@ -183,10 +184,10 @@ class Cluster:
             self._lost = []
         return happened
 
-    def _hear_slot(self, slot: Slot) -> None:
+    def _hear_slot(self, slot: Slot, answer: Any) -> None:
         try:
-            answer = ray.get(slot.news)
             if slot.placed is not None:
+                ray.get(answer)
                 self._slots.start(slot)
             else:
                 self._pending.append(self._slots.came_up(slot, answer, self.now()))

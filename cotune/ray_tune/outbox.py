@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 
 from cotune.sharing import wire
 from cotune.sharing.wire import Kind
 
+# Seconds for which measurements can wait for company.
 PROGRESS_WITHIN = 0.05
 
 
@@ -17,22 +19,20 @@ class Outbox:
     def __init__(self) -> None:
         self._frames: list[bytes] = []
         self._news = threading.Condition()
-        self._is_urgent = False
+        self._due = math.inf
 
     def put(self, frame: bytes) -> None:
         with self._news:
             self._frames.append(frame)
-            # Measurements can wait for company.
-            self._is_urgent = self._is_urgent or wire.decode(frame)[0] != Kind.PROGRESS
+            can_wait = PROGRESS_WITHIN if wire.decode(frame)[0] == Kind.PROGRESS else 0.0
+            self._due = min(self._due, time.monotonic() + can_wait)
             self._news.notify()
 
     def take(self, timeout: float) -> list[bytes]:
         """What there is, or else what comes within `timeout` seconds."""
         deadline = time.monotonic() + timeout
         with self._news:
-            while not self._is_urgent and (rest := deadline - time.monotonic()) > 0:
-                if self._frames:
-                    deadline = min(deadline, time.monotonic() + PROGRESS_WITHIN)
-                self._news.wait(rest if not self._frames else min(rest, PROGRESS_WITHIN))
-            frames, self._frames, self._is_urgent = self._frames, [], False
+            while (rest := min(deadline, self._due) - time.monotonic()) > 0:
+                self._news.wait(rest)
+            frames, self._frames, self._due = self._frames, [], math.inf
         return frames

@@ -71,7 +71,7 @@ class Slot:
         site: Where it is, once it is up.
         placed: Answered when the group has its place, if that was not there when it was asked for.
         others: Who else uses it, if it is a GPU that is up.
-        spares: Processes that are no lanes yet, and their answers to `site()`.
+        spares: Processes that are no lanes yet, and their answers to `site()`; whose is first is used first.
         lanes: The lanes on it, by number.
         idle_since: When nothing ran here any more.
     """
@@ -89,11 +89,11 @@ class Slot:
     idle_since: float | None = None
 
     @property
-    def news(self) -> Any:
-        """What is waited for until it is up."""
+    def news(self) -> list[Any]:
+        """What is waited for until it is up: the first of these."""
         if self.placed is not None:
-            return self.placed
-        return self.spares[0][1] if self.site is None and self.spares else None
+            return [self.placed]
+        return [answer for _, answer in self.spares] if self.site is None else []
 
 
 class Slots:
@@ -203,9 +203,14 @@ class Slots:
 
     # ---- up
 
-    def came_up(self, slot: Slot, site: Site, now: float) -> ev.DeviceFound:
-        """Its first process has said where it is."""
-        slot.site = site
+    def came_up(self, slot: Slot, answer: Any, now: float) -> ev.DeviceFound:
+        """One of its processes has said where it is.
+
+        Raises:
+            RayError: It has died instead.
+        """
+        slot.site = site = ray.get(answer)
+        slot.spares.sort(key=lambda spare: spare[1] != answer)
         self._named += 1
         kind = "gpu" if site.accelerators else "cpu"
         slot.name = f"{kind}:{site.uuid or self._named - 1}@{site.node[:8]}"

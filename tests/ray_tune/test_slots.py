@@ -1,0 +1,26 @@
+"""Devices of a cluster, by the answers of the processes that were asked for there."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("ray")
+
+from cotune.demand import GIB
+from cotune.packer import DeviceFound
+from cotune.ray_tune import slots as module
+from cotune.ray_tune.site import Site
+from cotune.ray_tune.slots import ClusterOptions, Slot, Slots
+
+
+def test_a_device_is_up_with_the_first_of_its_processes_which_is_its_first_lane(monkeypatch):
+    slots = object.__new__(Slots)
+    slots._options = ClusterOptions(0, False, 1.0, None, 2, 1, {}, [])
+    slots.uses_gpus, slots._named = False, 0
+    site = Site("node", (), "", 8 * GIB, 8 * GIB, 17, "host", "10.0.0.1")
+    monkeypatch.setattr(module.ray, "get", lambda answer: site)
+    slot = Slot(None, 2, 1.0, None, spares=[("slow", "answer of slow"), ("quick", "answer of quick")])
+    assert slot.news == ["answer of slow", "answer of quick"]
+    assert isinstance(slots.came_up(slot, "answer of quick", 0.0), DeviceFound)
+    assert slot.news == []
+    assert [slots.process(slot) for _ in range(2)] == ["quick", "slow"]
