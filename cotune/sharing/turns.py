@@ -32,12 +32,16 @@ class Waiter:
 
     def __init__(self) -> None:
         self._thread = threading.get_native_id()
-        self._cores = os.sched_getaffinity(0)
+        self._cores: set[int] = set()
+        # A sandbox may forbid any of these calls, which only make it quicker.
+        with contextlib.suppress(OSError):
+            self._cores = os.sched_getaffinity(0)
 
     def call_here(self) -> None:
         """Has it wake on the core of the calling thread."""
-        with contextlib.suppress(OSError):
-            os.sched_setaffinity(self._thread, (_libc.sched_getcpu(),))
+        if len(self._cores) > 1:
+            with contextlib.suppress(OSError):
+                os.sched_setaffinity(self._thread, (_libc.sched_getcpu(),))
 
     def go_anywhere(self) -> None:
         """Called by the thread itself: any core it had is right again."""
