@@ -8,7 +8,8 @@ import os
 import threading
 from typing import Protocol
 
-_libc = ctypes.CDLL(None)
+# Keeps the interpreter: another thread that got it in between would be handed the turn late.
+_libc = ctypes.PyDLL(None)
 
 
 class Resident(Protocol):
