@@ -239,10 +239,24 @@ def test_two_processes_work_on_one_study_at_once(tmp_path):
     assert states(study) == ["COMPLETE", "FAIL"] * 8
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_stops_running_trials_and_leaves_none_running(tmp_path, wait_gone, number):
+@pytest.fixture
+def drive(tmp_path):
+    """Starts a driver whose trials say that they run; it does not outlive the test, whatever that finds."""
     os.mkfifo(tmp_path / "running")
-    driver = Driver(tmp_path, "reports")
+    with contextlib.ExitStack() as stack:
+
+        def start(how):
+            driver = Driver(tmp_path, how)
+            stack.enter_context(driver.process)
+            stack.callback(driver.process.kill)
+            return driver
+
+        yield start
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_stops_running_trials_and_leaves_none_running(drive, wait_gone, number):
+    driver = drive("reports")
     lanes = driver.lanes(2)
     driver.process.send_signal(number)
     _, err = driver.process.communicate(timeout=30)
@@ -253,13 +267,11 @@ def test_a_signal_stops_running_trials_and_leaves_none_running(tmp_path, wait_go
     assert set(states(driver.study)) == {"FAIL"}
 
 
-def test_ctrl_c_twice_ends_at_once_whatever_runs(tmp_path, wait_gone):
-    os.mkfifo(tmp_path / "running")
-    driver = Driver(tmp_path, "hangs")
+def test_ctrl_c_twice_ends_at_once_whatever_runs(drive, wait_gone):
+    driver = drive("hangs")
     lanes = driver.lanes(1)
     driver.process.send_signal(signal.SIGINT)
-    while "at once" not in driver.process.stderr.readline():
-        pass
+    assert any("at once" in line for line in driver.process.stderr)
     began = time.monotonic()
     driver.process.send_signal(signal.SIGINT)
     _, err = driver.process.communicate(timeout=30)
@@ -269,9 +281,8 @@ def test_ctrl_c_twice_ends_at_once_whatever_runs(tmp_path, wait_gone):
     assert set(states(driver.study)) == {"FAIL"}
 
 
-def test_a_killed_driver_takes_its_lanes_along_and_the_study_can_go_on(tmp_path, wait_gone):
-    os.mkfifo(tmp_path / "running")
-    driver = Driver(tmp_path, "hangs")
+def test_a_killed_driver_takes_its_lanes_along_and_the_study_can_go_on(drive, tmp_path, wait_gone):
+    driver = drive("hangs")
     lanes = driver.lanes(1)
     driver.process.kill()
     driver.process.communicate()
