@@ -7,6 +7,8 @@ import functools
 import importlib
 import io
 import sys
+import threading
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import FunctionType, MethodType, ModuleType
@@ -53,23 +55,44 @@ def dumps(value: Any, what: str) -> bytes:
     Raises:
         NotPicklable: It holds something that cannot leave this process.
     """
-    module = _unimportable_module(value)
-    if module is not None:
-        cloudpickle.register_pickle_by_value(module)
+    with _by_value(_unimportable_module(value)):
+        try:
+            buffer = io.BytesIO()
+            _Pickler(buffer).dump(value)
+            return buffer.getvalue()
+        except Exception as error:
+            where = " of ".join(reversed([what, *_path_to_blame(value)]))
+            raise NotPicklable(
+                f"{where} cannot be sent to a lane process: {type(error).__name__}: {error}",
+                hint="locks, open files, sockets, generators and CUDA contexts cannot travel: create them inside the "
+                "trainable, or once per lane with cotune.shared()",
+            ) from error
+
+
+_lock = threading.Lock()
+# By how many calls of `dumps` a module is registered with cloudpickle, runs in other threads having theirs.
+_registered: Counter[ModuleType] = Counter()
+
+
+@contextlib.contextmanager
+def _by_value(module: ModuleType | None) -> Iterator[None]:
+    """Has what a module defines travel by value for a while; what the user has registered stays so."""
+    with _lock:
+        is_ours = module is not None and (
+            module in _registered or module.__name__ not in cloudpickle.list_registry_pickle_by_value()
+        )
+        if module is not None and is_ours:
+            cloudpickle.register_pickle_by_value(module)
+            _registered[module] += 1
     try:
-        buffer = io.BytesIO()
-        _Pickler(buffer).dump(value)
-        return buffer.getvalue()
-    except Exception as error:
-        where = " of ".join(reversed([what, *_path_to_blame(value)]))
-        raise NotPicklable(
-            f"{where} cannot be sent to a lane process: {type(error).__name__}: {error}",
-            hint="locks, open files, sockets, generators and CUDA contexts cannot travel: create them inside the "
-            "trainable, or once per lane with cotune.shared()",
-        ) from error
+        yield
     finally:
-        if module is not None:
-            cloudpickle.unregister_pickle_by_value(module)
+        if module is not None and is_ours:
+            with _lock:
+                _registered[module] -= 1
+                if not _registered[module]:
+                    del _registered[module]
+                    cloudpickle.unregister_pickle_by_value(module)
 
 
 def _path_to_blame(value: Any, depth: int = 4) -> list[str]:

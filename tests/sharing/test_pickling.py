@@ -139,6 +139,30 @@ def test_pickling_does_not_change_how_a_module_is_pickled_later(stray_module):
     assert "stray" not in cloudpickle.list_registry_pickle_by_value()
 
 
+def test_a_module_that_two_runs_pickle_at_once_travels_with_both(stray_module):
+    import cloudpickle
+
+    class Between:
+        def __reduce__(self):
+            # As another thread may, just then.
+            dumps(stray_module.train, "the other")
+            return (int, ("1",))
+
+    one = functools.partial(stray_module.train, {"x": 4, "between": Between()})
+    blob = dumps(functools.partial(one, then=stray_module.scaled), "it")
+    assert "stray" not in cloudpickle.list_registry_pickle_by_value()
+    assert called_elsewhere(blob, None, "made.keywords['then'](4)") == 40
+
+
+def test_a_module_that_the_user_has_registered_stays_so(stray_module):
+    import cloudpickle
+
+    cloudpickle.register_pickle_by_value(stray_module)
+    dumps(stray_module.train, "it")
+    assert "stray" in cloudpickle.list_registry_pickle_by_value()
+    cloudpickle.unregister_pickle_by_value(stray_module)
+
+
 @pytest.mark.parametrize(
     "unfit",
     [threading.Lock(), (n for n in ()), sys.stdout, threading.current_thread()],
