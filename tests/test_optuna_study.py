@@ -368,6 +368,7 @@ def test_a_stored_study_is_resumed_by_running_it_again(optimize, tmp_path, stora
             where = optuna.storages.JournalStorage(backend)
         return optuna.create_study(study_name="mine", storage=where, load_if_exists=True)
 
+    (tmp_path / "mine").mkdir(exist_ok=True)
     for total in (3, 6):
         study = load()
         optimize(study, learning_curve, n_trials=3, lanes=2, name="mine")
