@@ -16,6 +16,7 @@ from optuna.trial import TrialState
 
 import cotune
 from cotune._arguments import assigned_outside
+from cotune.paths import RunFolder
 
 CPU = ["cpu:0@2GiB"]
 
@@ -368,7 +369,9 @@ def test_a_stored_study_is_resumed_by_running_it_again(optimize, tmp_path, stora
             where = optuna.storages.JournalStorage(backend)
         return optuna.create_study(study_name="mine", storage=where, load_if_exists=True)
 
-    (tmp_path / "mine").mkdir(exist_ok=True)
+    folder = RunFolder(tmp_path / "runs" / "mine")
+    folder.create()
+    folder.events.touch()  # as one does that dies, or finds the disk full, before it has written anything
     for total in (3, 6):
         study = load()
         optimize(study, learning_curve, n_trials=3, lanes=2, name="mine")

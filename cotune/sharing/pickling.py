@@ -125,12 +125,29 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """Sends modules of a class of their own by name, as cloudpickle does others; `optuna.integration` is one."""
+    """Sends modules of a class of their own by name, as cloudpickle does others; `optuna.integration` is one.
+
+    What `functools.cache` has made of a function of the user's it sends as that function with an empty cache.
+    cloudpickle leaves that to its name, under which another process finds nothing.
+    """
 
     def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, functools._lru_cache_wrapper) and not _is_found_by_name(obj):
+            return _cached, (obj.__wrapped__, obj.cache_parameters())
         if isinstance(obj, ModuleType) and type(obj) is not ModuleType:
             return importlib.import_module, (obj.__name__,)
         return super().reducer_override(obj)
+
+
+def _cached(function: Any, parameters: dict[str, Any]) -> Any:
+    return functools.lru_cache(**parameters)(function)
+
+
+def _is_found_by_name(value: Any) -> bool:
+    """Whether another process that imports its module has it there."""
+    if value.__module__ == "__main__" or value.__module__ in cloudpickle.list_registry_pickle_by_value():
+        return False
+    return getattr(sys.modules.get(value.__module__), value.__qualname__, None) is value
 
 
 def _unimportable_module(value: Any) -> ModuleType | None:
