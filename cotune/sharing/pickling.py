@@ -128,12 +128,15 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     """Sends modules of a class of their own by name, as cloudpickle does others; `optuna.integration` is one.
 
     What `functools.cache` has made of a function of the user's it sends as that function with an empty cache.
-    cloudpickle leaves that to its name, under which another process finds nothing.
+    cloudpickle leaves that to its name, under which another process finds nothing. A
+    `functools.cached_property` has a lock until Python 3.12.
     """
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, functools._lru_cache_wrapper) and not _is_found_by_name(obj):
             return _cached, (obj.__wrapped__, obj.cache_parameters())
+        if type(obj) is functools.cached_property:
+            return _cached_property, (obj.func, obj.attrname)
         if isinstance(obj, ModuleType) and type(obj) is not ModuleType:
             return importlib.import_module, (obj.__name__,)
         return super().reducer_override(obj)
@@ -143,11 +146,20 @@ def _cached(function: Any, parameters: dict[str, Any]) -> Any:
     return functools.lru_cache(**parameters)(function)
 
 
+def _cached_property(function: Any, name: str) -> Any:
+    made = functools.cached_property(function)
+    made.__set_name__(type(None), name)
+    return made
+
+
 def _is_found_by_name(value: Any) -> bool:
     """Whether another process that imports its module has it there."""
     if value.__module__ == "__main__" or value.__module__ in cloudpickle.list_registry_pickle_by_value():
         return False
-    return getattr(sys.modules.get(value.__module__), value.__qualname__, None) is value
+    found: Any = sys.modules.get(value.__module__)
+    for name in value.__qualname__.split("."):
+        found = getattr(found, name, None)
+    return found is value
 
 
 def _unimportable_module(value: Any) -> ModuleType | None:

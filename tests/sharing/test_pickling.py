@@ -161,6 +161,20 @@ def test_a_function_with_a_cache_travels_as_functions_do(stray_module):
     assert len(dumps(remembered, "it")) < 100
 
 
+def test_a_class_with_what_it_remembers_travels():
+    class Data:
+        @functools.cached_property
+        def rows(self):
+            return [1, 2]
+
+        @functools.cache  # noqa: B019
+        def sum_and(self, more):
+            return sum(self.rows) + more
+
+    blob = dumps(lambda config: (data := Data()).sum_and(config["x"]) and (data.sum_and(4), vars(data)), "it")
+    assert called_elsewhere(blob, {"x": 4}) == (7, {"rows": [1, 2]})
+
+
 def test_a_module_that_two_runs_pickle_at_once_travels_with_both(stray_module):
     import cloudpickle
 
