@@ -14,6 +14,8 @@ Importing it loads neither torch nor Optuna nor Ray: names are loaded when they 
 
 from __future__ import annotations
 
+# Optuna needs it, and Python does not import it any more where a run begins in a thread when the main one has ended.
+from concurrent.futures import thread as _thread  # noqa: F401
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 

@@ -256,11 +256,13 @@ def _open_run(name: str, storage: str | os.PathLike[str] | None, resume: bool) -
     folder.create()
     if not there:
         return folder, None
+    from cotune.event_log import read_events
     from cotune.record import read_run
 
     # Only whoever holds the lock may read a consistent state.
     with locked(folder):
-        return folder, read_run(folder)
+        # Its driver may have died, or found the disk full, before anything was written.
+        return folder, read_run(folder) if any(read_events(folder.events)) else None
 
 
 @contextlib.contextmanager

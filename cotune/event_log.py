@@ -11,6 +11,10 @@ from typing import Any
 from cotune.errors import StorageError
 
 VERSION = 1
+DAMAGED = (
+    "the file was changed by something else: cut off that line and what follows it, to go on from there, "
+    "or choose another name="
+)
 
 
 class EventLog:
@@ -102,7 +106,7 @@ def read_events(path: Path) -> Iterator[tuple[dict[str, Any], bytes]]:
                 except (ValueError, KeyError, TypeError) as error:
                     raise StorageError(
                         f"line {number} of {path} is not an event: {line[:80]!r}",
-                        hint="the file was changed by something else; remove the run folder or choose another name=",
+                        hint=DAMAGED,
                     ) from error
                 yield event, line
     except OSError as error:

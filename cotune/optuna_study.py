@@ -259,7 +259,7 @@ def _folder(study: optuna.Study, name: str | None, storage: str | os.PathLike[st
     folder = RunFolder(root / (name or made_up(study.study_name)))
     if folder.events.exists():
         first, _ = next(read_events(folder.events), ({}, b""))
-        if first.get("study") != study.study_name:
+        if first and first.get("study") != study.study_name:
             raise RunNameInUse(f"a run named {name!r} is in {root} already", hint="choose another name=")
     folder.create()
     return folder

@@ -12,7 +12,7 @@ from typing import Any
 from cotune import errors
 from cotune.demand import Demand, Estimate
 from cotune.errors import CotuneError, StorageError
-from cotune.event_log import VERSION, read_events
+from cotune.event_log import DAMAGED, VERSION, read_events
 from cotune.packer import ConcludeTrial
 from cotune.paths import RunFolder
 from cotune.results import TrialResult
@@ -166,16 +166,17 @@ def read_run(folder: RunFolder) -> Saved:
     """
     settings: dict[str, Any] = {}
     records: dict[int, Record] = {}
-    for event, line in read_events(folder.events):
-        kind = event["event"]
-        if kind == "run":
+    for number, (event, line) in enumerate(read_events(folder.events), start=1):
+        if event["event"] == "run":
             settings = settings or event
             check_version(folder, settings)
-        elif kind == "trial":
-            number = event["trial"]
-            records[number] = Record(number, event["params"], {}, event["seed"], folder.trial(number).path)
-        elif event.get("trial") in records:
-            _replay(records[event["trial"]], event, line, settings.get("metric", ""))
+        else:
+            try:
+                _read(event, line, folder, records, settings.get("metric", ""))
+            except (KeyError, TypeError, ValueError, AttributeError) as error:
+                raise StorageError(
+                    f"line {number} of {folder.events} makes no sense: {line[:80]!r}", hint=DAMAGED
+                ) from error
     check_version(folder, settings)
     return Saved(settings, [records[number] for number in sorted(records)])
 
@@ -191,6 +192,14 @@ def check_version(folder: RunFolder, settings: Mapping[str, Any]) -> None:
             f"{folder.events} is of version {settings.get('version')}, this cotune writes version {VERSION}",
             hint="choose another name=, or resume with the cotune that wrote it",
         )
+
+
+def _read(event: dict[str, Any], line: bytes, folder: RunFolder, records: dict[int, Record], metric: str) -> None:
+    if event["event"] == "trial":
+        number = event["trial"]
+        records[number] = Record(number, event["params"], {}, event["seed"], folder.trial(number).path)
+    elif event.get("trial") in records:
+        _replay(records[event["trial"]], event, line, metric)
 
 
 def _replay(record: Record, event: dict[str, Any], line: bytes, metric: str) -> None:

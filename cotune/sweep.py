@@ -10,6 +10,7 @@ A report is in the events file, handed to the operating system, before the trial
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -56,6 +57,31 @@ from cotune.supply import Supply
 from cotune.trial import Estimated, Question, Report, TrialSpec, TrialState
 
 SWITCH_INTERVAL = 0.0003
+
+
+class _OftenSwitched:
+    """Threads of this process take turns more often as long as any of its sweeps runs; one may end before another."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._sweeps = 0
+        self._before = 0.0
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._sweeps:
+                self._before = sys.getswitchinterval()
+                sys.setswitchinterval(SWITCH_INTERVAL)
+            self._sweeps += 1
+
+    def __exit__(self, *_error: object) -> None:
+        with self._lock:
+            self._sweeps -= 1
+            if not self._sweeps:
+                sys.setswitchinterval(self._before)
+
+
+_often_switched = _OftenSwitched()
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,13 +171,9 @@ class Sweep:
             CotuneError: The run as a whole cannot go on.
             KeyboardInterrupt: It was interrupted twice.
         """
-        before = sys.getswitchinterval()
         # The search thread computes in Python: this one must not wait 5 ms for it whenever something happens.
-        sys.setswitchinterval(SWITCH_INTERVAL)
-        try:
+        with _often_switched:
             self._loop()
-        finally:
-            sys.setswitchinterval(before)
 
     def _loop(self) -> None:
         for found in self._engine.start():

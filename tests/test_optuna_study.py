@@ -8,14 +8,18 @@ import os
 import threading
 import time
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
+import cloudpickle
 import optuna
 import pytest
 from optuna.trial import TrialState
 
 import cotune
 from cotune._arguments import assigned_outside
+from cotune.paths import RunFolder
+from cotune.search.lane_trial import study_as_proxy
 
 CPU = ["cpu:0@2GiB"]
 
@@ -368,6 +372,9 @@ def test_a_stored_study_is_resumed_by_running_it_again(optimize, tmp_path, stora
             where = optuna.storages.JournalStorage(backend)
         return optuna.create_study(study_name="mine", storage=where, load_if_exists=True)
 
+    folder = RunFolder(tmp_path / "runs" / "mine")
+    folder.create()
+    folder.events.touch()  # as one does that dies, or finds the disk full, before it has written anything
     for total in (3, 6):
         study = load()
         optimize(study, learning_curve, n_trials=3, lanes=2, name="mine")
@@ -376,6 +383,26 @@ def test_a_stored_study_is_resumed_by_running_it_again(optimize, tmp_path, stora
     assert all(t.state.is_finished() for t in load().trials)
     with pytest.raises(cotune.RunNameInUse):
         optimize(optuna.create_study(), quadratic, n_trials=1, name="mine")
+
+
+def test_studies_in_two_threads_each_have_their_own_proxy():
+    first, second, both = optuna.create_study(), optuna.create_study(), threading.Barrier(2)
+
+    def serve():
+        with study_as_proxy(second):
+            both.wait(30)  # the other has begun before, and ends before
+            both.wait(30)
+            return cloudpickle.dumps(second)
+
+    with ThreadPoolExecutor(1) as other:
+        with study_as_proxy(first):
+            served = other.submit(serve)
+            both.wait(30)
+            assert b"study_in_lane" in cloudpickle.dumps(first)
+            assert b"study_in_lane" not in cloudpickle.dumps(second)
+        both.wait(30)
+        assert b"study_in_lane" in served.result(30)
+    assert b"study_in_lane" not in cloudpickle.dumps(first)
 
 
 def test_the_grid_of_a_grid_sampler_is_run_once(optimize):

@@ -251,6 +251,15 @@ def test_a_file_without_a_run_is_refused(written):
         written.read()
 
 
+@pytest.mark.parametrize(
+    "fields", [{"event": "report"}, {"event": "end", "state": "odd"}, {"event": "trial"}, {"event": "start"}]
+)
+def test_a_line_that_lacks_something_is_named_with_a_way_out(written, fields):
+    with pytest.raises(StorageError, match=r"line 3 of .* makes no sense") as refused:
+        written.run().trial().add(**fields, trial=0).read()
+    assert "cut off that line" in refused.value.hint
+
+
 def test_a_torn_last_line_costs_only_that_event(written):
     written.run().trial().start().report(1, loss=0.5).report(2, loss=0.25).log.close()
     content = written.folder.events.read_bytes()

@@ -456,6 +456,14 @@ def test_a_grid_sampler_of_optuna_runs_every_point_once(run):
     assert sorted((t.config["a"], t.config["b"]) for t in results) == [(1, 3), (1, 4), (2, 3), (2, 4)]
 
 
+def test_a_run_whose_driver_died_before_it_wrote_anything_begins_anew(run, tmp_path):
+    folder = RunFolder(tmp_path / "early")
+    folder.create()
+    folder.events.write_bytes(b'{"event":"run","ti')
+    results = run(quadratic, {"x": cotune.uniform(-1, 1)}, trials=2, name="early", resume=True)
+    assert [trial.state for trial in results.trials] == ["done", "done"]
+
+
 def test_a_run_resumed_with_another_space_says_so(run):
     run(quadratic, {"x": cotune.uniform(0, 5)}, trials=3, name="space")
     for space in ({"x": cotune.uniform(0, 1e-9)}, {"y": cotune.uniform(0, 5)}):

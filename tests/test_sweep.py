@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import sys
 
 import pytest
 
@@ -17,7 +19,7 @@ from cotune.packer import Packer, PackerOptions, TrialAdded, TrialEnded
 from cotune.paths import RunFolder
 from cotune.records import Records
 from cotune.search.proposer import Suggestion
-from cotune.sweep import Sweep, SweepOptions
+from cotune.sweep import Sweep, SweepOptions, _often_switched
 from cotune.trial import Estimated, TrialState
 
 ESTIMATE_TAKES = 0.5
@@ -115,6 +117,16 @@ def sweep(tmp_path):
         return packer, body, [event for event in events if event["event"] == "retry"]
 
     return run
+
+
+def test_of_two_sweeps_in_two_threads_neither_leaves_its_switch_interval_behind():
+    before = sys.getswitchinterval()
+    with contextlib.ExitStack() as first, contextlib.ExitStack() as second:
+        first.enter_context(_often_switched)
+        second.enter_context(_often_switched)
+        first.close()
+        assert sys.getswitchinterval() < before
+    assert sys.getswitchinterval() == before
 
 
 def test_running_trials_calibrate_the_estimates_of_those_that_come(sweep):

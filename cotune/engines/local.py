@@ -189,7 +189,14 @@ class LocalEngine(Engine):
             environment=mps or {},
             is_mps_client=mps is not None,
         )
-        lane = LaneHandle(self._spawn_zygote(), options)
+        try:
+            lane = LaneHandle(self._spawn_zygote(), options)
+        except OSError as error:
+            raise errors.RunError(
+                f"lane {instruction.lane} cannot be opened: {error.strerror or error}",
+                hint=f"each lane takes {options.seats + 1} files of this process: raise `ulimit -n`, or pass "
+                "a smaller lanes=; what has run so far is kept",
+            ) from error
         self._lanes[lane.lane] = lane
         self._selector.register(lane, selectors.EVENT_READ, lane)
 

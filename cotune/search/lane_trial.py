@@ -13,6 +13,7 @@ import copyreg
 import inspect
 import os
 import pickle
+import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar, cast
@@ -146,24 +147,43 @@ def study_in_lane() -> LaneStudy:
     return LaneStudy(Line(current))
 
 
+class _Served(threading.local):
+    """The study that this thread serves."""
+
+    study: optuna.Study | None = None
+
+
+_served = _Served()
+_lock = threading.Lock()
+# How many threads serve one, and what was registered before the first did.
+_serving: list[Any] = []
+
+
 @contextlib.contextmanager
 def study_as_proxy(study: optuna.Study) -> Iterator[None]:
     """Has an objective that refers to the study, as `lambda trial: f(trial, study)`, find its proxy in the lane.
 
-    A copy would look like the study and never hear of anything.
+    A copy would look like the study and never hear of anything. Other threads may do the same with theirs.
     """
-
-    def reduce(other: optuna.Study) -> Any:
-        return (study_in_lane, ()) if other is study else other.__reduce_ex__(2)
-
-    before = copyreg.dispatch_table.get(optuna.Study)
-    copyreg.pickle(optuna.Study, reduce)
+    outer = _served.study
+    with _lock:
+        _serving.append(_serving[0] if _serving else copyreg.dispatch_table.get(optuna.Study))
+        copyreg.pickle(optuna.Study, _reduce)
+    _served.study = study
     try:
         yield
     finally:
-        del copyreg.dispatch_table[optuna.Study]
-        if before is not None:
-            copyreg.dispatch_table[optuna.Study] = before
+        _served.study = outer
+        with _lock:
+            before = _serving.pop()
+            if not _serving:
+                del copyreg.dispatch_table[optuna.Study]
+                if before is not None:
+                    copyreg.dispatch_table[optuna.Study] = before
+
+
+def _reduce(study: optuna.Study) -> Any:
+    return (study_in_lane, ()) if study is _served.study else study.__reduce_ex__(2)
 
 
 class StudyObjective:

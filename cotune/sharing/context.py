@@ -131,7 +131,8 @@ class Home:
     """Working directory, environment and the like as the lane found them."""
 
     def __init__(self) -> None:
-        self.directory = os.getcwd()
+        # Somebody may have removed where the script was started.
+        self.directory = _directory() or "/"
         self.environment = dict(_environment())
         self.path = list(sys.path)
         self.filters = list(warnings.filters)
@@ -139,7 +140,7 @@ class Home:
 
 
 def _directory() -> str | None:
-    """The working directory; None if a trial has removed it."""
+    """The working directory; None if it has been removed."""
     try:
         return os.getcwd()
     except FileNotFoundError:

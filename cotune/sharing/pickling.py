@@ -7,6 +7,8 @@ import functools
 import importlib
 import io
 import sys
+import threading
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import FunctionType, MethodType, ModuleType
@@ -53,23 +55,44 @@ def dumps(value: Any, what: str) -> bytes:
     Raises:
         NotPicklable: It holds something that cannot leave this process.
     """
-    module = _unimportable_module(value)
-    if module is not None:
-        cloudpickle.register_pickle_by_value(module)
+    with _by_value(_unimportable_module(value)):
+        try:
+            buffer = io.BytesIO()
+            _Pickler(buffer).dump(value)
+            return buffer.getvalue()
+        except Exception as error:
+            where = " of ".join(reversed([what, *_path_to_blame(value)]))
+            raise NotPicklable(
+                f"{where} cannot be sent to a lane process: {type(error).__name__}: {error}",
+                hint="locks, open files, sockets, generators and CUDA contexts cannot travel: create them inside the "
+                "trainable, or once per lane with cotune.shared()",
+            ) from error
+
+
+_lock = threading.Lock()
+# By how many calls of `dumps` a module is registered with cloudpickle, runs in other threads having theirs.
+_registered: Counter[ModuleType] = Counter()
+
+
+@contextlib.contextmanager
+def _by_value(module: ModuleType | None) -> Iterator[None]:
+    """Has what a module defines travel by value for a while; what the user has registered stays so."""
+    with _lock:
+        is_ours = module is not None and (
+            module in _registered or module.__name__ not in cloudpickle.list_registry_pickle_by_value()
+        )
+        if module is not None and is_ours:
+            cloudpickle.register_pickle_by_value(module)
+            _registered[module] += 1
     try:
-        buffer = io.BytesIO()
-        _Pickler(buffer).dump(value)
-        return buffer.getvalue()
-    except Exception as error:
-        where = " of ".join(reversed([what, *_path_to_blame(value)]))
-        raise NotPicklable(
-            f"{where} cannot be sent to a lane process: {type(error).__name__}: {error}",
-            hint="locks, open files, sockets, generators and CUDA contexts cannot travel: create them inside the "
-            "trainable, or once per lane with cotune.shared()",
-        ) from error
+        yield
     finally:
-        if module is not None:
-            cloudpickle.unregister_pickle_by_value(module)
+        if module is not None and is_ours:
+            with _lock:
+                _registered[module] -= 1
+                if not _registered[module]:
+                    del _registered[module]
+                    cloudpickle.unregister_pickle_by_value(module)
 
 
 def _path_to_blame(value: Any, depth: int = 4) -> list[str]:
@@ -102,12 +125,41 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """Sends modules of a class of their own by name, as cloudpickle does others; `optuna.integration` is one."""
+    """Sends modules of a class of their own by name, as cloudpickle does others; `optuna.integration` is one.
+
+    What `functools.cache` has made of a function of the user's it sends as that function with an empty cache.
+    cloudpickle leaves that to its name, under which another process finds nothing. A
+    `functools.cached_property` has a lock until Python 3.12.
+    """
 
     def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, functools._lru_cache_wrapper) and not _is_found_by_name(obj):
+            return _cached, (obj.__wrapped__, obj.cache_parameters())
+        if type(obj) is functools.cached_property:
+            return _cached_property, (obj.func, obj.attrname)
         if isinstance(obj, ModuleType) and type(obj) is not ModuleType:
             return importlib.import_module, (obj.__name__,)
         return super().reducer_override(obj)
+
+
+def _cached(function: Any, parameters: dict[str, Any]) -> Any:
+    return functools.lru_cache(**parameters)(function)
+
+
+def _cached_property(function: Any, name: str) -> Any:
+    made = functools.cached_property(function)
+    made.__set_name__(type(None), name)
+    return made
+
+
+def _is_found_by_name(value: Any) -> bool:
+    """Whether another process that imports its module has it there."""
+    if value.__module__ == "__main__" or value.__module__ in cloudpickle.list_registry_pickle_by_value():
+        return False
+    found: Any = sys.modules.get(value.__module__)
+    for name in value.__qualname__.split("."):
+        found = getattr(found, name, None)
+    return found is value
 
 
 def _unimportable_module(value: Any) -> ModuleType | None:

@@ -53,7 +53,7 @@ class Zygote:
         # A window belongs to the main thread; trials have others.
         environment.setdefault("MPLBACKEND", "agg")
         # As imports do, past what is no string, such as a pathlib.Path.
-        path = [entry or os.getcwd() for entry in sys.path if isinstance(entry, str)]
+        path = [entry or _here() for entry in sys.path if isinstance(entry, str)]
         told = json.dumps([path, _levels()])
         flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
         try:
@@ -132,6 +132,14 @@ class Zygote:
         if self._scratch:
             # Unless it was killed, it has done that.
             shutil.rmtree(self._scratch, ignore_errors=True)
+
+
+def _here() -> str:
+    """The working directory; nothing if it has been removed."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        return ""
 
 
 def _levels() -> dict[str, int] | None:

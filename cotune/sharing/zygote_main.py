@@ -164,14 +164,17 @@ class Zygote:
         self._lanes: dict[int, int] = {}
 
     def serve(self) -> NoReturn:
+        # Not select(), which takes no number above 1,023: the driver's end of what we inherit may have any.
+        control, poller = self._sock.fileno(), select.poll()
+        for fd in (control, self._wake):
+            poller.register(fd, select.POLLIN)
         while not _terminated:
-            readers: list[Any] = [self._sock, self._wake]
-            ready = select.select(readers, [], [])[0]
+            ready = [fd for fd, _ in poller.poll()]
             if self._wake in ready:
                 with contextlib.suppress(BlockingIOError):
                     os.read(self._wake, 4096)
                 self._reap()
-            if self._sock in ready and not self._request():
+            if control in ready and not self._request():
                 break
         for pid in self._lanes:
             _kill_group(pid)

@@ -1,3 +1,4 @@
+import errno
 import os
 import signal
 from unittest import mock
@@ -6,6 +7,7 @@ import pytest
 
 from cotune.engines import local, local_gpu
 from cotune.engines.local import LocalEngine, LocalOptions
+from cotune.errors import RunError
 from cotune.packer.instructions import OpenLane
 from cotune.sharing.devices import DeviceInfo, find_devices
 from cotune.sharing.wire import FAULTED
@@ -19,6 +21,18 @@ class TestLocalEngine(RealEngineConformance):
         engine = LocalEngine(behave, devices, tmp_path, LocalOptions("loss", residents=2))
         with EngineUnderTest(engine, tmp_path) as under_test:
             yield under_test
+
+
+def test_a_lane_for_which_no_file_may_be_opened_is_told_with_a_way_out(tmp_path, monkeypatch):
+    def refused(*given):
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    engine = LocalEngine(behave, find_devices(devices=["cpu:0@4GiB"]), tmp_path, LocalOptions("loss"))
+    monkeypatch.setattr(local, "LaneHandle", refused)
+    with pytest.raises(RunError, match="lane 3 cannot be opened: Too many open files") as told:
+        engine.execute(OpenLane(3, "cpu:0", 1 << 30))
+    assert "ulimit -n" in told.value.hint
+    engine.close()
 
 
 def test_once_a_fault_has_broken_the_contexts_of_mps_clients_lanes_are_apart(tmp_path, monkeypatch):

@@ -50,11 +50,15 @@ def stray_module(tmp_path):
     """A module that this process has loaded from a file, and that no other process would find."""
     path = tmp_path / "stray.py"
     path.write_text(
+        "import functools\n"
         "import threading\n"
         "FACTOR = 10\n"
         "LOCK = threading.Lock()\n"
         "def scaled(x):\n"
         "    return x * FACTOR\n"
+        "kept = functools.cache(scaled)\n"
+        "def kept_train(config):\n"
+        "    return kept(config['x'])\n"
         "def train(config):\n"
         "    return scaled(config['x'])\n"
         "class Scale:\n"
@@ -137,6 +141,62 @@ def test_pickling_does_not_change_how_a_module_is_pickled_later(stray_module):
 
     dumps(stray_module.train, "it")
     assert "stray" not in cloudpickle.list_registry_pickle_by_value()
+
+
+@functools.cache
+def remembered(x):
+    return x + 1
+
+
+def test_a_function_with_a_cache_travels_as_functions_do(stray_module):
+    @functools.lru_cache(maxsize=7)
+    def sum_to(x):
+        return x and x + sum_to(x - 1)
+
+    assert sum_to(1) == 1
+    use = "(lambda f: [f(argument), *f.cache_info()])(made)"
+    assert called_elsewhere(dumps(sum_to, "it"), 2, use) == [3, 0, 3, 7, 3]
+    assert called_elsewhere(dumps(stray_module.kept_train, "it"), {"x": 4}) == 40
+    assert b"remembered" in dumps(remembered, "it")
+    assert len(dumps(remembered, "it")) < 100
+
+
+def test_a_class_with_what_it_remembers_travels():
+    class Data:
+        @functools.cached_property
+        def rows(self):
+            return [1, 2]
+
+        @functools.cache  # noqa: B019
+        def sum_and(self, more):
+            return sum(self.rows) + more
+
+    blob = dumps(lambda config: (data := Data()).sum_and(config["x"]) and (data.sum_and(4), vars(data)), "it")
+    assert called_elsewhere(blob, {"x": 4}) == (7, {"rows": [1, 2]})
+
+
+def test_a_module_that_two_runs_pickle_at_once_travels_with_both(stray_module):
+    import cloudpickle
+
+    class Between:
+        def __reduce__(self):
+            # As another thread may, just then.
+            dumps(stray_module.train, "the other")
+            return (int, ("1",))
+
+    one = functools.partial(stray_module.train, {"x": 4, "between": Between()})
+    blob = dumps(functools.partial(one, then=stray_module.scaled), "it")
+    assert "stray" not in cloudpickle.list_registry_pickle_by_value()
+    assert called_elsewhere(blob, None, "made.keywords['then'](4)") == 40
+
+
+def test_a_module_that_the_user_has_registered_stays_so(stray_module):
+    import cloudpickle
+
+    cloudpickle.register_pickle_by_value(stray_module)
+    dumps(stray_module.train, "it")
+    assert "stray" in cloudpickle.list_registry_pickle_by_value()
+    cloudpickle.unregister_pickle_by_value(stray_module)
 
 
 @pytest.mark.parametrize(

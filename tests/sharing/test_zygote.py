@@ -4,6 +4,7 @@ import json
 import logging
 import os
 import pickle
+import resource
 import select
 import signal
 import sys
@@ -218,6 +219,35 @@ def test_lanes_have_the_arguments_of_the_script(tmp_path, monkeypatch):
 def test_a_path_of_the_script_that_is_no_string_is_no_harm(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", [*sys.path, tmp_path])
     World(tmp_path).close()
+
+
+def test_where_the_script_was_started_may_be_gone(tmp_path, monkeypatch):
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    monkeypatch.setattr(sys, "path", ["", *sys.path])
+    (tmp_path / "gone").rmdir()
+    world = World(tmp_path)
+    handle, pid = world.open()
+    assert world.run(handle)["lane"] == pid
+    world.close()
+
+
+def test_a_driver_may_have_more_than_1023_files_open(tmp_path):
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if before[1] < 2048:
+        pytest.skip(f"this process may have {before[1]} files open at most")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (2048, before[1]))
+    files = [os.open(os.devnull, os.O_RDONLY) for _ in range(1024)]
+    world = World(tmp_path)
+    try:
+        assert world.zygote.receive()[0] == "up"
+        world.zygote.rehearse(-1, files[0], files[0])
+        assert (world.zygote.receive() or ["dead"])[0] == "forked", world.zygote.last_words()
+    finally:
+        for fd in files:
+            os.close(fd)
+        world.close()
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 def test_a_killed_lane_is_gone_with_its_signal(world, watch):
