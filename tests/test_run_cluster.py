@@ -42,6 +42,15 @@ def test_a_cluster_that_is_not_there_is_named(address, in_ray):
     assert "ray start" in caught.value.hint
 
 
+def test_a_cluster_that_the_environment_names_and_that_is_not_there_is_told_at_once(in_ray, monkeypatch):
+    in_ray.leave()
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+    # Ray would try for 80 s, and then end the process.
+    monkeypatch.delattr("ray.init")
+    with pytest.raises(cotune.DeviceError, match=r"at '127.0.0.1:1': .*refused"):
+        cotune.run(lambda config: None, {"x": 1}, metric="loss", trials=1, cluster="auto", dashboard=False)
+
+
 def test_a_cluster_that_asks_for_a_token_says_so(in_ray, monkeypatch):
     import ray
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import queue
 import socket
 import time
@@ -236,10 +237,15 @@ def _connect(cluster: str) -> tuple[Any, bool]:
                 "Ray is imported; cluster='auto' does so by itself on the cluster's own machine",
             ) from error
         raise errors.DeviceError(
-            f"there is no Ray cluster at {cluster!r}: {str(error).partition(chr(10))[0]}",
+            f"there is no Ray cluster at {_meant(cluster)!r}: {str(error).partition(chr(10))[0]}",
             hint="start one with `ray start --head`, pass its address as cluster=, or leave cluster= out",
         ) from error
     return ray, True
+
+
+def _meant(cluster: str) -> str:
+    """The address that Ray takes `auto` for, where the environment names one."""
+    return (os.environ.get("RAY_ADDRESS") or cluster) if cluster == "auto" else cluster
 
 
 def _wants_token(error: BaseException | None) -> bool:
@@ -249,6 +255,6 @@ def _wants_token(error: BaseException | None) -> bool:
 
 def _knock(cluster: str) -> None:
     """Finds out at once if nobody listens at an address, for which Ray takes 80 s and then ends the process."""
-    host, _, port = cluster.removeprefix("ray://").rpartition(":")
-    if host and port.isdigit():
+    host, _, port = _meant(cluster).removeprefix("ray://").rpartition(":")
+    if host and port.isdigit() and "://" not in host:
         socket.create_connection((host, int(port)), KNOCK_WITHIN).close()

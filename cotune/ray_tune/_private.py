@@ -10,6 +10,7 @@ import functools
 from typing import Any
 
 import ray
+from ray import actor, remote_function
 from ray.actor import ActorHandle
 from ray.air.execution._internal.actor_manager import RayActorManager
 from ray.air.execution._internal.tracked_actor_task import TrackedActorTask
@@ -33,6 +34,7 @@ __all__ = [
     "ResourceManager",
     "ResourceRequest",
     "TrackedActorTask",
+    "actor",
     "check",
     "class_behind",
     "controller_behind",
@@ -44,6 +46,7 @@ __all__ = [
     "no_result",
     "pending_actors",
     "ray_session",
+    "remote_function",
 ]
 
 SUPPORTED = "2.44 to 2.60"
@@ -57,6 +60,8 @@ _NEEDED: tuple[tuple[Any, tuple[str, ...]], ...] = (
     (ray_session, ("_session", "_TrainSession", "_TrainingResult", "get_session", "init_session", "shutdown_session")),
     (ray_session._TrainSession, ("reset", "report", "get_next", "finish")),
     (function_trainable, ("init_session", "shutdown_session", "get_session", "FunctionTrainable")),
+    (actor, ("_actor_launch_hook",)),
+    (remote_function, ("_task_launch_hook",)),
 )
 _NEEDED_IN_INSTANCES = (
     "_resource_manager",

@@ -24,6 +24,7 @@ from cotune.sharing.lane_options import LaneOptions
 
 QUIET_AFTER = 1.5
 WATCH_EVERY = 1.0
+MISSED_AFTER = 20.0
 
 log = logging.getLogger(__name__)
 
@@ -74,6 +75,7 @@ class Cluster:
             "importing what the trainable uses must work on every node, and cotune be installed there"
         )
         self._watch_due = 0.0
+        self._missed_at = self.now() + MISSED_AFTER
         self._pending: list[ev.Event] = []
         self._lost: list[str] = []
 
@@ -256,6 +258,9 @@ class Cluster:
         self._watch_due = now + WATCH_EVERY
         for slot in self._slots.look():
             self._drop(slot)
+        if now > self._missed_at and not self._slots.up:
+            self._missed_at = float("inf")
+            self._slots.say_what_is_missing()
         for slot in self._slots.up:
             if slot.others is not None:
                 self._watch_others(slot, slot.others)

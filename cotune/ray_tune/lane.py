@@ -25,6 +25,7 @@ from ray import cloudpickle
 
 from cotune.ray_tune.inbox import Call, refuse
 from cotune.ray_tune.lane_trial import LaneTrial
+from cotune.ray_tune.launches import watch_launches
 from cotune.ray_tune.outbox import Outbox
 from cotune.ray_tune.sessions import route_sessions
 from cotune.ray_tune.site import Site, look_round
@@ -149,6 +150,7 @@ class Lane:
         """Becomes a lane; a `READY` frame follows."""
         site: Site = self.site()
         route_sessions()
+        watch_launches()
         self._host = LaneHost(options, self._outbox)
         if options.uuid:
             self._watch = cuda.GpuWatch(options.uuid)

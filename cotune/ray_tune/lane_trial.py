@@ -61,6 +61,7 @@ class LaneTrial(ResidentTrial):
         self.ray_session: Any = None
         self.runner: threading.Thread | None = None
         self.host = host
+        self.has_launched = False
         self._make: Callable[[], Any] | None = make
         self._trainable: Any = None
         self._streams = (sys.stdout, sys.stderr)
@@ -215,7 +216,10 @@ class LaneTrial(ResidentTrial):
         self._end(Ending("failed", None, "TrialFailed", f"{type(error).__name__}: {text}"))
         if isinstance(error, Exception):
             return error
-        return RuntimeError(f"{type(error).__name__}: {text}")
+        told = RuntimeError(f"{type(error).__name__}: {text}")
+        # Ray prints where that was raised only of what led to the error it is given.
+        told.__cause__ = error
+        return told
 
     def _shut_down(self) -> None:
         """Lets the Trainable clean up, and its thread end."""

@@ -14,7 +14,7 @@ from typing import Any
 
 import ray
 from ray.exceptions import RayError
-from ray.util.placement_group import placement_group, remove_placement_group
+from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from cotune.demand import MIB
@@ -134,6 +134,18 @@ class Slots:
         alive = {node["NodeID"] for node in self._nodes}
         anywhere = next(iter(alive), None)
         return [slot for slot in self.all if (slot.site.node if slot.site else slot.node or anywhere) not in alive]
+
+    def say_what_is_missing(self) -> None:
+        """Warns where none of what was asked for has a place: trials wait then, and Tune says nothing."""
+        states = [placement_group_table(slot.group).get("state") for slot in self.all]
+        if states and all(state == "PENDING" for state in states):
+            free, asked = ray.available_resources(), self.all[0].group.bundle_specs[0]
+            log.warning(
+                "no trial can start yet: lanes need %s on one node, and of the cluster's %g CPUs and %g GPUs %g and %g "
+                "are free",
+                " and ".join(f"{asked[kind]:g} {kind}" for kind in ("CPU", "GPU") if kind in asked),
+                *(self._total("CPU"), self._total("GPU"), free.get("CPU", 0.0), free.get("GPU", 0.0)),
+            )
 
     # ---- coming
 

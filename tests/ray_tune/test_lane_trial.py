@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import sys
+import traceback
 from types import SimpleNamespace
 
 import numpy as np
@@ -38,3 +40,13 @@ def test_a_trial_that_says_by_itself_that_it_was_stopped_has_failed(tmp_path):
     told = trial._fails(TrialStopped())
     assert isinstance(told, InputError)
     assert [ending.outcome for ending in ended] == ["failed"]
+
+
+def test_what_is_no_exception_is_told_with_where_it_was_raised(tmp_path):
+    trial = LaneTrial(SimpleNamespace(home=Home(), survives=lambda error: True), 0, 1, tmp_path, dict)
+    trial._end, trial._ran_out = [].append, lambda error: (False, None)
+    try:
+        sys.exit(3)
+    except SystemExit as error:
+        told = trial._fails(error)
+    assert "sys.exit(3)" in "".join(traceback.format_exception(told))

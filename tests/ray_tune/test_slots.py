@@ -1,10 +1,12 @@
-"""Devices of a cluster, by the answers of the processes that were asked for there."""
+"""Devices of a cluster, without Ray."""
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
-pytest.importorskip("ray")
+ray = pytest.importorskip("ray")
 
 from cotune.demand import GIB
 from cotune.packer import DeviceFound
@@ -24,3 +26,14 @@ def test_a_device_is_up_with_the_first_of_its_processes_which_is_its_first_lane(
     assert isinstance(slots.came_up(slot, "answer of quick", 0.0), DeviceFound)
     assert slot.news == []
     assert [slots.process(slot) for _ in range(2)] == ["quick", "slow"]
+
+
+@pytest.mark.parametrize(("state", "said"), [("PENDING", True), ("CREATED", False)])
+def test_that_others_leave_no_room_for_lanes_is_said(state, said, monkeypatch, caplog):
+    there = object.__new__(Slots)
+    there.all = [Slot(SimpleNamespace(bundle_specs=[{"CPU": 1.0}]), 1, 1.0, None)]
+    there._nodes = [{"Resources": {"CPU": 2.0}}]
+    monkeypatch.setattr(module, "placement_group_table", lambda group: {"state": state})
+    monkeypatch.setattr(ray, "available_resources", dict)
+    there.say_what_is_missing()
+    assert ("lanes need 1 CPU on one node, and of the cluster's 2 CPUs" in caplog.text) == said
