@@ -62,8 +62,8 @@ class Turns:
 
     def __init__(self) -> None:
         self._mutex = threading.Lock()
-        # In the order in which they came.
-        self._queue: dict[Resident, Waiter] = {}
+        # In the order in which they came. Of one resident two threads may wait, if its trainable has them.
+        self._queue: list[tuple[Resident, Waiter]] = []
         self.holder: Resident | None = None
         self.first: Resident | None = None
 
@@ -73,7 +73,7 @@ class Turns:
 
     @property
     def first_waits(self) -> bool:
-        return self.first in self._queue
+        return self._place_of(self.first) is not None
 
     def prefer(self, resident: Resident | None) -> None:
         """Has one resident go first from the next boundary on."""
@@ -115,21 +115,28 @@ class Turns:
     def revoke(self, resident: Resident) -> None:
         """Takes the turn, or the place in line, from a resident that is not to have it again."""
         with self._mutex:
-            if resident in self._queue:
-                del self._queue[resident]
+            place = self._place_of(resident)
+            if place is not None:
+                del self._queue[place]
             elif self.holder is resident:
                 self._hand_on()
 
     def _enqueue(self, resident: Resident) -> Waiter:
-        waiter = self._queue[resident] = Waiter()
+        waiter = Waiter()
+        self._queue.append((resident, waiter))
         return waiter
+
+    def _place_of(self, resident: Resident | None) -> int | None:
+        return next((place for place, (one, _) in enumerate(self._queue) if one is resident), None)
 
     def _wait(self, resident: Resident, waiter: Waiter) -> None:
         resident.gate.acquire()
         waiter.go_anywhere()
 
     def _hand_on(self) -> None:
-        self.holder = self.first if self.first in self._queue else next(iter(self._queue), None)
-        if self.holder is not None:
-            self._queue.pop(self.holder).call_here()
-            self.holder.gate.release()
+        if not self._queue:
+            self.holder = None
+            return
+        self.holder, waiter = self._queue.pop(self._place_of(self.first) or 0)
+        waiter.call_here()
+        self.holder.gate.release()
