@@ -334,7 +334,7 @@ class LocalEngine(Engine):
                 lane.kill()
             seconds = lane.quiet_seconds()
             if seconds > QUIET_AFTER:
-                self._pending.append(ev.LaneQuiet(now, lane.lane, lane.holder, seconds))
+                self._pending.append(ev.LaneQuiet(now, lane.lane, lane.holder, seconds, lane.held))
         for uuid, gpu in self._gpus.items():
             capacity = gpu.changed_capacity(self._lanes_on(uuid))
             if capacity is not None:

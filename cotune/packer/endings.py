@@ -119,13 +119,12 @@ class Endings:
     def _out_of_memory(self, trial: Trial, lane: Lane, event: ev.TrialEnded) -> None:
         others = sum(other.demand.persistent for other in lane.residents.values() if other.demand)
         had = max(0, lane.asked - lane.base - others)
-        trial.out_of_memories += 1
         # Others may have taken of the device what the lane was to have.
         is_short = lane.device.held > lane.device.capacity and event.needed is not None
         least = 0 if is_short else had
         # What was refused may not have been the last it would have asked for.
         floor = max(trial.floor, least + least // 2, (event.needed or 0) * 5 // 4)
-        if trial.demand is None and trial.out_of_memories == 1:
+        if trial.demand is None and trial.out_of_memories == 0:
             self._predictor.judge_hint(trial, floor)
         trial.floor = floor
         largest = max((device.full - device.context for device in self._ledger.devices.values()), default=0)
@@ -139,10 +138,15 @@ class Endings:
         if had_all or (event.needed or 0) > self._fitting.largest:
             self.conclude(trial, Outcome.FAILED, "TrialTooLarge", figures)
             return
-        expected = trial.demand or trial.hint or self._predictor.model(trial).demand(trial.features)
-        trial.alone = trial.alone or trial.out_of_memories > 1 or expected is None
-        learnt = trial.with_floor(expected or Demand(0, 0))
-        self._predictor.model(trial).observe_demand(trial.id, trial.features, learnt)
+        model = self._predictor.model(trial)
+        expected = trial.demand or trial.hint or model.demand(trial.features)
+        if expected is None and trial.expected is not None:
+            # All that was known of it was an assumption: it is probed.
+            model.refute()
+        else:
+            trial.out_of_memories += 1
+            trial.alone = trial.alone or trial.out_of_memories > 1 or expected is None
+            model.observe_demand(trial.id, trial.features, trial.with_floor(expected or Demand(0, 0)))
         self.retry(trial, f"out of memory: {figures}", event.time)
 
     def _survived_crash(self, trial: Trial, detail: str, now: float) -> None:

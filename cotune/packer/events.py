@@ -135,11 +135,19 @@ class LaneHolds(Event):
 
 @dataclass(frozen=True, slots=True)
 class LaneQuiet(Event):
-    """No trial in the lane reached an iteration boundary for `seconds`; `holder` has the turn."""
+    """No trial in the lane reached an iteration boundary for `seconds`; `holder` has the turn.
+
+    Attributes:
+        lane: Its number.
+        holder: The trial that has the turn.
+        seconds: Since the last boundary.
+        held: Bytes the process holds by now.
+    """
 
     lane: int
     holder: int | None
     seconds: float
+    held: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from typing import Any
 
 from cotune.packer import events as ev
 from cotune.packer.endings import Endings
+from cotune.packer.learning import Learning
 from cotune.packer.ledger import Ledger
 from cotune.packer.state import Lane, Trial
 
@@ -24,6 +25,7 @@ class LaneEvents:
         trials: All that are not over, by number.
         withdrawn: Those of them that nobody wants any more.
         endings: Decides what becomes of trials whose lane is gone.
+        learning: Hears of trials that come to no iteration.
         left: Called with each of these before.
         iteration_timeout: As in `PackerOptions`.
     """
@@ -34,6 +36,7 @@ class LaneEvents:
         trials: dict[int, Trial],
         withdrawn: dict[int, Trial],
         endings: Endings,
+        learning: Learning,
         left: Callable[[Trial], None],
         iteration_timeout: float | None,
     ) -> None:
@@ -41,6 +44,7 @@ class LaneEvents:
         self._trials = trials
         self._withdrawn = withdrawn
         self._endings = endings
+        self._learning = learning
         self._left = left
         self._iteration_timeout = iteration_timeout
 
@@ -100,6 +104,8 @@ class LaneEvents:
             limit = max(OVERDUE_FLOOR, 20 * trial.longest)
         if limit is not None and event.seconds > limit:
             self._kill(lane, trial)
+        else:
+            self._learning.stalled(trial, lane, event)
 
     def _tick(self, event: ev.Tick) -> None:
         for trial in list(self._withdrawn.values()):

@@ -14,6 +14,10 @@ from cotune.packer.predictor import Predictor
 from cotune.packer.state import Lane, Trial
 
 PROBE_ITERATIONS = 2
+# After so many seconds without an iteration others no longer wait for what a probe will show.
+PROBE_SECONDS = 20.0
+# By how much it may still exceed what it holds by then.
+PROBE_GROWTH = 4
 
 
 class Learning:
@@ -61,6 +65,27 @@ class Learning:
             self.believe(trial, lane)
         device.width.review(device.active, bool(self._line))
         if (trial.demand, trial.beside, device.width.width) != before:
+            self._ledger.touch(device)
+
+    def stalled(self, trial: Trial, lane: Lane, event: ev.LaneQuiet) -> None:
+        """A trial has not come to an iteration for a while.
+
+        Others wait for what the first of them will show: for ever if it hangs, and to its end if it has no iterations.
+        So after a while one lane more is tried, and all of a kind of which nothing is known are given an equal share of
+        the device, those that run included: unless these hold much of it already, and until one is measured or runs out
+        of memory with that.
+        """
+        device, model = lane.device, self._predictor.model(trial)
+        if event.seconds < PROBE_SECONDS or trial.iterations >= PROBE_ITERATIONS or trial.wants_all or lane.closing:
+            return
+        before = trial.expected, device.width.width
+        device.width.widen()
+        share = device.capacity // device.width.width - device.context - device.shared
+        may_share = device.width.width > 1 and PROBE_GROWTH * (event.held - lane.base) < share
+        if trial.is_probe and may_share and not model.was_wrong:
+            model.assume(Demand(share, 0))
+            self._predictor.appraise(trial)
+        if (trial.expected, device.width.width) != before:
             self._ledger.touch(device)
 
     def believe(self, trial: Trial, lane: Lane) -> None:

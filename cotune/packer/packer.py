@@ -80,7 +80,13 @@ class Packer:
             ev.TrialEnded: self._trial_ended,
         }
         lanes = LaneEvents(
-            self._ledger, self._trials, self._withdrawn, self._endings, self._left, options.iteration_timeout
+            self._ledger,
+            self._trials,
+            self._withdrawn,
+            self._endings,
+            self._learning,
+            self._left,
+            options.iteration_timeout,
         )
         self._handlers |= lanes.handlers
 

@@ -149,6 +149,8 @@ class KindModel:
 
     Attributes:
         busy: Share of a device's time that one uses alone; None before that was measured.
+        assumed: What one is given, margins included, until something was measured; None if nothing is assumed.
+        was_wrong: One needed more than was assumed.
     """
 
     def __init__(self) -> None:
@@ -156,10 +158,26 @@ class KindModel:
         self._peak = Prediction(floor=MIB)
         self._seconds = Prediction(floor=0.001, upper=False)
         self.busy: float | None = None
+        self.assumed: Demand | None = None
+        self.was_wrong = False
+        self._assumptions = 0
 
     @property
     def version(self) -> int:
-        return self._persistent.version + self._peak.version + self._seconds.version
+        return self._persistent.version + self._peak.version + self._seconds.version + self._assumptions
+
+    def assume(self, demand: Demand) -> None:
+        """Takes a guess for what one needs, as long as nothing was measured and none has proved it wrong."""
+        if self.assumed is None and not self.was_wrong:
+            self.assumed = demand
+            self._assumptions += 1
+
+    def refute(self) -> None:
+        """One needed more than was assumed, if anything was."""
+        if self.assumed is not None:
+            self.assumed = None
+            self.was_wrong = True
+            self._assumptions += 1
 
     def observe_demand(self, trial: int, features: Mapping[str, float], demand: Demand) -> None:
         self._persistent.observe(trial, features, demand.persistent)
@@ -177,7 +195,7 @@ class KindModel:
 
     @property
     def knows_demand(self) -> bool:
-        return self._persistent.is_known
+        return self._persistent.is_known or self.assumed is not None
 
     def demand(self, features: Mapping[str, float]) -> Demand | None:
         persistent, peak = self._persistent.estimate(features), self._peak.estimate(features)

@@ -43,7 +43,7 @@ class Predictor:
     def appraise(self, trial: Trial) -> None:
         """Notes what is expected of the trial as of now."""
         known = trial.demand or self._predicted(trial)
-        trial.expected = expected = trial.needing(known) if known else None
+        trial.expected = expected = trial.needing(known) if known else self.model(trial).assumed
         trial.believe(trial.demand)
         trial.oversized = expected is not None and expected.peak > self._fitting.largest_room
 

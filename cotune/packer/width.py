@@ -67,6 +67,11 @@ class WidthControl:
         self._guessed = True
         self._try(max(1, min(self.limit, round(1.0 / busy))))
 
+    def widen(self) -> None:
+        """Tries a second lane though nothing was ever measured: what runs in the first comes to no iteration."""
+        if self.fixed is None and self.width == 1 < self.limit and not self._now and not self._refusals:
+            self._try(2)
+
     def measured(self, trial: int, count: int, seconds: float, active: int) -> None:
         """Notes the speed of a trial while `active` lanes ran; only full width tells anything."""
         if self.fixed is None and active == self.width and count > 0:

@@ -234,7 +234,7 @@ class Cluster:
                 self._stillborn.lane_up()
             self._pending.append(event)
         if beat.quiet > QUIET_AFTER:
-            self._pending.append(ev.LaneQuiet(self.now(), lane.lane, beat.holder, beat.quiet))
+            self._pending.append(ev.LaneQuiet(self.now(), lane.lane, beat.holder, beat.quiet, beat.held))
 
     def _lane_gone(self, lane: LaneHandle, error: RayError) -> None:
         slot = lane.slot
@@ -268,8 +268,8 @@ class Cluster:
             silent = now - lane.last_at
             if lane.ready and silent > 3 * WATCH_EVERY:
                 # Native code holds the interpreter: the last to have had the turn has it still.
-                holder = lane.last.holder if lane.last else None
-                self._pending.append(ev.LaneQuiet(now, lane.lane, holder, silent))
+                holder, held = (lane.last.holder, lane.last.held) if lane.last else (None, 0)
+                self._pending.append(ev.LaneQuiet(now, lane.lane, holder, silent, held))
         self._pending.append(ev.Tick(now))
 
     def _watch_others(self, slot: Slot, others: OthersOnGpu) -> None:

@@ -167,6 +167,7 @@ class Lane:
         host = self._host
         if host is None:
             return Beat(frames, None, 0.0, 0, None)
+        host.look()
         holder, boundary = host.page[0], host.page[1]
         quiet = time.monotonic() - boundary if holder >= 0 else 0.0
         used = self._watch.used() if self._watch else None

@@ -7,6 +7,7 @@ import gc
 import os
 import resource
 import sys
+import time
 from abc import ABC, abstractmethod
 from pathlib import Path
 from types import ModuleType
@@ -26,6 +27,8 @@ from cotune.sharing.turns import Turns
 from cotune.sharing.wire import Kind
 
 THREAD_STACK = 2 * MIB
+# Seconds without a boundary after which the figures of the last one are out of date.
+LOOK_AFTER = 1.0
 # Limits of a process that others in it would run into, but for the one that is a lane's quota.
 _LIMITS = (
     resource.RLIMIT_AS,
@@ -107,6 +110,12 @@ class Host(ABC):
         quota = self.memory.set_quota(quota)
         self.page[2] = self.memory.held()
         self.send(wire.encode_int(Kind.RESIZED, quota))
+
+    def look(self) -> None:
+        """Shows the driver what the process holds by now, while a trial is long in coming to a boundary."""
+        if self.page[0] >= 0 and time.monotonic() - self.page[1] > LOOK_AFTER:
+            self.memory.read()
+            self.page[2] = self.memory.held()
 
     # ---- for the trial that has the turn
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import select
 import socket
 import threading
 from collections.abc import Sequence
@@ -27,6 +28,7 @@ from cotune.sharing.wire import Kind
 from cotune.stopping import StopRule
 
 HANG_UP_WITHIN = 5.0
+LOOK_EVERY = 1.0
 # What a trial is told, without further words.
 _TOLD = {
     Kind.STOP: ResidentTrial.stop,
@@ -53,10 +55,17 @@ def serve(
     host.start()
     for kind, payload in backlog:
         host.handle(kind, payload)
-    while (received := frames.receive()) is not None:
+    arrivals = select.poll()
+    arrivals.register(sock, select.POLLIN)
+    while True:
+        if not arrivals.poll(LOOK_EVERY * 1000):
+            host.look()
+            continue
+        received = frames.receive()
+        if received is None:
+            os._exit(0)
         for kind, payload in received:
             host.handle(kind, payload)
-    os._exit(0)
 
 
 class ForkedHost(Host):

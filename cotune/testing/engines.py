@@ -271,6 +271,11 @@ class EngineConformance:
         lost = engine.wait(LaneLost)
         assert (lost.lane, lost.holder) == (1, 7)
 
+    def test_a_lane_where_no_boundary_is_reached_says_what_it_holds_by_now(self, engine: EngineUnderTest) -> None:
+        engine.open()
+        engine.begin(0, reports=0, hold=200 * MIB, hangs=True)
+        assert engine.wait(LaneQuiet, lambda event: event.held > 200 * MIB).held < 400 * MIB
+
     def test_a_lane_that_dies_is_lost_after_all_it_had_said(self, engine: EngineUnderTest) -> None:
         engine.open()
         engine.begin(0, reports=2, dies=True)

@@ -207,7 +207,8 @@ class Chaos(RuleBasedStateMachine):
     def quiet(self, which: int, seconds: float) -> None:
         if alive := self._alive():
             trial = alive[which % len(alive)]
-            self.world.send(ev.LaneQuiet(self.world.time, self.world.lane_of(trial).lane, trial, seconds))
+            lane = self.world.lane_of(trial)
+            self.world.send(ev.LaneQuiet(self.world.time, lane.lane, trial, seconds, lane.held))
 
     @rule(which=pick, residue=st.integers(0, 120), tainted=st.sampled_from([False, False, False, True]))
     def holds(self, which: int, residue: int, tainted: bool) -> None:

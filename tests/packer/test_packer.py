@@ -623,6 +623,54 @@ def test_without_a_timeout_a_trial_is_overdue_after_twenty_of_its_longest_iterat
     assert not world.lane_of(0).alive
 
 
+def stalled(width: int | None = None, held: int = CONTEXT, **first: int) -> World:
+    """Two trials, of which the first has not come to an iteration for longer than the second waits for it."""
+    world = make(width)
+    world.add(0, 100 * MIB, 50 * MIB, **first)
+    world.settle()
+    world.add(1, 100 * MIB, 50 * MIB)
+    assert world.send(ev.LaneQuiet(0.0, 1, 0, 19.0, held)) == []
+    world.send(ev.LaneQuiet(0.0, 1, 0, 21.0, held))
+    world.settle()
+    return world
+
+
+@pytest.mark.parametrize("width", [None, 2])
+def test_another_begins_beside_a_probe_that_comes_to_no_iteration_with_as_much_of_the_device(width: int | None) -> None:
+    world = stalled(width)
+    assert world.running() == [0, 1]
+    assert [lane.quota for lane in world.lanes.values()] == [GIB // 2, GIB // 2]
+
+
+def test_others_go_on_waiting_for_a_probe_that_holds_much_already() -> None:
+    assert stalled(held=CONTEXT + GIB // 8).running() == [0]
+
+
+def test_others_begin_beside_a_trial_with_a_hint_that_comes_to_no_iteration() -> None:
+    world = make(None)
+    for trial in range(2):
+        world.add(trial, 100 * MIB, 50 * MIB, hint=1.0)
+        world.settle()
+    assert world.running() == [0]
+    world.send(ev.LaneQuiet(0.0, 1, 0, 21.0))
+    world.settle()
+    assert world.running() == [0, 1]
+
+
+def test_one_that_needs_more_than_it_was_given_in_place_of_a_probe_is_probed_and_no_attempt_is_counted() -> None:
+    world = stalled(late=600 * MIB)
+    world.jobs[1].ephemeral = 600 * MIB
+    world.go(1)
+    assert world.running() == [0]
+    world.send(ev.LaneQuiet(0.0, 1, 0, 30.0))
+    world.settle()
+    assert world.running() == [0]
+    world.finish(0)
+    # By what the other was measured to need; one that counts as out of memory for the second time is alone.
+    assert world.running() == [1]
+    assert world.lane_of(1).quota < GIB
+
+
 def test_quiet_lane_without_a_holder_is_nobodys_fault() -> None:
     world = make(iteration_timeout=1.0)
     world.add(0)

@@ -39,6 +39,21 @@ def test_only_the_first_guess_counts() -> None:
     assert control.width == 2
 
 
+def test_a_second_lane_is_tried_unasked_only_where_nothing_was_ever_measured() -> None:
+    control = searching()
+    control.widen()
+    control.widen()
+    assert control.width == 2
+    refused = searching()
+    run(refused, lambda width: float(width))
+    measured = searching()
+    measured.measured(0, 1, 1.0, 1)
+    fixed = WidthControl(limit=8, fixed=1)
+    for control in (refused, measured, fixed, searching(limit=1)):
+        control.widen()
+        assert control.width == 1
+
+
 def test_goes_up_to_the_limit_while_lanes_do_not_slow_each_other() -> None:
     control = searching(limit=5)
     run(control, lambda width: 1.0)

@@ -208,8 +208,8 @@ class Trials:
 
     def _say_quiet(self, run: Run) -> None:
         if self._runs.get(run.trial) is run and run.hung_since is not None:
-            quiet = ev.LaneQuiet(self._calendar.time, run.lane.id, run.trial, self._calendar.time - run.hung_since)
-            self._calendar.say(quiet)
+            now, held = self._calendar.time, run.lane.context + run.work.persistent
+            self._calendar.say(ev.LaneQuiet(now, run.lane.id, run.trial, now - run.hung_since, held))
             self._calendar.later(self._costs.quiet, self._say_quiet, run)
 
     def _finish(self, run: Run, outcome: Outcome, needed: int | None = None, detail: str = "") -> None:
