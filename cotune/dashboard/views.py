@@ -18,6 +18,7 @@ from cotune.demand import format_bytes
 from cotune.packer import LaneView
 
 PLAIN_EVERY = 1.0
+PLAIN_AT_LEAST_EVERY = 60.0
 # Nothing has run for so long: not only between two trials.
 STUCK_AFTER = 5.0
 
@@ -42,34 +43,40 @@ class Silent(View):
 
 
 class PlainLines(View):
-    """A line when something has changed, at most one a second; and why nothing runs, if nothing does for long."""
+    """A line when something has changed, at most one a second.
+
+    If nothing has for a minute, how far the trial is that runs longest; and if nothing runs for long, why.
+    """
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = stream or sys.stderr
         self._last: tuple[int, str] = (-1, "")
-        self._due = 0.0
+        self._said = 0.0
         self._ran = 0.0
         self._is_stuck = False
 
     def update(self, snapshot: Snapshot) -> None:
+        now, is_new = snapshot.seconds, (snapshot.finished, snapshot.note) != self._last
         if snapshot.running or not snapshot.packer.waiting:
-            self._ran, self._is_stuck = snapshot.seconds, False
-        state = (snapshot.finished, snapshot.note)
-        if not self._is_stuck and snapshot.seconds >= self._ran + STUCK_AFTER:
-            self._last, self._due, self._is_stuck = state, snapshot.seconds + PLAIN_EVERY, True
-            self._print(f"{headline(snapshot)}, {_waiting(snapshot)}")
-        elif state != self._last and snapshot.seconds >= self._due:
-            self._last, self._due = state, snapshot.seconds + PLAIN_EVERY
-            self._print(headline(snapshot))
+            self._ran, self._is_stuck = now, False
+        since = now - self._said
+        if not self._is_stuck and now >= self._ran + STUCK_AFTER:
+            self._is_stuck = True
+            self._print(snapshot, _waiting(snapshot))
+        elif since >= PLAIN_AT_LEAST_EVERY and snapshot.running:
+            self._print(snapshot, _progress(max(snapshot.running, key=lambda view: view.seconds)))
+        elif is_new and (since >= PLAIN_EVERY or self._last[0] < 0):
+            self._print(snapshot)
 
     def close(self, snapshot: Snapshot | None) -> None:
         if snapshot is not None and (snapshot.finished, snapshot.note) != self._last:
-            self._print(headline(snapshot))
+            self._print(snapshot)
 
-    def _print(self, line: str) -> None:
+    def _print(self, snapshot: Snapshot, more: str = "") -> None:
+        self._last, self._said = (snapshot.finished, snapshot.note), snapshot.seconds
         # A reader that has gone away must not end the run.
         with contextlib.suppress(OSError, ValueError):
-            print(line, file=self._stream, flush=True)
+            print(", ".join(filter(None, [headline(snapshot), more])), file=self._stream, flush=True)
 
 
 class LiveTable(View):
@@ -154,6 +161,12 @@ def _waiting(snapshot: Snapshot) -> str:
     """How many trials wait, and why the first of them does."""
     first = snapshot.packer.waiting[0]
     return f"{snapshot.packer.waiting_count} waiting; trial {first.trial}: {first.reason}"
+
+
+def _progress(view: RunningView) -> str:
+    """How far a trial has come."""
+    far = "no report yet" if view.step is None else f"step {view.step}"
+    return f"trial {view.trial}: {far} after {_clock(view.seconds)}"
 
 
 def _rows(snapshot: Snapshot, room: int) -> tuple[list[tuple[list[str], str]], int]:

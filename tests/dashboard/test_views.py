@@ -289,6 +289,15 @@ def test_why_nothing_runs_is_said_once_if_nothing_does_for_long(stream):
     assert line.endswith(", 7 waiting; trial 3: others leave 100 MiB")
 
 
+def test_how_far_the_longest_has_come_is_said_once_a_minute_while_nothing_changes(stream):
+    lines = PlainLines(stream)
+    for seconds in range(150):
+        lines.update(replace(finished(1, seconds), running=(running(11, 0), running(12, 1, step=None, seconds=90.0))))
+    assert [line.rpartition(", ")[2] for line in stream.getvalue().splitlines()[1:]] == [
+        "trial 12: no report yet after 1:30"
+    ] * 2
+
+
 class Gone(io.StringIO):
     def write(self, _text):
         raise BrokenPipeError
