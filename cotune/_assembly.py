@@ -11,6 +11,7 @@ from typing import Any
 
 from optuna.pruners import BasePruner
 from optuna.samplers import BaseSampler, GridSampler
+from optuna.trial import TrialState
 
 from cotune.dashboard.views import make_view
 from cotune.engines.base import Engine
@@ -146,5 +147,6 @@ def _take_up(asked: Asked, folder: RunFolder, settings: Mapping[str, Any], earli
 
 
 def _past(record: Record) -> PastTrial:
-    states = {"done": "complete", "stopped": "pruned", "failed": "fail"}
-    return PastTrial(record.params, record.values, record.last_value, states.get(record.state, "running"))
+    states = {"done": TrialState.COMPLETE, "stopped": TrialState.PRUNED, "failed": TrialState.FAIL}
+    state = states.get(record.state, TrialState.RUNNING)
+    return PastTrial(record.params, record.values, record.last_value, state)

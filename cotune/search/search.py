@@ -43,13 +43,13 @@ class PastTrial:
         params: By flat name.
         values: Its reports, step and metric.
         value: Its final metric if it is done.
-        state: `complete`, `pruned`, `fail` or `running`.
+        state: As Optuna has it.
     """
 
     params: dict[str, Any]
     values: Sequence[tuple[int, float]]
     value: float | None
-    state: str
+    state: TrialState
 
 
 class Search(QueuedProposer):
@@ -77,9 +77,9 @@ class Search(QueuedProposer):
         direction: Literal["minimize", "maximize"],
         journal: Path,
         name: str,
-        past: Sequence[PastTrial] = (),
-        prepare: Callable[[int], None] = lambda _: None,
-        wake: Callable[[], None] = lambda: None,
+        past: Sequence[PastTrial],
+        prepare: Callable[[int], None],
+        wake: Callable[[], None],
     ) -> None:
         super().__init__(prepare, wake)
         self.judges = pruner is not None
@@ -105,7 +105,7 @@ class Search(QueuedProposer):
         for number, trial in enumerate(past):
             self._restore(trial)
             if self._rungs is not None:
-                self._rungs.restore(number, trial.values, trial.state != "running")
+                self._rungs.restore(number, trial.values, trial.state is not TrialState.RUNNING)
         if self._rungs is not None:
             self._rungs.settle()
         self._backend.flush()
@@ -232,12 +232,7 @@ class Search(QueuedProposer):
         self._backend.flush()
 
     def _restore(self, past: PastTrial) -> None:
-        state = {
-            "complete": TrialState.COMPLETE,
-            "pruned": TrialState.PRUNED,
-            "fail": TrialState.FAIL,
-            "running": TrialState.RUNNING,
-        }[past.state]
+        state = past.state
         try:
             frozen: FrozenTrial = create_trial(
                 state=state,
