@@ -22,8 +22,9 @@ from typing import Any, NamedTuple
 
 from cotune.calibration import Calibration
 from cotune.demand import MIB, Demand, Estimate
-from cotune.fingerprint import identity, plain, unwrapped
+from cotune.fingerprint import identity, plain
 from cotune.packer.prediction import KindModel
+from cotune.trainable import unwrapped
 
 VERSION = 2
 KEPT = 256
@@ -168,8 +169,7 @@ def profile_path(storage: Path, trainable: Any, constants: Mapping[str, Any], ha
     """
     digest = hashlib.sha256(repr((VERSION, hardware, *identity(trainable))).encode())
     digest.update(repr([(name, plain(value)) for name, value in sorted(constants.items())]).encode())
-    inner = unwrapped(trainable)
-    name = getattr(inner, "__name__", type(inner).__name__).strip("<>")
+    name = unwrapped(trainable).__name__.strip("<>")
     return storage / ".profiles" / f"{name}-{digest.hexdigest()[:16]}.json"
 
 
