@@ -275,11 +275,6 @@ def test_the_last_state_is_not_printed_twice(stream):
     assert len(stream.getvalue().splitlines()) == 1
 
 
-def test_a_run_that_never_began_prints_nothing(stream):
-    PlainLines(stream).close(None)
-    assert stream.getvalue() == ""
-
-
 def test_why_nothing_runs_is_said_once_if_nothing_does_for_long(stream):
     lines = PlainLines(stream)
     others = PackerView((), (WaitingView(3, "others leave 100 MiB"),), 7)
@@ -315,10 +310,6 @@ def test_the_live_table_ends_with_the_last_state(stream):
     assert headline(snapshot(note="done")) in stream.getvalue()
 
 
-def test_the_live_table_of_a_run_that_never_began_ends(stream):
-    live(stream).close(None)
-
-
 @pytest.mark.parametrize("note", ["KeyError: [1]", "no such file: [/data/x]", "shape [b, c]", ":smile:"])
 def test_the_live_table_shows_brackets_in_the_last_note_as_they_are(stream, note):
     view = live(stream)
@@ -351,7 +342,7 @@ def test_a_terminal_gets_the_live_table(monkeypatch):
     monkeypatch.setattr("sys.stderr", Terminal())
     monkeypatch.setenv("TERM", "xterm")
     view = make_view(None)
-    view.close(None)
+    view.close(snapshot())
     assert isinstance(view, LiveTable)
 
 
