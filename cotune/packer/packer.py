@@ -156,7 +156,7 @@ class Packer:
                 device.held,
                 device.width.width,
                 tuple(
-                    LaneView(lane.id, device.name, lane.quota, tuple(lane.residents), lane.ready, tuple(lane.paused))
+                    LaneView(lane.id, lane.quota, tuple(lane.residents), lane.ready, tuple(lane.paused))
                     for lane in device.lanes.values()
                 ),
             )

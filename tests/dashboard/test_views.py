@@ -12,16 +12,16 @@ from cotune.demand import GIB, MIB
 from cotune.packer import DeviceView, LaneView, PackerView, WaitingView
 
 
-def lane(number, *residents, device="cuda:0", quota=2 * GIB, ready=True):
-    return LaneView(number, device, quota, residents, ready)
+def lane(number, *residents, quota=2 * GIB, ready=True):
+    return LaneView(number, quota, residents, ready)
 
 
 def device(name, *lanes, width=2):
     return DeviceView(name, 80 * GIB, 6 * GIB, width, lanes)
 
 
-def running(trial, lane, step=7, value=0.123456, peak=1536 * MIB, seconds=75.0, device="cuda:0"):
-    return RunningView(trial, lane, device, seconds, step, value, peak)
+def running(trial, step=7, value=0.123456, peak=1536 * MIB, seconds=75.0):
+    return RunningView(trial, seconds, step, value, peak)
 
 
 def snapshot(**fields):
@@ -32,7 +32,7 @@ def snapshot(**fields):
         "total": 100,
         "counts": {"waiting": 90, "running": 2, "done": 5, "stopped": 2, "failed": 1, "interrupted": 0},
         "best": (3, 0.0123456789),
-        "running": (running(11, 0), running(12, 1, step=None, value=None, peak=None, seconds=0.5)),
+        "running": (running(11), running(12, step=None, value=None, peak=None, seconds=0.5)),
         "packer": PackerView(
             (device("cuda:0", lane(0, 11), lane(1, 12)), device("cuda:1", lane(2), lane(3, ready=False))),
             (WaitingView(13, "needs 6.1 GiB, largest hole 4.0 GiB on cuda:1"),),
@@ -137,9 +137,7 @@ def test_the_table_tells_idle_lanes_from_those_that_start(width):
 
 
 def test_the_table_shows_every_resident_of_a_lane():
-    shot = snapshot(
-        running=(running(11, 0), running(12, 0)), packer=PackerView((device("cuda:0", lane(0, 11, 12)),), (), 0)
-    )
+    shot = snapshot(running=(running(11), running(12)), packer=PackerView((device("cuda:0", lane(0, 11, 12)),), (), 0))
     lines = [line.split()[:3] for line in rendered(shot).splitlines() if "lane 0" in line]
     assert lines == [["lane", "0", "11"], ["lane", "0", "12"]]
 
@@ -185,7 +183,7 @@ def test_brackets_in_a_metric_name_are_shown_as_they_are(name):
 def test_rows_beyond_the_height_are_counted():
     lanes = [lane(number, number) for number in range(40)]
     shot = snapshot(
-        running=tuple(running(number, number) for number in range(40)),
+        running=tuple(running(number) for number in range(40)),
         packer=PackerView((device("cuda:0", *lanes, width=40),), (WaitingView(41, "no room"),), 1),
     )
     text = rendered(shot, height=24)
@@ -196,10 +194,8 @@ def test_rows_beyond_the_height_are_counted():
 
 
 def test_many_devices_fit_the_height_too():
-    devices = [device(f"cuda:{n}", lane(n, n, device=f"cuda:{n}")) for n in range(8)]
-    shot = snapshot(
-        running=tuple(running(n, n, device=f"cuda:{n}") for n in range(8)), packer=PackerView(tuple(devices), (), 0)
-    )
+    devices = [device(f"cuda:{n}", lane(n, n)) for n in range(8)]
+    shot = snapshot(running=tuple(running(n) for n in range(8)), packer=PackerView(tuple(devices), (), 0))
     assert len(rendered(shot, height=24).splitlines()) <= 24
 
 
