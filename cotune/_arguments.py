@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dis
-import functools
-import inspect
 import math
 import re
 import secrets
@@ -15,7 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from cotune.errors import InputError
-from cotune.trainable import takes
+from cotune.trainable import takes, unwrapped
 
 T = TypeVar("T")
 
@@ -148,10 +146,8 @@ def _max_steps(value: Any, where: str) -> int | None:
 
 def assigned_outside(function: Any) -> list[str]:
     """The global and enclosing variables that a function assigns, as far as its own code says."""
-    while isinstance(function, functools.partial):
-        function = function.func
-    function = inspect.unwrap(function)
-    code = getattr(function, "__code__", None) or getattr(type(function).__call__, "__code__", None)
+    inner = unwrapped(function)
+    code = getattr(inner.__call__ if isinstance(inner, type) else inner, "__code__", None)
     if code is None:
         return []
     steps = list(dis.get_instructions(code))

@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import secrets
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from optuna.pruners import BasePruner
 from optuna.samplers import BaseSampler, GridSampler
+from optuna.trial import TrialState
 
 from cotune.dashboard.views import make_view
 from cotune.engines.base import Engine
@@ -21,7 +22,6 @@ from cotune.paths import RunFolder
 from cotune.profile import Profile
 from cotune.record import Record, Saved
 from cotune.records import Records
-from cotune.results import TrialResult
 from cotune.search.promotion import AshaPromote
 from cotune.search.samplers import learns, make_pruner, make_sampler
 from cotune.search.search import PastTrial, Search
@@ -34,32 +34,27 @@ class Asked:
     """The arguments of `cotune.run` that say what is searched and how, checked.
 
     Attributes:
-        kind: Name of the trainable.
-        trials: How many; None for no limit.
-        time_budget: Seconds; None for no limit.
-        priority: Of a config.
-        max_steps: Iterations to its end, of a config.
+        until: What the sweep runs until; of the sampler it knows nothing yet.
     """
 
-    kind: str
     space: Space
-    metric: str
     mode: str
-    trials: int | None
     sampler: str | BaseSampler | None
     pruner: str | BasePruner | AshaPromote | None
     seed: int | None
-    time_budget: float | None
-    lockstep: bool
-    callbacks: tuple[Callable[[TrialResult], Any], ...]
     dashboard: bool | None
-    priority: Callable[[Mapping[str, Any]], float]
-    max_steps: Callable[[Mapping[str, Any]], int | None]
+    until: SweepOptions
 
 
 def assemble(
-    asked: Asked, folder: RunFolder, saved: Saved | None, engine: Engine, packer: Packer, profile: Profile
-) -> tuple[Sweep, Records, Callable[[], None]]:
+    asked: Asked,
+    folder: RunFolder,
+    saved: Saved | None,
+    engine: Engine,
+    packer: Packer,
+    profile: Profile,
+    stack: contextlib.ExitStack,
+) -> tuple[Sweep, Records]:
     """Builds a sweep.
 
     Args:
@@ -69,9 +64,10 @@ def assemble(
         engine: Runs.
         packer: Decides.
         profile: What earlier runs have measured.
+        stack: Ends all that is written to.
 
     Returns:
-        The sweep, the records it fills, and what ends all it writes to.
+        The sweep, and the records it fills.
 
     Raises:
         RunError: The earlier session tuned something else.
@@ -86,11 +82,13 @@ def assemble(
     pruner = make_pruner(asked.pruner)
     # A grid is run once, also by Optuna's own sampler, which would begin again while its last points are running.
     points = getattr(sampler, "_n_min_trials", None) if isinstance(sampler, GridSampler) else None
-    trials = points if asked.trials is None else min(asked.trials, points or asked.trials)
+    wanted = asked.until.trials
+    trials = points if wanted is None else min(wanted, points or wanted)
     log = EventLog(folder.events)
+    stack.callback(log.close)
     # Once for each session of a run; the first is what others go by.
     log.write(
-        "run", time.time(), version=VERSION, name=folder.path.name, kind=asked.kind, metric=asked.metric,
+        "run", time.time(), version=VERSION, name=folder.path.name, kind=asked.until.kind, metric=asked.until.metric,
         mode=asked.mode, seed=base, trials=trials,
         space={name: repr(domain) for name, domain in asked.space.domains.items()},
     )  # fmt: skip
@@ -107,30 +105,19 @@ def assemble(
         prepare=lambda number: folder.trial(number).create(),
         wake=engine.wake,
     )
-    options = SweepOptions(
-        asked.kind,
-        asked.metric,
-        trials,
-        asked.time_budget,
-        asked.lockstep,
-        is_blind=not learns(sampler),
-        callbacks=asked.callbacks,
-        priority=asked.priority,
-        max_steps=asked.max_steps,
-    )
+    stack.callback(profile.save)
+    stack.callback(search.close)
+    options = replace(asked.until, trials=trials, is_blind=not learns(sampler))
     records = Records(folder, log, asked.mode, base, earlier)
     sweep = Sweep(asked.space, search, packer, engine, records, make_view(asked.dashboard), options, profile)
-    ending = contextlib.ExitStack()
-    for end in (log.close, profile.save, search.close, sweep.display.close):
-        ending.callback(end)
-    return sweep, records, ending.close
+    stack.callback(sweep.display.close)
+    return sweep, records
 
 
 def _take_up(asked: Asked, folder: RunFolder, settings: Mapping[str, Any], earlier: list[Record]) -> None:
     """Gives the trials of the earlier session their configs, if this one tunes the same."""
-    same = ((asked.metric, settings.get("metric", asked.metric)), (asked.mode, settings.get("mode", asked.mode)))
-    for now, before in same:
-        if now != before:
+    for what, now in (("metric", asked.until.metric), ("mode", asked.mode)):
+        if now != (before := settings.get(what, now)):
             raise RunError(
                 f"run {folder.path.name!r} tuned {before!r}, now {now!r} is asked for",
                 hint="resume with the same metric= and mode=, or choose another name=",
@@ -146,5 +133,6 @@ def _take_up(asked: Asked, folder: RunFolder, settings: Mapping[str, Any], earli
 
 
 def _past(record: Record) -> PastTrial:
-    states = {"done": "complete", "stopped": "pruned", "failed": "fail"}
-    return PastTrial(record.params, record.values, record.last_value, states.get(record.state, "running"))
+    states = {"done": TrialState.COMPLETE, "stopped": TrialState.PRUNED, "failed": TrialState.FAIL}
+    state = states.get(record.state, TrialState.RUNNING)
+    return PastTrial(record.params, record.values, record.last_value, state)

@@ -6,8 +6,7 @@ import contextlib
 import os
 import signal
 import sys
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -49,7 +48,6 @@ if TYPE_CHECKING:
     from optuna.samplers import BaseSampler
 
     from cotune.record import Saved
-    from cotune.sweep import Sweep
 
 
 def run(
@@ -187,6 +185,7 @@ def run(
     _check_cluster(cluster, gpus, devices)
     folder, saved = _open_run(name or made_up(kind), storage, resume)
     judged = pruner is not None and pruner != "none"
+    heard: set[int] = set()
     with locked(folder):
         paused = MOST_PAUSED if _promotes(pruner) else 0
         how = LocalOptions(
@@ -194,27 +193,29 @@ def run(
             stop=dumps(rule, "stop=") if rule is not None else b"",
         )  # fmt: skip
         engine = _engine(trainable, found, cluster, gpus, folder, how)
-        try:
+        with contextlib.ExitStack() as stack:
+            stack.callback(engine.close)
             # Not before: Optuna takes a while to import, and the zygote starts meanwhile.
             from cotune._assembly import Asked, assemble
+            from cotune.sweep import SweepOptions
 
             hardware = _hardware(found, cluster, gpus)
             profile = Profile(profile_path(folder.path.parent, trainable, tree.constants, hardware))
-            asked = Asked(
-                kind=kind, space=tree, metric=metric, mode=mode, trials=wanted, sampler=sampler, pruner=pruner,
-                seed=seed, time_budget=budget, lockstep=lockstep, callbacks=tuple(callbacks), dashboard=dashboard,
-                priority=priority_of,
-                max_steps=max_steps_of,
+            until = SweepOptions(
+                kind, metric, wanted, budget, lockstep,
+                callbacks=tuple(callbacks), priority=priority_of, max_steps=max_steps_of,
             )  # fmt: skip
-            sweep, records, finish = assemble(asked, folder, saved, engine, Packer(options), profile)
-            try:
-                with _interrupts(sweep) as heard:
-                    sweep.run()
-            finally:
-                engine.close()
-                finish()
-        finally:
-            engine.close()
+            asked = Asked(tree, mode, sampler, pruner, seed, dashboard, until)
+            sweep, records = assemble(asked, folder, saved, engine, Packer(options), profile, stack)
+            # Before all that is written to its end: nothing more is to come.
+            stack.callback(engine.close)
+
+            def interrupt(number: int, _frame: object) -> None:
+                heard.add(number)
+                sweep.interrupt()
+
+            with handled_by(interrupt):
+                sweep.run()
         if signal.SIGTERM in heard:
             # All is in order, and can be resumed: now what was asked for.
             signal.raise_signal(signal.SIGTERM)
@@ -263,22 +264,6 @@ def _open_run(name: str, storage: str | os.PathLike[str] | None, resume: bool) -
     with locked(folder):
         # Its driver may have died, or found the disk full, before anything was written.
         return folder, read_run(folder) if any(read_events(folder.events)) else None
-
-
-@contextlib.contextmanager
-def _interrupts(sweep: Sweep) -> Iterator[set[int]]:
-    """Ctrl-C and SIGTERM end the sweep in order; only the main thread can be told so. Gives the signals that came."""
-    heard: set[int] = set()
-    if threading.current_thread() is not threading.main_thread():
-        yield heard
-        return
-
-    def interrupt(number: int, _frame: Any) -> None:
-        heard.add(number)
-        sweep.interrupt()
-
-    with handled_by(interrupt):
-        yield heard
 
 
 def _check_cluster(cluster: Any, gpus: Any, devices: Any) -> None:

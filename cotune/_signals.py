@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
 
 
 @contextlib.contextmanager
 def handled_by(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    """Has Ctrl-C and SIGTERM call a function; to be entered in the main thread.
+    """Has Ctrl-C and SIGTERM call a function; in the main thread, which alone can be told so.
 
     What whoever started the program has ignored stays so, as a shell does with Ctrl-C for what a script runs in the
     background.
     """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     ours = {number: was for number, was in before.items() if was not in (signal.SIG_IGN, None)}
     for number in ours:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import types
 from collections.abc import Iterator
 from typing import Any
+
+from cotune.trainable import unwrapped
 
 _PLAIN = (bool, int, float, str, bytes, type(None))
 
@@ -33,17 +34,6 @@ def identity(trainable: Any) -> Iterator[object]:
             names = [*function.__code__.co_names, *_inner_names(function.__code__)]
             used = [function.__globals__.get(name) for name in names]
             todo += [other for other in used if isinstance(other, (type, types.FunctionType))]
-
-
-def unwrapped(trainable: Any) -> Any:
-    """The function or class that somebody wrote, behind partials, methods, decorators and instances."""
-    while isinstance(trainable, functools.partial):
-        trainable = trainable.func
-    if isinstance(trainable, types.MethodType):
-        trainable = trainable.__func__
-    if isinstance(trainable, types.FunctionType):
-        return inspect.unwrap(trainable, stop=lambda inner: not isinstance(inner, types.FunctionType))
-    return trainable if isinstance(trainable, type) else type(trainable)
 
 
 def plain(value: Any) -> object:

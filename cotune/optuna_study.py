@@ -223,9 +223,6 @@ def _interrupts(sweep: Sweep, serving: threading.Event) -> Iterator[None]:
 
     The second time, whatever runs on this thread is broken off, unless it is the tidying up.
     """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
     received: list[int] = []
 
     def receive(number: int, _frame: Any) -> None:

@@ -16,14 +16,15 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import astuple, dataclass
+from dataclasses import astuple
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from cotune.calibration import Calibration
 from cotune.demand import MIB, Demand, Estimate
-from cotune.fingerprint import identity, plain, unwrapped
+from cotune.fingerprint import identity, plain
 from cotune.packer.prediction import KindModel
+from cotune.trainable import unwrapped
 
 VERSION = 2
 KEPT = 256
@@ -33,18 +34,13 @@ UNLEARNT_FACTOR = 1.5
 UNLEARNT_ALLOWANCE = 256 * MIB
 
 
-@dataclass(frozen=True, slots=True)
-class _Sample:
-    features: dict[str, float]
-    persistent: int
-    ephemeral: int
-    busy: float | None
-    seconds: float | None
-    estimate: Estimate | None = None
+class _Sample(NamedTuple):
+    """A trial, as it is kept."""
 
-    @property
-    def demand(self) -> Demand:
-        return Demand(self.persistent, self.ephemeral, self.busy)
+    features: Mapping[str, float]
+    demand: Demand
+    seconds: float | None
+    estimate: Estimate | None
 
 
 class Profile:
@@ -65,7 +61,7 @@ class Profile:
         self._seconds = Calibration()
         self._busy: float | None = None
         for sample in _read(path):
-            self._teach(sample)
+            self.recall(*sample)
 
     @property
     def is_calibrated(self) -> bool:
@@ -79,17 +75,14 @@ class Profile:
         seconds: float | None,
         estimate: Estimate | None = None,
     ) -> None:
-        """Takes in a trial of an earlier session of this run."""
-        self._teach(_sample(features, demand, seconds, estimate))
-
-    def _teach(self, sample: _Sample) -> None:
+        """Takes in a trial of an earlier session, or of another run."""
         self._count += 1
-        self._earlier.observe_demand(self._count, sample.features, sample.demand)
-        if sample.seconds is not None:
-            self._earlier.observe_seconds(self._count, sample.features, sample.seconds)
-        if sample.estimate is not None:
+        self._earlier.observe_demand(self._count, features, demand)
+        if seconds is not None:
+            self._earlier.observe_seconds(self._count, features, seconds)
+        if estimate is not None:
             # The trials of this session are counted from 0 upwards.
-            self.compare(-self._count, sample.estimate, sample.demand, sample.seconds)
+            self.compare(-self._count, estimate, demand, seconds)
 
     def compare(self, trial: int, estimate: Estimate, demand: Demand, seconds: float | None = None) -> None:
         """Notes what a trial that was estimated has been measured to need so far.
@@ -147,7 +140,7 @@ class Profile:
             estimate: As it was estimated, if it was; `compare` is told apart, and earlier.
         """
         self._measured += 1
-        self._samples.append(_sample(features, demand, seconds, estimate))
+        self._samples.append(_Sample(dict(features), demand, seconds, estimate))
 
     def save(self) -> None:
         """Adds this session's trials to the file; a run beside this one may have done so too, and a loss is no harm."""
@@ -155,8 +148,8 @@ class Profile:
             return
         kept = [*_read(self._path), *self._samples][-KEPT:]
         rows = [
-            [s.features, s.persistent, s.ephemeral, s.busy, s.seconds, astuple(s.estimate) if s.estimate else None]
-            for s in kept
+            [features, *astuple(demand), seconds, astuple(estimate) if estimate else None]
+            for features, demand, seconds, estimate in kept
         ]
         written = self._path.with_suffix(f".{os.getpid()}")
         with contextlib.suppress(OSError):
@@ -176,13 +169,8 @@ def profile_path(storage: Path, trainable: Any, constants: Mapping[str, Any], ha
     """
     digest = hashlib.sha256(repr((VERSION, hardware, *identity(trainable))).encode())
     digest.update(repr([(name, plain(value)) for name, value in sorted(constants.items())]).encode())
-    inner = unwrapped(trainable)
-    name = getattr(inner, "__name__", type(inner).__name__).strip("<>")
+    name = unwrapped(trainable).__name__.strip("<>")
     return storage / ".profiles" / f"{name}-{digest.hexdigest()[:16]}.json"
-
-
-def _sample(features: Mapping[str, float], demand: Demand, seconds: float | None, estimate: Estimate | None) -> _Sample:
-    return _Sample(dict(features), demand.persistent, demand.ephemeral, demand.busy, seconds, estimate)
 
 
 def _read(path: Path | None) -> list[_Sample]:
@@ -194,9 +182,7 @@ def _read(path: Path | None) -> list[_Sample]:
         return [
             _Sample(
                 {str(key): float(value) for key, value in features.items()},
-                int(persistent),
-                int(ephemeral),
-                busy,
+                Demand(int(persistent), int(ephemeral), busy),
                 seconds,
                 Estimate(*map(int, estimate)) if estimate else None,
             )

@@ -10,9 +10,8 @@ A report is in the events file, handed to the operating system, before the trial
 from __future__ import annotations
 
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,6 +36,7 @@ from cotune.packer import (
     TrialReleased,
     TrialWithdrawn,
 )
+from cotune.process_wide import process_wide
 from cotune.profile import Profile
 from cotune.record import Record
 from cotune.records import Records
@@ -59,29 +59,15 @@ from cotune.trial import Estimated, Question, Report, TrialSpec, TrialState
 SWITCH_INTERVAL = 0.0003
 
 
-class _OftenSwitched:
-    """Threads of this process take turns more often as long as any of its sweeps runs; one may end before another."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._sweeps = 0
-        self._before = 0.0
-
-    def __enter__(self) -> None:
-        with self._lock:
-            if not self._sweeps:
-                self._before = sys.getswitchinterval()
-                sys.setswitchinterval(SWITCH_INTERVAL)
-            self._sweeps += 1
-
-    def __exit__(self, *_error: object) -> None:
-        with self._lock:
-            self._sweeps -= 1
-            if not self._sweeps:
-                sys.setswitchinterval(self._before)
-
-
-_often_switched = _OftenSwitched()
+@process_wide
+def _switching_often() -> Iterator[None]:
+    """Threads of this process take turns more often."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(SWITCH_INTERVAL)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +158,7 @@ class Sweep:
             KeyboardInterrupt: It was interrupted twice.
         """
         # The search thread computes in Python: this one must not wait 5 ms for it whenever something happens.
-        with _often_switched:
+        with _switching_often():
             self._loop()
 
     def _loop(self) -> None:

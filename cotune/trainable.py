@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import time
+import types
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -59,6 +61,17 @@ def check_trainable(trainable: Any) -> str:
             hint="it is called with the config, a dict: def train(config): ...",
         )
     return _name(trainable)
+
+
+def unwrapped(trainable: Any) -> Any:
+    """The function or class that somebody wrote, behind partials, methods, decorators and instances."""
+    while isinstance(trainable, functools.partial):
+        trainable = trainable.func
+    if isinstance(trainable, types.MethodType):
+        trainable = trainable.__func__
+    if isinstance(trainable, types.FunctionType):
+        return inspect.unwrap(trainable, stop=lambda inner: not isinstance(inner, types.FunctionType))
+    return trainable if isinstance(trainable, type) else type(trainable)
 
 
 def takes(function: Callable[..., Any], count: int) -> bool:

@@ -14,7 +14,7 @@ PACKAGE = Path(cotune.__file__).parent
 
 # Lowest first. A line holds siblings, which do not import each other; within a group everything may.
 LAYERS = [
-    [{"errors", "demand", "trial", "paths", "session", "trainable", "stopping"}],
+    [{"errors", "demand", "trial", "paths", "session", "trainable", "stopping", "process_wide"}],
     [{"packer"}, {"sharing"}, {"search"}],
     [
         {"event_log", "results", "accuracy", "record", "records"}

@@ -19,7 +19,7 @@ from cotune.packer import Packer, PackerOptions, TrialAdded, TrialEnded
 from cotune.paths import RunFolder
 from cotune.records import Records
 from cotune.search.proposer import Suggestion
-from cotune.sweep import Sweep, SweepOptions, _often_switched
+from cotune.sweep import Sweep, SweepOptions, _switching_often
 from cotune.trial import Estimated, TrialState
 
 ESTIMATE_TAKES = 0.5
@@ -122,8 +122,8 @@ def sweep(tmp_path):
 def test_of_two_sweeps_in_two_threads_neither_leaves_its_switch_interval_behind():
     before = sys.getswitchinterval()
     with contextlib.ExitStack() as first, contextlib.ExitStack() as second:
-        first.enter_context(_often_switched)
-        second.enter_context(_often_switched)
+        first.enter_context(_switching_often())
+        second.enter_context(_switching_often())
         first.close()
         assert sys.getswitchinterval() < before
     assert sys.getswitchinterval() == before

@@ -52,10 +52,9 @@ class Display:
         records, packer = self._records, self._packer
         running = []
         for record, seconds in records.running():
-            assert record.lane is not None
-            where, last = (record.lane, record.device or ""), (record.last_step, record.last_value)
-            demand, slowdown = packer.demand_of(record.trial), packer.slowdown_of(record.trial)
-            running.append(RunningView(record.trial, *where, seconds, *last, demand.peak if demand else None, slowdown))
+            trial, step, value = record.trial, record.last_step, record.last_value
+            demand, slowdown = packer.demand_of(trial), packer.slowdown_of(trial)
+            running.append(RunningView(trial, seconds, step, value, demand.peak if demand else None, slowdown))
         best = records.best
         return Snapshot(
             records.name,

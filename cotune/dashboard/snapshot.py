@@ -20,8 +20,6 @@ class RunningView:
     """
 
     trial: int
-    lane: int
-    device: str
     seconds: float
     step: int | None
     value: float | None

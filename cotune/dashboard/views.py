@@ -30,7 +30,7 @@ class View(ABC):
     def update(self, snapshot: Snapshot) -> None: ...
 
     @abstractmethod
-    def close(self, snapshot: Snapshot | None) -> None:
+    def close(self, snapshot: Snapshot) -> None:
         """Shows the last state and ends."""
 
 
@@ -39,7 +39,7 @@ class Silent(View):
 
     def update(self, snapshot: Snapshot) -> None: ...
 
-    def close(self, snapshot: Snapshot | None) -> None: ...
+    def close(self, snapshot: Snapshot) -> None: ...
 
 
 class PlainLines(View):
@@ -68,8 +68,8 @@ class PlainLines(View):
         elif is_new and (since >= PLAIN_EVERY or self._last[0] < 0):
             self._print(snapshot)
 
-    def close(self, snapshot: Snapshot | None) -> None:
-        if snapshot is not None and (snapshot.finished, snapshot.note) != self._last:
+    def close(self, snapshot: Snapshot) -> None:
+        if (snapshot.finished, snapshot.note) != self._last:
             self._print(snapshot)
 
     def _print(self, snapshot: Snapshot, more: str = "") -> None:
@@ -82,8 +82,8 @@ class PlainLines(View):
 class LiveTable(View):
     """A table of devices, lanes and trials, drawn by a thread of its own so that it never holds up a trial."""
 
-    def __init__(self, console: Console | None = None) -> None:
-        self._live = Live(console=console or Console(stderr=True), auto_refresh=False, transient=True)
+    def __init__(self, console: Console) -> None:
+        self._live = Live(console=console, auto_refresh=False, transient=True)
         self._latest: Snapshot | None = None
         self._changed = threading.Event()
         self._closing = False
@@ -95,13 +95,12 @@ class LiveTable(View):
         self._latest = snapshot
         self._changed.set()
 
-    def close(self, snapshot: Snapshot | None) -> None:
+    def close(self, snapshot: Snapshot) -> None:
         self._closing = True
         self._changed.set()
         self._thread.join()
         self._live.stop()
-        if snapshot is not None:
-            self._live.console.print(Text(headline(snapshot)), soft_wrap=True)
+        self._live.console.print(Text(headline(snapshot)), soft_wrap=True)
 
     def _draw(self) -> None:
         while not self._closing:

@@ -12,6 +12,7 @@ import selectors
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -100,9 +101,10 @@ class LocalEngine(Engine):
         self._stillborn = Stillborn(f"see the logs in {folder}")
         self._selector = selectors.DefaultSelector()
         self._bell = Bell()
-        self._selector.register(self._bell, selectors.EVENT_READ, self._bell)
+        # What is to be called when there is something to hear.
+        self._selector.register(self._bell, selectors.EVENT_READ, self._bell.hush)
         self._zygote: Zygote | None = None
-        self._estimator = Estimator(self._selector, self._spawn_zygote)
+        self._estimator = Estimator(self._selector, self._spawn_zygote, lambda told: self._pending.append(told))
         self._spawn_zygote()
 
     def start(self) -> list[ev.DeviceFound]:
@@ -198,7 +200,7 @@ class LocalEngine(Engine):
                 "a smaller lanes=; what has run so far is kept",
             ) from error
         self._lanes[lane.lane] = lane
-        self._selector.register(lane, selectors.EVENT_READ, lane)
+        self._selector.register(lane, selectors.EVENT_READ, partial(self._hear_lane, lane))
 
     def _gpu_of(self, lane: LaneHandle) -> LocalGpu | None:
         return self._gpus.get(lane.options.uuid)
@@ -209,7 +211,7 @@ class LocalEngine(Engine):
     def _spawn_zygote(self) -> Zygote:
         if self._zygote is None:
             self._zygote = Zygote(self._modules, self._blob, self._threads, self._folder / "zygote.log")
-            self._selector.register(self._zygote, selectors.EVENT_READ, self._zygote)
+            self._selector.register(self._zygote, selectors.EVENT_READ, partial(self._hear_zygote, self._zygote))
         return self._zygote
 
     # ---- events
@@ -218,30 +220,24 @@ class LocalEngine(Engine):
         due = min(self._watch_due, self._estimator.due) - self.now()
         wait = 0.0 if self._pending else max(0.0, min(timeout, due))
         for key, _ in self._selector.select(wait):
-            source = key.data
-            if isinstance(source, LaneHandle):
-                if self._lanes.get(source.lane) is not source:
-                    # The zygote was heard first, in this very round, and the lane is booked out.
-                    continue
-                frames = source.receive()
-                if frames:
-                    self._decode(source, frames)
-                if frames is None or source.is_broken:
-                    # Its process is ending, or has lost its socket; the zygote will say how it went.
-                    self._selector.unregister(source)
-                    source.kill()
-            elif isinstance(source, Zygote):
-                if source is self._zygote:
-                    self._hear_zygote(source)
-            elif isinstance(source, Estimator):
-                self._pending.append(source.receive())
-            elif isinstance(source, Bell):
-                source.hush()
-        self._pending.extend(filter(None, [self._estimator.look()]))
+            key.data()
+        self._estimator.look()
         if self.now() >= self._watch_due:
             self._watch()
         happened, self._pending = self._pending, []
         return happened
+
+    def _hear_lane(self, lane: LaneHandle) -> None:
+        if self._lanes.get(lane.lane) is not lane:
+            # The zygote was heard first, in this very round, and the lane is booked out.
+            return
+        frames = lane.receive()
+        if frames:
+            self._decode(lane, frames)
+        if frames is None or lane.is_broken:
+            # Its process is ending, or has lost its socket; the zygote will say how it went.
+            self._selector.unregister(lane)
+            lane.kill()
 
     def _decode(self, lane: LaneHandle, frames: Iterable[tuple[int, bytes]]) -> None:
         pending = self._pending

@@ -162,7 +162,7 @@ class Packer:
                 device.held,
                 device.width.width,
                 tuple(
-                    LaneView(lane.id, device.name, lane.quota, tuple(lane.residents), lane.ready, tuple(lane.paused))
+                    LaneView(lane.id, lane.quota, tuple(lane.residents), lane.ready, tuple(lane.paused))
                     for lane in device.lanes.values()
                 ),
             )
@@ -181,7 +181,13 @@ class Packer:
         width = WidthControl(event.max_width, fixed, gain=policy.gain, guesses=policy.guesses)
         self._found += 1
         device = Device(
-            event.device, self._found, event.capacity, event.context, width, event.max_width, event.capacity
+            event.device,
+            self._found,
+            event.capacity,
+            event.context,
+            width,
+            most=event.max_width,
+            full=event.capacity,
         )
         self._ledger.add(device)
         policy.devices = len(self._ledger.devices)
@@ -217,10 +223,10 @@ class Packer:
             event.kind,
             event.features,
             event.priority,
-            event.expected,
-            event.seconds,
-            event.max_steps,
-            event.time,
+            hint=event.expected,
+            seconds_hint=event.seconds,
+            max_steps=event.max_steps,
+            since=event.time,
         )
         self._arrivals += 1
         self._trials[trial.id] = trial

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Iterator
-from itertools import chain
 
 from cotune.packer.state import Trial
 
@@ -31,14 +29,8 @@ class Queue:
         self._lasts: list[Mark] = []
         self._least: list[int] = []
 
-    def __len__(self) -> int:
-        return sum(map(len, self._blocks))
-
     def __bool__(self) -> bool:
         return bool(self._blocks)
-
-    def __iter__(self) -> Iterator[Entry]:
-        return chain.from_iterable(self._blocks)
 
     def add(self, key: Key, size: int, trial: Trial) -> None:
         entry = (key, trial.arrival, size, trial)

@@ -17,7 +17,6 @@ class LaneView:
     """
 
     lane: int
-    device: str
     quota: int
     residents: tuple[int, ...]
     ready: bool

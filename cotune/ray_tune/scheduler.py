@@ -49,8 +49,8 @@ class Options:
     isolation: str
     policy: str | Policy | None
     iteration_timeout: float | None
-    priority: Callable[[Mapping[str, Any]], float] = lambda config: 0.0
-    max_slowdown: float = MAX_SLOWDOWN
+    priority: Callable[[Mapping[str, Any]], float]
+    max_slowdown: float
 
 
 def colocate(

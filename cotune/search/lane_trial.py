@@ -23,6 +23,7 @@ import optuna
 
 from cotune import session
 from cotune.errors import RunError
+from cotune.process_wide import process_wide
 from cotune.session import Session, TrialStopped
 
 _PLAIN = (float, int, str, bool, type(None))
@@ -154,9 +155,6 @@ class _Served(threading.local):
 
 
 _served = _Served()
-_lock = threading.Lock()
-# How many threads serve one, and what was registered before the first did.
-_serving: list[Any] = []
 
 
 @contextlib.contextmanager
@@ -165,21 +163,25 @@ def study_as_proxy(study: optuna.Study) -> Iterator[None]:
 
     A copy would look like the study and never hear of anything. Other threads may do the same with theirs.
     """
-    outer = _served.study
-    with _lock:
-        _serving.append(_serving[0] if _serving else copyreg.dispatch_table.get(optuna.Study))
-        copyreg.pickle(optuna.Study, _reduce)
-    _served.study = study
+    outer, _served.study = _served.study, study
+    try:
+        with _studies_by_thread():
+            yield
+    finally:
+        _served.study = outer
+
+
+@process_wide
+def _studies_by_thread() -> Iterator[None]:
+    """A study is pickled as the proxy of itself in the thread that serves it."""
+    before = copyreg.dispatch_table.get(optuna.Study)
+    copyreg.pickle(optuna.Study, _reduce)
     try:
         yield
     finally:
-        _served.study = outer
-        with _lock:
-            before = _serving.pop()
-            if not _serving:
-                del copyreg.dispatch_table[optuna.Study]
-                if before is not None:
-                    copyreg.dispatch_table[optuna.Study] = before
+        del copyreg.dispatch_table[optuna.Study]
+        if before is not None:
+            copyreg.dispatch_table[optuna.Study] = before
 
 
 def _reduce(study: optuna.Study) -> Any:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import queue
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -100,3 +102,38 @@ class Proposer(Protocol):
     def answers(self) -> Sequence[Answer]: ...
 
     def drop_asks(self) -> None: ...
+
+
+class QueuedProposer:
+    """One half of a `Proposer` that thinks on a thread of its own: what it is told waits there, what it says here.
+
+    Args:
+        prepare: Called with the number of every new trial, on that thread, before it is suggested.
+        wake: Called whenever there is an answer.
+    """
+
+    def __init__(self, prepare: Callable[[int], None], wake: Callable[[], None]) -> None:
+        self._prepare = prepare
+        self._wake = wake
+        self._answers: deque[Answer] = deque()
+        self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._wanted = 0
+        self._dropping = False
+
+    def ask(self, count: int = 1) -> None:
+        """Asks for trials; each comes as a `Suggestion`."""
+        self._commands.put(lambda: self._want(count))
+
+    def answers(self) -> list[Answer]:
+        """What has been answered since the last call."""
+        found: list[Answer] = []
+        while self._answers:
+            found.append(self._answers.popleft())
+        return found
+
+    def _want(self, count: int) -> None:
+        self._wanted += count
+
+    def _answer(self, answer: Answer) -> None:
+        self._answers.append(answer)
+        self._wake()

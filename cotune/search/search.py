@@ -13,7 +13,6 @@ import math
 import queue
 import threading
 import warnings
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +26,7 @@ from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
 from cotune.errors import CotuneError, InputError
 from cotune.search.journal import RunStorage, WriteBehindBackend
 from cotune.search.promotion import AshaPromote, Rungs
-from cotune.search.proposer import Answer, Exhausted, Failure, Promotion, Reply, Settled, Suggestion, Verdict
+from cotune.search.proposer import Exhausted, Failure, Promotion, QueuedProposer, Reply, Settled, Suggestion, Verdict
 from cotune.search.spaces import Space
 from cotune.trial import Question
 
@@ -44,16 +43,16 @@ class PastTrial:
         params: By flat name.
         values: Its reports, step and metric.
         value: Its final metric if it is done.
-        state: `complete`, `pruned`, `fail` or `running`.
+        state: As Optuna has it.
     """
 
     params: dict[str, Any]
     values: Sequence[tuple[int, float]]
     value: float | None
-    state: str
+    state: TrialState
 
 
-class Search:
+class Search(QueuedProposer):
     """Asks Optuna for trials and tells it what became of them; none of the methods waits for it.
 
     Args:
@@ -65,8 +64,8 @@ class Search:
         journal: Where the study is written.
         name: The study's name.
         past: Trials of the run that is resumed, in their order.
-        prepare: Called with the number of every new trial, on the search thread, before it is suggested.
-        wake: Called whenever there is an answer.
+        prepare: As for `QueuedProposer`.
+        wake: The same.
     """
 
     def __init__(
@@ -78,22 +77,18 @@ class Search:
         direction: Literal["minimize", "maximize"],
         journal: Path,
         name: str,
-        past: Sequence[PastTrial] = (),
-        prepare: Callable[[int], None] = lambda _: None,
-        wake: Callable[[], None] = lambda: None,
+        past: Sequence[PastTrial],
+        prepare: Callable[[int], None],
+        wake: Callable[[], None],
     ) -> None:
+        super().__init__(prepare, wake)
         self.judges = pruner is not None
         self._rungs: Rungs | None = None
         self._completed = 0
         if isinstance(pruner, AshaPromote):
             self._rungs, pruner = Rungs(pruner, 1.0 if direction == "minimize" else -1.0), None
-        self._answers: deque[Answer] = deque()
-        self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._prepare = prepare
-        self._wake = wake
         self._trials: dict[int, Trial] = {}
-        self._wanted = 0
-        self._exhausted = self._dropping = False
+        self._exhausted = False
         self._distributions = space.distributions()
         self._backend = WriteBehindBackend(journal)
         with warnings.catch_warnings():
@@ -110,7 +105,7 @@ class Search:
         for number, trial in enumerate(past):
             self._restore(trial)
             if self._rungs is not None:
-                self._rungs.restore(number, trial.values, trial.state != "running")
+                self._rungs.restore(number, trial.values, trial.state is not TrialState.RUNNING)
         if self._rungs is not None:
             self._rungs.settle()
         self._backend.flush()
@@ -118,10 +113,6 @@ class Search:
         self._thread.start()
 
     # ---- for the driver
-
-    def ask(self, count: int = 1) -> None:
-        """Asks for trials; each comes as a `Suggestion`."""
-        self._commands.put(lambda: self._want(count))
 
     def report(self, trial: int, attempt: int, step: int, value: float) -> None:
         """Passes a report on; a `Verdict` comes if there is a pruner."""
@@ -144,13 +135,6 @@ class Search:
     def question(self, question: Question) -> None:
         """Trials of a run know all there is to know when they start: this one is told nothing."""
         self._answer(Reply(question.trial, question.attempt, b""))
-
-    def answers(self) -> list[Answer]:
-        """What has been answered since the last call."""
-        found: list[Answer] = []
-        while self._answers:
-            found.append(self._answers.popleft())
-        return found
 
     def settle(self) -> None:
         """Nothing runs any more: the best of those that wait goes on if none is complete, else a `Settled` comes."""
@@ -197,18 +181,11 @@ class Search:
     def _next_command(self) -> Callable[[], None] | None:
         return self._commands.get(timeout=FLUSH_EVERY if self._backend.pending else None)
 
-    def _want(self, count: int) -> None:
-        self._wanted += count
-
     def _guarded(self, command: Callable[[], None]) -> None:
         try:
             command()
         except BaseException as error:
             self._answer(Failure(error))
-
-    def _answer(self, answer: Answer) -> None:
-        self._answers.append(answer)
-        self._wake()
 
     def _ask(self) -> None:
         if self._dropping:
@@ -255,12 +232,7 @@ class Search:
         self._backend.flush()
 
     def _restore(self, past: PastTrial) -> None:
-        state = {
-            "complete": TrialState.COMPLETE,
-            "pruned": TrialState.PRUNED,
-            "fail": TrialState.FAIL,
-            "running": TrialState.RUNNING,
-        }[past.state]
+        state = past.state
         try:
             frozen: FrozenTrial = create_trial(
                 state=state,

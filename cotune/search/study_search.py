@@ -13,7 +13,6 @@ import pickle
 import queue
 import time
 import warnings
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,7 +23,7 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 
 from cotune.errors import CotuneError, LaneDied, RunError, TrialFailed, TrialOverdue, TrialTooLarge
 from cotune.search.lane_trial import pack, pack_error, unpack_error
-from cotune.search.proposer import Answer, Exhausted, Reply, Suggestion, Verdict
+from cotune.search.proposer import Exhausted, QueuedProposer, Reply, Suggestion, Verdict
 from cotune.search.telling import tell
 from cotune.trial import Question
 
@@ -52,7 +51,7 @@ class _Running:
     end: tuple[str, Any] = ("", None)
 
 
-class StudySearch:
+class StudySearch(QueuedProposer):
     """Asks a study for trials, answers what they ask, and tells it what became of them.
 
     Args:
@@ -61,8 +60,8 @@ class StudySearch:
         since: Tells from when on, by the monotonic clock; 0 while no trial runs, since lanes take time to start.
         catch: What an objective may raise without ending it all.
         callbacks: Called with the study and each trial that has ended.
-        prepare: Called with the number of every new trial, before it is suggested.
-        wake: Called whenever there is an answer.
+        prepare: As for `QueuedProposer`.
+        wake: The same.
     """
 
     judges = True
@@ -78,24 +77,16 @@ class StudySearch:
         prepare: Callable[[int], None] = lambda _: None,
         wake: Callable[[], None] = lambda: None,
     ) -> None:
+        super().__init__(prepare, wake)
         self._study = study
         self._timeout = float("inf") if timeout is None else timeout
         self._since = since
         self._catch = catch
         self._callbacks = callbacks
-        self._prepare = prepare
-        self._wake = wake
-        self._answers: deque[Answer] = deque()
-        self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._wanted = 0
-        self._dropping = False
         self._running: dict[int, _Running] = {}
         self._failure: BaseException | None = None
 
     # ---- for the driver's loop
-
-    def ask(self, count: int = 1) -> None:
-        self._commands.put(lambda: self._want(count))
 
     def report(self, trial: int, attempt: int, step: int, value: float) -> None:
         # Nobody waits for the storage, as long as that keeps up.
@@ -115,12 +106,6 @@ class StudySearch:
 
     def fail(self, trial: int, error: CotuneError | None = None) -> None:
         self._commands.put(lambda: self._end(trial, error))
-
-    def answers(self) -> list[Answer]:
-        found: list[Answer] = []
-        while self._answers:
-            found.append(self._answers.popleft())
-        return found
 
     def settle(self) -> None:
         """Nothing to do: the trials of a study are never held."""
@@ -169,13 +154,6 @@ class StudySearch:
             except Exception as error:
                 # Such as a storage that is gone, or another process that has told it already.
                 _logger.warning(f"Trial {number} could not be told to have failed: {error!r}")
-
-    def _want(self, count: int) -> None:
-        self._wanted += count
-
-    def _answer(self, answer: Answer) -> None:
-        self._answers.append(answer)
-        self._wake()
 
     def _ask(self) -> None:
         since = self._since()

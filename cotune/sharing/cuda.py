@@ -84,13 +84,13 @@ def _text(value: str | bytes) -> str:
     return value.decode() if isinstance(value, bytes) else value
 
 
-def visible_gpus(environ: dict[str, str] | None = None) -> list[Gpu]:
+def visible_gpus() -> list[Gpu]:
     """The GPUs that `CUDA_VISIBLE_DEVICES` lets us use, in its order, by index or by UUID (or its beginning).
 
     As in CUDA, the list ends at the first entry that names no GPU.
     """
     found = gpus()
-    chosen = (environ if environ is not None else dict(os.environ)).get("CUDA_VISIBLE_DEVICES")
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     if chosen is None:
         return found
     visible: list[Gpu] = []

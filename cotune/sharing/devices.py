@@ -148,7 +148,6 @@ def _explicit(devices: Sequence[str], threads: int | None) -> list[DeviceInfo]:
     cpus = sum(1 for name in devices if isinstance(name, str) and name.startswith("cpu"))
     cores = max(1, _cores() // max(cpus, 1))
     free = int(available_memory() * CPU_SHARE)
-    taken = 0
     visible: list[cuda.Gpu] | None = None
     found: list[DeviceInfo] = []
     for name in devices:
@@ -161,14 +160,7 @@ def _explicit(devices: Sequence[str], threads: int | None) -> list[DeviceInfo]:
                     f"{name!r} has {format_bytes(capacity)}, less than a process needs",
                     hint=f"give it {format_bytes(LEAST_CAPACITY)} or more; mind the unit, as in 'cpu:0@4GiB'",
                 )
-            taken += capacity
-            if taken > free / CPU_SHARE:
-                raise DeviceError(
-                    f"devices={list(devices)!r} ask for {format_bytes(taken)} of memory or more, "
-                    f"but {format_bytes(free / CPU_SHARE)} are available",
-                    hint=f"ask for {format_bytes(free // cpus)} each, or less",
-                )
-            width = max(1, cores // max(threads or 1, 1))
+            width = max(1, cores // (threads or 1))
             info = DeviceInfo(f"cpu:{int(cpu[1] or 0)}", capacity, CPU_CONTEXT_GUESS, width, cores, "", capacity)
         elif gpu:
             visible = cuda.visible_gpus() if visible is None else visible
@@ -179,4 +171,11 @@ def _explicit(devices: Sequence[str], threads: int | None) -> list[DeviceInfo]:
         if any(info.name == other.name for other in found):
             raise DeviceError(f"devices={list(devices)!r} names {info.name} twice", hint="name each device once")
         found.append(info)
+    taken = sum(info.capacity for info in found if not info.is_cuda)
+    if taken > free / CPU_SHARE:
+        raise DeviceError(
+            f"devices={list(devices)!r} ask for {format_bytes(taken)} of memory, "
+            f"but {format_bytes(free / CPU_SHARE)} are available",
+            hint=f"ask for {format_bytes(free // cpus)} each, or less",
+        )
     return found

@@ -33,13 +33,17 @@ class Estimator:
     """Has trials rehearsed, one at a time.
 
     Args:
-        selector: Told of the pipe through which the answer comes, with this object as its data.
+        selector: Told of the pipe through which the answer comes, with what is to be called then as its data.
         zygote: Gives the process that forks rehearsals.
+        say: Called with what came of a rehearsal.
     """
 
-    def __init__(self, selector: selectors.BaseSelector, zygote: Callable[[], Zygote]) -> None:
+    def __init__(
+        self, selector: selectors.BaseSelector, zygote: Callable[[], Zygote], say: Callable[[Estimated], None]
+    ) -> None:
         self._selector = selector
         self._zygote = zygote
+        self._say = say
         self._running: _Rehearsal | None = None
         self._count = 0
 
@@ -67,37 +71,38 @@ class Estimator:
             os.close(theirs)
             os.close(request)
         self._running = _Rehearsal(trial, self._count, answer)
-        self._selector.register(answer, selectors.EVENT_READ, self)
+        self._selector.register(answer, selectors.EVENT_READ, self.receive)
 
     def forked(self, number: int) -> None:
         """A process was forked under this number: if it is the rehearsal's, its time runs."""
         if self._running and self._running.number == number:
             self._running.began = time.monotonic()
 
-    def receive(self) -> Estimated:
-        """What has come through the pipe."""
+    def receive(self) -> None:
+        """Takes what has come through the pipe."""
         assert self._running is not None
         data = os.read(self._running.answer, 1 << 16)
-        return self._end(pickle.loads(data) if data else "its process died")
+        self._end(pickle.loads(data) if data else "its process died")
 
-    def look(self) -> Estimated | None:
+    def look(self) -> None:
         """Ends the rehearsal if it has taken too long."""
-        if self._running is None or time.monotonic() < self.due:
-            return None
-        self._zygote().kill(self._running.number)
-        return self._end(f"it took more than {BUDGET:g} s")
+        if self._running is not None and time.monotonic() >= self.due:
+            self._zygote().kill(self._running.number)
+            self._end(f"it took more than {BUDGET:g} s")
 
     def close(self) -> None:
         """Forgets what is under way; its process is the zygote's to end."""
         if self._running:
-            self._end("")
+            self._forget(self._running)
 
-    def _end(self, told: Estimate | str) -> Estimated:
+    def _end(self, told: Estimate | str) -> None:
         assert self._running is not None
-        ended, self._running = self._running, None
+        ended = self._running
+        self._forget(ended)
+        estimate, reason = (None, told) if isinstance(told, str) else (told, "")
+        self._say(Estimated(ended.trial, estimate, reason, max(0.0, time.monotonic() - ended.began)))
+
+    def _forget(self, ended: _Rehearsal) -> None:
+        self._running = None
         self._selector.unregister(ended.answer)
         os.close(ended.answer)
-        seconds = max(0.0, time.monotonic() - ended.began)
-        if isinstance(told, str):
-            return Estimated(ended.trial, None, told, seconds)
-        return Estimated(ended.trial, told, "", seconds)

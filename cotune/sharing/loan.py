@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from cotune.sharing import wire
@@ -20,20 +21,19 @@ class TrialLoan:
         splits: Micro-batches of the last batch; 0 if the trial does not split its batches.
         most: The largest concurrency since the last progress was sent.
         failure: What the trial is to fail with at its next boundary.
-        is_stopping: The trial is to stop.
         is_open: A batch is being run under the grant, which stays as it is until that is over.
     """
 
-    def __init__(self, host: Host, trial: int) -> None:
+    def __init__(self, host: Host, trial: int, is_stopping: Callable[[], bool]) -> None:
         self.concurrency = 1
         self.need = 0
         self.splits = 0
         self.most = 1
         self.failure: Exception | None = None
-        self.is_stopping = False
         self.is_open = False
         self._host = host
         self._trial = trial
+        self._is_stopping = is_stopping
         self._asked: int | None = None
 
     # ---- asked for by the lane's main thread
@@ -80,6 +80,10 @@ class TrialLoan:
         self.concurrency = concurrency
 
     # ---- for a loop over micro-batches
+
+    @property
+    def is_stopping(self) -> bool:
+        return self._is_stopping()
 
     def room(self) -> int:
         return self._host.memory.room()

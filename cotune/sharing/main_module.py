@@ -6,11 +6,11 @@ trial, looks such functions up by name in the main module, where they would not 
 
 from __future__ import annotations
 
-import functools
-import inspect
 import sys
-from types import FunctionType, MethodType
+from types import FunctionType
 from typing import Any
+
+from cotune.trainable import unwrapped
 
 
 class MainModule:
@@ -43,14 +43,7 @@ class MainModule:
 
 def _function_of(trainable: Any) -> FunctionType | None:
     """A function of whoever wrote the trainable."""
-    while not isinstance(trainable, (FunctionType, MethodType, type)):
-        if not isinstance(trainable, functools.partial) and "func" not in getattr(trainable, "__dict__", {}):
-            break
-        trainable = trainable.func
-    if isinstance(trainable, MethodType):
-        trainable = trainable.__func__
-    if isinstance(trainable, FunctionType):
-        inner: FunctionType = inspect.unwrap(trainable, stop=lambda inner: not isinstance(inner, FunctionType))
-        return inner
-    cls = trainable if isinstance(trainable, type) else type(trainable)
-    return next((value for value in vars(cls).values() if isinstance(value, FunctionType)), None)
+    found = unwrapped(trainable if isinstance(trainable, type) else getattr(trainable, "func", trainable))
+    if isinstance(found, FunctionType):
+        return found
+    return next((value for value in vars(found).values() if isinstance(value, FunctionType)), None)

@@ -7,8 +7,6 @@ import functools
 import importlib
 import io
 import sys
-import threading
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import FunctionType, MethodType, ModuleType
@@ -17,6 +15,7 @@ from typing import Any
 import cloudpickle
 
 from cotune.errors import NotPicklable
+from cotune.process_wide import process_wide
 from cotune.sharing.preload import TORCH, modules_to_preload
 
 
@@ -55,7 +54,8 @@ def dumps(value: Any, what: str) -> bytes:
     Raises:
         NotPicklable: It holds something that cannot leave this process.
     """
-    with _by_value(_unimportable_module(value)):
+    module = _unimportable_module(value)
+    with _by_value(module) if module is not None else contextlib.nullcontext():
         try:
             buffer = io.BytesIO()
             _Pickler(buffer).dump(value)
@@ -69,30 +69,17 @@ def dumps(value: Any, what: str) -> bytes:
             ) from error
 
 
-_lock = threading.Lock()
-# By how many calls of `dumps` a module is registered with cloudpickle, runs in other threads having theirs.
-_registered: Counter[ModuleType] = Counter()
-
-
-@contextlib.contextmanager
-def _by_value(module: ModuleType | None) -> Iterator[None]:
+@process_wide
+def _by_value(module: ModuleType) -> Iterator[None]:
     """Has what a module defines travel by value for a while; what the user has registered stays so."""
-    with _lock:
-        is_ours = module is not None and (
-            module in _registered or module.__name__ not in cloudpickle.list_registry_pickle_by_value()
-        )
-        if module is not None and is_ours:
-            cloudpickle.register_pickle_by_value(module)
-            _registered[module] += 1
+    if module.__name__ in cloudpickle.list_registry_pickle_by_value():
+        yield
+        return
+    cloudpickle.register_pickle_by_value(module)
     try:
         yield
     finally:
-        if module is not None and is_ours:
-            with _lock:
-                _registered[module] -= 1
-                if not _registered[module]:
-                    del _registered[module]
-                    cloudpickle.unregister_pickle_by_value(module)
+        cloudpickle.unregister_pickle_by_value(module)
 
 
 def _path_to_blame(value: Any, depth: int = 4) -> list[str]:

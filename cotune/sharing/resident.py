@@ -90,7 +90,7 @@ class ResidentTrial(session.Session):
         self._iterations = 0
         self._sent_iterations = 0
         self._meter = TrialMeter(host)
-        self._loan = TrialLoan(host, spec.trial)
+        self._loan = TrialLoan(host, spec.trial, lambda: self._stop)
         self._waits = TrialWaits(self, host, spec.trial, verdicts, self._meter)
 
     @property
@@ -111,7 +111,7 @@ class ResidentTrial(session.Session):
     # ---- asked for by the lane's main thread
 
     def stop(self) -> None:
-        self._stop = self._loan.is_stopping = True
+        self._stop = True
         self._due = 0.0
         self._waits.wake()
 

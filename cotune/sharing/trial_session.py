@@ -121,7 +121,7 @@ class TrialSession(ResidentTrial):
 
     def _hear_verdict(self) -> None:
         if self._waits.verdict():
-            self._stop = self._loan.is_stopping = True
+            self._stop = True
 
     def _settle_reports(self) -> int:
         # Once judged, they are safe.

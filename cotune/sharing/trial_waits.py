@@ -8,7 +8,8 @@ import select
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
 
 from cotune.sharing import wire
 from cotune.sharing.parking import Parking
@@ -17,6 +18,8 @@ from cotune.sharing.turns import Resident
 
 if TYPE_CHECKING:
     from cotune.sharing.host import Host
+
+T = TypeVar("T")
 
 
 class TrialWaits:
@@ -85,18 +88,8 @@ class TrialWaits:
         """Waits for the verdict on the last report, if that is still out; whether it is to stop."""
         if not self.unjudged:
             return False
-        turns = self._host.turns
-        if turns.others_wait and not _is_readable(self._verdicts):
-            turns.give_up(self._resident)
-            verdict = os.eventfd_read(self._verdicts)
-            turns.take(self._resident)
-        else:
-            began = self._look_away()
-            verdict = os.eventfd_read(self._verdicts)
-            self._look_back(began)
-        return self._heed(verdict)
-
-    def _heed(self, verdict: int) -> bool:
+        others_run = self._host.turns.others_wait and not _is_readable(self._verdicts)
+        verdict = self._wait(partial(os.eventfd_read, self._verdicts), others_run)
         self.unjudged = False
         if verdict & wire.REST:
             # Only ever set here, where `|=` could take back what the main thread has just set.
@@ -109,14 +102,7 @@ class TrialWaits:
     def answer(self) -> bytes | None:
         """Waits for an answer; None if there is another reason to look."""
         if not self._answers:
-            if self._host.turns.others_wait:
-                self._host.turns.give_up(self._resident)
-                self._look.acquire()
-                self._host.turns.take(self._resident)
-            else:
-                began = self._look_away()
-                self._look.acquire()
-                self._look_back(began)
+            self._wait(self._look.acquire, self._host.turns.others_wait)
         return self._answers.pop() if self._answers else None
 
     def rest(self, persistent: int, saved: bool, is_stopping: Callable[[], bool]) -> None:
@@ -148,17 +134,22 @@ class TrialWaits:
             if not is_stopping():
                 raise
 
-    def _look_away(self) -> float:
-        """Begins a wait that is neither the trial's own time nor a missing boundary."""
-        self._host.page[0] = -1.0
-        return time.monotonic()
-
-    def _look_back(self, began: float) -> None:
-        page = self._host.page
+    def _wait(self, wait: Callable[[], T], others_run: bool) -> T:
+        """Waits, which is neither the trial's own time nor a missing boundary; others have the turn if they want it."""
+        turns, page = self._host.turns, self._host.page
+        if others_run:
+            turns.give_up(self._resident)
+            found = wait()
+            turns.take(self._resident)
+            return found
+        page[0] = -1.0
+        began = time.monotonic()
+        found = wait()
         now = time.monotonic()
         self._meter.leave_out(now - began)
         page[1] = now
         page[0] = self._trial
+        return found
 
 
 def _is_readable(fd: int) -> bool:

@@ -96,7 +96,7 @@ class _Player:
         self._jobs = sorted(workload.jobs, key=lambda job: job.arrival)
         self._setting = setting
         self._dice = random.Random(setting.seed)
-        self._asha = Asha(workload.reduction)
+        self._asha = Asha()
         capacity = setting.capacity or workload.capacity
         found = devices(count, capacity, workload.context, setting.max_width or workload.max_width)
         self._engine = SimulatedEngine(found, self._work, setting.costs or workload.costs)

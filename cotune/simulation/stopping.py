@@ -5,19 +5,20 @@ from __future__ import annotations
 from bisect import bisect_right, insort
 from collections import defaultdict
 
+REDUCTION = 3
+
 
 class Asha:
     """Asynchronous successive halving by stopping (Li et al., MLSys'20, section 3.2).
 
-    A trial goes on past a rung if its value is among the best 1/`reduction` of those seen there so far.
+    A trial goes on past a rung if its value is among the best third of those seen there so far.
     """
 
-    def __init__(self, reduction: int = 3) -> None:
-        self._reduction = reduction
+    def __init__(self) -> None:
         self._rungs: defaultdict[int, list[float]] = defaultdict(list)
 
     def stops(self, rung: int, value: float) -> bool:
         """Whether a trial that has this value at a rung is to be stopped."""
         seen = self._rungs[rung]
         insort(seen, value)
-        return bisect_right(seen, value) > max(1, len(seen) // self._reduction)
+        return bisect_right(seen, value) > max(1, len(seen) // REDUCTION)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -44,15 +44,14 @@ def from_csv(path: Path) -> Workload:
         InputError: The file cannot be read, or a column or a number in it is wrong.
     """
     found = rows(path)
-    known = {name for name in ("seconds", "start", "end", "iterations", "step_seconds") if _is_there(found[0], name)}
+    known = {name for name in ("seconds", "start", "end", "iterations", "step_seconds") if found[0].has(name)}
     if not ("seconds" in known or {"start", "end"} <= known or {"iterations", "step_seconds"} <= known):
         raise InputError(
-            f"{path} does not say how long jobs take: it has {', '.join(found[0])[:400]}",
+            f"{path} does not say how long jobs take: it has {', '.join(found[0].cells)[:400]}",
             hint="the first line must name the columns: seconds, or iterations and step_seconds, or start and end",
         )
-    numbered = list(enumerate(found, start=2))
-    single = [(number, row) for number, row in numbered if 0 < _gpus(path, number, row) <= 1]
-    jobs = [job for number, row in single if (job := _job(path, number, row)) is not None]
+    single = [row for row in found if 0 < _gpus(row) <= 1]
+    jobs = [job for row in single if (job := _job(row)) is not None]
     if not jobs:
         raise InputError(f"{path} has no job of one GPU that takes time", hint="give one with jobs of one GPU")
     first = min(job.arrival for job in jobs)
@@ -62,21 +61,75 @@ def from_csv(path: Path) -> Workload:
         note += f", without {len(found) - len(single)} jobs of no GPU or of several"
     if len(jobs) < len(single):
         note += f", without {len(single) - len(jobs)} that took no time or have no end"
-    if not _is_there(found[0], "arrival") and _is_there(found[0], "start"):
+    if not found[0].has("arrival") and found[0].has("start"):
         note += "; they arrive when they started there"
     if not any(job.peak for job in jobs):
         note += "; no memory is given, so only lanes are limited"
     return Workload(path.stem, jobs, note)
 
 
-def _job(path: Path, number: int, row: Mapping[str, str]) -> Job | None:
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A row of a table.
+
+    Attributes:
+        where: Which, for errors.
+        cells: By column.
+    """
+
+    where: str
+    cells: Mapping[str, str]
+
+    def has(self, name: str) -> bool:
+        """Whether there is such a column, whatever it is called."""
+        return any(other in self.cells for other in NAMES.get(name, (name,)))
+
+    def cell(self, name: str) -> tuple[str, str]:
+        """What the column is called here, and what is in it; nothing if there is none."""
+        called = next((other for other in NAMES.get(name, (name,)) if self.cells.get(other)), name)
+        return called, self.cells.get(called) or ""
+
+    def get(self, name: str, default: float = 0.0) -> float:
+        """A number, or a date as one; the default if there is nothing.
+
+        Raises:
+            InputError: It is none.
+        """
+        called, text = self.cell(name)
+        if name in TIMES and ((text[:4].isdecimal() and text[4:5] == "-") or set(text) & set("/:")):
+            return self._date(called, text)
+        return self.number(called) if text else default
+
+    def number(self, column: str) -> float:
+        """A cell as a number, 0 or more.
+
+        Raises:
+            InputError: It is none.
+        """
+        text = self.cells[column]
+        try:
+            value = float(text)
+        except ValueError:
+            value = -1.0
+        if not 0 <= value < float("inf"):
+            raise InputError(f"{self.where}: {column} is {text!r}", hint="write a number, 0 or more")
+        return value
+
+    def _date(self, column: str, text: str) -> float:
+        try:
+            date = datetime.fromisoformat(text)
+        except ValueError:
+            raise InputError(
+                f"{self.where}: {column} is {text!r}", hint="write seconds, or a date such as 2026-01-31 09:30:00"
+            ) from None
+        return (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp()
+
+
+def _job(row: Row) -> Job | None:
     """The job of a row; None if it took no time."""
-
-    def get(name: str, default: float = 0.0) -> float:
-        return _number(path, number, row, name, default)
-
+    get = row.get
     iterations = int(get("iterations", _STEPS))
-    ran = get("end") - get("start") if _cell(row, "start")[1] and _cell(row, "end")[1] else 0.0
+    ran = get("end") - get("start") if row.cell("start")[1] and row.cell("end")[1] else 0.0
     seconds = get("seconds", iterations * get("step_seconds") or ran)
     if iterations < 1 or seconds <= 0:
         return None
@@ -88,66 +141,23 @@ def _job(path: Path, number: int, row: Mapping[str, str]) -> Job | None:
         seconds / iterations,
         int(persistent * MIB),
         int(ephemeral * MIB),
-        get("busy", min(0.9, _gpus(path, number, row))),
+        get("busy", min(0.9, _gpus(row))),
         get("startup"),
         get("arrival", get("start")),
-        _cell(row, "kind")[1],
+        row.cell("kind")[1],
         priority=get("priority"),
     )
 
 
-def _gpus(path: Path, number: int, row: Mapping[str, str]) -> float:
+def _gpus(row: Row) -> float:
     """How many a job has: one if the table does not speak of them, none if only the cell is empty."""
-    if not _is_there(row, "gpus"):
+    if not row.has("gpus"):
         return 1.0
-    count = _number(path, number, row, "gpus", 0.0) / (100 if _cell(row, "gpus")[0] == _PERCENT else 1)
-    return count * _number(path, number, row, "instances", 1.0)
+    return row.get("gpus") / (100 if row.cell("gpus")[0] == _PERCENT else 1) * row.get("instances", 1.0)
 
 
-def _is_there(row: Mapping[str, str], name: str) -> bool:
-    return any(other in row for other in NAMES.get(name, (name,)))
-
-
-def _cell(row: Mapping[str, str], name: str) -> tuple[str, str]:
-    """What the column is called here, and what is in it; nothing if there is none."""
-    called = next((other for other in NAMES.get(name, (name,)) if row.get(other)), name)
-    return called, row.get(called) or ""
-
-
-def _number(path: Path, number: int, row: Mapping[str, str], name: str, default: float) -> float:
-    called, text = _cell(row, name)
-    if name in TIMES and ((text[:4].isdecimal() and text[4:5] == "-") or set(text) & set("/:")):
-        return _date(path, number, called, text)
-    return number_in(path, number, row, called) if text else default
-
-
-def _date(path: Path, number: int, name: str, text: str) -> float:
-    try:
-        date = datetime.fromisoformat(text)
-    except ValueError:
-        raise InputError(
-            f"line {number} of {path}: {name} is {text!r}", hint="write seconds, or a date such as 2026-01-31 09:30:00"
-        ) from None
-    return (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp()
-
-
-def number_in(path: Path, number: int, row: Mapping[str, str], name: str) -> float:
-    """A cell as a number, 0 or more.
-
-    Raises:
-        InputError: It is none.
-    """
-    try:
-        value = float(row[name])
-    except (TypeError, ValueError):
-        value = -1.0
-    if not 0 <= value < float("inf"):
-        raise InputError(f"line {number} of {path}: {name} is {row[name]!r}", hint="write a number, 0 or more")
-    return value
-
-
-def rows(path: Path, columns: Sequence[str] = ()) -> list[dict[str, str]]:
-    """The rows of a table by column, those named being there.
+def rows(path: Path, columns: Sequence[str] = ()) -> list[Row]:
+    """The rows of a table, the columns that are named being there.
 
     Raises:
         InputError: It cannot be read, has no rows, or lacks a column.
@@ -155,10 +165,10 @@ def rows(path: Path, columns: Sequence[str] = ()) -> list[dict[str, str]]:
     text = lines(path)
     delimiter = max(",\t;", key=text[0].count) if text else ","
     found = [
-        {_plain(name): _content(cell) for name, cell in row.items() if name}
-        for row in csv.DictReader(text, delimiter=delimiter)
+        Row(f"line {number} of {path}", {_plain(name): _content(cell) for name, cell in row.items() if name})
+        for number, row in enumerate(csv.DictReader(text, delimiter=delimiter), start=2)
     ]
-    missing = [name for name in columns if found and name not in found[0]]
+    missing = [name for name in columns if found and name not in found[0].cells]
     if missing or not found:
         what = f"{path} lacks the columns {', '.join(missing)}" if missing else f"{path} has no rows"
         raise InputError(what, hint=f"the first line must name {', '.join(columns or ('seconds', 'peak_mib'))}")

@@ -15,7 +15,7 @@ from cotune.errors import InputError
 from cotune.packer.interference import shared_speed
 from cotune.paths import RunFolder
 from cotune.simulation.history import Hardware, Past, Stretch, read_history
-from cotune.simulation.table import lines, number_in, rows
+from cotune.simulation.table import lines, rows
 from cotune.simulation.workload import Job, Workload
 
 _STEPS = 100
@@ -181,13 +181,13 @@ def _from_pairs(path: Path, gpu: str) -> tuple[dict[str, float], dict[str, float
     alone: dict[str, float] = {}
     kept: defaultdict[str, list[float]] = defaultdict(list)
     columns = ("gpu", "job_a", "job_b", "iso_a_steps_s", "co_a_steps_s", "iso_b_steps_s", "co_b_steps_s")
-    for number, row in enumerate(rows(path, columns), start=2):
-        if row["gpu"] == gpu:
-            one, other = number_in(path, number, row, "iso_a_steps_s"), number_in(path, number, row, "iso_b_steps_s")
-            alone[row["job_a"]] = one
-            a, b = number_in(path, number, row, "co_a_steps_s"), number_in(path, number, row, "co_b_steps_s")
+    for row in rows(path, columns):
+        if row.cells["gpu"] == gpu:
+            job = row.cells["job_a"]
+            alone[job] = one = row.number("iso_a_steps_s")
+            other, a, b = (row.number(column) for column in ("iso_b_steps_s", "co_a_steps_s", "co_b_steps_s"))
             if a > 0 and b > 0:
-                kept[row["job_a"]].append((a / one + b / other) / 2)
+                kept[job].append((a / one + b / other) / 2)
     shares = {name: _load(statistics.median(kept[name])) / 2 if kept[name] else 1.0 for name in alone}
     return {name: rate for name, rate in alone.items() if rate > 0}, shares
 

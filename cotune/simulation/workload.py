@@ -59,7 +59,6 @@ class Workload:
         note: Where it comes from, and what of it is assumed.
         capacity: Bytes of a device.
         context: Bytes of a lane before any trial.
-        reduction: Of the stopping rule (ASHA), if the jobs have rungs.
         devices: How many.
         lanes: Of each device; None if that is to be found.
         max_width: Never more lanes than this.
@@ -71,7 +70,6 @@ class Workload:
     note: str = ""
     capacity: int = 16 * GIB
     context: int = 300 << 20
-    reduction: int = 3
     devices: int = 1
     lanes: int | None = None
     max_width: int = 16

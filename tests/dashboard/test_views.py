@@ -12,16 +12,16 @@ from cotune.demand import GIB, MIB
 from cotune.packer import DeviceView, LaneView, PackerView, WaitingView
 
 
-def lane(number, *residents, device="cuda:0", quota=2 * GIB, ready=True):
-    return LaneView(number, device, quota, residents, ready)
+def lane(number, *residents, quota=2 * GIB, ready=True):
+    return LaneView(number, quota, residents, ready)
 
 
 def device(name, *lanes, width=2):
     return DeviceView(name, 80 * GIB, 6 * GIB, width, lanes)
 
 
-def running(trial, lane, step=7, value=0.123456, peak=1536 * MIB, seconds=75.0, device="cuda:0"):
-    return RunningView(trial, lane, device, seconds, step, value, peak)
+def running(trial, step=7, value=0.123456, peak=1536 * MIB, seconds=75.0):
+    return RunningView(trial, seconds, step, value, peak)
 
 
 def snapshot(**fields):
@@ -32,7 +32,7 @@ def snapshot(**fields):
         "total": 100,
         "counts": {"waiting": 90, "running": 2, "done": 5, "stopped": 2, "failed": 1, "interrupted": 0},
         "best": (3, 0.0123456789),
-        "running": (running(11, 0), running(12, 1, step=None, value=None, peak=None, seconds=0.5)),
+        "running": (running(11), running(12, step=None, value=None, peak=None, seconds=0.5)),
         "packer": PackerView(
             (device("cuda:0", lane(0, 11), lane(1, 12)), device("cuda:1", lane(2), lane(3, ready=False))),
             (WaitingView(13, "needs 6.1 GiB, largest hole 4.0 GiB on cuda:1"),),
@@ -137,9 +137,7 @@ def test_the_table_tells_idle_lanes_from_those_that_start(width):
 
 
 def test_the_table_shows_every_resident_of_a_lane():
-    shot = snapshot(
-        running=(running(11, 0), running(12, 0)), packer=PackerView((device("cuda:0", lane(0, 11, 12)),), (), 0)
-    )
+    shot = snapshot(running=(running(11), running(12)), packer=PackerView((device("cuda:0", lane(0, 11, 12)),), (), 0))
     lines = [line.split()[:3] for line in rendered(shot).splitlines() if "lane 0" in line]
     assert lines == [["lane", "0", "11"], ["lane", "0", "12"]]
 
@@ -185,7 +183,7 @@ def test_brackets_in_a_metric_name_are_shown_as_they_are(name):
 def test_rows_beyond_the_height_are_counted():
     lanes = [lane(number, number) for number in range(40)]
     shot = snapshot(
-        running=tuple(running(number, number) for number in range(40)),
+        running=tuple(running(number) for number in range(40)),
         packer=PackerView((device("cuda:0", *lanes, width=40),), (WaitingView(41, "no room"),), 1),
     )
     text = rendered(shot, height=24)
@@ -196,10 +194,8 @@ def test_rows_beyond_the_height_are_counted():
 
 
 def test_many_devices_fit_the_height_too():
-    devices = [device(f"cuda:{n}", lane(n, n, device=f"cuda:{n}")) for n in range(8)]
-    shot = snapshot(
-        running=tuple(running(n, n, device=f"cuda:{n}") for n in range(8)), packer=PackerView(tuple(devices), (), 0)
-    )
+    devices = [device(f"cuda:{n}", lane(n, n)) for n in range(8)]
+    shot = snapshot(running=tuple(running(n) for n in range(8)), packer=PackerView(tuple(devices), (), 0))
     assert len(rendered(shot, height=24).splitlines()) <= 24
 
 
@@ -275,11 +271,6 @@ def test_the_last_state_is_not_printed_twice(stream):
     assert len(stream.getvalue().splitlines()) == 1
 
 
-def test_a_run_that_never_began_prints_nothing(stream):
-    PlainLines(stream).close(None)
-    assert stream.getvalue() == ""
-
-
 def test_why_nothing_runs_is_said_once_if_nothing_does_for_long(stream):
     lines = PlainLines(stream)
     others = PackerView((), (WaitingView(3, "others leave 100 MiB"),), 7)
@@ -292,7 +283,7 @@ def test_why_nothing_runs_is_said_once_if_nothing_does_for_long(stream):
 def test_how_far_the_longest_has_come_is_said_once_a_minute_while_nothing_changes(stream):
     lines = PlainLines(stream)
     for seconds in range(150):
-        lines.update(replace(finished(1, seconds), running=(running(11, 0), running(12, 1, step=None, seconds=90.0))))
+        lines.update(replace(finished(1, seconds), running=(running(11), running(12, step=None, seconds=90.0))))
     assert [line.rpartition(", ")[2] for line in stream.getvalue().splitlines()[1:]] == [
         "trial 12: no report yet after 1:30"
     ] * 2
@@ -322,10 +313,6 @@ def test_the_live_table_ends_with_the_last_state(stream):
     view.update(snapshot())
     view.close(snapshot(note="done"))
     assert headline(snapshot(note="done")) in stream.getvalue()
-
-
-def test_the_live_table_of_a_run_that_never_began_ends(stream):
-    live(stream).close(None)
 
 
 @pytest.mark.parametrize("note", ["KeyError: [1]", "no such file: [/data/x]", "shape [b, c]", ":smile:"])
@@ -360,7 +347,7 @@ def test_a_terminal_gets_the_live_table(monkeypatch):
     monkeypatch.setattr("sys.stderr", Terminal())
     monkeypatch.setenv("TERM", "xterm")
     view = make_view(None)
-    view.close(None)
+    view.close(snapshot())
     assert isinstance(view, LiveTable)
 
 

@@ -38,8 +38,6 @@ def test_first_is_what_a_walk_would_find(seed: int, count: int) -> None:
             entries[number] = (key, number, size, one)
             line.add(key, size, one)
         ordered = sorted(entries.values(), key=lambda entry: entry[:2])
-        assert list(line) == ordered
-        assert len(line) == len(ordered)
         assert bool(line) == bool(ordered)
         assert line.least == min((entry[2] for entry in ordered), default=0)
         limit = dice.randint(-1, 9)

@@ -167,7 +167,7 @@ def test_finding_gpus_does_not_touch_cuda(gpu):
 
 
 @pytest.mark.parametrize("form", ["index", "uuid", "beginning"])
-def test_cuda_itself_takes_a_visible_device_for_the_one_we_do(gpu, in_lane, form):
+def test_cuda_itself_takes_a_visible_device_for_the_one_we_do(gpu, in_lane, monkeypatch, form):
     name = {"index": str(gpu.index), "uuid": gpu.uuid, "beginning": gpu.uuid[:12]}[form]
     # NVML counts in the order of the bus, and so must CUDA where an index is to mean the same.
     count, uuid = in_lane(
@@ -175,7 +175,8 @@ def test_cuda_itself_takes_a_visible_device_for_the_one_we_do(gpu, in_lane, form
         CUDA_VISIBLE_DEVICES=name,
         CUDA_DEVICE_ORDER="PCI_BUS_ID",
     )
-    (ours,) = cuda.visible_gpus({"CUDA_VISIBLE_DEVICES": name})
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", name)
+    (ours,) = cuda.visible_gpus()
     assert count == 1
     assert ours.uuid.removeprefix("GPU-") == uuid.removeprefix("GPU-")
 

@@ -118,14 +118,6 @@ def test_where_only_one_process_may_use_a_gpu_it_gets_one_lane(nvml, monkeypatch
     assert find_devices(gpus=1)[0].max_width == width
 
 
-@pytest.mark.parametrize(
-    ("visible", "found"),
-    [("1,0", [1, 0]), (UUIDS[1], [1]), ("GPU-1111", [0]), ("", []), ("-1", []), ("1,7,0", [1]), (" 0 , 1 ", [0, 1])],
-)
-def test_visible_devices_are_named_by_index_or_uuid(nvml, visible, found):
-    assert [gpu.index for gpu in cuda.visible_gpus({"CUDA_VISIBLE_DEVICES": visible})] == found
-
-
 def test_a_watch_outlives_the_loss_of_its_gpu(nvml):
     watch = cuda.GpuWatch(UUIDS[1])
     assert (watch.used(), watch.utilization()) == (1000 * MIB, 0.5)

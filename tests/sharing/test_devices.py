@@ -283,12 +283,13 @@ def test_gpus_that_name_none_are_refused(four_gpus, given):
         ("0,GPU-dddd,1", [0]),
     ],
 )
-def test_visible_devices_are_read_as_cuda_reads_them(four_gpus, value, expected):
-    assert cuda.visible_gpus({"CUDA_VISIBLE_DEVICES": value}) == [four_gpus[n] for n in expected]
+def test_visible_devices_are_read_as_cuda_reads_them(four_gpus, monkeypatch, value, expected):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
+    assert cuda.visible_gpus() == [four_gpus[n] for n in expected]
 
 
 def test_all_gpus_are_visible_where_nothing_is_said(four_gpus):
-    assert cuda.visible_gpus({}) == four_gpus
+    assert cuda.visible_gpus() == four_gpus
 
 
 def test_positions_count_among_the_visible_gpus(four_gpus, monkeypatch):

@@ -129,27 +129,25 @@ class World:
         self.log = folder / "zygote.log"
         self.zygote = Zygote(packed.modules, packed.blob, 1, self.log)
         self.selector = selectors.DefaultSelector()
-        self.selector.register(self.zygote, selectors.EVENT_READ)
-        self.estimator = Estimator(self.selector, lambda: self.zygote)
-        self.gone = []
+        self.selector.register(self.zygote, selectors.EVENT_READ, self.hear_zygote)
+        self.told = []
+        self.estimator = Estimator(self.selector, lambda: self.zygote, self.told.append)
         self.pid = None
 
-    def hear(self, timeout):
-        """What has come of the rehearsal, as far as there is news."""
-        for key, _ in self.selector.select(timeout):
-            if key.data is self.estimator:
-                return self.estimator.receive()
-            what, number, value = self.zygote.receive()
-            if what == "forked":
-                self.pid = value
-                self.estimator.forked(number)
-        return self.estimator.look()
+    def hear_zygote(self):
+        what, number, value = self.zygote.receive()
+        if what == "forked":
+            self.pid = value
+            self.estimator.forked(number)
 
     def rehearse(self, does="trains", **config):
         self.estimator.begin(7, {"does": does, **config})
-        told = None
-        while told is None:
-            told = self.hear(min(PATIENCE, max(0.0, self.estimator.due - estimator_module.time.monotonic())))
+        while not self.told:
+            left = self.estimator.due - estimator_module.time.monotonic()
+            for key, _ in self.selector.select(min(PATIENCE, max(0.0, left))):
+                key.data()
+            self.estimator.look()
+        told = self.told.pop()
         assert told.trial == 7
         return told
 
@@ -275,7 +273,8 @@ def test_a_zygote_that_dies_ends_the_rehearsal(tmp_path):
         world.estimator.begin(0, {"does": "hangs"})
         os.kill(world.zygote.pid, 9)
         assert world.selector.select(PATIENCE)
-        assert world.estimator.receive().reason == "its process died"
+        world.estimator.receive()
+        assert world.told[0].reason == "its process died"
     finally:
         world.close()
 

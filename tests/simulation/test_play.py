@@ -97,7 +97,7 @@ def test_a_stopping_rule_ends_the_worse_ones() -> None:
 
 
 def test_asha_keeps_the_best_third() -> None:
-    rule = Asha(3)
+    rule = Asha()
     assert not rule.stops(1, 5.0)
     assert rule.stops(1, 6.0)
     assert not rule.stops(1, 1.0)

@@ -45,15 +45,11 @@ class Lane:
 
     def moving(self) -> list[Run]:
         """The residents that share the turns."""
-        if not self.ready or self.gone or not self.runs:
+        # Who hangs keeps the turn.
+        if not self.ready or self.gone or any(run.hung_since is not None for run in self.runs.values()):
             return []
-        if len(self.runs) == 1:
-            return [run for run in self.runs.values() if run.is_moving]
-        runs = [run for run in self.runs.values() if run.is_moving]
-        if len(runs) < len(self.runs) and any(run.hung_since is not None for run in self.runs.values()):
-            return []
-        given = [run for run in runs if run.trial == self.given]
-        return given or runs
+        runs = [run for run in self.runs.values() if not run.blocked and not run.paused]
+        return [run for run in runs if run.trial == self.given] or runs
 
 
 @dataclass(slots=True, eq=False)
