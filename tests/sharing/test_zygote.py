@@ -306,13 +306,17 @@ def test_killing_a_lane_takes_the_processes_of_its_trial_with_it(world, watch):
 @pytest.mark.parametrize("how", ["lane killed", "lane died", "run over"])
 def test_shared_memory_of_a_killed_trial_is_removed(world, watch, tmp_path, how):
     (tmp_path / "made").mkdir()
-    code = (
-        "from multiprocessing import resource_tracker, shared_memory; import os, time; "
-        "made = shared_memory.SharedMemory(create=True, size=1); "
-        f"os.mkdir('{tmp_path}/made/' + made.name); "
-        f"os.mkdir('{tmp_path}/made/' + str(resource_tracker._resource_tracker._pid)); "
-        "print(flush=True); time.sleep(1000)"
-    )
+    # Until it has begun its own program, the tracker is a process like any other.
+    code = f"""
+from multiprocessing import resource_tracker, shared_memory; import os, time
+made = shared_memory.SharedMemory(create=True, size=1)
+tracker = resource_tracker._resource_tracker._pid
+while b"resource_tracker" not in open(f"/proc/{{tracker}}/cmdline", "rb").read():
+    os.sched_yield()
+os.mkdir("{tmp_path}/made/" + made.name)
+os.mkdir(f"{tmp_path}/made/{{tracker}}")
+print(flush=True); time.sleep(1000)
+"""
     handle, pid = world.open()
     world.run(handle, child=code)
     name, tracker = sorted(os.listdir(tmp_path / "made"), key=str.isdecimal)
