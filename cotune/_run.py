@@ -101,8 +101,8 @@ def run(
             of them, or the CPU where there are none, if neither `gpus` nor `devices` is given.
         devices: Explicit devices, such as `["cpu:0@4GiB", "cpu:1@4GiB"]` or `["cuda:0"]`.
         cluster: Use a Ray cluster instead of this machine: `auto` for the one that is running, or its address, such
-            as `host:6379` (`ray://host:10001` with `ray[client]`). `gpus` is then a count over all of it; `storage` must be
-            seen by every node.
+            as `host:6379` (`ray://host:10001` with `ray[client]`). `gpus` is then a count over all of it; `storage`
+            must be seen by every node.
         lanes: Lanes that run at once on each device; found by measuring if left out.
         residents: Trials that may share a lane by turns, 64 at most. More than 1 shortens no sweep.
         threads: Threads of one operation in a trial; 1 on CPU devices if left out.
