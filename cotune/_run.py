@@ -95,13 +95,14 @@ def run(
         metric: Which of the reported metrics is tuned.
         mode: `min` or `max`.
         trials: How many; may be left out with a grid (all of it) or a time budget.
-        gpus: How many GPUs, or which; among those `CUDA_VISIBLE_DEVICES` shows. All of them, or the CPU where
-            there are none, if neither `gpus` nor `devices` is given.
-        devices: Explicit devices, such as `["cpu:0@4GiB", "cpu:1@4GiB"]`.
+        gpus: How many GPUs, or which (positions or UUIDs), among those `CUDA_VISIBLE_DEVICES` shows; 0 for the CPU. All
+            of them, or the CPU where there are none, if neither `gpus` nor `devices` is given.
+        devices: Explicit devices, such as `["cpu:0@4GiB", "cpu:1@4GiB"]` or `["cuda:0"]`.
         cluster: Use a Ray cluster instead of this machine: `auto` for the one that is running, or its address, such
-            as `ray://host:10001`. `gpus` is then a count over all of it; `storage` must be seen by every node.
-        lanes: Trials that run at once on each device; found by measuring if left out.
-        residents: Trials that may share a lane by turns.
+            as `host:6379` (`ray://host:10001` with `ray[client]`). `gpus` is then a count over all of it; `storage`
+            must be seen by every node.
+        lanes: Lanes that run at once on each device; found by measuring if left out.
+        residents: Trials that may share a lane by turns, 64 at most. More than 1 shortens no sweep.
         threads: Threads of one operation in a trial; 1 on CPU devices if left out.
         policy: Which waiting trial goes first: `makespan` (the default), `fifo`, `srtf`, `fair`, `pack`, `horus`,
             `gandiva`, `fluid` (see docs/scheduling.md), or a `Policy`.
@@ -115,32 +116,36 @@ def run(
             one, and not only once others have ended.
         priority: Of a trial: a number for all, or a function of the config. Those with a higher one start first, and
             have the turn in their lane.
-        max_slowdown: By what factor a trial with a priority above 0 may be slowed down by others on its device:
-            neighbours are chosen, and if need be left out, so that it is not (`TrialResult.slowdown`).
+        max_slowdown: By what factor, 1 or more, a trial with a priority above 0 may be slowed down by others on its
+            device: neighbours are chosen, and if need be left out, so that it is not (`TrialResult.slowdown`).
         mps: Whether the lanes of a GPU compute at the same time, through an MPS daemon of this run's own; else the
             driver gives them slices of time in turn. A fatal fault of one trial, such as a failed device-side assert,
             then costs all trials on that GPU their lanes: they go on from their checkpoints, without MPS.
         sampler: `tpe` (the default), `random`, `grid`, or any Optuna sampler.
         pruner: `asha`, `hyperband`, `median`, or any Optuna pruner; none if left out. With `asha-promote` (or an
             `AshaPromote`) trials wait at rungs until they are among the best there, instead of being stopped for good.
-        seed: Makes suggestions and every trial repeatable (suggestions exactly with `lanes=1, lockstep=True`).
+        seed: Makes suggestions and every trial repeatable (suggestions exactly with `lanes=1, lockstep=True`); an
+            integer from 0 to 2**32 - 1.
         name: Of the run; made up if left out.
         storage: The folder for runs; `COTUNE_STORAGE` or `~/cotune_runs` if left out.
         resume: Go on with the run of this name, if there is one.
-        time_budget: Seconds after which the run ends; what is running then can be resumed.
+        time_budget: Seconds, or a timedelta, after which the run ends; what is running then can be resumed.
         max_failures: How often a trial that raised is tried again. Out-of-memory and lost lanes do not count.
-        lockstep: Report by report, suggestion by suggestion: slower, reproducible.
+        lockstep: Report by report, suggestion by suggestion: slower; reproducible with `lanes=1` and one resident.
         callbacks: Each is called with the result of every trial that is over. What one raises is shown once; the run
             goes on.
         dashboard: False shows nothing; else a live table in a terminal, and plain lines elsewhere.
-        iteration_timeout: Seconds without an iteration boundary after which a trial is overdue and killed; by default
-            1,800, or twenty times its longest iteration if that is more, from its third iteration on.
+        iteration_timeout: Seconds, or a timedelta, without an iteration boundary after which a trial is overdue and
+            killed; by default 1,800, or twenty times its longest iteration if that is more, from its third one on.
 
     Returns:
         All trials; `results.best` is the best. A trial that failed is in `results.errors`, and ends nothing else.
 
     Raises:
-        CotuneError: What was asked for is wrong or cannot go on; the `hint` says what to do.
+        InputError: An argument is wrong (`SpaceError`, `DeviceError`, `NotPicklable`); or the first report of the run
+            lacks the metric (`UnknownMetric`).
+        RunError: The run cannot begin or go on (`RunNameInUse`, `StorageError`). These and the errors above are a
+            `CotuneError`, whose `hint` says what to do.
         KeyboardInterrupt: Ctrl-C was pressed twice. Pressed once, running trials stop and results are returned.
             (SIGTERM stops them, too, and then ends the process.)
     """

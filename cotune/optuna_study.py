@@ -95,20 +95,22 @@ def optimize(
         show_progress_bar: The same as `dashboard`.
         gpus: How many GPUs, or which; see `cotune.run`.
         devices: Explicit devices, such as `["cpu:0@4GiB"]`.
-        lanes: Trials that run at once on each device; found by measuring if left out.
-        residents: Trials that may share a lane by turns.
+        lanes: Lanes that run at once on each device; found by measuring if left out.
+        residents: Trials that may share a lane by turns, 64 at most.
         threads: Threads of one operation in a trial; 1 on CPU devices if left out.
-        policy: Which waiting trial goes first.
+        policy: Which waiting trial goes first; see `cotune.run`.
         grants: Whether idle room is lent to trials that use `cotune.micro_batches`.
         mps: Whether the lanes of a GPU compute at the same time; see `cotune.run`.
         seed: Of the random generators in the trials; the sampler has its own.
-        iteration_timeout: Seconds without a report or an optimizer step after which a trial is overdue and killed.
+        iteration_timeout: Seconds, or a timedelta, without a report or an optimizer step after which a trial is overdue
+            and killed; see `cotune.run` if left out.
         dashboard: True shows a live table. None does in a terminal where Optuna's lines are switched off.
         name: Of the folder for logs, tracebacks and checkpoints; made up if left out.
         storage: The folder that is made in; `COTUNE_STORAGE` or `~/cotune_runs` if left out. Not the study's.
 
     Raises:
-        CotuneError: What was asked for is wrong or cannot go on; the `hint` says what to do.
+        CotuneError: An argument is wrong (`InputError`), the folder is that of another run (`RunNameInUse`) or cannot
+            be written (`StorageError`); the `hint` says what to do.
         Exception: What the objective raised, if it is not among `catch`; or a callback, the sampler or the storage.
         KeyboardInterrupt: Ctrl-C was pressed. Running trials have been told to have failed.
     """

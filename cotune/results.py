@@ -122,10 +122,10 @@ class Results(Sequence[TrialResult]):
 
     @property
     def best(self) -> TrialResult:
-        """The finished trial whose last reported metric is best.
+        """The trial whose last reported metric is best, of those that are done; of the stopped ones if none is.
 
         Raises:
-            NoResult: No trial finished.
+            NoResult: No trial is done or stopped.
         """
         finished = [t for t in self.trials if t.state is TrialState.DONE and self.metric in t.metrics]
         # A pruner may stop every trial of a short run: the best of those is still an answer.

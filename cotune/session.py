@@ -117,11 +117,13 @@ def report(metrics: Mapping[str, Any], *, step: int | None = None) -> None:
 
     Args:
         metrics: Names to numbers (Python, numpy or one-element tensors); strings, booleans and None may go along.
-        step: Where the trial is, such as the epoch; the number of reports so far, from 1, if left out.
+        step: Where the trial is, such as the epoch: a whole number from 0 on. The number of reports so far, from 1, if
+            left out.
 
     Raises:
+        InputError: The trial is one of `cotune.optimize`, where `trial.report()` is to be called.
         MetricError: The run's metric is missing from the first report, NaN or not a number, or a value of
-            another metric cannot be stored.
+            another metric cannot be stored; or the step is no whole number.
     """
     session = current()
     if session is not None:

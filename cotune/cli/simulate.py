@@ -62,7 +62,7 @@ def add_to(commands: Any) -> None:
     parser.add_argument("--learn", action="store_true", help="no predictions but what finished trials teach")
     parser.add_argument("--busy", metavar="SHARE", type=float, help="of a device, that a trial of --run uses alone")
     parser.add_argument("--jobs", metavar="N", type=int, help="how many jobs to generate")
-    parser.add_argument("--seed", metavar="N", type=int, default=0)
+    parser.add_argument("--seed", metavar="N", type=int, default=0, help="of --workload and of --error")
     parser.add_argument("--trace", metavar="FILE", type=Path, help="write a Chrome trace")
     parser.add_argument("--gantt", action="store_true", help="draw the lanes")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")

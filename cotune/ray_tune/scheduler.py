@@ -80,12 +80,13 @@ def colocate(
         memory_margin: Share of each device's memory that is left alone: 0.2 of a node's memory if left out, and
             256 MiB of a GPU's.
         isolation: "lane", or "process" for an actor per trial on a measured fraction of a GPU.
-        policy: The order in which waiting trials start: "makespan" (longest first, the default), or another of
-            docs/scheduling.md.
-        iteration_timeout: Seconds without a report (or an optimizer's step) after which a trial has failed.
+        policy: The order in which waiting trials start: "makespan" (the default), or another of docs/scheduling.md.
+        iteration_timeout: Seconds without a report (or an optimizer's step) after which a trial has failed; as for
+            `cotune.run` if left out.
         priority: Of a trial: a number for all, or a function of the config. Those with a higher one get a lane first;
             residents of a lane take turns evenly here all the same.
-        max_slowdown: By what factor a trial with a priority above 0 may be slowed down by others on its device.
+        max_slowdown: By what factor, 1 or more, a trial with a priority above 0 may be slowed down by others on its
+            device.
 
     Returns:
         The same scheduler, of a subclass of its class.

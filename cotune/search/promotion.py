@@ -24,7 +24,7 @@ class AshaPromote:
         reduction_factor: Of how many that come to a rung one goes on.
 
     Raises:
-        InputError: Either is not a whole number of 1 or 2 and more.
+        InputError: `min_resource` is not a whole number of 1 or more, or `reduction_factor` not one of 2 or more.
     """
 
     def __init__(self, min_resource: int = 1, reduction_factor: int = 4) -> None:

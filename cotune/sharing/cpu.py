@@ -43,6 +43,7 @@ class CpuMemory(LaneMemory):
         self._context = self._quota = self._bare = 0
         self._limit = resource.RLIM_INFINITY
         self._is_relaxed = False
+        self._loading = 0
         self._resident = 0
 
     def start(self) -> int:
@@ -89,11 +90,14 @@ class CpuMemory(LaneMemory):
     @contextlib.contextmanager
     def loading(self) -> Iterator[None]:
         # A build of torch for CUDA reserves 700 MB when imported, uses 280, and crashes if refused any of it.
+        self._loading += 1
         self._apply(resource.RLIM_INFINITY)
         try:
             yield
         finally:
-            if not self._is_relaxed:
+            # One library may load another, and go on with its own.
+            self._loading -= 1
+            if not self._is_relaxed and not self._loading:
                 self._tighten()
 
     def trim(self, *, shared: bool) -> None:

@@ -185,6 +185,8 @@ def test_a_library_may_reserve_any_amount_while_it_is_loaded_and_nothing_is_free
         context = memory.start()
         memory.set_quota(context + 64 * MIB)
         with memory.loading():
+            with memory.loading():
+                pass
             within = refusal(lambda: reserve(700 * MIB))
         alone = refusal(lambda: np.ones(32 * MIB, dtype=np.uint8))
         tell(within, alone, refusal(lambda: np.ones(400 * MIB, dtype=np.uint8)))

@@ -34,6 +34,27 @@ def test_a_function_that_reports_to_ray_tune_reports_to_its_trial(run):
     assert results[1].metrics["deep/accuracy"] == 0.5
 
 
+def test_ray_may_reserve_any_amount_while_a_trial_imports_it(run, tmp_path):
+    # Stands for Ray, whose import hides that memory was refused in an ImportError.
+    (tmp_path / "ray" / "tune").mkdir(parents=True)
+    (tmp_path / "ray" / "__init__.py").write_text("")
+    limit = "import resource\nlimit = resource.getrlimit(resource.RLIMIT_DATA)[0]\n"
+    (tmp_path / "ray" / "tune" / "__init__.py").write_text(limit)
+
+    def train(config):
+        import resource
+        import sys
+
+        sys.path.insert(0, str(tmp_path))
+        import ray.tune
+
+        after, _ = resource.getrlimit(resource.RLIMIT_DATA)
+        return {"loss": 0, "within": ray.tune.limit == resource.RLIM_INFINITY, "after": after == resource.RLIM_INFINITY}
+
+    (trial,) = run(train, {"x": 1})
+    assert trial.metrics == {"loss": 0, "within": True, "after": False}
+
+
 def test_a_retried_function_finds_its_checkpoint_through_ray_tune(run):
     def train(config):
         from ray import tune
