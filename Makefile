@@ -4,6 +4,9 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.cotune-installed
 
+# The tests start hundreds of processes that import cotune: what one has compiled is for all.
+export PYTHONDONTWRITEBYTECODE :=
+
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help demo test slow oldest bench gpu gpu-here pretend-gpu clean

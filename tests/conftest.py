@@ -7,6 +7,7 @@ import importlib.util
 import logging
 import os
 import select
+import signal
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -41,6 +42,12 @@ def missing_gpu() -> str | None:
 @functools.cache
 def missing_ray() -> str | None:
     return None if importlib.util.find_spec("ray") else "ray is not installed (the 'ray' extra)"
+
+
+def pytest_configure() -> None:
+    """What a shell has started in the background ignores Ctrl-C, and so would the programs that tests send one."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -182,7 +182,8 @@ def test_what_was_killed_is_resumed(cluster, run, tmp_path):
     assert calls.read_text().split().count("0") == 1
 
 
-def test_more_gpus_than_are_there_begin_with_those_that_are(run, cluster):
+def test_more_gpus_than_are_there_begin_with_those_that_are(run, cluster, monkeypatch):
+    monkeypatch.setattr(engine, "SETTLE", 0.0)
     results = run(lambda config: cotune.report({"loss": 0.0}), {"x": 1}, trials=1, gpus=3)
     assert results[0].state == "done"
 
@@ -195,6 +196,7 @@ def test_gpus_that_were_asked_for_and_are_not_there_yet_are_waited_for(run, in_r
 
     def one_comes(self, timeout):
         monkeypatch.undo()
+        monkeypatch.setattr(engine, "SETTLE", 0.0)
         cluster.add_node(num_cpus=1, num_gpus=1, memory=2 * GIB)
         return gather(self, timeout)
 

@@ -93,7 +93,7 @@ def test_what_cannot_be_called_with_a_config_is_refused(what, said):
     assert "def train(config)" in refused.value.hint
 
 
-@pytest.mark.parametrize("what", ["train", 5, None, {"x": 1}, Steps()], ids=repr)
+@pytest.mark.parametrize("what", ["train", 5, None, {"x": 1}, Steps()], ids=lambda what: type(what).__name__)
 def test_what_cannot_be_called_at_all_is_refused(what):
     with pytest.raises(InputError, match="cannot be called"):
         check_trainable(what)
