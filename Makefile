@@ -4,12 +4,14 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.cotune-installed
 
+ON_RAY := tests/ray_tune tests/engines/test_ray.py tests/test_run_cluster.py
+
 # The tests start hundreds of processes that import cotune: what one has compiled is for all.
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test slow oldest bench gpu gpu-here pretend-gpu clean
+.PHONY: help demo test test-on-ray test-others slow oldest bench gpu gpu-here pretend-gpu clean
 
 help:
 	@echo "make demo    tune a small model on the digits data set, on whatever this machine has"
@@ -30,7 +32,15 @@ test: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy --strict cotune
-	$(BIN)/python -m pytest
+	@echo "tests on a Ray cluster and all others, side by side: each says how it went when it is done"
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target test-on-ray test-others
+
+# Much of a test is waiting for processes to start, and the two halves take about as long.
+test-on-ray: $(STAMP)
+	$(BIN)/python -m pytest $(ON_RAY)
+
+test-others: $(STAMP)
+	$(BIN)/python -m pytest $(ON_RAY:%=--ignore=%)
 
 slow: $(STAMP)
 	$(BIN)/python -m pytest -m slow
@@ -40,7 +50,7 @@ oldest:
 	"$(PYTHON)" -m venv "$(VENV)-oldest"
 	"$(VENV)-oldest/bin/python" -m pip install --quiet --disable-pip-version-check -c constraints-oldest.txt \
 	    -e '.[dev,torch]'
-	"$(VENV)-oldest/bin/python" -m pytest tests/ray_tune tests/engines/test_ray.py tests/test_run_cluster.py \
+	"$(VENV)-oldest/bin/python" -m pytest $(ON_RAY) \
 	    tests/test_optuna_study.py tests/test_optuna_faults.py tests/search \
 	    -W ignore::ResourceWarning -W ignore::pytest.PytestUnraisableExceptionWarning
 

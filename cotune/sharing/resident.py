@@ -81,6 +81,9 @@ class ResidentTrial(session.Session):
         self.is_there = False
         self._stop = False
         self._threads: set[threading.Thread] = set()
+        # By the monotonic clock: when a boundary has anything to look at, which is the earliest of the others; when it
+        # looks whether the turn is wanted, never while nobody waits; when the turn ends; when it is measured again. The
+        # main thread sets the first two to 0, which is now; the trial's own, having set them, looks for what it missed.
         self._due = 0.0
         self._turn_due = math.inf
         self._turn_end = 0.0
