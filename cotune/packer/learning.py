@@ -75,15 +75,15 @@ class Learning:
         the device, those that run included: unless these hold much of it already, and until one is measured or runs out
         of memory with that.
         """
-        device, model = lane.device, self._predictor.model(trial)
+        device = lane.device
         if event.seconds < PROBE_SECONDS or trial.iterations >= PROBE_ITERATIONS or trial.wants_all or lane.closing:
             return
         before = trial.expected, device.width.width
         device.width.widen()
         share = device.capacity // device.width.width - device.context - device.shared
         may_share = device.width.width > 1 and PROBE_GROWTH * (event.held - lane.base) < share
-        if trial.is_probe and may_share and not model.was_wrong:
-            model.assume(Demand(share, 0))
+        if trial.is_probe and may_share:
+            self._predictor.model(trial).assume(Demand(share, 0))
             self._predictor.appraise(trial)
         if (trial.expected, device.width.width) != before:
             self._ledger.touch(device)

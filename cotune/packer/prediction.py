@@ -160,24 +160,23 @@ class KindModel:
         self.busy: float | None = None
         self.assumed: Demand | None = None
         self.was_wrong = False
-        self._assumptions = 0
 
     @property
     def version(self) -> int:
-        return self._persistent.version + self._peak.version + self._seconds.version + self._assumptions
+        # Something is assumed once at most, and found wrong once at most.
+        assumptions = (self.assumed is not None) + 2 * self.was_wrong
+        return self._persistent.version + self._peak.version + self._seconds.version + assumptions
 
     def assume(self, demand: Demand) -> None:
         """Takes a guess for what one needs, as long as nothing was measured and none has proved it wrong."""
         if self.assumed is None and not self.was_wrong:
             self.assumed = demand
-            self._assumptions += 1
 
     def refute(self) -> None:
         """One needed more than was assumed, if anything was."""
         if self.assumed is not None:
             self.assumed = None
             self.was_wrong = True
-            self._assumptions += 1
 
     def observe_demand(self, trial: int, features: Mapping[str, float], demand: Demand) -> None:
         self._persistent.observe(trial, features, demand.persistent)
