@@ -7,6 +7,7 @@ Sweep ──instructions──▶ LocalEngine ──▶ Zygote (forks, kills, re
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import selectors
 import time
@@ -35,6 +36,8 @@ from cotune.sharing.pickling import Packed, pack
 from cotune.sharing.wire import FAULTED, Kind
 from cotune.sharing.zygote import Zygote
 from cotune.trial import Estimated, TrialSpec
+
+log = logging.getLogger(__name__)
 
 WATCH_EVERY = 1.0
 QUIET_AFTER = 1.0
@@ -98,7 +101,7 @@ class LocalEngine(Engine):
         self._watch_due = 0.0
         self._gpus: dict[str, LocalGpu] = {}
         self._closed = False
-        self._stillborn = Stillborn(f"see the logs in {folder}")
+        self._stillborn = {info.name: Stillborn(f"see the logs in {folder}") for info in devices}
         self._selector = selectors.DefaultSelector()
         self._bell = Bell()
         # What is to be called when there is something to hear.
@@ -110,7 +113,7 @@ class LocalEngine(Engine):
     def start(self) -> list[ev.DeviceFound]:
         for info in self._devices.values():
             if info.is_cuda:
-                self._gpus[info.uuid] = LocalGpu(info, self._options.mps)
+                self._gpus[info.name] = LocalGpu(info, self._options.mps)
         return [
             ev.DeviceFound(self.now(), info.name, info.capacity, info.context, info.max_width)
             for info in self._devices.values()
@@ -173,11 +176,15 @@ class LocalEngine(Engine):
             lane.answer(trial, attempt, payload)
 
     def _open(self, instruction: do.OpenLane) -> None:
-        info = self._devices[instruction.device]
-        gpu = self._gpus.get(info.uuid)
+        info = self._devices.get(instruction.device)
+        if info is None:
+            # It was given up since: the brain hears of it with the next events.
+            return
+        gpu = self._gpus.get(info.name)
         mps = gpu.mps_environment if gpu is not None else None
         options = LaneOptions(
             lane=instruction.lane,
+            device=info.name,
             uuid=info.uuid,
             cores=info.cores,
             quota=instruction.quota,
@@ -203,10 +210,10 @@ class LocalEngine(Engine):
         self._selector.register(lane, selectors.EVENT_READ, partial(self._hear_lane, lane))
 
     def _gpu_of(self, lane: LaneHandle) -> LocalGpu | None:
-        return self._gpus.get(lane.options.uuid)
+        return self._gpus.get(lane.options.device)
 
-    def _lanes_on(self, uuid: str) -> list[LaneHandle]:
-        return [lane for lane in self._lanes.values() if lane.options.uuid == uuid]
+    def _lanes_on(self, device: str) -> list[LaneHandle]:
+        return [lane for lane in self._lanes.values() if lane.options.device == device]
 
     def _spawn_zygote(self) -> Zygote:
         if self._zygote is None:
@@ -253,7 +260,7 @@ class LocalEngine(Engine):
         gpu = self._gpu_of(lane)
         if isinstance(event, ev.IterationsDone) and gpu is not None:
             # A lane on a GPU cannot tell that itself.
-            return replace(event, busy=gpu.busy(event.trial, event.time, len(self._lanes_on(lane.options.uuid))))
+            return replace(event, busy=gpu.busy(event.trial, event.time, len(self._lanes_on(gpu.name))))
         if isinstance(event, ev.TrialEnded):
             self._trial_lane.pop(event.trial, None)
             lane.ended(event.trial)
@@ -264,7 +271,7 @@ class LocalEngine(Engine):
                     self._refused(lane, gpu)
         elif isinstance(event, ev.LaneReady):
             lane.is_up = True
-            self._stillborn.lane_up()
+            self._stillborn[lane.options.device].lane_up()
         return event
 
     def _hear_zygote(self, zygote: Zygote) -> None:
@@ -278,7 +285,7 @@ class LocalEngine(Engine):
         elif what == "gone" and lane in self._lanes:
             handle = self._lanes[lane]
             if handle.options.is_mps_client and os.WIFEXITED(value) and os.WEXITSTATUS(value) == FAULTED:
-                self._gpus[handle.options.uuid].faulted()
+                self._gpus[handle.options.device].faulted()
             self._lane_gone(handle, ended_how(value, handle.options.log))
 
     def _zygote_died(self, zygote: Zygote) -> None:
@@ -312,11 +319,30 @@ class LocalEngine(Engine):
                 self._refused(lane, gpu)
         self._pending.append(ev.LaneLost(self.now(), lane.lane, holder, detail))
         if not lane.is_up:
-            self._stillborn.another(detail)
+            self._stillborn_on(lane.options.device, detail)
+
+    def _stillborn_on(self, device: str, detail: str) -> None:
+        """One more lane has died there before it was up; after too many the device is given up.
+
+        Raises:
+            RunError: There is no other.
+        """
+        if device not in self._devices:
+            return
+        try:
+            self._stillborn[device].another(detail)
+        except errors.RunError as error:
+            if len(self._devices) == 1:
+                raise
+            log.warning("%s is given up: %s", device, error)
+            del self._devices[device]
+            for lane in self._lanes_on(device):
+                lane.kill()
+            self._pending.append(ev.DeviceLost(self.now(), device))
 
     def _refused(self, lane: LaneHandle, gpu: LocalGpu) -> None:
         """A lane got less than it was to have: others may have it."""
-        capacity = gpu.refused_capacity(self._lanes_on(lane.options.uuid))
+        capacity = gpu.refused_capacity(self._lanes_on(gpu.name))
         if capacity is not None:
             self._pending.append(ev.DeviceChanged(self.now(), gpu.name, capacity))
 
@@ -331,8 +357,8 @@ class LocalEngine(Engine):
             seconds = lane.quiet_seconds()
             if seconds > QUIET_AFTER:
                 self._pending.append(ev.LaneQuiet(now, lane.lane, lane.holder, seconds, lane.held))
-        for uuid, gpu in self._gpus.items():
-            capacity = gpu.changed_capacity(self._lanes_on(uuid))
+        for gpu in self._gpus.values():
+            capacity = gpu.changed_capacity(self._lanes_on(gpu.name))
             if capacity is not None:
                 self._pending.append(ev.DeviceChanged(now, gpu.name, capacity))
         self._pending.append(ev.Tick(now))

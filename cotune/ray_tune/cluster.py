@@ -140,6 +140,7 @@ class Cluster:
         actor = self._slots.process(slot)
         options = LaneOptions(
             lane=instruction.lane,
+            device=slot.name,
             uuid=slot.site.uuid,
             cores=slot.cores,
             quota=instruction.quota,

@@ -13,7 +13,8 @@ class LaneOptions:
 
     Attributes:
         lane: Its number.
-        uuid: The GPU it belongs to; empty for the CPU.
+        device: The name of the device it belongs to.
+        uuid: That of a GPU; empty for the CPU.
         cores: Cores its device stands for.
         quota: Bytes it may hold, context included.
         threads: Threads for one operation.
@@ -28,6 +29,7 @@ class LaneOptions:
     """
 
     lane: int
+    device: str
     uuid: str
     cores: int
     quota: int

@@ -1,3 +1,4 @@
+import contextlib
 import errno
 import os
 import signal
@@ -8,8 +9,10 @@ import pytest
 from cotune.engines import local, local_gpu
 from cotune.engines.local import LocalEngine, LocalOptions
 from cotune.errors import RunError
+from cotune.packer.events import DeviceLost, LaneLost
 from cotune.packer.instructions import OpenLane
 from cotune.sharing.devices import DeviceInfo, find_devices
+from cotune.sharing.lane import LaneHandle
 from cotune.sharing.wire import FAULTED
 from cotune.testing import EngineUnderTest, RealEngineConformance, behave
 
@@ -33,6 +36,31 @@ def test_a_lane_for_which_no_file_may_be_opened_is_told_with_a_way_out(tmp_path,
         engine.execute(OpenLane(3, "cpu:0", 1 << 30))
     assert "ulimit -n" in told.value.hint
     engine.close()
+
+
+def test_a_device_on_which_no_lane_comes_up_is_given_up_unless_it_is_the_last(tmp_path, monkeypatch, caplog):
+    class Stillborn(LaneHandle):
+        def __init__(self, zygote, options):
+            super().__init__(zygote, options)
+            self.kill()
+
+    def lanes_on(device, numbers):
+        for number in numbers:
+            engine.execute(OpenLane(number, device, 1 << 28))
+            while LaneLost not in (found := {type(happened): happened for happened in engine.poll(30.0)}):
+                pass
+        return found
+
+    monkeypatch.setattr(local, "LaneHandle", Stillborn)
+    devices = find_devices(devices=["cpu:0@1GiB", "cpu:1@1GiB"])
+    engine = LocalEngine(behave, devices, tmp_path, LocalOptions("loss"))
+    with contextlib.closing(engine):
+        assert DeviceLost not in lanes_on("cpu:1", range(4))
+        assert lanes_on("cpu:1", [4])[DeviceLost].device == "cpu:1"
+        assert "cpu:1 is given up: 5 lanes in a row died before they were up" in caplog.text
+        engine.execute(OpenLane(5, "cpu:1", 1 << 28))
+        with pytest.raises(RunError, match="5 lanes in a row"):
+            lanes_on("cpu:0", range(6, 11))
 
 
 def test_once_a_fault_has_broken_the_contexts_of_mps_clients_lanes_are_apart(tmp_path, monkeypatch):

@@ -92,6 +92,7 @@ class World:
     def options(self, lane):
         return LaneOptions(
             lane=lane,
+            device="cpu:0",
             uuid="",
             cores=1,
             quota=GIB,
