@@ -7,7 +7,6 @@ Sweep ──instructions──▶ LocalEngine ──▶ Zygote (forks, kills, re
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import selectors
 import time
@@ -21,9 +20,9 @@ from cotune import errors
 from cotune.engines.base import Engine, Happened
 from cotune.engines.bell import Bell
 from cotune.engines.frames import event_of
+from cotune.engines.local_devices import LocalDevices
 from cotune.engines.local_gpu import LocalGpu
 from cotune.engines.orders import TO_LANES, TO_TRIALS, carry_out
-from cotune.engines.stillborn import Stillborn
 from cotune.packer import events as ev
 from cotune.packer import instructions as do
 from cotune.sharing import wire
@@ -36,8 +35,6 @@ from cotune.sharing.pickling import Packed, pack
 from cotune.sharing.wire import FAULTED, Kind
 from cotune.sharing.zygote import Zygote
 from cotune.trial import Estimated, TrialSpec
-
-log = logging.getLogger(__name__)
 
 WATCH_EVERY = 1.0
 QUIET_AFTER = 1.0
@@ -87,7 +84,7 @@ class LocalEngine(Engine):
 
     def __init__(self, trainable: Any, devices: Sequence[DeviceInfo], folder: Path, options: LocalOptions) -> None:
         self._options = options
-        self._devices = {info.name: info for info in devices}
+        self._devices = LocalDevices(devices, folder)
         self._folder = folder
         packed = trainable if isinstance(trainable, Packed) else pack(trainable)
         self._blob, self._modules = packed.blob, [*packed.modules, *options.preload]
@@ -99,9 +96,7 @@ class LocalEngine(Engine):
         self._trial_lane: dict[int, LaneHandle] = {}
         self._pending: list[Happened] = []
         self._watch_due = 0.0
-        self._gpus: dict[str, LocalGpu] = {}
         self._closed = False
-        self._stillborn = {info.name: Stillborn(f"see the logs in {folder}") for info in devices}
         self._selector = selectors.DefaultSelector()
         self._bell = Bell()
         # What is to be called when there is something to hear.
@@ -111,12 +106,10 @@ class LocalEngine(Engine):
         self._spawn_zygote()
 
     def start(self) -> list[ev.DeviceFound]:
-        for info in self._devices.values():
-            if info.is_cuda:
-                self._gpus[info.name] = LocalGpu(info, self._options.mps)
+        self._devices.watch(self._options.mps)
         return [
             ev.DeviceFound(self.now(), info.name, info.capacity, info.context, info.max_width)
-            for info in self._devices.values()
+            for info in self._devices.there.values()
         ]
 
     def now(self) -> float:
@@ -176,11 +169,11 @@ class LocalEngine(Engine):
             lane.answer(trial, attempt, payload)
 
     def _open(self, instruction: do.OpenLane) -> None:
-        info = self._devices.get(instruction.device)
+        info = self._devices.there.get(instruction.device)
         if info is None:
-            # It was given up since: the brain hears of it with the next events.
+            # It was given up, of which the brain is about to hear.
             return
-        gpu = self._gpus.get(info.name)
+        gpu = self._devices.gpus.get(info.name)
         mps = gpu.mps_environment if gpu is not None else None
         options = LaneOptions(
             lane=instruction.lane,
@@ -210,7 +203,7 @@ class LocalEngine(Engine):
         self._selector.register(lane, selectors.EVENT_READ, partial(self._hear_lane, lane))
 
     def _gpu_of(self, lane: LaneHandle) -> LocalGpu | None:
-        return self._gpus.get(lane.options.device)
+        return self._devices.gpus.get(lane.options.device)
 
     def _lanes_on(self, device: str) -> list[LaneHandle]:
         return [lane for lane in self._lanes.values() if lane.options.device == device]
@@ -231,6 +224,7 @@ class LocalEngine(Engine):
         self._estimator.look()
         if self.now() >= self._watch_due:
             self._watch()
+        self._give_up_devices()
         happened, self._pending = self._pending, []
         return happened
 
@@ -254,7 +248,14 @@ class LocalEngine(Engine):
             elif kind == Kind.ASK:
                 pending.append(wire.decode_question(payload))
             else:
-                pending.append(self._noted(lane, event_of(kind, payload, lane.lane, self.now())))
+                event = event_of(kind, payload, lane.lane, self.now())
+                if not self._fails_with_device(lane, event):
+                    pending.append(self._noted(lane, event))
+
+    def _fails_with_device(self, lane: LaneHandle, event: ev.Event) -> bool:
+        """Whether a trial has failed because its device is lost, with which it will be."""
+        is_failure = isinstance(event, ev.TrialEnded) and event.outcome is ev.Outcome.FAILED
+        return is_failure and self._devices.is_lost(lane.options.device)
 
     def _noted(self, lane: LaneHandle, event: ev.Event) -> ev.Event:
         gpu = self._gpu_of(lane)
@@ -271,7 +272,7 @@ class LocalEngine(Engine):
                     self._refused(lane, gpu)
         elif isinstance(event, ev.LaneReady):
             lane.is_up = True
-            self._stillborn[lane.options.device].lane_up()
+            self._devices.lane_up(lane.options.device)
         return event
 
     def _hear_zygote(self, zygote: Zygote) -> None:
@@ -285,7 +286,7 @@ class LocalEngine(Engine):
         elif what == "gone" and lane in self._lanes:
             handle = self._lanes[lane]
             if handle.options.is_mps_client and os.WIFEXITED(value) and os.WEXITSTATUS(value) == FAULTED:
-                self._gpus[handle.options.device].faulted()
+                self._devices.gpus[handle.options.device].faulted()
             self._lane_gone(handle, ended_how(value, handle.options.log))
 
     def _zygote_died(self, zygote: Zygote) -> None:
@@ -304,13 +305,8 @@ class LocalEngine(Engine):
 
     def _lane_gone(self, lane: LaneHandle, detail: str) -> None:
         holder = lane.holder
-        with contextlib.suppress(KeyError):
-            self._selector.unregister(lane)
         self._decode(lane, lane.drain())
-        lane.close()
-        del self._lanes[lane.lane]
-        for trial in [trial for trial, other in self._trial_lane.items() if other is lane]:
-            del self._trial_lane[trial]
+        self._forget(lane)
         gpu = self._gpu_of(lane)
         if gpu is not None:
             gpu.lane_gone()
@@ -319,25 +315,22 @@ class LocalEngine(Engine):
                 self._refused(lane, gpu)
         self._pending.append(ev.LaneLost(self.now(), lane.lane, holder, detail))
         if not lane.is_up:
-            self._stillborn_on(lane.options.device, detail)
+            self._devices.lane_stillborn(lane.options.device, detail)
 
-    def _stillborn_on(self, device: str, detail: str) -> None:
-        """One more lane has died there before it was up; after too many the device is given up.
+    def _forget(self, lane: LaneHandle) -> None:
+        with contextlib.suppress(KeyError):
+            self._selector.unregister(lane)
+        lane.close()
+        del self._lanes[lane.lane]
+        for trial in [trial for trial, other in self._trial_lane.items() if other is lane]:
+            del self._trial_lane[trial]
 
-        Raises:
-            RunError: There is no other.
-        """
-        if device not in self._devices:
-            return
-        try:
-            self._stillborn[device].another(detail)
-        except errors.RunError as error:
-            if len(self._devices) == 1:
-                raise
-            log.warning("%s is given up: %s", device, error)
-            del self._devices[device]
+    def _give_up_devices(self) -> None:
+        """Lets devices go that are of no more use, with all that runs there, of which nothing is heard any more."""
+        for device in self._devices.give_up():
             for lane in self._lanes_on(device):
                 lane.kill()
+                self._forget(lane)
             self._pending.append(ev.DeviceLost(self.now(), device))
 
     def _refused(self, lane: LaneHandle, gpu: LocalGpu) -> None:
@@ -357,7 +350,8 @@ class LocalEngine(Engine):
             seconds = lane.quiet_seconds()
             if seconds > QUIET_AFTER:
                 self._pending.append(ev.LaneQuiet(now, lane.lane, lane.holder, seconds, lane.held))
-        for gpu in self._gpus.values():
+        for gpu in self._devices.gpus.values():
+            self._devices.is_lost(gpu.name)
             capacity = gpu.changed_capacity(self._lanes_on(gpu.name))
             if capacity is not None:
                 self._pending.append(ev.DeviceChanged(now, gpu.name, capacity))
@@ -374,7 +368,6 @@ class LocalEngine(Engine):
         if self._zygote is not None:
             self._zygote.close()
             self._zygote = None
-        for gpu in self._gpus.values():
-            gpu.close()
+        self._devices.close()
         self._selector.close()
         self._bell.close()

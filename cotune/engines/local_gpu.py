@@ -49,6 +49,10 @@ class LocalGpu:
         """A fault has broken the contexts of all clients."""
         self._has_faulted = True
 
+    def is_lost(self) -> bool:
+        """Whether the driver says that it is gone."""
+        return self._watch.is_lost()
+
     def lane_gone(self) -> None:
         self._others.unsettled()
 

@@ -140,6 +140,14 @@ class GpuWatch:
         except self._nvml.NVMLError:
             return None
 
+    def is_lost(self) -> bool:
+        """Whether it is gone, or must be reset, which nobody can do while it is in use."""
+        try:
+            self._nvml.nvmlDeviceGetMemoryInfo(self._handle)
+        except self._nvml.NVMLError as error:
+            return error.value in (self._nvml.NVML_ERROR_GPU_IS_LOST, self._nvml.NVML_ERROR_RESET_REQUIRED)
+        return False
+
     def utilization(self) -> float | None:
         """Share of the last sampling period (1/6 s to 1 s) in which a kernel ran, 0 to 1; None if it is not told."""
         try:

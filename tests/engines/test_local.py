@@ -8,13 +8,15 @@ import pytest
 
 from cotune.engines import local, local_gpu
 from cotune.engines.local import LocalEngine, LocalOptions
+from cotune.engines.local_gpu import LocalGpu
 from cotune.errors import RunError
-from cotune.packer.events import DeviceLost, LaneLost
+from cotune.packer.events import DeviceLost, LaneLost, TrialEnded
 from cotune.packer.instructions import OpenLane
 from cotune.sharing.devices import DeviceInfo, find_devices
 from cotune.sharing.lane import LaneHandle
 from cotune.sharing.wire import FAULTED
 from cotune.testing import EngineUnderTest, RealEngineConformance, behave
+from cotune.trial import Report
 
 
 class TestLocalEngine(RealEngineConformance):
@@ -63,6 +65,25 @@ def test_a_device_on_which_no_lane_comes_up_is_given_up_unless_it_is_the_last(tm
             lanes_on("cpu:0", range(6, 11))
 
 
+@pytest.mark.parametrize("how", ["fails", "goes on"])
+def test_a_trial_is_lost_with_its_gpu_and_does_not_fail_because_of_it(tmp_path, how):
+    devices = find_devices(devices=["cpu:0@1GiB", "cpu:1@1GiB"])
+    engine = LocalEngine(behave, devices, tmp_path, LocalOptions("loss"))
+    with EngineUnderTest(engine, tmp_path) as under_test:
+        under_test.open()
+        under_test.begin(0, reports=1 if how == "fails" else 10**6, raises="unspecified launch failure")
+        under_test.wait(Report)
+        gpu = mock.Mock(LocalGpu, **{"is_lost.return_value": True, "changed_capacity.return_value": None})
+        gpu.name = "cpu:0"
+        engine._devices.gpus["cpu:0"] = gpu
+        engine._watch_due = float("inf") if how == "fails" else 0.0
+        engine.verdict(0, 0)
+        ended = under_test.wait((DeviceLost, TrialEnded))
+        assert (type(ended), ended.device) == (DeviceLost, "cpu:0")
+        assert not any(isinstance(heard, TrialEnded) for heard in [*under_test.heard, *under_test.listen(0.2)])
+        gpu.close.assert_called_once_with()
+
+
 def test_once_a_fault_has_broken_the_contexts_of_mps_clients_lanes_are_apart(tmp_path, monkeypatch):
     opened, closed = {}, []
 
@@ -94,7 +115,7 @@ def test_once_a_fault_has_broken_the_contexts_of_mps_clients_lanes_are_apart(tmp
 
     monkeypatch.setattr(local, "LaneHandle", Lane)
     monkeypatch.setattr(local_gpu, "MpsDaemon", Daemon)
-    monkeypatch.setattr(local_gpu.cuda, "GpuWatch", lambda uuid: mock.Mock())
+    monkeypatch.setattr(local_gpu.cuda, "GpuWatch", lambda uuid: mock.Mock(is_lost=lambda: False))
     gpus = [DeviceInfo(f"cuda:{n}", 1 << 30, 0, 32, 2, f"GPU-{n}", 1 << 30) for n in range(2)]
     engine = LocalEngine(behave, gpus, tmp_path, LocalOptions("loss", mps=True))
     engine.start()

@@ -120,9 +120,9 @@ def test_where_only_one_process_may_use_a_gpu_it_gets_one_lane(nvml, monkeypatch
 
 def test_a_watch_outlives_the_loss_of_its_gpu(nvml):
     watch = cuda.GpuWatch(UUIDS[1])
-    assert (watch.used(), watch.utilization()) == (1000 * MIB, 0.5)
+    assert (watch.used(), watch.utilization(), watch.is_lost()) == (1000 * MIB, 0.5, False)
     nvml.gpus[1]["lost"] = True
-    assert (watch.used(), watch.utilization()) == (None, None)
+    assert (watch.used(), watch.utilization(), watch.is_lost()) == (None, None, True)
     watch.close()
 
 

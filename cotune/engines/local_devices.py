@@ -1,0 +1,85 @@
+"""The devices of this machine under a run, until they are of no more use."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+from cotune import errors
+from cotune.engines.local_gpu import LocalGpu
+from cotune.engines.stillborn import Stillborn
+from cotune.sharing.devices import DeviceInfo
+
+log = logging.getLogger(__name__)
+
+
+class LocalDevices:
+    """Knows which devices there are, and gives up those that are lost or on which no lane comes up.
+
+    Args:
+        infos: Those of the run.
+        folder: Where lanes leave their logs.
+
+    Attributes:
+        there: Those that are in use, by name.
+        gpus: The GPUs among them, once they are watched.
+    """
+
+    def __init__(self, infos: Sequence[DeviceInfo], folder: Path) -> None:
+        self.there = {info.name: info for info in infos}
+        self.gpus: dict[str, LocalGpu] = {}
+        self._stillborn = {name: Stillborn(f"see the logs in {folder}") for name in self.there}
+        self._useless: dict[str, errors.RunError] = {}
+
+    def watch(self, mps: bool) -> None:
+        """Starts to watch the GPUs.
+
+        Raises:
+            DeviceError: MPS was asked for, and cannot be used.
+        """
+        for info in self.there.values():
+            if info.is_cuda:
+                self.gpus[info.name] = LocalGpu(info, mps)
+
+    def lane_up(self, device: str) -> None:
+        self._stillborn[device].lane_up()
+
+    def lane_stillborn(self, device: str, detail: str) -> None:
+        """A lane has died there before it was up."""
+        try:
+            self._stillborn[device].another(detail)
+        except errors.RunError as error:
+            self._useless[device] = error
+
+    def is_lost(self, device: str) -> bool:
+        """Whether the driver says, now, that a GPU is gone."""
+        gpu = self.gpus.get(device)
+        if gpu is None or not gpu.is_lost():
+            return False
+        hint = "see `nvidia-smi` and the kernel's log; what has run is kept, resume=True goes on with it"
+        self._useless[device] = errors.RunError("the driver has lost it", hint=hint)
+        return True
+
+    def give_up(self) -> list[str]:
+        """The devices that have become useless since the last call.
+
+        Raises:
+            RunError: There are no others.
+        """
+        found = [name for name in self._useless if name in self.there]
+        for name in found:
+            error = self._useless[name]
+            del self.there[name]
+            if not self.there:
+                raise errors.RunError(f"{name}, the last device: {error.message}", hint=error.hint) from error
+            log.warning("%s is given up: %s", name, error.message)
+            gpu = self.gpus.pop(name, None)
+            if gpu is not None:
+                gpu.close()
+        self._useless.clear()
+        return found
+
+    def close(self) -> None:
+        for gpu in self.gpus.values():
+            gpu.close()
