@@ -72,7 +72,7 @@ class LocalDevices:
             error = self._useless[name]
             del self.there[name]
             if not self.there:
-                raise errors.RunError(f"{name}, the last device: {error.message}", hint=error.hint) from error
+                raise errors.RunError(f"{name}, the last device: {error.message}", hint=error.hint)
             log.warning("%s is given up: %s", name, error.message)
             gpu = self.gpus.pop(name, None)
             if gpu is not None:

@@ -4,7 +4,7 @@
 // that is only reserved, and counted for each process in a file that all share, as a real one counts for all programs.
 // Kernels do nothing, but for those that fill, wait, or gather by index, which fails as with an index out of range.
 //
-// PRETEND_GPU           the file; PRETEND_GPU.lock is beside it
+// PRETEND_GPU           the file; PRETEND_GPU.lock is beside it, and once PRETEND_GPU.lost-1 is, device 1 is lost
 // PRETEND_GPU_COUNT     devices, 1
 // PRETEND_GPU_MIB       memory of each, 81559
 // PRETEND_GPU_CONTEXT   MiB that a process takes with its context, 450
@@ -82,6 +82,8 @@ inline std::string book_path() {
   const char* path = getenv("PRETEND_GPU");
   return path ? path : "/dev/shm/pretend-gpu";
 }
+
+inline bool is_lost(int device) { return !access((book_path() + ".lost-" + std::to_string(device)).c_str(), F_OK); }
 
 inline Book* book() {
   static Book* const mapped = [] {
@@ -220,6 +222,7 @@ inline cudaError_t started() {
   if (sticky) return told(sticky);
   if (is_forked()) return told(cudaErrorInitializationError);
   if (ours().empty()) return told(cudaErrorNoDevice);
+  if (is_lost(ours()[current])) return told(sticky = cudaErrorUnknown);
   owner = getpid();
   if (!has_context[current]) {
     if (!take(ours()[current], setting("PRETEND_GPU_CONTEXT", 450) * MIB)) return told(cudaErrorMemoryAllocation);

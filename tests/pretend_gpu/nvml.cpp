@@ -2,7 +2,7 @@
 
 #include "device.hpp"
 
-enum { OK = 0, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, INSUFFICIENT_SIZE = 7 };
+enum { OK = 0, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, INSUFFICIENT_SIZE = 7, GPU_IS_LOST = 15 };
 
 struct Memory {
   unsigned long long total, free, used;
@@ -41,6 +41,7 @@ API int nvmlDeviceGetUUID(void* handle, char* text, unsigned size) {
   return snprintf(text, size, "%s", uuid(index_of(handle)).c_str()), OK;
 }
 API int nvmlDeviceGetMemoryInfo(void* handle, Memory* memory) {
+  if (is_lost(index_of(handle))) return GPU_IS_LOST;
   Locked locked;
   size_t taken = used(index_of(handle));
   return *memory = {total(), total() - taken, taken}, OK;
