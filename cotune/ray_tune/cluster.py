@@ -15,10 +15,11 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayError
 from cotune.engines.frames import event_of
 from cotune.engines.others import OthersOnGpu
 from cotune.engines.stillborn import Stillborn
+from cotune.errors import RunError
 from cotune.packer import events as ev
 from cotune.packer import instructions as do
 from cotune.ray_tune.lane import Beat
-from cotune.ray_tune.slots import ClusterOptions, Slot, Slots, alive_nodes, kill
+from cotune.ray_tune.slots import ON_EVERY_NODE, ClusterOptions, Slot, Slots, alive_nodes, kill
 from cotune.sharing import wire
 from cotune.sharing.lane_options import LaneOptions
 
@@ -71,9 +72,7 @@ class Cluster:
         self._options = options
         self._slots = Slots(options)
         self._lanes: dict[int, LaneHandle] = {}
-        self._stillborn = Stillborn(
-            "importing what the trainable uses must work on every node, and cotune be installed there"
-        )
+        self._stillborn = Stillborn(ON_EVERY_NODE)
         self._watch_due = 0.0
         self._missed_at = self.now() + MISSED_AFTER
         self._pending: list[ev.Event] = []
@@ -101,13 +100,13 @@ class Cluster:
         for slot in self._slots.idle(busy, self.now()):
             self._drop(slot)
 
-    def _drop(self, slot: Slot) -> None:
-        """Lets a device go, with all that runs there."""
+    def _drop(self, slot: Slot, is_useless: bool = False) -> None:
+        """Lets a device go, with all that runs there; one that is of no use stays ours."""
         for lane in slot.lanes.values():
             self._lanes.pop(lane.lane, None)
             _look_away([*lane.unheard, *lane.calls.values()])
             kill(lane.actor)
-        self._slots.drop(slot)
+        self._slots.drop(slot, is_useless)
         if slot.site is not None:
             self._lost.append(slot.name)
 
@@ -207,7 +206,7 @@ class Cluster:
             return
         except RayError as error:
             kill(lane.actor)
-            self._stillborn.another(str(error))
+            self._lane_stillborn(lane.slot, str(error))
             return
         lane.pid = site.pid
         for given in lane.unsigned:
@@ -216,7 +215,7 @@ class Cluster:
         if lane.slot.site is not None and site.place != lane.slot.site.place:
             log.error("lane %d of %s is at %s: closed", lane.lane, lane.slot.name, site.place)
             kill(lane.actor)
-            self._stillborn.another(f"Ray has put a process for {lane.slot.name} on {site.place}")
+            self._lane_stillborn(lane.slot, f"Ray has put a process for {lane.slot.name} on {site.place}")
 
     def _hear_beat(self, lane: LaneHandle) -> None:
         try:
@@ -233,6 +232,7 @@ class Cluster:
             if isinstance(event, ev.LaneReady):
                 lane.ready = True
                 self._stillborn.lane_up()
+                lane.slot.stillborn.lane_up()
             self._pending.append(event)
         if beat.quiet > QUIET_AFTER:
             self._pending.append(ev.LaneQuiet(self.now(), lane.lane, beat.holder, beat.quiet, beat.held))
@@ -251,7 +251,23 @@ class Cluster:
         holder = lane.last.holder if lane.last else None
         self._pending.append(ev.LaneLost(self.now(), lane.lane, holder, _first_line(error)))
         if not lane.ready:
-            self._stillborn.another(_first_line(error))
+            self._lane_stillborn(slot, _first_line(error))
+
+    def _lane_stillborn(self, slot: Slot, detail: str) -> None:
+        """One more lane has died there before it was up; after too many the device is left alone.
+
+        Raises:
+            RunError: There is no other.
+        """
+        if slot not in self._slots.all:
+            return
+        try:
+            slot.stillborn.another(detail)
+        except RunError as error:
+            if len(self._slots.all) == 1:
+                raise
+            log.warning("%s is given up: %s", slot.name, error.message)
+            self._drop(slot, is_useless=True)
 
     def _watch(self) -> None:
         """Once a second: nodes that are gone, lanes that say nothing, what others do to our GPUs."""
@@ -288,6 +304,7 @@ class Cluster:
         if ray.is_initialized():
             for slot in list(self._slots.all):
                 self._drop(slot)
+            self._slots.close()
         self._lanes.clear()
         self._pending.clear()
 

@@ -19,6 +19,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from cotune.demand import MIB
 from cotune.engines.others import OthersOnGpu
+from cotune.engines.stillborn import Stillborn
 from cotune.packer import events as ev
 from cotune.ray_tune.lane import lane_actor
 from cotune.ray_tune.site import Site
@@ -29,6 +30,7 @@ LANE_SHARE = 0.01
 IDLE_AFTER = 10.0
 CPU_CONTEXT_GUESS = 256 * MIB
 MAX_LANES = int(1 / LANE_SHARE) - 4
+ON_EVERY_NODE = "importing what the trainable uses must work on every node, and cotune be installed there"
 
 log = logging.getLogger(__name__)
 
@@ -74,6 +76,7 @@ class Slot:
         spares: Processes that are no lanes yet, and their answers to `site()`; whose is first is used first.
         lanes: The lanes on it, by number.
         idle_since: When nothing ran here any more.
+        stillborn: Lanes that died here before they were up.
     """
 
     group: Any
@@ -87,6 +90,7 @@ class Slot:
     spares: list[tuple[Any, Any]] = field(default_factory=list)
     lanes: dict[int, Any] = field(default_factory=dict)
     idle_since: float | None = None
+    stillborn: Stillborn = field(default_factory=lambda: Stillborn(ON_EVERY_NODE))
 
     @property
     def news(self) -> list[Any]:
@@ -101,11 +105,13 @@ class Slots:
 
     Attributes:
         all: Those that are up, and those that are not yet.
+        useless: Those that are kept so that Ray does not give them to us again.
         uses_gpus: They are GPUs, and not nodes.
     """
 
     def __init__(self, options: ClusterOptions) -> None:
         self.all: list[Slot] = []
+        self.useless: list[Slot] = []
         self._options = options
         self._named = 0
         self._actor = lane_actor(options.residents)
@@ -154,10 +160,10 @@ class Slots:
         if self.uses_gpus:
             # Where there is none yet, one is asked for, or none would ever come.
             limit = self._options.gpus or max(1, int(self._total("GPU")))
-            while len(self.all) < min(limit, trials):
+            while len(self.all) < min(limit - len(self.useless), trials):
                 self._add_gpu()
         else:
-            taken = [slot.site.node if slot.site else slot.node for slot in self.all]
+            taken = [slot.site.node if slot.site else slot.node for slot in [*self.all, *self.useless]]
             for node in self._nodes:
                 if len(self.all) < trials and node["NodeID"] not in taken and node["Resources"].get("CPU", 0) >= 1:
                     self._add_node(node)
@@ -186,7 +192,7 @@ class Slots:
     def _add(self, bundle: Mapping[str, float], cores: int, share: float, node: str | None) -> None:
         slot = Slot(placement_group([dict(bundle)], strategy="STRICT_PACK"), cores, share, node)
         self.all.append(slot)
-        if self.uses_gpus and len(self.all) > self._total("GPU"):
+        if self.uses_gpus and len(self.all) + len(self.useless) > self._total("GPU"):
             # Of processes for a group without a place an autoscaler would say, again and again, that no node fits them.
             slot.placed = slot.group.ready()
         else:
@@ -263,12 +269,21 @@ class Slots:
                 found.append(slot)
         return found[: len(self.all) - 1]
 
-    def drop(self, slot: Slot) -> None:
-        """Gives a device back, with the processes on it that are no lanes."""
+    def drop(self, slot: Slot, is_useless: bool = False) -> None:
+        """Gives a device back, or sets it aside, without the processes on it that are no lanes."""
         self.all.remove(slot)
         for actor, _ in slot.spares:
             kill(actor)
-        remove_placement_group(slot.group)
+        if is_useless:
+            self.useless.append(slot)
+        else:
+            remove_placement_group(slot.group)
+
+    def close(self) -> None:
+        """Gives back what was set aside."""
+        for slot in self.useless:
+            remove_placement_group(slot.group)
+        self.useless.clear()
 
 
 def alive_nodes() -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""What others take of a GPU that lanes of a cluster share, as their beats tell."""
+"""Devices of a cluster and the lanes on them, without Ray."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ pytest.importorskip("ray")
 
 from cotune.demand import GIB
 from cotune.engines.others import SETTLE, OthersOnGpu
+from cotune.errors import RunError
+from cotune.ray_tune import slots as slots_module
 from cotune.ray_tune.cluster import Cluster
 from cotune.ray_tune.lane import Beat
-from cotune.ray_tune.slots import Slot
+from cotune.ray_tune.slots import Slot, Slots
 
 
 @pytest.fixture
@@ -52,3 +54,23 @@ def test_nothing_is_concluded_beside_a_lane_whose_figure_is_not_known(gpu, other
 
 def test_nothing_is_concluded_where_no_lane_tells(gpu):
     assert gpu() == []
+
+
+def test_a_device_on_which_no_lane_comes_up_is_set_aside_unless_it_is_the_last(monkeypatch, caplog):
+    given_back = []
+    monkeypatch.setattr(slots_module, "remove_placement_group", given_back.append)
+    cluster, slots = object.__new__(Cluster), object.__new__(Slots)
+    broken, sound = (Slot(name, 4, 1.0, None, name, site=SimpleNamespace(node="node")) for name in ("gpu:0", "gpu:1"))
+    slots.all, slots.useless = [broken, sound], []
+    cluster._slots, cluster._lanes, cluster._lost = slots, {}, []
+    for _ in range(7):
+        cluster._lane_stillborn(broken, "no CUDA-capable device is detected")
+    assert (slots.up, slots.useless, cluster._lost) == ([sound], [broken], ["gpu:0"])
+    assert "gpu:0 is given up: 5 lanes in a row died before they were up: no CUDA-capable device" in caplog.text
+    for _ in range(4):
+        cluster._lane_stillborn(sound, "no room")
+    with pytest.raises(RunError, match="5 lanes in a row died before they were up: no room"):
+        cluster._lane_stillborn(sound, "no room")
+    assert given_back == [], "or Ray would give it to us again"
+    slots.close()
+    assert given_back == ["gpu:0"]
