@@ -20,7 +20,8 @@ from cotune.trial import Report, TrialState
 
 _HINTS = {
     **errors.HINTS,
-    "LaneDied": "see error.txt and log.txt in its folder; a native library of the trainable may crash",
+    "LaneDied": "see error.txt and log.txt in its folder; a native library of the trainable may crash, or the kernel "
+    "kill it for want of memory (dmesg says so)",
     "TrialFailed": "the traceback is in error.txt in the trial's folder",
 }
 
