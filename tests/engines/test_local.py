@@ -1,4 +1,5 @@
 import errno
+import math
 import os
 import signal
 from unittest import mock
@@ -32,6 +33,20 @@ def test_a_lane_for_which_no_file_may_be_opened_is_told_with_a_way_out(tmp_path,
     with pytest.raises(RunError, match="lane 3 cannot be opened: Too many open files") as told:
         engine.execute(OpenLane(3, "cpu:0", 1 << 30))
     assert "ulimit -n" in told.value.hint
+    engine.close()
+
+
+def test_while_the_driver_does_not_run_nobody_is_late(tmp_path):
+    engine = LocalEngine(behave, find_devices(devices=["cpu:0@4GiB"]), tmp_path, LocalOptions("loss"))
+    lane = mock.Mock(leaves_since=math.inf, **{"quiet_seconds.return_value": 0.0})
+    engine._lanes[3] = lane
+    engine._watch()
+    lane.excuse.reset_mock()
+    engine._watch()
+    assert not lane.excuse.called
+    engine._watch_due = engine.now() - 100
+    engine._watch()
+    assert lane.excuse.call_args.args == (pytest.approx(100, abs=10),)
     engine.close()
 
 
