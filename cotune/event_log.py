@@ -52,15 +52,15 @@ class EventLog:
         try:
             while data:
                 data = data[os.write(self._fd, data) :]
-            removed = os.fstat(self._fd).st_nlink == 0
+            is_there = self._is_there()
         except OSError as error:
             # What is still to be written goes on where it stopped, not behind a torn line.
             self._lines.insert(0, data)
             raise self._error(error) from error
-        if removed:
+        if not is_there:
             raise StorageError(
-                f"{self._path} was removed while the run goes on: nothing of it would be left",
-                hint="to end a run press Ctrl-C; remove its folder when it is over",
+                f"{self._path} was removed or moved while the run goes on: what follows would be lost",
+                hint="to end a run press Ctrl-C; remove or move its folder when it is over",
             )
 
     def close(self) -> None:
@@ -68,6 +68,12 @@ class EventLog:
             self.flush()
         finally:
             os.close(self._fd)
+
+    def _is_there(self) -> bool:
+        try:
+            return os.path.samestat(os.stat(self._path), os.fstat(self._fd))
+        except FileNotFoundError:
+            return False
 
     def _cut_torn_line(self) -> None:
         size = os.fstat(self._fd).st_size

@@ -20,7 +20,8 @@ from cotune.trial import Report, TrialState
 
 _HINTS = {
     **errors.HINTS,
-    "LaneDied": "see error.txt and log.txt in its folder; a native library of the trainable may crash",
+    "LaneDied": "see error.txt and log.txt in its folder; a native library of the trainable may crash, or the kernel "
+    "kill it for want of memory (dmesg says so)",
     "TrialFailed": "the traceback is in error.txt in the trial's folder",
 }
 
@@ -187,9 +188,11 @@ def check_version(folder: RunFolder, settings: Mapping[str, Any]) -> None:
     Raises:
         StorageError: It is of another version.
     """
-    if settings.get("version") != VERSION:
+    if "version" not in settings:
+        raise StorageError(f"{folder.events} does not begin with a run", hint="choose another name=")
+    if settings["version"] != VERSION:
         raise StorageError(
-            f"{folder.events} is of version {settings.get('version')}, this cotune writes version {VERSION}",
+            f"{folder.events} is of version {settings['version']}, this cotune writes version {VERSION}",
             hint="choose another name=, or resume with the cotune that wrote it",
         )
 
@@ -220,6 +223,9 @@ def _replay(record: Record, event: dict[str, Any], line: bytes, metric: str) -> 
     elif kind == "estimate":
         record.estimate = Estimate(*event["estimate"]) if event["estimate"] else None
     elif kind == "end":
+        if event["error"] is not None and event["error"][0] == errors.StorageError.__name__:
+            # There was no room for its checkpoint: it has not failed for good, and is run again.
+            return
         record.state = TrialState(event["state"])
         record.end = event["time"]
         record.goes_on(event["time"])

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+from pathlib import Path
 
 import pytest
 
@@ -128,13 +129,14 @@ def test_a_full_disk_is_a_storage_error_with_the_path():
         log.close()
 
 
-def test_a_file_that_is_removed_while_it_is_written_is_a_storage_error(path):
+@pytest.mark.parametrize("away", [Path.unlink, lambda path: path.rename(path.with_name("moved"))])
+def test_a_file_that_is_removed_or_moved_while_it_is_written_is_a_storage_error(path, away):
     log = EventLog(path)
     log.write("run", 0.0)
     log.flush()
-    path.unlink()
+    away(path)
     log.write("trial", 1.0)
-    with pytest.raises(StorageError, match="was removed while the run goes on") as refused:
+    with pytest.raises(StorageError, match="was removed or moved while the run goes on") as refused:
         log.flush()
     assert str(path) in refused.value.message
     log.close()

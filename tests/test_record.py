@@ -233,6 +233,13 @@ def test_events_of_a_trial_whose_beginning_was_never_written_are_passed_over(wri
     assert written.run().start(5).report(1, trial=5, loss=1.0).read().records == []
 
 
+def test_a_trial_whose_checkpoint_found_no_room_is_run_again(written):
+    no_room = ["StorageError", "trial 0: no space left", "make room"]
+    record = written.run().trial().start().report(1, loss=1.0).end(state="failed", error=no_room).record()
+    assert not record.state.is_final
+    assert record.error is None
+
+
 def test_another_version_is_refused_with_both_numbers(written):
     with pytest.raises(StorageError) as refused:
         written.run(version=VERSION + 1).trial().read()
@@ -247,7 +254,7 @@ def test_another_version_is_refused_before_its_events_are_understood(written):
 
 
 def test_a_file_without_a_run_is_refused(written):
-    with pytest.raises(StorageError):
+    with pytest.raises(StorageError, match="does not begin with a run"):
         written.read()
 
 

@@ -310,6 +310,31 @@ def test_a_line_that_a_full_disk_refuses_costs_no_trial(run):
     assert [trial.state for trial in results] == ["done"]
 
 
+def test_what_a_trial_has_every_thread_traced_with_does_not_keep_the_next_from_starting(run):
+    def train(config):
+        import threading
+
+        def refuse(*_):
+            raise ValueError("traced")
+
+        threading.settrace(refuse)
+        threading.setprofile(refuse)
+        cotune.report({"loss": 1.0})
+
+    assert not run(train, {"x": 1}, trials=2, lanes=1).errors
+
+
+def test_a_trial_that_breaks_python_itself_fails_by_name(run):
+    def train(config):
+        import builtins
+
+        builtins.isinstance = None
+        cotune.report({"loss": 1.0})
+
+    (failed,) = run(train, {"x": 1}, trials=1).errors
+    assert isinstance(failed.error, cotune.LaneDied)
+
+
 def test_threads_of_a_trial_may_report(run):
     def train(config):
         import threading

@@ -342,8 +342,11 @@ class LocalEngine(Engine):
     def _watch(self) -> None:
         """Once a second: lanes that make no progress, and what others do to our devices."""
         now = self.now()
-        self._watch_due = now + WATCH_EVERY
+        late, self._watch_due = now - self._watch_due, now + WATCH_EVERY
         for lane in self._lanes.values():
+            if late > WATCH_EVERY:
+                # We did not run, and so perhaps nobody did: a container was paused, a job suspended.
+                lane.excuse(late)
             if now - lane.leaves_since > EXIT_WITHIN:
                 # It cannot even read its messages, as when native code holds the interpreter.
                 lane.kill()

@@ -64,6 +64,11 @@ class Fitting:
         """Whether a lane here takes another resident, as far as numbers go."""
         return self._residents > 1 and any(self._takes_resident(lane) for lane in device.lanes.values())
 
+    def is_admitted(self, trial: Trial, devices: Iterable[Device]) -> bool:
+        """Whether any lane there that takes another resident would give turns to this one, if there were room."""
+        lanes = (lane for device in devices for lane in device.lanes.values())
+        return any(self._takes_resident(lane) and self.admits(trial, lane) for lane in lanes)
+
     def seats(self, device: Device) -> int:
         """How many more trials could run on the device, as far as lanes go; memory may allow fewer."""
         if self._residents == 1:

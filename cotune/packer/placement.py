@@ -36,6 +36,7 @@ class _Search:
     limits: dict[tuple[str, str], float] = field(default_factory=dict)
     tried: dict[Shape, Mark] = field(default_factory=dict)
     passed: int = 0
+    turns: bool = True
 
 
 class Placement:
@@ -123,7 +124,8 @@ class Placement:
             if self._residents == 1:
                 return min(most, self._pool.roomiest)
             # Else a lane of its own is all it could get, even after others made room.
-            return most if self._pool.most_shared >= 0 else min(most, self._pool.roomiest_later)
+            shares = search.turns and self._pool.most_shared >= 0
+            return most if shares else min(most, self._pool.roomiest_later)
 
         return limit
 
@@ -139,6 +141,9 @@ class Placement:
             search.limits[shape.fits] = self._line.size(trial) - 1
         else:
             search.tried[shape] = self._line.mark(trial)
+            if self._policy.preempts and not self._fitting.is_admitted(trial, self._pool.with_turns(0)):
+                # Nor would those behind it have the turn: the line has the same order.
+                search.turns = False
 
     def _find(self, trial: Trial) -> Place | None:
         """A place now; turns in a lane of others only where no room for an own lane is under way."""

@@ -30,10 +30,12 @@ class TurnRules:
 
     def has_turn(self, trial: Trial, lane: Lane) -> bool:
         """Whether a trial would have the turn in this lane, or its part of it; else it would only take memory."""
-        claim, others = self._claim(trial), [self._claim(other) for other in lane.residents.values()]
-        if not self._policy.preempts and all(other == claim for other in others):
+        others = lane.residents.values()
+        if not self._policy.preempts and all(other.priority == trial.priority for other in others):
             return True
-        return all(claim < other for other in others)
+        # One by one: of many residents the first or second mostly settles it, for each of many trials that wait.
+        claim = self._claim(trial)
+        return all(claim < self._claim(other) for other in others)
 
     def review(self) -> None:
         """Where priorities differ or the policy preempts, the first of a lane's residents has every turn."""

@@ -142,8 +142,10 @@ class LaneTrial(ResidentTrial):
                 self._serve(call)
         except BaseException:
             # A lane in which this fails is of no use: its death is noticed, and its residents go on elsewhere.
-            traceback.print_exc()
-            os._exit(1)
+            try:
+                traceback.print_exc()
+            finally:
+                os._exit(1)
         self.inbox.close()
 
     def _serve(self, call: Call) -> None:

@@ -67,7 +67,7 @@ class Checkpoints:
     def _not_saved(self, error: OSError) -> StorageError:
         return StorageError(
             f"checkpoint of trial {self._trial} not saved under {self._folder.checkpoints}: {error.strerror or error}",
-            hint="the previous checkpoint is still valid; make room, or pass storage= with a folder that has some",
+            hint="make room, then resume=True goes on from the previous checkpoint; or pass another storage=",
         )
 
 

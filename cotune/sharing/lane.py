@@ -59,6 +59,7 @@ class LaneHandle:
         os.ftruncate(page, mmap.PAGESIZE)
         self._page = memoryview(mmap.mmap(page, mmap.PAGESIZE)).cast("d")
         self._page[0] = -1.0
+        self._excused = (0.0, 0.0)
         self._sock, theirs = socket.socketpair()
         for side in (self._sock, theirs):
             side.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 21)
@@ -81,7 +82,15 @@ class LaneHandle:
 
     def quiet_seconds(self) -> float:
         """Seconds since the last iteration boundary of the trial that has the turn; 0 if none has it."""
-        return max(0.0, time.monotonic() - self._page[1]) if self._page[0] >= 0 else 0.0
+        since, excused = self._excused
+        left_out = excused if since == self._page[1] else 0.0
+        return max(0.0, time.monotonic() - self._page[1] - left_out) if self._page[0] >= 0 else 0.0
+
+    def excuse(self, seconds: float) -> None:
+        """Leaves out so much of the iteration that is under way."""
+        since, excused = self._excused
+        begun = self._page[1]
+        self._excused = begun, seconds + (excused if since == begun else 0.0)
 
     @property
     def held(self) -> int:

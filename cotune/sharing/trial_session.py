@@ -145,8 +145,11 @@ class TrialSession(ResidentTrial):
             self._run()
         except BaseException:
             # A lane in which this fails is of no use: its death is reported, and its residents go on elsewhere.
-            traceback.print_exc()
-            os._exit(1)
+            try:
+                traceback.print_exc()
+            finally:
+                # Also where the trial has broken what printing needs: it would have its turn for ever.
+                os._exit(1)
 
     def _run(self) -> None:
         host = self._host

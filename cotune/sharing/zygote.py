@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from cotune.sharing.zygote_main import write_payload
+from cotune.sharing.zygote_main import kill_group, write_payload
 
 CLOSES_WITHIN = 10.0
 
@@ -72,6 +72,7 @@ class Zygote:
             theirs.close()
         self.is_up = False
         self._scratch = ""
+        self._groups: dict[int, int] = {}
         self._sock = ours
         self._log = log
 
@@ -111,6 +112,10 @@ class Zygote:
         message: tuple[str, int, Any] = pickle.loads(data)
         if message[0] == "up":
             self.is_up, self._scratch = True, message[2]
+        elif message[0] == "forked":
+            self._groups[message[1]] = message[2]
+        elif message[0] == "gone":
+            self._groups.pop(message[1], None)
         return message
 
     def last_words(self) -> str:
@@ -129,6 +134,10 @@ class Zygote:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        if self._process.returncode:
+            # It was killed, and its lanes with it; not what trials have started in these.
+            for group in self._groups.values():
+                kill_group(group)
         if self._scratch:
             # Unless it was killed, it has done that.
             shutil.rmtree(self._scratch, ignore_errors=True)

@@ -52,6 +52,9 @@ def main(control: int, payload: int, levels: Mapping[str, int] | None) -> NoRetu
     # Imports take seconds, and whoever ends the zygote need not wait for them.
     signal.signal(signal.SIGTERM, _leave)
     sock = socket.socket(fileno=control)
+    if _is_over(sock):
+        # The driver died before we could ask to be told.
+        _leave()
     modules, sys.argv[:], trainable = _read_payload(payload)
     os.set_inheritable(payload, False)
     _preload(modules)
@@ -65,12 +68,20 @@ def main(control: int, payload: int, levels: Mapping[str, int] | None) -> NoRetu
         again = write_payload(safe, sys.argv, trainable)
         os.set_inheritable(again, True)
         os.execv(sys.executable, [*sys.orig_argv[:-2], str(again), sys.orig_argv[-1]])
+    signal.signal(signal.SIGTERM, _note)
     _make_scratch()
     gc.collect()
     gc.freeze()
-    signal.signal(signal.SIGTERM, _note)
-    sock.send(pickle.dumps(("up", os.getpid(), _scratch)))
+    with contextlib.suppress(OSError):
+        # Without a driver, serving ends at once, and in order.
+        sock.send(pickle.dumps(("up", os.getpid(), _scratch)))
     Zygote(sock, wake_read, trainable, libc).serve()
+
+
+def _is_over(sock: socket.socket) -> bool:
+    poller = select.poll()
+    poller.register(sock, 0)
+    return bool(poller.poll(0))
 
 
 _terminated = False
@@ -177,7 +188,7 @@ class Zygote:
             if control in ready and not self._request():
                 break
         for pid in self._lanes:
-            _kill_group(pid)
+            kill_group(pid)
         _leave()
 
     def _request(self) -> bool:
@@ -199,7 +210,7 @@ class Zygote:
             self._fork(lane, self._rehearse, fds)
         elif what == "kill":
             for pid in [pid for pid, other in self._lanes.items() if other == lane]:
-                _kill_group(pid)
+                kill_group(pid)
         return True
 
     def _fork(self, lane: int, serve: Callable[..., NoReturn], fds: Sequence[int]) -> None:
@@ -257,7 +268,7 @@ class Zygote:
                 return
             lane = self._lanes.pop(pid, None)
             if lane is not None:
-                _kill_group(pid)
+                kill_group(pid)
                 self._tell("gone", lane, status)
 
     def _tell(self, what: str, lane: int, value: int) -> None:
@@ -265,7 +276,7 @@ class Zygote:
             self._sock.send(pickle.dumps((what, lane, value)))
 
 
-def _kill_group(group: int) -> None:
+def kill_group(group: int) -> None:
     """Kills a lane and what it has started, but for those who clean up after the killed.
 
     The resource trackers of multiprocessing and loky remove semaphores and shared memory once their users are gone, and

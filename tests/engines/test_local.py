@@ -1,5 +1,6 @@
 import contextlib
 import errno
+import math
 import os
 import signal
 from unittest import mock
@@ -82,6 +83,20 @@ def test_a_trial_is_lost_with_its_gpu_and_does_not_fail_because_of_it(tmp_path, 
         assert (type(ended), ended.device) == (DeviceLost, "cpu:0")
         assert not any(isinstance(heard, TrialEnded) for heard in [*under_test.heard, *under_test.listen(0.2)])
         gpu.close.assert_called_once_with()
+
+
+def test_while_the_driver_does_not_run_nobody_is_late(tmp_path):
+    engine = LocalEngine(behave, find_devices(devices=["cpu:0@4GiB"]), tmp_path, LocalOptions("loss"))
+    lane = mock.Mock(leaves_since=math.inf, **{"quiet_seconds.return_value": 0.0})
+    engine._lanes[3] = lane
+    engine._watch()
+    lane.excuse.reset_mock()
+    engine._watch()
+    assert not lane.excuse.called
+    engine._watch_due = engine.now() - 100
+    engine._watch()
+    assert lane.excuse.call_args.args == (pytest.approx(100, abs=10),)
+    engine.close()
 
 
 def test_once_a_fault_has_broken_the_contexts_of_mps_clients_lanes_are_apart(tmp_path, monkeypatch):

@@ -9,7 +9,7 @@ from cotune.demand import Demand
 from cotune.packer import Packer, PackerOptions
 from cotune.packer import events as ev
 from cotune.packer import instructions as do
-from cotune.packer.policies import POLICIES, Fluid, Horus, Policy, Srtf, make_policy
+from cotune.packer.policies import POLICIES, Fluid, Horus, Policy, Srtf, Waiting, make_policy
 
 GIB = 1024 * MIB
 CONTEXT = 20 * MIB
@@ -95,6 +95,26 @@ def test_srtf_gives_the_turns_to_the_shortest_and_lets_no_longer_one_in() -> Non
     hinted(world, 3, 100, seconds=1.0)
     assert turns(world.log) == [2, 3]
     world.run()
+
+
+def test_where_the_first_in_line_would_have_no_turn_those_behind_it_are_not_looked_at() -> None:
+    class Counted(Srtf):
+        looks = 0
+
+        def key(self, waiting: Waiting) -> tuple[float, ...]:
+            self.looks += 1
+            return super().key(waiting)
+
+    policy = Counted()
+    world = World(PackerOptions(width=1, residents=4, policy=policy), checked=False)
+    world.device("gpu 0", GIB, CONTEXT)
+    hinted(world, 0, 100, seconds=1.0)
+    for trial in range(1, 400):
+        hinted(world, trial, 100, seconds=100.0 + trial)
+    policy.looks = 0
+    hinted(world, 400, 100, seconds=1000.0)
+    assert world.running() == [0]
+    assert policy.looks < 50
 
 
 def test_other_policies_leave_turns_to_the_lane() -> None:

@@ -401,6 +401,22 @@ def test_a_killed_zygote_takes_its_lanes_with_it(world, watch):
     assert all(process.is_gone() for process in processes)
 
 
+def test_what_trials_have_started_does_not_outlive_a_killed_zygote(world, watch):
+    handle, _ = world.open()
+    child = watch(world.run(handle, child=STAYS)["child"])
+    os.kill(world.zygote.pid, signal.SIGKILL)
+    world.zygote.close()
+    assert child.is_gone()
+
+
+def test_a_zygote_whose_driver_died_while_it_started_leaves_nothing(tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    zygote = Zygote([], b"", 1, tmp_path / "zygote.log")
+    zygote._sock.close()
+    assert zygote._process.wait(PATIENCE) == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["zygote.log"]
+
+
 def test_the_driver_sees_a_killed_zygote_as_the_end_of_messages(world):
     world.message("up")
     os.kill(world.zygote.pid, signal.SIGKILL)
