@@ -126,6 +126,18 @@ def test_a_bare_lane_costs_something():
     assert MIB < context < 500 * MIB
 
 
+def test_no_handler_that_may_be_refused_memory_is_called_where_the_process_aborts():
+    before, after = in_own_process("""
+        import signal
+        signal.signal(signal.SIGABRT, lambda number, frame: None)
+        handled = lambda: int(open("/proc/self/status").read().split("SigCgt:")[1].split()[0], 16) >> 5 & 1
+        before = handled()
+        CpuMemory(1)
+        tell(before, handled())
+    """)
+    assert (before, after) == (1, 0)
+
+
 def test_numpy_is_refused_beyond_the_quota_and_says_how_much():
     (refused,) = in_own_process("""
         memory.set_quota(memory.start() + 64 * MIB)
