@@ -81,7 +81,7 @@ class LaneMemory(ABC):
 
 
 # What C++ itself says, whatever exception a library makes of it.
-_REFUSED_IN_CPP = ("bad_alloc", "bad allocation", "cudaErrorMemoryAllocation")
+_REFUSED_IN_CPP = ("bad_alloc", "bad allocation", "cudaErrorMemoryAllocation", "OOM when allocating tensor")
 _REFUSALS = (
     "out of memory",
     "can't allocate memory",

@@ -308,6 +308,12 @@ class OutOfMemoryError(RuntimeError):
         (OSError(12, "Cannot allocate memory"), None),
         (ImportError("/lib/_some.so: cannot make segment writable for relocation: Cannot allocate memory"), None),
         (type("CatBoostError", (Exception,), {})("cxxrt::bad_alloc"), None),
+        (
+            type("ResourceExhaustedError", (Exception,), {})(
+                "Graph execution error:\nOOM when allocating tensor with shape[128,43264] and type float on CPU:0"
+            ),
+            None,
+        ),
         (type("XGBoostError", (ValueError,), {})("[12:00:00] common.h: std::bad_alloc"), None),
         (RuntimeError("Caught MemoryError in DataLoader worker process 0.\nstd::bad_alloc"), None),
     ],
