@@ -6,6 +6,7 @@ import contextlib
 import sys
 import threading
 from abc import ABC, abstractmethod
+from dataclasses import replace
 from typing import TextIO
 
 from rich.console import Console, Group, RenderableType
@@ -73,10 +74,12 @@ class PlainLines(View):
             self._print(snapshot)
 
     def _print(self, snapshot: Snapshot, more: str = "") -> None:
+        # What went wrong once would otherwise stand behind every line of a long run.
+        shown = replace(snapshot, note="") if snapshot.note == self._last[1] else snapshot
         self._last, self._said = (snapshot.finished, snapshot.note), snapshot.seconds
         # A reader that has gone away must not end the run.
         with contextlib.suppress(OSError, ValueError):
-            print(", ".join(filter(None, [headline(snapshot), more])), file=self._stream, flush=True)
+            print(", ".join(filter(None, [headline(shown), more])), file=self._stream, flush=True)
 
 
 class LiveTable(View):

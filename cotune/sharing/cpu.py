@@ -7,6 +7,7 @@ import ctypes
 import os
 import re
 import resource
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -39,6 +40,8 @@ class CpuMemory(LaneMemory):
         self._libc = ctypes.CDLL(None)
         # With one arena, what one resident frees the next one can use.
         self._libc.mallopt(_M_ARENA_MAX, 1)
+        # Ray's handler of a crash needs memory, and where it is refused aborts into itself again, hundreds of times.
+        self._libc.signal(signal.SIGABRT, int(signal.SIG_DFL))
         self._status = os.open("/proc/self/status", os.O_RDONLY | os.O_CLOEXEC)
         self._refs = os.open("/proc/self/clear_refs", os.O_WRONLY | os.O_CLOEXEC)
         self._context = self._quota = self._bare = 0

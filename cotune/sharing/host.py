@@ -91,7 +91,7 @@ class Host(ABC):
         # A process that a trial forks is not the trial: its reports print, its steps are no boundaries.
         os.register_at_fork(after_in_child=_leave_session)
         on_optimizer_step(self._after_step, self._torch_loaded, self.memory.loading)
-        for library in ("tensorflow", "jax", "ray", "ray.tune", "ray.train"):
+        for library in ("tensorflow", "jax", "catboost", "ray", "ray.tune", "ray.train"):
             after_import(library, lambda module: None, self.memory.loading)
         after_import("cupy", self._cupy_loaded)
         self.page[0] = -1.0

@@ -81,7 +81,7 @@ class LaneMemory(ABC):
 
 
 # What C++ itself says, whatever exception a library makes of it.
-_REFUSED_IN_CPP = ("bad_alloc", "bad allocation", "cudaErrorMemoryAllocation")
+_REFUSED_IN_CPP = ("bad_alloc", "bad allocation", "cudaErrorMemoryAllocation", "OOM when allocating tensor")
 _REFUSALS = (
     "out of memory",
     "can't allocate memory",
@@ -94,6 +94,8 @@ _REFUSALS = (
     "CURAND_STATUS_ALLOCATION_FAILED",
     "unable to mmap",
 )
+# Said of a table of fixed size, which more memory does not make larger.
+_TLS = "cannot allocate memory in static tls block"
 # What libraries say for want of memory, and for other reasons too.
 _PERHAPS = (
     "unable to find an engine to execute this computation",
@@ -133,11 +135,12 @@ def out_of_memory(error: BaseException, is_short: Callable[[], bool] = lambda: F
     for cause in causes(error):
         text = text_of(cause)
         is_memory = isinstance(cause, MemoryError) or type(cause).__name__ in ("OutOfMemoryError", "_ArrayMemoryError")
-        refusals = _REFUSED_IN_CPP + _REFUSALS * isinstance(cause, (RuntimeError, OSError))
-        if is_memory or any(refusal.lower() in text.lower() for refusal in refusals):
+        refusals = _REFUSED_IN_CPP + _REFUSALS * isinstance(cause, (RuntimeError, OSError, ImportError))
+        said = text.lower().replace(_TLS, "")
+        if is_memory or any(refusal.lower() in said for refusal in refusals):
             return True, _refused(cause, text)
-    said = [text_of(cause).lower() for cause in causes(error) if isinstance(cause, RuntimeError)]
-    return any(perhaps.lower() in text for text in said for perhaps in _PERHAPS) and is_short(), None
+    texts = [text_of(cause).lower() for cause in causes(error) if isinstance(cause, RuntimeError)]
+    return any(perhaps.lower() in text for text in texts for perhaps in _PERHAPS) and is_short(), None
 
 
 def _refused(error: BaseException, text: str) -> int | None:

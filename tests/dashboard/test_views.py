@@ -241,6 +241,13 @@ def test_a_new_note_is_a_change(stream):
     assert "trial 4 failed" in stream.getvalue().splitlines()[-1]
 
 
+def test_a_note_is_printed_once(stream):
+    lines = PlainLines(stream)
+    for count in (1, 2, 3):
+        lines.update(replace(finished(count, 2.0 * count), note="trial 4 failed: ValueError"))
+    assert [", trial 4 failed: ValueError" in line for line in stream.getvalue().splitlines()] == [True, False, False]
+
+
 def test_at_most_one_line_a_second_is_printed(stream):
     lines = PlainLines(stream)
     for tick in range(50):

@@ -126,6 +126,18 @@ def test_a_bare_lane_costs_something():
     assert MIB < context < 500 * MIB
 
 
+def test_no_handler_that_may_be_refused_memory_is_called_where_the_process_aborts():
+    before, after = in_own_process("""
+        import signal
+        signal.signal(signal.SIGABRT, lambda number, frame: None)
+        handled = lambda: int(open("/proc/self/status").read().split("SigCgt:")[1].split()[0], 16) >> 5 & 1
+        before = handled()
+        CpuMemory(1)
+        tell(before, handled())
+    """)
+    assert (before, after) == (1, 0)
+
+
 def test_numpy_is_refused_beyond_the_quota_and_says_how_much():
     (refused,) = in_own_process("""
         memory.set_quota(memory.start() + 64 * MIB)
@@ -317,7 +329,14 @@ class OutOfMemoryError(RuntimeError):
         (RuntimeError("std::bad_alloc"), None),
         (RuntimeError("can't start new thread"), None),
         (OSError(12, "Cannot allocate memory"), None),
+        (ImportError("/lib/_some.so: cannot make segment writable for relocation: Cannot allocate memory"), None),
         (type("CatBoostError", (Exception,), {})("cxxrt::bad_alloc"), None),
+        (
+            type("ResourceExhaustedError", (Exception,), {})(
+                "Graph execution error:\nOOM when allocating tensor with shape[128,43264] and type float on CPU:0"
+            ),
+            None,
+        ),
         (type("XGBoostError", (ValueError,), {})("[12:00:00] common.h: std::bad_alloc"), None),
         (RuntimeError("Caught MemoryError in DataLoader worker process 0.\nstd::bad_alloc"), None),
     ],
@@ -336,6 +355,7 @@ def test_an_error_that_says_memory_ran_out_is_told_with_the_bytes_refused(error,
         RuntimeError("tried to allocate a seat"),
         OSError(28, "No space left on device"),
         FileNotFoundError(2, "No such file or directory"),
+        ImportError("/lib/libgomp.so.1: cannot allocate memory in static TLS block"),
         KeyError("memory"),
         SystemExit(1),
         KeyboardInterrupt(),
