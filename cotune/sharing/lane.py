@@ -87,10 +87,10 @@ class LaneHandle:
         return max(0.0, time.monotonic() - self._page[1] - left_out) if self._page[0] >= 0 else 0.0
 
     def excuse(self, seconds: float) -> None:
-        """Leaves out so much of the iteration that is under way."""
+        """Leaves out so much of the iteration that is under way, if it has gone on for so long."""
         since, excused = self._excused
         begun = self._page[1]
-        self._excused = begun, seconds + (excused if since == begun else 0.0)
+        self._excused = begun, min(seconds, self.quiet_seconds()) + (excused if since == begun else 0.0)
 
     @property
     def held(self) -> int:

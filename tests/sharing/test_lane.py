@@ -37,4 +37,7 @@ def test_what_is_excused_is_left_out_of_the_iteration_under_way_only():
     assert lane.quiet_seconds() == pytest.approx(10, abs=5)
     lane._page[1] = time.monotonic() - 50
     assert lane.quiet_seconds() == pytest.approx(50, abs=5)
+    lane.excuse(1000)
+    assert lane.quiet_seconds() < 5
+    assert lane._excused[1] == pytest.approx(50, abs=5), "it has begun since, and may yet hang"
     lane.close()
