@@ -139,6 +139,10 @@ class Slots:
         self._nodes = alive_nodes()
         alive = {node["NodeID"] for node in self._nodes}
         anywhere = next(iter(alive), None)
+        for slot in [slot for slot in self.useless if slot.site is not None and slot.site.node not in alive]:
+            # Ray would put its group on another node.
+            self.useless.remove(slot)
+            remove_placement_group(slot.group)
         return [slot for slot in self.all if (slot.site.node if slot.site else slot.node or anywhere) not in alive]
 
     def say_what_is_missing(self) -> None:
@@ -179,7 +183,7 @@ class Slots:
         nodes, cpus = self._nodes, max(self._total("CPU"), 1.0)
         # Others may use a part of the CPUs for long.
         free = ray.available_resources().get("CPU", 0.0) / cpus
-        held = sum(slot.group.bundle_specs[0]["CPU"] for slot in self.all) / cpus
+        held = sum(slot.group.bundle_specs[0]["CPU"] for slot in [*self.all, *self.useless]) / cpus
         cores = max(1, int(node["Resources"]["CPU"] * min(1.0, free + held) + 1e-6))
         # What its lanes would ask for as Ray's actors; the rest is for what trials start on Ray themselves.
         bundle = {"CPU": min(float(cores), max(1.0, self._width(cores) * self._options.cores))}

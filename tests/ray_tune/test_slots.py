@@ -37,3 +37,29 @@ def test_that_others_leave_no_room_for_lanes_is_said(state, said, monkeypatch, c
     monkeypatch.setattr(ray, "available_resources", dict)
     there.say_what_is_missing()
     assert ("lanes need 1 CPU on one node, and of the cluster's 2 CPUs" in caplog.text) == said
+
+
+def test_what_was_set_aside_on_a_node_that_is_gone_is_given_back_or_it_would_move_to_another(monkeypatch):
+    given_back = []
+    monkeypatch.setattr(module, "remove_placement_group", given_back.append)
+    monkeypatch.setattr(module, "alive_nodes", lambda: [{"NodeID": "here"}])
+    slots = object.__new__(Slots)
+    here, gone = (Slot(f"on {node}", 1, 1.0, None, site=SimpleNamespace(node=node)) for node in ("here", "gone"))
+    slots.all, slots.useless = [], [here, gone]
+    assert slots.look() == []
+    assert (slots.useless, given_back) == ([here], ["on gone"])
+
+
+def test_cpus_of_what_was_set_aside_are_not_taken_for_those_of_others(monkeypatch):
+    nodes = [
+        {"NodeID": name, "NodeManagerAddress": name, "NodeManagerHostname": name, "Resources": {"CPU": 4.0}}
+        for name in ("broken", "sound")
+    ]
+    monkeypatch.setattr(module, "placement_group", lambda bundles, strategy: SimpleNamespace(bundle_specs=bundles))
+    monkeypatch.setattr(ray, "available_resources", lambda: {"CPU": 4.0})
+    monkeypatch.setattr(Slots, "start", lambda slots, slot: None)
+    slots = object.__new__(Slots)
+    slots._options, slots._nodes, slots.uses_gpus = ClusterOptions(0, False, 1.0, None, None, 1, {}, []), nodes, False
+    slots.all, slots.useless = [], [Slot(SimpleNamespace(bundle_specs=[{"CPU": 4.0}]), 4, 1.0, "broken")]
+    slots.reserve(9)
+    assert [(slot.node, slot.cores) for slot in slots.all] == [("sound", 4)]
