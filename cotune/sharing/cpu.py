@@ -151,7 +151,7 @@ def _control_groups(root: Path) -> Iterator[tuple[Path, tuple[str, str, str]]]:
     A container may show its own group as the outermost, under another name than it has in `proc`.
     """
     base = root / "sys/fs/cgroup"
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, ValueError):
         for line in (root / "proc/self/cgroup").read_text(errors="surrogateescape").splitlines():
             _, controllers, path = line.split(":", 2)
             if not controllers:

@@ -277,7 +277,7 @@ def test_the_available_memory_is_some_of_what_the_machine_has():
 def test_the_available_memory_is_what_the_tightest_control_group_leaves(tmp_path, membership, group, names):
     (tmp_path / "proc/self").mkdir(parents=True)
     (tmp_path / "proc/meminfo").write_text(f"MemTotal: 1 kB\nMemAvailable: {64 * GIB // 1024} kB\n")
-    (tmp_path / "proc/self/cgroup").write_text(f"1:name=systemd:/other\n{membership}\n")
+    (tmp_path / "proc/self/cgroup").write_text(f"1:name=systemd:/other\n{membership}\nodd\n")
     limited = tmp_path / "sys/fs/cgroup" / group
     for place, limit in ((limited, 8 * GIB), (limited / "step_0", "max")):
         place.mkdir(parents=True)
