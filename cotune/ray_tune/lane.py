@@ -201,7 +201,7 @@ class Lane:
         if attempt.pickled is not None:
             self._trainable(attempt.trainable).set_result(attempt.pickled)
         if self._host is not None:
-            self._host.memory.uncap()
+            self._host.let_begin()
         threading.Thread(target=self._run, args=(attempt,), name=f"trial-{attempt.trial}", daemon=True).start()
 
     @ray.method(concurrency_group="control")  # type: ignore[untyped-decorator]

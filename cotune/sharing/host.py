@@ -7,6 +7,7 @@ import gc
 import os
 import resource
 import sys
+import threading
 import time
 from abc import ABC, abstractmethod
 from pathlib import Path
@@ -65,6 +66,7 @@ class Host(ABC):
         self._shared_bytes = 0
         self._held = (0, 0, False)
         self._warm = False
+        self._tracing = threading.gettrace(), threading.getprofile()
         self._limits = {which: resource.getrlimit(which) for which in _LIMITS}
         self._most_data = resource.getrlimit(resource.RLIMIT_DATA)[1]
         self._wreckage: list[BaseException] = []
@@ -100,6 +102,14 @@ class Host(ABC):
         self.memory.set_quota(self.options.quota)
         self.page[2] = self.memory.held()
         self.send(wire.encode_int(Kind.READY, context))
+
+    def let_begin(self) -> None:
+        """Clears the way for a new thread."""
+        # Without room for its stack a thread ends before it begins, and start() waits for ever.
+        self.memory.uncap()
+        # Nor does it begin where the trial before left something that raises in every new thread.
+        threading.settrace(self._tracing[0])
+        threading.setprofile(self._tracing[1])
 
     def adopt(self, trial: ResidentTrial) -> None:
         """Counts a trial among the residents."""

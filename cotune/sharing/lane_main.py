@@ -98,7 +98,6 @@ class ForkedHost(Host):
         self._send_lock = threading.Lock()
         self._verdicts = verdicts
         self._trainable = trainable
-        self._tracing = threading.gettrace(), threading.getprofile()
 
     def handle(self, kind: int, payload: bytes) -> None:
         """Does what the driver asks."""
@@ -112,11 +111,7 @@ class ForkedHost(Host):
             trial = TrialSession(self, self._verdicts[seat], spec, config)
             self.adopt(trial)
             threading.stack_size(0)
-            # Without room for its stack a thread ends before it begins, and start() waits for ever.
-            self.memory.uncap()
-            # Nor does it begin where the trial before left something that raises in every new thread.
-            threading.settrace(self._tracing[0])
-            threading.setprofile(self._tracing[1])
+            self.let_begin()
             threading.Thread(target=trial.run, name=f"trial-{trial.trial}", daemon=True).start()
             # Threads of trials: what a stack reserves counts against the quota of a CPU lane.
             threading.stack_size(THREAD_STACK)

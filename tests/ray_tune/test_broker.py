@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -137,3 +138,21 @@ def test_a_trial_that_is_stopped_before_its_first_call_has_arrived_stops(how, mo
     getattr(process, how)((3, 0))
     process._run(lane.Attempt(3, 0, 0, "", 0, None, {}))
     assert stopped == [3, "runs"]
+
+
+def test_what_a_trial_has_every_thread_traced_with_does_not_keep_the_next_from_starting(monkeypatch):
+    def refuse(*_):
+        raise ValueError("traced")
+
+    begun = threading.Event()
+    monkeypatch.setattr(lane.Lane, "_run", lambda process, attempt: begun.set())
+    process, host = lane.Lane({}, ()), object.__new__(lane.LaneHost)
+    host.memory, host._tracing = SimpleNamespace(uncap=lambda: None), (threading.gettrace(), threading.getprofile())
+    process._host = host
+    threading.settrace(refuse)
+    try:
+        process._begin(lane.Attempt(3, 0, 0, "", 0, None, {}))
+        assert begun.wait(10)
+        assert threading.gettrace() is host._tracing[0]
+    finally:
+        threading.settrace(host._tracing[0])
