@@ -255,7 +255,7 @@ class LocalEngine(Engine):
     def _fails_with_device(self, lane: LaneHandle, event: ev.Event) -> bool:
         """Whether a trial has failed because its device is lost, with which it will be."""
         is_failure = isinstance(event, ev.TrialEnded) and event.outcome is ev.Outcome.FAILED
-        return is_failure and self._devices.is_lost(lane.options.device)
+        return is_failure and self._devices.note_loss(lane.options.device)
 
     def _noted(self, lane: LaneHandle, event: ev.Event) -> ev.Event:
         gpu = self._gpu_of(lane)
@@ -354,7 +354,7 @@ class LocalEngine(Engine):
             if seconds > QUIET_AFTER:
                 self._pending.append(ev.LaneQuiet(now, lane.lane, lane.holder, seconds, lane.held))
         for gpu in self._devices.gpus.values():
-            self._devices.is_lost(gpu.name)
+            self._devices.note_loss(gpu.name)
             capacity = gpu.changed_capacity(self._lanes_on(gpu.name))
             if capacity is not None:
                 self._pending.append(ev.DeviceChanged(now, gpu.name, capacity))

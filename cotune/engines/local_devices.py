@@ -52,8 +52,8 @@ class LocalDevices:
         except errors.RunError as error:
             self._useless[device] = error
 
-    def is_lost(self, device: str) -> bool:
-        """Whether the driver says, now, that a GPU is gone."""
+    def note_loss(self, device: str) -> bool:
+        """Notes that a GPU is gone if the driver says so now; whether it does."""
         gpu = self.gpus.get(device)
         if gpu is None or not gpu.is_lost():
             return False
