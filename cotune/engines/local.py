@@ -287,7 +287,10 @@ class LocalEngine(Engine):
             handle = self._lanes[lane]
             if handle.options.is_mps_client and os.WIFEXITED(value) and os.WEXITSTATUS(value) == FAULTED:
                 self._devices.gpus[handle.options.device].faulted()
-            self._lane_gone(handle, ended_how(value, handle.options.log))
+            detail = ended_how(value, handle.options.log)
+            self._lane_gone(handle, detail)
+            if not handle.is_up:
+                self._devices.lane_stillborn(handle.options.device, detail)
 
     def _zygote_died(self, zygote: Zygote) -> None:
         self._selector.unregister(zygote)
@@ -300,8 +303,12 @@ class LocalEngine(Engine):
                 f"the process that forks lanes died at its start: {words or 'it said nothing'}",
                 hint=f"see {self._folder / 'zygote.log'}; importing what the trainable uses must work by itself",
             )
-        for lane in list(self._lanes.values()):
-            self._lane_gone(lane, "the process that forks lanes was killed")
+        lanes, detail = list(self._lanes.values()), "the process that forks lanes was killed"
+        for lane in lanes:
+            self._lane_gone(lane, detail)
+        # Counted once, however many waited for it.
+        for device in {lane.options.device for lane in lanes if not lane.is_up}:
+            self._devices.lane_stillborn(device, detail)
 
     def _lane_gone(self, lane: LaneHandle, detail: str) -> None:
         holder = lane.holder
@@ -314,8 +321,6 @@ class LocalEngine(Engine):
                 # First, or the next lane would be opened where this one died.
                 self._refused(lane, gpu)
         self._pending.append(ev.LaneLost(self.now(), lane.lane, holder, detail))
-        if not lane.is_up:
-            self._devices.lane_stillborn(lane.options.device, detail)
 
     def _forget(self, lane: LaneHandle) -> None:
         with contextlib.suppress(KeyError):

@@ -3,6 +3,7 @@ import errno
 import math
 import os
 import signal
+from dataclasses import replace
 from unittest import mock
 
 import pytest
@@ -44,8 +45,8 @@ def test_a_lane_for_which_no_file_may_be_opened_is_told_with_a_way_out(tmp_path,
 def test_a_device_on_which_no_lane_comes_up_is_given_up_unless_it_is_the_last(tmp_path, monkeypatch, caplog):
     class Stillborn(LaneHandle):
         def __init__(self, zygote, options):
-            super().__init__(zygote, options)
-            self.kill()
+            # Killed from here it might have been up before.
+            super().__init__(zygote, replace(options, log=tmp_path / "nowhere" / "log"))
 
     def lanes_on(device, numbers):
         for number in numbers:
@@ -64,6 +65,20 @@ def test_a_device_on_which_no_lane_comes_up_is_given_up_unless_it_is_the_last(tm
         engine.execute(OpenLane(5, "cpu:1", 1 << 28))
         with pytest.raises(RunError, match="5 lanes in a row"):
             lanes_on("cpu:0", range(6, 11))
+
+
+def test_lanes_that_wait_for_a_zygote_that_is_killed_do_not_cost_their_device(tmp_path):
+    engine = LocalEngine(behave, find_devices(devices=["cpu:0@4GiB"]), tmp_path, LocalOptions("loss"))
+    with contextlib.closing(engine):
+        while not engine._zygote.is_up:
+            engine.poll(30.0)
+        os.kill(engine._zygote.pid, signal.SIGSTOP)
+        for number in range(6):
+            engine.execute(OpenLane(number, "cpu:0", 1 << 28))
+        os.kill(engine._zygote.pid, signal.SIGKILL)
+        lost = set()
+        while len(lost) < 6:
+            lost |= {happened.lane for happened in engine.poll(30.0) if isinstance(happened, LaneLost)}
 
 
 @pytest.mark.parametrize("how", ["fails", "goes on"])
