@@ -74,6 +74,9 @@ class EventLog:
             return os.path.samestat(os.stat(self._path), os.fstat(self._fd))
         except FileNotFoundError:
             return False
+        except OSError:
+            # What was written has been; what comes next will say what is wrong.
+            return True
 
     def _cut_torn_line(self) -> None:
         size = os.fstat(self._fd).st_size

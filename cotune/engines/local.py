@@ -217,6 +217,8 @@ class LocalEngine(Engine):
     # ---- events
 
     def poll(self, timeout: float) -> list[Happened]:
+        # Not until what was heard before has been told.
+        self._give_up_devices()
         due = min(self._watch_due, self._estimator.due) - self.now()
         wait = 0.0 if self._pending else max(0.0, min(timeout, due))
         for key, _ in self._selector.select(wait):
@@ -224,7 +226,6 @@ class LocalEngine(Engine):
         self._estimator.look()
         if self.now() >= self._watch_due:
             self._watch()
-        self._give_up_devices()
         happened, self._pending = self._pending, []
         return happened
 
@@ -336,6 +337,7 @@ class LocalEngine(Engine):
             for lane in self._lanes_on(device):
                 lane.kill()
                 self._forget(lane)
+            self._devices.release(device)
             self._pending.append(ev.DeviceLost(self.now(), device))
 
     def _refused(self, lane: LaneHandle, gpu: LocalGpu) -> None:
@@ -351,11 +353,11 @@ class LocalEngine(Engine):
         for lane in self._lanes.values():
             if late > WATCH_EVERY:
                 # We did not run, and so perhaps nobody did: a container was paused, a job suspended.
-                lane.excuse(late)
+                lane.quiet.excuse(late)
             if now - lane.leaves_since > EXIT_WITHIN:
                 # It cannot even read its messages, as when native code holds the interpreter.
                 lane.kill()
-            seconds = lane.quiet_seconds()
+            seconds = lane.quiet.seconds()
             if seconds > QUIET_AFTER:
                 self._pending.append(ev.LaneQuiet(now, lane.lane, lane.holder, seconds, lane.held))
         for gpu in self._devices.gpus.values():

@@ -57,7 +57,7 @@ class LocalDevices:
         gpu = self.gpus.get(device)
         if gpu is None or not gpu.is_lost():
             return False
-        hint = "see `nvidia-smi` and the kernel's log; what has run is kept, resume=True goes on with it"
+        hint = "see `nvidia-smi` and the kernel's log; what has run is kept"
         self._useless[device] = errors.RunError("the driver has lost it", hint=hint)
         return True
 
@@ -72,13 +72,16 @@ class LocalDevices:
             error = self._useless[name]
             del self.there[name]
             if not self.there:
-                raise errors.RunError(f"{name}, the last device: {error.message}", hint=error.hint)
+                raise errors.RunError(f"{name}: {error.message}", hint=error.hint)
             log.warning("%s is given up: %s", name, error.message)
-            gpu = self.gpus.pop(name, None)
-            if gpu is not None:
-                gpu.close()
         self._useless.clear()
         return found
+
+    def release(self, device: str) -> None:
+        """Lets go of one that was given up, and on which nothing runs any more."""
+        gpu = self.gpus.pop(device, None)
+        if gpu is not None:
+            gpu.close()
 
     def close(self) -> None:
         for gpu in self.gpus.values():

@@ -59,7 +59,7 @@ class LocalGpu:
     def changed_capacity(self, lanes: Sequence[LaneHandle]) -> int | None:
         """The bytes open to us if that changed enough to act on; called once a second with all our lanes there."""
         # What a lane has taken since its last boundary is not in its own figure yet.
-        if any(not lane.is_up or lane.quiet_seconds() > SILENT_AFTER for lane in lanes):
+        if any(not lane.is_up or lane.quiet.seconds() > SILENT_AFTER for lane in lanes):
             self._others.unsettled()
         return self._others.changed_capacity(self._watch.used(), sum(lane.held for lane in lanes))
 

@@ -264,7 +264,7 @@ class Cluster:
         try:
             slot.stillborn.another(detail)
         except RunError as error:
-            if len(self._slots.all) == 1:
+            if len(self._slots.useless) + 1 >= self._slots.most:
                 raise
             log.warning("%s is given up: %s", slot.name, error.message)
             self._drop(slot, is_useless=True)
@@ -272,7 +272,7 @@ class Cluster:
     def _watch(self) -> None:
         """Once a second: nodes that are gone, lanes that say nothing, what others do to our GPUs."""
         now = self.now()
-        self._watch_due = now + WATCH_EVERY
+        late, self._watch_due = now - self._watch_due, now + WATCH_EVERY
         for slot in self._slots.look():
             self._drop(slot)
         if now > self._missed_at and not self._slots.up:
@@ -282,6 +282,9 @@ class Cluster:
             if slot.others is not None:
                 self._watch_others(slot, slot.others)
         for lane in self._lanes.values():
+            if late > WATCH_EVERY:
+                # We did not listen.
+                lane.last_at = min(now, lane.last_at + late)
             silent = now - lane.last_at
             if lane.ready and silent > 3 * WATCH_EVERY:
                 # Native code holds the interpreter: the last to have had the turn has it still.

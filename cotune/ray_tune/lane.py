@@ -32,6 +32,7 @@ from cotune.ray_tune.site import Site, look_round
 from cotune.sharing import cuda
 from cotune.sharing.host import THREAD_STACK, Host
 from cotune.sharing.lane_options import LaneOptions
+from cotune.sharing.quiet import Quiet
 
 BEAT_EVERY = 1.0
 EVICT_AFTER = 2.0
@@ -126,6 +127,7 @@ class Lane:
         self._outbox = Outbox()
         self._host: LaneHost | None = None
         self._watch: cuda.GpuWatch | None = None
+        self._quiet: Quiet | None = None
         self._opened = threading.Event()
         self._trials: dict[Key, LaneTrial] = {}
         self._early: dict[Key, list[tuple[int, Call]]] = {}
@@ -152,6 +154,7 @@ class Lane:
         route_sessions()
         watch_launches()
         self._host = LaneHost(options, self._outbox)
+        self._quiet = Quiet(self._host.page)
         if options.uuid:
             self._watch = cuda.GpuWatch(options.uuid)
         self._host.start()
@@ -163,15 +166,19 @@ class Lane:
     @ray.method(concurrency_group="news")  # type: ignore[untyped-decorator]
     def beat(self) -> Beat:
         """Waits for news, a second at most."""
+        due = time.monotonic() + BEAT_EVERY
         frames = self._outbox.take(BEAT_EVERY)
-        host = self._host
-        if host is None:
+        late = time.monotonic() - due
+        host, quiet = self._host, self._quiet
+        if host is None or quiet is None:
             return Beat(frames, None, 0.0, 0, None)
+        if late > BEAT_EVERY:
+            # We did not run. Where that was since native code held the interpreter, the driver has noticed.
+            quiet.excuse(late)
         host.look()
-        holder, boundary = host.page[0], host.page[1]
-        quiet = time.monotonic() - boundary if holder >= 0 else 0.0
+        holder = int(host.page[0])
         used = self._watch.used() if self._watch else None
-        return Beat(frames, int(holder) if holder >= 0 else None, quiet, int(host.page[2]), used)
+        return Beat(frames, holder if holder >= 0 else None, quiet.seconds(), int(host.page[2]), used)
 
     @ray.method(concurrency_group="calls")  # type: ignore[untyped-decorator]
     def call(

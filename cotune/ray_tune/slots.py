@@ -134,6 +134,13 @@ class Slots:
     def up(self) -> list[Slot]:
         return [slot for slot in self.all if slot.site is not None]
 
+    @property
+    def most(self) -> int:
+        """Devices that the cluster has now, also those that others use."""
+        if self.uses_gpus:
+            return int(self._total("GPU"))
+        return sum(1 for node in self._nodes if node["Resources"].get("CPU", 0) >= 1)
+
     def look(self) -> list[Slot]:
         """Sees which nodes there are now; gives the devices whose node is gone."""
         self._nodes = alive_nodes()
@@ -163,8 +170,8 @@ class Slots:
         """Asks for devices, one a trial at most, on nodes that were there a second ago."""
         if self.uses_gpus:
             # Where there is none yet, one is asked for, or none would ever come.
-            limit = self._options.gpus or max(1, int(self._total("GPU")))
-            while len(self.all) < min(limit - len(self.useless), trials):
+            limit = self._options.gpus or max(1, self.most - len(self.useless))
+            while len(self.all) < min(limit, trials):
                 self._add_gpu()
         else:
             taken = [slot.site.node if slot.site else slot.node for slot in [*self.all, *self.useless]]

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from cotune.sharing import wire
 from cotune.sharing.lane_options import LaneOptions
+from cotune.sharing.quiet import Quiet
 from cotune.sharing.wire import FAULTED, GO_ON, REST, STOP, Kind
 from cotune.sharing.zygote import Zygote
 from cotune.trial import TrialSpec
@@ -45,6 +46,7 @@ class LaneHandle:
     Attributes:
         is_up: It has said that it is ready.
         quota: Bytes that it may hold, as it was last told.
+        quiet: How long it has come to no boundary.
         leaves_since: When it was told to exit; infinite if it was not.
     """
 
@@ -59,7 +61,7 @@ class LaneHandle:
         os.ftruncate(page, mmap.PAGESIZE)
         self._page = memoryview(mmap.mmap(page, mmap.PAGESIZE)).cast("d")
         self._page[0] = -1.0
-        self._excused = (0.0, 0.0)
+        self.quiet = Quiet(self._page)
         self._sock, theirs = socket.socketpair()
         for side in (self._sock, theirs):
             side.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 21)
@@ -79,18 +81,6 @@ class LaneHandle:
         """The trial that has, or at death had, the turn."""
         trial = int(self._page[0])
         return trial if trial >= 0 else None
-
-    def quiet_seconds(self) -> float:
-        """Seconds since the last iteration boundary of the trial that has the turn; 0 if none has it."""
-        since, excused = self._excused
-        left_out = excused if since == self._page[1] else 0.0
-        return max(0.0, time.monotonic() - self._page[1] - left_out) if self._page[0] >= 0 else 0.0
-
-    def excuse(self, seconds: float) -> None:
-        """Leaves out so much of the iteration that is under way, if it has gone on for so long."""
-        since, excused = self._excused
-        begun = self._page[1]
-        self._excused = begun, min(seconds, self.quiet_seconds()) + (excused if since == begun else 0.0)
 
     @property
     def held(self) -> int:

@@ -48,23 +48,23 @@ def test_a_device_on_which_no_lane_comes_up_is_given_up_unless_it_is_the_last(tm
             # Killed from here it might have been up before.
             super().__init__(zygote, replace(options, log=tmp_path / "nowhere" / "log"))
 
-    def lanes_on(device, numbers):
+    def heard_after_lanes_on(device, numbers):
         for number in numbers:
             engine.execute(OpenLane(number, device, 1 << 28))
-            while LaneLost not in (found := {type(happened): happened for happened in engine.poll(30.0)}):
+            while not any(isinstance(happened, LaneLost) for happened in engine.poll(30.0)):
                 pass
-        return found
+        return {type(happened): happened for happened in engine.poll(0.0)}
 
     monkeypatch.setattr(local, "LaneHandle", Stillborn)
     devices = find_devices(devices=["cpu:0@1GiB", "cpu:1@1GiB"])
     engine = LocalEngine(behave, devices, tmp_path, LocalOptions("loss"))
     with contextlib.closing(engine):
-        assert DeviceLost not in lanes_on("cpu:1", range(4))
-        assert lanes_on("cpu:1", [4])[DeviceLost].device == "cpu:1"
+        assert DeviceLost not in heard_after_lanes_on("cpu:1", range(4))
+        assert heard_after_lanes_on("cpu:1", [4])[DeviceLost].device == "cpu:1"
         assert "cpu:1 is given up: 5 lanes in a row died before they were up" in caplog.text
         engine.execute(OpenLane(5, "cpu:1", 1 << 28))
         with pytest.raises(RunError, match="5 lanes in a row"):
-            lanes_on("cpu:0", range(6, 11))
+            heard_after_lanes_on("cpu:0", range(6, 11))
 
 
 def test_lanes_that_wait_for_a_zygote_that_is_killed_do_not_cost_their_device(tmp_path):
@@ -102,15 +102,15 @@ def test_a_trial_is_lost_with_its_gpu_and_does_not_fail_because_of_it(tmp_path, 
 
 def test_while_the_driver_does_not_run_nobody_is_late(tmp_path):
     engine = LocalEngine(behave, find_devices(devices=["cpu:0@4GiB"]), tmp_path, LocalOptions("loss"))
-    lane = mock.Mock(leaves_since=math.inf, **{"quiet_seconds.return_value": 0.0})
+    lane = mock.Mock(leaves_since=math.inf, **{"quiet.seconds.return_value": 0.0})
     engine._lanes[3] = lane
     engine._watch()
-    lane.excuse.reset_mock()
+    lane.quiet.excuse.reset_mock()
     engine._watch()
-    assert not lane.excuse.called
+    assert not lane.quiet.excuse.called
     engine._watch_due = engine.now() - 100
     engine._watch()
-    assert lane.excuse.call_args.args == (pytest.approx(100, abs=10),)
+    assert lane.quiet.excuse.call_args.args == (pytest.approx(100, abs=10),)
     engine.close()
 
 

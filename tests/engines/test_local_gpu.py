@@ -37,7 +37,7 @@ def gpu(monkeypatch):
 
 
 def lane(held, quiet=0.0, is_up=True):
-    return SimpleNamespace(held=held, is_up=is_up, quiet_seconds=lambda: quiet)
+    return SimpleNamespace(held=held, is_up=is_up, quiet=SimpleNamespace(seconds=lambda: quiet))
 
 
 def settled(gpu, lanes):

@@ -61,7 +61,7 @@ def test_a_device_on_which_no_lane_comes_up_is_set_aside_unless_it_is_the_last(m
     monkeypatch.setattr(slots_module, "remove_placement_group", given_back.append)
     cluster, slots = object.__new__(Cluster), object.__new__(Slots)
     broken, sound = (Slot(name, 4, 1.0, None, name, site=SimpleNamespace(node="node")) for name in ("gpu:0", "gpu:1"))
-    slots.all, slots.useless = [broken, sound], []
+    slots.all, slots.useless, slots.uses_gpus, slots._nodes = [broken, sound], [], True, [{"Resources": {"GPU": 2.0}}]
     cluster._slots, cluster._lanes, cluster._lost = slots, {}, []
     for _ in range(7):
         cluster._lane_stillborn(broken, "no CUDA-capable device is detected")

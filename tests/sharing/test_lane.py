@@ -2,14 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from array import array
-from unittest import mock
-
-import pytest
-
-from cotune.sharing.lane import LaneHandle, ended_how
-from cotune.sharing.lane_options import LaneOptions
+from cotune.sharing.lane import ended_how
 
 LOG = """What a trial has printed
 Traceback (most recent call last):
@@ -27,17 +20,3 @@ def test_how_a_lane_ended_is_told_with_its_error_and_not_with_the_advice_behind_
     assert ended_how(256, tmp_path / "log").endswith("code 1 (what(): no room)")
     (tmp_path / "log").write_text(f"{LOG}what(): no room\n")
     assert ended_how(9, tmp_path / "log").endswith("SIGKILL (what(): no room)")
-
-
-def test_what_is_excused_is_left_out_of_the_iteration_under_way_only():
-    lane = LaneHandle(mock.Mock(), LaneOptions(0, "cpu:0", "", 1, 1 << 30, 1))
-    lane._page[:2] = memoryview(array("d", [7.0, time.monotonic() - 100]))
-    lane.excuse(60)
-    lane.excuse(30)
-    assert lane.quiet_seconds() == pytest.approx(10, abs=5)
-    lane._page[1] = time.monotonic() - 50
-    assert lane.quiet_seconds() == pytest.approx(50, abs=5)
-    lane.excuse(1000)
-    assert lane.quiet_seconds() < 5
-    assert lane._excused[1] == pytest.approx(50, abs=5), "it has begun since, and may yet hang"
-    lane.close()
