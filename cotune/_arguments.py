@@ -29,6 +29,17 @@ def made_up(kind: str) -> str:
     return f"{safe}-{datetime.now():%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
 
 
+def refuse_unknown(function: str, unknown: Iterable[str], instead: Mapping[str, str]) -> None:
+    """Names what a function does not take, and what to write instead.
+
+    Raises:
+        InputError: There is something.
+    """
+    for name in unknown:
+        hint = instead.get(name, f"see help(cotune.{function})")
+        raise InputError(f"cotune.{function}() takes no {name}=", hint=hint)
+
+
 def checked_count(what: str, value: Any, least: int = 1, most: int | None = None) -> int | None:
     if value is None:
         return None

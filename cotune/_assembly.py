@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import secrets
 import time
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -35,6 +36,7 @@ class Asked:
 
     Attributes:
         until: What the sweep runs until; of the sampler it knows nothing yet.
+        code: What tells the trainable from what it was before it was changed.
     """
 
     space: Space
@@ -44,6 +46,7 @@ class Asked:
     seed: int | None
     dashboard: bool | None
     until: SweepOptions
+    code: str
 
 
 def assemble(
@@ -89,7 +92,7 @@ def assemble(
     # Once for each session of a run; the first is what others go by.
     log.write(
         "run", time.time(), version=VERSION, name=folder.path.name, kind=asked.until.kind, metric=asked.until.metric,
-        mode=asked.mode, seed=base, trials=trials,
+        mode=asked.mode, seed=base, trials=trials, code=asked.code,
         space={name: repr(domain) for name, domain in asked.space.domains.items()},
     )  # fmt: skip
     log.flush()
@@ -122,6 +125,12 @@ def _take_up(asked: Asked, folder: RunFolder, settings: Mapping[str, Any], earli
                 f"run {folder.path.name!r} tuned {before!r}, now {now!r} is asked for",
                 hint="resume with the same metric= and mode=, or choose another name=",
             )
+    if any(record.state.is_final for record in earlier) and asked.code != settings.get("code", asked.code):
+        warnings.warn(
+            f"run {folder.path.name!r} goes on with changed code: trials that are over stay as they are. "
+            "To begin anew choose another name=",
+            stacklevel=4,
+        )
     for record in earlier:
         try:
             record.config.update(asked.space.config(record.params))

@@ -25,11 +25,13 @@ from cotune._arguments import (
     checked_seed,
     checked_slowdown,
     made_up,
+    refuse_unknown,
 )
 from cotune._signals import handled_by
 from cotune.engines.base import Engine
 from cotune.engines.local import LocalEngine, LocalOptions
 from cotune.errors import InputError, RunError, RunNameInUse
+from cotune.fingerprint import digest, identity
 from cotune.packer import MAX_SLOWDOWN, MOST_PAUSED, Packer, PackerOptions, Policy, make_policy
 from cotune.paths import RunFolder, default_storage
 from cotune.profile import Profile, profile_path
@@ -48,6 +50,23 @@ if TYPE_CHECKING:
     from optuna.samplers import BaseSampler
 
     from cotune.record import Saved
+
+
+# What the same is called elsewhere.
+_INSTEAD = {
+    **dict.fromkeys(("num_samples", "n_trials"), "say trials= how many"),
+    **dict.fromkeys(("timeout", "time_budget_s"), "say time_budget= how many seconds"),
+    **dict.fromkeys(("storage_path", "local_dir"), "storage= is the folder"),
+    **dict.fromkeys(("resources_per_trial", "gpus_per_trial", "resources"), "what a trial needs is measured"),
+    "config": "pass the search space as second argument",
+    "param_space": "pass the search space as second argument",
+    "direction": "say mode='min' or mode='max'",
+    "n_jobs": "leave it out: how many trials run at once is found; or say lanes=",
+    "max_concurrent_trials": "leave it out: how many trials run at once is found; or say lanes=",
+    "scheduler": "pruner= stops trials early: 'asha', 'hyperband', 'median', or one of Optuna's",
+    "search_alg": "sampler= proposes: 'tpe', 'random', 'grid', or one of Optuna's",
+    "load_if_exists": "say resume=True",
+}
 
 
 def run(
@@ -82,6 +101,7 @@ def run(
     callbacks: Sequence[Callable[[TrialResult], Any]] = (),
     dashboard: bool | None = None,
     iteration_timeout: float | None = None,
+    **unsupported: Any,
 ) -> Results:
     """Tunes a trainable: proposes configurations, packs them onto the devices, gives back what came out.
 
@@ -153,6 +173,7 @@ def run(
         raise RunError(
             f"cotune runs on Linux, this is {sys.platform}", hint="use a Linux machine, a container or WSL 2"
         )
+    refuse_unknown("run", unsupported, _INSTEAD)
     kind = check_trainable(trainable)
     tree = Space(space)
     options = PackerOptions(
@@ -188,6 +209,8 @@ def run(
     threads = checked_count("threads", threads)
     found = find_devices(gpus, devices, threads) if cluster is None else []
     _check_cluster(cluster, gpus, devices)
+    if resume and name is None:
+        raise InputError("resume=True, but no name= says which run", hint="pass the name= that it had")
     folder, saved = _open_run(name or made_up(kind), storage, resume)
     judged = pruner is not None and pruner != "none"
     heard: set[int] = set()
@@ -210,7 +233,7 @@ def run(
                 kind, metric, wanted, budget, lockstep,
                 callbacks=tuple(callbacks), priority=priority_of, max_steps=max_steps_of,
             )  # fmt: skip
-            asked = Asked(tree, mode, sampler, pruner, seed, dashboard, until)
+            asked = Asked(tree, mode, sampler, pruner, seed, dashboard, until, digest(*identity(trainable)))
             sweep, records = assemble(asked, folder, saved, engine, Packer(options), profile, stack)
             # Before all that is written to its end: nothing more is to come.
             stack.callback(engine.close)
@@ -250,8 +273,12 @@ def _hardware(found: list[DeviceInfo], cluster: str | None, gpus: Any) -> str:
 
 
 def _open_run(name: str, storage: str | os.PathLike[str] | None, resume: bool) -> tuple[RunFolder, Saved | None]:
-    if storage is not None and not (isinstance(storage, (str, os.PathLike)) and str(storage)):
-        raise InputError(f"storage={storage!r} is not a folder", hint="pass a path, or leave it out")
+    is_path = isinstance(storage, (str, os.PathLike)) and str(storage) and "://" not in str(storage)
+    if storage is not None and not is_path:
+        raise InputError(
+            f"storage={storage!r} is not a folder",
+            hint="pass a path, or leave it out; a study in a database goes to cotune.optimize(study, ...)",
+        )
     folder = RunFolder(Path(storage if storage is not None else default_storage()).expanduser().absolute() / name)
     there = folder.events.exists()
     if there and not resume:

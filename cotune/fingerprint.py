@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import types
 from collections.abc import Iterator
 from typing import Any
@@ -34,6 +35,11 @@ def identity(trainable: Any) -> Iterator[object]:
             names = [*function.__code__.co_names, *_inner_names(function.__code__)]
             used = [function.__globals__.get(name) for name in names]
             todo += [other for other in used if isinstance(other, (type, types.FunctionType))]
+
+
+def digest(*values: object) -> str:
+    """Short for values whose `repr` is the same in every process."""
+    return hashlib.sha256(repr(values).encode()).hexdigest()[:16]
 
 
 def plain(value: Any) -> object:

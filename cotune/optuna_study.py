@@ -28,6 +28,7 @@ from cotune._arguments import (
     checked_seed,
     checked_timeout,
     made_up,
+    refuse_unknown,
 )
 from cotune._signals import handled_by
 from cotune.dashboard.views import make_view
@@ -49,6 +50,11 @@ _INSTEAD = {
     "func": "pass the objective as second argument",
     "sampler": "give it to optuna.create_study(sampler=...)",
     "pruner": "give it to optuna.create_study(pruner=...)",
+    "resume": "load the study: optuna.load_study, or optuna.create_study(load_if_exists=True)",
+    "trials": "say n_trials= how many",
+    "time_budget": "say timeout= how many seconds",
+    "metric": "the objective returns what is tuned",
+    "mode": "give it to optuna.create_study(direction=...)",
 }
 
 
@@ -271,9 +277,7 @@ def _check(study: Any, objective: Any, catch: Any, name: Any, unsupported: Mappi
     """Refuses what cannot work before anything starts; gives `catch` as a tuple."""
     if not sys.platform.startswith("linux"):
         raise RunError(f"cotune runs on Linux, this is {sys.platform}", hint="use a Linux machine, or WSL 2")
-    for unknown in unsupported:
-        hint = _INSTEAD.get(unknown, "see help(cotune.optimize)")
-        raise InputError(f"cotune.optimize() takes no {unknown}=", hint=hint)
+    refuse_unknown("optimize", unsupported, _INSTEAD)
     if not isinstance(study, optuna.Study):
         raise InputError(f"study={study!r} is not an Optuna study", hint="write cotune.optimize(study, objective, ...)")
     if study._thread_local.in_optimize_loop:

@@ -12,7 +12,6 @@ Estimates that were made of trials before they ran are kept beside what was meas
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 from collections.abc import Mapping
@@ -22,7 +21,7 @@ from typing import Any, NamedTuple
 
 from cotune.calibration import Calibration
 from cotune.demand import MIB, Demand, Estimate
-from cotune.fingerprint import identity, plain
+from cotune.fingerprint import digest, identity, plain
 from cotune.packer.prediction import KindModel
 from cotune.trainable import unwrapped
 
@@ -167,10 +166,9 @@ def profile_path(storage: Path, trainable: Any, constants: Mapping[str, Any], ha
         constants: Of the space; they may decide about memory just as well.
         hardware: What kind of device.
     """
-    digest = hashlib.sha256(repr((VERSION, hardware, *identity(trainable))).encode())
-    digest.update(repr([(name, plain(value)) for name, value in sorted(constants.items())]).encode())
+    given = [(name, plain(value)) for name, value in sorted(constants.items())]
     name = unwrapped(trainable).__name__.strip("<>")
-    return storage / ".profiles" / f"{name}-{digest.hexdigest()[:16]}.json"
+    return storage / ".profiles" / f"{name}-{digest(VERSION, hardware, *identity(trainable), given)}.json"
 
 
 def _read(path: Path | None) -> list[_Sample]:

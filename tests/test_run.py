@@ -380,6 +380,9 @@ def test_results_tell_what_was_measured_and_where(run):
         ({"trials": 1, "time_budget": -5}, cotune.InputError, "-5"),
         ({"trials": 1, "storage": "/proc/none"}, cotune.StorageError, "/proc/none"),
         ({"trials": 1, "resume": "yes"}, cotune.InputError, "resume='yes'"),
+        ({"trials": 1, "resume": True}, cotune.InputError, "no name="),
+        ({"trials": 1, "storage": "sqlite:///mine.db"}, cotune.InputError, "'sqlite:///mine.db'"),
+        ({"num_samples": 1}, cotune.InputError, "takes no num_samples="),
         ({"trials": 1, "lockstep": 1}, cotune.InputError, "lockstep=1"),
         ({"trials": 1, "dashboard": "live"}, cotune.InputError, "dashboard='live'"),
     ],
@@ -470,6 +473,14 @@ def test_a_run_resumed_with_another_space_says_so(run):
         with pytest.raises(cotune.CotuneError, match="trial") as raised:
             run(quadratic, space, trials=4, name="space", resume=True)
         assert "same space" in raised.value.hint
+
+
+def test_a_run_resumed_with_changed_code_says_so(run):
+    space = {"x": cotune.uniform(0, 5)}
+    run(lambda config: config["x"], space, trials=1, name="changed")
+    with pytest.warns(UserWarning, match="goes on with changed code"):
+        results = run(lambda config: 7.0, space, trials=2, name="changed", resume=True)
+    assert [trial.metrics["loss"] for trial in results] == [results[0].config["x"], 7.0]
 
 
 def test_an_unknown_sampler_is_refused_before_a_folder_is_made(run, tmp_path):

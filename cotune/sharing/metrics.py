@@ -99,7 +99,7 @@ def read_report(
     elif is_first:
         raise UnknownMetric(
             f"metric={metric!r} is not in the first report, which has {', '.join(map(repr, values)) or 'nothing'}",
-            hint=f"pass metric= one of the names reported, or report {metric!r}",
+            hint=f"pass metric= one of the names reported, or report {metric!r}; only later reports may leave it out",
         )
     else:
         value = math.nan
