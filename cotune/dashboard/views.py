@@ -140,7 +140,7 @@ def table(snapshot: Snapshot, width: int = 80, height: int = 24) -> RenderableTy
     Columns that do not fit the width are left out, rows beyond the height are counted, not shown.
     """
     rows, hidden = _rows(snapshot, max(3, height - 6 - len(snapshot.packer.devices)))
-    names = ["lane", "trial", "step", snapshot.metric[:16], "quota", "peak", "time"]
+    names = ["lane", "trial", "step", snapshot.metric[: max(16, width // 5)], "quota", "peak", "time"]
     widths = [max(len(name), *(len(cells[n]) for cells, _ in rows), 0) for n, name in enumerate(names)]
     while len(widths) > 4 and sum(widths) + 2 * (len(widths) - 1) > width:
         widths.pop()
