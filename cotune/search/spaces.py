@@ -205,6 +205,13 @@ def _check_constant(name: str, value: Any) -> None:
             f"{name}: {shown(domain)} in a {type(value).__name__} would not be searched",
             hint="give it a key of its own, and build the list in the trainable",
         )
+    if callable(getattr(value, "rvs", None)):
+        raise SpaceError(
+            f"{name}: a distribution of scipy's would not be searched",
+            hint="write cotune.uniform(low, high), or another of its domains",
+        )
+    if callable(value) and getattr(value, "__module__", "") == Float.__module__:
+        raise SpaceError(f"{name}: {value.__name__} itself is no domain", hint=f"call it: cotune.{value.__name__}(...)")
 
 
 def _domain_within(value: Any) -> Any:

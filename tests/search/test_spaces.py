@@ -5,6 +5,7 @@ import math
 import subprocess
 import sys
 from typing import Any
+from unittest import mock
 
 import hypothesis.strategies as st
 import numpy as np
@@ -61,6 +62,8 @@ def ask(space: Space, seed: int = 0) -> dict[str, Any]:
         ({"layers": [{"width": randint(1, 4)}, {"width": 3}]}, "layers: Integer"),
         ({"layers": [[(randint(1, 4),)]]}, "layers: Integer"),
         ({"optimizer": choice([{"name": "adam", "betas": [randint(1, 4)]}])}, "optimizer: a domain among the options"),
+        ({"net": {"lr": uniform}}, "net/lr: uniform itself"),
+        ({"lr": mock.Mock(spec=["rvs"])}, "lr: a distribution of scipy's"),
     ],
 )
 def test_wrong_spaces_name_the_value_and_hint(tree: Any, value: str) -> None:
