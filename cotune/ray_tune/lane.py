@@ -97,6 +97,7 @@ class LaneHost(Host):
     def __init__(self, options: LaneOptions, outbox: Outbox) -> None:
         page = memoryview(array.array("d", [-1.0, time.monotonic(), 0.0]))
         super().__init__(options, cast("memoryview[float]", page))
+        self.quiet = Quiet(self.page)
         self._outbox = outbox
 
     def send(self, frame: bytes) -> None:
@@ -127,7 +128,6 @@ class Lane:
         self._outbox = Outbox()
         self._host: LaneHost | None = None
         self._watch: cuda.GpuWatch | None = None
-        self._quiet: Quiet | None = None
         self._opened = threading.Event()
         self._trials: dict[Key, LaneTrial] = {}
         self._early: dict[Key, list[tuple[int, Call]]] = {}
@@ -154,7 +154,6 @@ class Lane:
         route_sessions()
         watch_launches()
         self._host = LaneHost(options, self._outbox)
-        self._quiet = Quiet(self._host.page)
         if options.uuid:
             self._watch = cuda.GpuWatch(options.uuid)
         self._host.start()
@@ -169,16 +168,16 @@ class Lane:
         due = time.monotonic() + BEAT_EVERY
         frames = self._outbox.take(BEAT_EVERY)
         late = time.monotonic() - due
-        host, quiet = self._host, self._quiet
-        if host is None or quiet is None:
+        host = self._host
+        if host is None:
             return Beat(frames, None, 0.0, 0, None)
         if late > BEAT_EVERY:
             # We did not run. Where that was since native code held the interpreter, the driver has noticed.
-            quiet.excuse(late)
+            host.quiet.excuse(late)
         host.look()
         holder = int(host.page[0])
         used = self._watch.used() if self._watch else None
-        return Beat(frames, holder if holder >= 0 else None, quiet.seconds(), int(host.page[2]), used)
+        return Beat(frames, holder if holder >= 0 else None, host.quiet.seconds(), int(host.page[2]), used)
 
     @ray.method(concurrency_group="calls")  # type: ignore[untyped-decorator]
     def call(
