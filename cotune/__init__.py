@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from cotune._load import load
     from cotune._run import run
     from cotune.errors import (
         CotuneError,
@@ -60,6 +61,7 @@ if TYPE_CHECKING:
     from cotune.sharing.micro_batch import micro_batches
 
 _HOMES = {
+    "cotune._load": ("load",),
     "cotune._run": ("run",),
     "cotune.optuna_study": ("optimize",),
     "cotune.ray_tune.scheduler": ("colocate",),
@@ -125,6 +127,7 @@ __all__ = [
     "choice",
     "colocate",
     "device",
+    "load",
     "lograndint",
     "loguniform",
     "micro_batches",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import secrets
 import time
 import warnings
@@ -23,11 +24,14 @@ from cotune.paths import RunFolder
 from cotune.profile import Profile
 from cotune.record import Record, Saved
 from cotune.records import Records
+from cotune.search.codes import shown
 from cotune.search.promotion import AshaPromote
 from cotune.search.samplers import learns, make_pruner, make_sampler
 from cotune.search.search import PastTrial, Search
 from cotune.search.spaces import Space
 from cotune.sweep import Sweep, SweepOptions
+
+LONGEST_CONSTANT = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +98,7 @@ def assemble(
         "run", time.time(), version=VERSION, name=folder.path.name, kind=asked.until.kind, metric=asked.until.metric,
         mode=asked.mode, seed=base, trials=trials, code=asked.code,
         space={name: repr(domain) for name, domain in asked.space.domains.items()},
+        constants={name: _kept(value) for name, value in asked.space.constants.items()},
     )  # fmt: skip
     log.flush()
     folder.journal.unlink(missing_ok=True)
@@ -115,6 +120,15 @@ def assemble(
     sweep = Sweep(asked.space, search, packer, engine, records, make_view(asked.dashboard), options, profile)
     stack.callback(sweep.display.close)
     return sweep, records
+
+
+def _kept(constant: Any) -> Any:
+    """A constant as the events file keeps it: itself, if it is short in JSON."""
+    try:
+        encoded = json.dumps(constant)
+    except (TypeError, ValueError, RecursionError):
+        return shown(constant)
+    return constant if len(encoded) <= LONGEST_CONSTANT else shown(constant)
 
 
 def _take_up(asked: Asked, folder: RunFolder, settings: Mapping[str, Any], earlier: list[Record]) -> None:

@@ -110,6 +110,12 @@ class Record:
         self.slowdown, self.speed = conclusion.slowdown, conclusion.speed
 
     @property
+    def standing(self) -> TrialState:
+        """Its state as it is shown: one that is put off before it has begun still waits, in a later session."""
+        has_begun = self.attempts > 0 or self.state is not TrialState.INTERRUPTED
+        return self.state if has_begun else TrialState.WAITING
+
+    @property
     def last_value(self) -> float | None:
         return next((value for _, value in reversed(self.values) if not math.isnan(value)), None)
 
@@ -133,7 +139,7 @@ class Record:
         return TrialResult(
             id=self.trial,
             config=self.config,
-            state=self.state if self.state.is_final else TrialState.INTERRUPTED,
+            state=self.standing,
             error=self.error,
             persistent=self.demand.persistent if self.demand else None,
             ephemeral=self.demand.ephemeral if self.demand else None,
@@ -153,10 +159,17 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """What the events file of an earlier session says: the run's settings, and each trial without its config."""
+    """What the events file of an earlier session says.
+
+    Attributes:
+        settings: Of the run.
+        records: Its trials, without their configs.
+        makespan: Seconds from the first start of a trial to the last that is told of one, in the last session.
+    """
 
     settings: dict[str, Any]
     records: list[Record]
+    makespan: float
 
 
 def read_run(folder: RunFolder) -> Saved:
@@ -167,19 +180,24 @@ def read_run(folder: RunFolder) -> Saved:
     """
     settings: dict[str, Any] = {}
     records: dict[int, Record] = {}
+    first = last = 0.0
+    is_new = True
     for number, (event, line) in enumerate(read_events(folder.events), start=1):
         if event["event"] == "run":
-            settings = settings or event
+            settings, is_new = settings or event, True
             check_version(folder, settings)
         else:
             try:
+                if event["event"] == "ready" and is_new:
+                    first, is_new = event["time"], False
+                last = last if is_new else event["time"]
                 _read(event, line, folder, records, settings.get("metric", ""))
             except (KeyError, TypeError, ValueError, AttributeError) as error:
                 raise StorageError(
                     f"line {number} of {folder.events} makes no sense: {line[:80]!r}", hint=DAMAGED
                 ) from error
     check_version(folder, settings)
-    return Saved(settings, [records[number] for number in sorted(records)])
+    return Saved(settings, [records[number] for number in sorted(records)], max(0.0, last - first))
 
 
 def check_version(folder: RunFolder, settings: Mapping[str, Any]) -> None:

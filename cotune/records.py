@@ -29,7 +29,7 @@ class Records(Mapping[int, Record]):
     Attributes:
         now: The time of what is being noted. One for all that follows from one event: a lane's next trial starts when
             the last one ends.
-        counts: Trials by state.
+        counts: Trials by state, as it is shown.
         best: The finished one with the best last metric.
         have_reports: Whether any trial has ever reported.
         first_start: When the first trial of this session started, by the monotonic clock; 0 if none has.
@@ -49,7 +49,7 @@ class Records(Mapping[int, Record]):
         self._since: dict[int, float] = {}
         self._last_end = 0.0
         for record in earlier:
-            self.counts[record.state] += 1
+            self.counts[record.standing] += 1
 
     def __getitem__(self, trial: int) -> Record:
         return self._records[trial]
@@ -112,7 +112,7 @@ class Records(Mapping[int, Record]):
         """
         folder, seed = self._folder.trial(trial).path, seed_of(self._seed, trial)
         record = self._records[trial] = Record(trial, json_safe(params), config, seed, folder)
-        self.counts[record.state] += 1
+        self.counts[record.standing] += 1
         self._log.write("trial", time.time(), trial=trial, params=record.params, seed=seed)
         return record
 
@@ -184,9 +184,9 @@ class Records(Mapping[int, Record]):
         self._move(record, TrialState.INTERRUPTED)
 
     def _move(self, record: Record, state: TrialState) -> None:
-        self.counts[record.state] -= 1
-        self.counts[state] += 1
+        self.counts[record.standing] -= 1
         record.state = state
+        self.counts[record.standing] += 1
         if state.is_final:
             record.goes_on(self.now)
             record.end = self.now

@@ -20,8 +20,8 @@ from cotune.trial import TrialState
 if TYPE_CHECKING:
     import pandas
 
-_SHORT = reprlib.Repr()
-_SHORT.maxdict, _SHORT.maxstring, _SHORT.maxother = 16, 80, 80
+SHORT = reprlib.Repr()
+SHORT.maxdict, SHORT.maxstring, SHORT.maxother = 16, 80, 80
 # Of the dataframe; a metric named like one of these has `metrics/` before its name there.
 _COLUMNS = {
     *("trial", "state", "error", "persistent", "ephemeral", "expected", "slowdown", "seconds", "expected_seconds"),
@@ -36,7 +36,8 @@ class TrialResult:
     Attributes:
         id: Its number, from 0.
         config: What the trainable was called with.
-        state: `done`, `stopped` (by the pruner), `failed` or `interrupted` (can be resumed).
+        state: `done`, `stopped` (by the pruner), `failed`, `interrupted` or `waiting` (did not begin); the last two can
+            be resumed. (`running`, if `cotune.load` found the run still going on.)
         error: Why it failed.
         persistent: Measured bytes held between iterations; None if it ended before it was measured.
         ephemeral: Measured peak bytes within an iteration, above `persistent`.
@@ -74,7 +75,7 @@ class TrialResult:
     _lines: tuple[bytes, ...] = ()
 
     def __repr__(self) -> str:
-        told = f"id={self.id}, config={_SHORT.repr(self.config)}, metrics={_SHORT.repr(self.metrics)}"
+        told = f"id={self.id}, config={SHORT.repr(self.config)}, metrics={SHORT.repr(self.metrics)}"
         failed = f", error={self.error!r}" if self.error else ""
         return f"TrialResult({told}, state={str(self.state)!r}{failed}, folder={str(self.folder)!r})"
 
@@ -175,7 +176,7 @@ class Results(Sequence[TrialResult]):
                 "trial": t.id,
                 "state": str(t.state),
                 **{f"metrics/{name}" if name in _COLUMNS else name: value for name, value in t.metrics.items()},
-                **{f"config/{name}": value for name, value in _flat(t.config)},
+                **{f"config/{name}": value for name, value in flat(t.config)},
                 "persistent": t.persistent,
                 "ephemeral": t.ephemeral,
                 "expected": t.expected,
@@ -215,7 +216,7 @@ class Results(Sequence[TrialResult]):
         try:
             best = self.best
             lines.append(
-                f"  best {self.metric}={best.metrics[self.metric]:.6g} (trial {best.id}): {_SHORT.repr(best.config)}"
+                f"  best {self.metric}={best.metrics[self.metric]:.6g} (trial {best.id}): {SHORT.repr(best.config)}"
             )
             if best.persistent is not None and best.ephemeral is not None:
                 held, above = format_bytes(best.persistent), format_bytes(best.ephemeral)
@@ -232,9 +233,10 @@ class Results(Sequence[TrialResult]):
         return "\n".join(lines)
 
 
-def _flat(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def flat(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The leaves of a config by flat name."""
     for name, value in tree.items():
         if isinstance(value, dict) and value:
-            yield from _flat(value, f"{prefix}{name}/")
+            yield from flat(value, f"{prefix}{name}/")
         else:
             yield f"{prefix}{name}", value

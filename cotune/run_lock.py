@@ -11,6 +11,21 @@ from cotune.errors import RunNameInUse
 from cotune.paths import RunFolder
 
 
+def is_running(folder: RunFolder) -> bool:
+    """Whether a driver holds the run's lock now."""
+    try:
+        fd = os.open(folder.lock, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(fd)
+    return False
+
+
 @contextlib.contextmanager
 def locked(folder: RunFolder) -> Iterator[None]:
     """Holds the run's lock, which ends with this process, however it ends."""

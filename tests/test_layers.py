@@ -22,7 +22,7 @@ LAYERS = [
     ],
     [{"engines"}, {"dashboard"}],
     [{"sweep", "supply", "conclusions"}, {"simulation"}, {"ray_tune"}],
-    [{"_run", "_assembly", "_signals", "optuna_study"}],
+    [{"_run", "_load", "_assembly", "_signals", "optuna_study"}],
     [{"__init__"}],
     [{"testing"}, {"cli", "__main__"}],
 ]
@@ -61,6 +61,7 @@ PUBLIC = {
     "choice",
     "colocate",
     "device",
+    "load",
     "lograndint",
     "loguniform",
     "micro_batches",

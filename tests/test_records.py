@@ -113,7 +113,7 @@ def test_what_was_noted_is_what_is_read_back(data, tmp_path_factory, monkeypatch
         assert [getattr(read[trial], name) for name in kept] == [getattr(record, name) for name in kept]
         assert read[trial].state == (record.state if is_over else WAITING)
         assert (read[trial].end == record.end) or not is_over
-        assert driver.records.counts[record.state] > 0
+        assert driver.records.counts[record.standing] > 0
 
 
 def test_a_trial_starts_when_the_process_it_waited_for_is_there(driver):

@@ -289,7 +289,7 @@ def test_a_run_that_ends_does_not_wait_for_estimates_and_can_be_resumed(tmp_path
     monkeypatch.setattr(estimator, "BUDGET", 1e6)
     results = sweep(Hangs, tmp_path, 2, sampler=InOrder([10, 20]), time_budget=0.5)
     assert results.interrupted
-    assert {(str(trial.state), trial.attempts) for trial in results} == {("interrupted", 0)}
+    assert {(str(trial.state), trial.attempts) for trial in results} == {("waiting", 0)}
     monkeypatch.setattr(estimator, "BUDGET", 0.1)
     results = sweep(Hangs, tmp_path, 2, sampler=InOrder([10, 20]), resume=True)
     assert {str(trial.state) for trial in results} == {"done"}

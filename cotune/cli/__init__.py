@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from cotune import __version__
-from cotune.cli import doctor, simulate
+from cotune.cli import doctor, show, simulate
 from cotune.errors import CotuneError
 
 
@@ -18,6 +18,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.set_defaults(run_command=lambda options: print(parser.format_help(), end=""))
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     doctor.add_to(commands)
+    show.add_to(commands)
     simulate.add_to(commands)
     try:
         options = parser.parse_args(arguments)

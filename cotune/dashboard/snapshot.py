@@ -52,3 +52,8 @@ class Snapshot:
     @property
     def finished(self) -> int:
         return sum(self.counts.get(state, 0) for state in ("done", "stopped", "failed"))
+
+    @property
+    def is_starting(self) -> bool:
+        """No process of a lane is up yet: they import first, which takes seconds."""
+        return not self.finished and not any(lane.ready for device in self.packer.devices for lane in device.lanes)

@@ -126,6 +126,8 @@ def headline(snapshot: Snapshot) -> str:
     total = "" if snapshot.total is None else f"/{snapshot.total}"
     parts = [f"{snapshot.name} {_clock(snapshot.seconds)}  {snapshot.finished}{total} trials"]
     parts += [f"{count} {state}" for state, count in snapshot.counts.items() if count and state != "waiting"]
+    if snapshot.is_starting:
+        parts.append("starting lanes")
     if snapshot.best is not None:
         trial, value = snapshot.best
         parts.append(f"best {snapshot.metric}={value:.6g} (trial {trial})")

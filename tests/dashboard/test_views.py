@@ -72,6 +72,13 @@ def test_the_headline_without_an_end_or_a_best_leaves_them_out():
     assert headline(snapshot(total=None, best=None, counts={"running": 1})) == "my-run 12.3s  0 trials, 1 running"
 
 
+@pytest.mark.parametrize("lanes", [(), (lane(0, 11, ready=False),)])
+def test_the_headline_says_so_until_the_first_lane_is_up(lanes):
+    shot = snapshot(best=None, counts={"running": 1}, packer=PackerView((device("cuda:0", *lanes),), (), 0))
+    assert headline(shot) == "my-run 12.3s  0/100 trials, 1 running, starting lanes"
+    assert "starting" not in headline(replace(shot, counts={"done": 1})), "a lane that is replaced"
+
+
 def test_the_headline_ends_with_what_just_went_wrong():
     assert headline(snapshot(note="trial 4 failed: ValueError")).endswith(", trial 4 failed: ValueError")
 

@@ -1,0 +1,76 @@
+"""`cotune.load`: the results of an earlier run, as its folder has them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from cotune._arguments import check_run_name
+from cotune.errors import InputError
+from cotune.paths import RunFolder, default_storage
+from cotune.record import read_run
+from cotune.results import Results
+from cotune.run_lock import is_running
+from cotune.trial import TrialState
+
+
+def load(name: str, storage: str | os.PathLike[str] | None = None) -> Results:
+    """Reads back what a run gave, without its trainable; also of one that was killed, or still runs.
+
+    Configs are as JSON keeps them: tuples are lists, and other objects are their names.
+
+    Args:
+        name: Of the run.
+        storage: The folder for runs; `COTUNE_STORAGE` or `~/cotune_runs` if left out.
+
+    Returns:
+        All its trials. Its makespan is that of its last session.
+
+    Raises:
+        InputError: There is no such run, or it is a study's, which has its results itself.
+        StorageError: It cannot be read.
+    """
+    check_run_name(name)
+    root = Path(storage if storage is not None else default_storage()).expanduser().absolute()
+    folder = RunFolder(root / name)
+    if not folder.events.exists():
+        there = runs_in(root)
+        newest = f"the newest there: {', '.join(there[:5])}" if there else "pass storage= with the folder of the run"
+        raise InputError(f"no run named {name!r} is in {root}", hint=newest)
+    saved = read_run(folder)
+    settings = saved.settings
+    if "study" in settings:
+        raise InputError(
+            f"run {name!r} belongs to the Optuna study {settings['study']!r}, which has its results",
+            hint="optuna.load_study(study_name=..., storage=...) gives it, if it had a storage",
+        )
+    goes_on = is_running(folder)
+    is_complete = True
+    for record in saved.records:
+        record.config.update(_nested({**record.params, **settings.get("constants", {})}))
+        if not record.state.is_final:
+            is_complete = False
+            if record.attempts:
+                record.state = TrialState.RUNNING if goes_on else TrialState.INTERRUPTED
+    trials = tuple(record.result() for record in saved.records)
+    interrupted = not (is_complete or goes_on)
+    return Results(trials, settings["metric"], settings["mode"], name, folder.path, saved.makespan, interrupted)
+
+
+def runs_in(root: Path) -> list[str]:
+    """Names of the runs in a storage folder, that of which something was noted last first."""
+    events = [path for path in root.glob("*/events.jsonl") if path.is_file()]
+    return [path.parent.name for path in sorted(events, key=lambda path: path.stat().st_mtime, reverse=True)]
+
+
+def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
+    tree: dict[str, Any] = {}
+    for name, value in flat.items():
+        *path, key = name.split("/")
+        branch = tree
+        for part in path:
+            branch = branch.setdefault(part, {})
+        branch[key] = value
+    return tree

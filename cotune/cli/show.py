@@ -1,0 +1,119 @@
+"""`cotune show`: what a run has given, or is giving."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from cotune._load import load, runs_in
+from cotune.errors import CotuneError
+from cotune.paths import default_storage
+from cotune.results import SHORT, Results, TrialResult, flat
+
+MOST_RUNS = 20
+MOST_FAILED = 5
+
+
+def add_to(commands: Any) -> None:
+    """Adds the subcommand."""
+    parser = commands.add_parser(
+        "show",
+        help="what a run has given",
+        description="Shows the results of a run, finished or not; without a name, the latest runs.",
+    )
+    parser.add_argument("name", nargs="?", metavar="NAME", help="of the run")
+    parser.add_argument("--storage", metavar="DIR", type=Path, help="where runs are; COTUNE_STORAGE or ~/cotune_runs")
+    parser.add_argument("--trials", metavar="N", type=int, default=10, help="how many of the best to list (10)")
+    parser.add_argument("--json", action="store_true", help="print everything as JSON")
+    parser.set_defaults(run_command=run_command)
+
+
+def run_command(options: argparse.Namespace) -> None:
+    """Prints it."""
+    if options.name is None:
+        _list(Path(options.storage or default_storage()).expanduser())
+        return
+    results = load(options.name, options.storage)
+    if options.json:
+        print(json.dumps(_plain(results), indent=1))
+        return
+    print(results)
+    ranked = _ranked(results)[: max(0, options.trials)]
+    if ranked:
+        print("\n".join(_lines(results, ranked)))
+    for trial in results.errors[:MOST_FAILED]:
+        print(trial.error.message if trial.error else f"trial {trial.id} failed")
+    if len(results.errors) > MOST_FAILED:
+        print(f"and {len(results.errors) - MOST_FAILED} more have failed")
+
+
+def _list(root: Path) -> None:
+    names = runs_in(root)
+    for name in names[:MOST_RUNS]:
+        try:
+            print(str(load(name, root)).splitlines()[0])
+        except CotuneError as error:
+            print(f"{name}: {error.message}")
+    if len(names) > MOST_RUNS:
+        print(f"and {len(names) - MOST_RUNS} more in {root}")
+    if not names:
+        print(f"no runs in {root}")
+
+
+def _ranked(results: Results) -> list[TrialResult]:
+    """Those that have reported the metric, the best first; those that are done before all others."""
+    sign = 1.0 if results.mode == "min" else -1.0
+    told = [trial for trial in results if results.metric in trial.metrics]
+    return sorted(told, key=lambda trial: (trial.state != "done", sign * float(trial.metrics[results.metric])))
+
+
+def _lines(results: Results, ranked: Sequence[TrialResult]) -> Iterator[str]:
+    """The first of them, a line each: with what is not the same in all trials."""
+    configs = {trial.id: dict(flat(trial.config)) for trial in results}
+    searched = [
+        name for name in configs[ranked[0].id] if len({repr(config.get(name)) for config in configs.values()}) > 1
+    ]
+    wide = len(str(len(results)))
+    for trial in ranked:
+        told = [f"{name}={_short(configs[trial.id].get(name))}" for name in searched]
+        value = f"{float(trial.metrics[results.metric]):.6g}"
+        yield f"  {trial.id:>{wide}} {trial.state:<11} {results.metric}={value:<12} {' '.join(told)}".rstrip()
+
+
+def _short(value: Any) -> str:
+    return f"{value:.5g}" if isinstance(value, float) else SHORT.repr(value)
+
+
+def _plain(results: Results) -> dict[str, Any]:
+    names = (
+        "id",
+        "config",
+        "metrics",
+        "persistent",
+        "ephemeral",
+        "seconds",
+        "device",
+        "lane",
+        "start",
+        "end",
+        "attempts",
+    )
+    trials = [
+        {
+            **{name: getattr(trial, name) for name in names},
+            "state": str(trial.state),
+            "error": trial.error and trial.error.message,
+            "folder": str(trial.folder),
+        }
+        for trial in results
+    ]
+    return {
+        "name": results.name,
+        "metric": results.metric,
+        "mode": results.mode,
+        "makespan": results.makespan,
+        "trials": trials,
+    }

@@ -1,0 +1,63 @@
+"""`cotune show`."""
+
+import json
+
+import pytest
+
+from cotune.cli import main
+from cotune.errors import TrialFailed
+from cotune.event_log import VERSION, EventLog
+from cotune.paths import RunFolder
+from cotune.records import Records
+from cotune.trial import Report, TrialState
+
+
+@pytest.fixture
+def storage(tmp_path):
+    folder = RunFolder(tmp_path / "mine")
+    folder.create()
+    log = EventLog(folder.events)
+    log.write("run", 0.0, version=VERSION, metric="loss", mode="min", seed=1, constants={"width": 3})
+    records = Records(folder, log, "min", 1)
+    ends = [(0.3, TrialState.DONE), (0.1, TrialState.STOPPED), (0.2, TrialState.DONE), (None, TrialState.FAILED)]
+    for trial, (loss, state) in enumerate(ends):
+        records.proposed(trial, {"lr": 0.1 * trial}, {})
+        records.starts(trial, "cpu:0", 0)
+        if loss is not None:
+            line = {"event": "report", "time": 1.0, "trial": trial, "step": 0, "metrics": {"loss": loss}}
+            records.reported(Report(trial, 0, 0, loss, json.dumps(line).encode() + b"\n"))
+        records[trial].error = TrialFailed(f"trial {trial}: too bad", hint="") if state is TrialState.FAILED else None
+        records.ends(records[trial], state)
+    log.close()
+    return tmp_path
+
+
+def test_it_shows_the_best_first_and_what_has_failed(storage, capsys):
+    assert main(["show", "mine", "--storage", str(storage), "--trials", "2"]) == 0
+    out = capsys.readouterr().out.splitlines()
+    assert out[0].startswith("Results 'mine': 4 trials (2 done, 1 stopped, 1 failed)")
+    assert [line.split() for line in out[-3:]] == [
+        ["2", "done", "loss=0.2", "lr=0.2"],
+        ["0", "done", "loss=0.3", "lr=0"],
+        ["trial", "3:", "too", "bad"],
+    ]
+
+
+def test_it_gives_everything_as_json(storage, capsys):
+    assert main(["show", "mine", "--storage", str(storage), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert [trial["state"] for trial in told["trials"]] == ["done", "stopped", "done", "failed"]
+    assert told["trials"][1]["metrics"] == {"loss": 0.1}
+    assert told["trials"][3]["error"] == "trial 3: too bad"
+
+
+def test_without_a_name_it_lists_the_runs(storage, capsys):
+    assert main(["show", "--storage", str(storage)]) == 0
+    assert capsys.readouterr().out.startswith("Results 'mine': 4 trials (2 done")
+    assert main(["show", "--storage", str(storage / "mine")]) == 0
+    assert "no runs in" in capsys.readouterr().out
+
+
+def test_a_run_that_is_not_there_is_an_error(storage, capsys):
+    assert main(["show", "yours", "--storage", str(storage)]) == 2
+    assert "hint: the newest there: mine" in capsys.readouterr().err

@@ -1,0 +1,63 @@
+"""What is read back of a run without running it."""
+
+import pytest
+
+import cotune
+from cotune.event_log import VERSION, EventLog
+from cotune.paths import RunFolder
+from cotune.records import Records
+from cotune.run_lock import locked
+from cotune.trial import TrialState
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A run of which one trial is done, one has begun, and one has not."""
+    folder = RunFolder(tmp_path / "mine")
+    folder.create()
+    log = EventLog(folder.events)
+    constants = {"opt/decay": 0.1, "data": [1, 2]}
+    log.write("run", 0.0, version=VERSION, metric="loss", mode="min", seed=1, constants=constants)
+    records = Records(folder, log, "min", 1)
+    for trial in range(3):
+        records.proposed(trial, {"opt/name": "adam", "lr": 0.1 * trial}, {})
+    for trial in range(2):
+        records.starts(trial, "cpu:0", trial)
+    records.ends(records[0], TrialState.DONE)
+    log.close()
+    return folder
+
+
+def states(results):
+    return [str(trial.state) for trial in results]
+
+
+def test_a_run_that_was_killed_is_interrupted(folder, tmp_path):
+    results = cotune.load("mine", tmp_path)
+    assert states(results) == ["done", "interrupted", "waiting"]
+    assert results.interrupted
+    assert results[1].config == {"opt": {"name": "adam", "decay": 0.1}, "lr": 0.1, "data": [1, 2]}
+    assert (results[1].device, results[1].lane) == ("cpu:0", 1)
+
+
+def test_a_run_that_goes_on_is_running(folder, tmp_path):
+    with locked(folder):
+        results = cotune.load("mine", tmp_path)
+    assert states(results) == ["done", "running", "waiting"]
+    assert not results.interrupted
+
+
+def test_a_run_that_is_not_there_is_told_with_those_that_are(folder, tmp_path):
+    with pytest.raises(cotune.InputError, match="no run named 'yours' is in") as raised:
+        cotune.load("yours", tmp_path)
+    assert "mine" in raised.value.hint
+
+
+def test_the_folder_of_a_study_is_not_a_run(tmp_path):
+    folder = RunFolder(tmp_path / "study")
+    folder.create()
+    log = EventLog(folder.events)
+    log.write("run", 0.0, version=VERSION, name="study", study="of-mine", seed=1)
+    log.close()
+    with pytest.raises(cotune.InputError, match="belongs to the Optuna study 'of-mine'"):
+        cotune.load("study", tmp_path)
