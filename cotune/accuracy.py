@@ -50,6 +50,8 @@ class Accuracy:
         return cls(len(ratios), statistics.median(ratios), low, high, short)
 
     def __str__(self) -> str:
+        if self.count == 1:
+            return f"{self.ratio:.2f} times what was measured (1 trial)"
         return (
             f"{self.ratio:.2f} times what was measured ({self.low:.2f} to {self.high:.2f}, "
             f"{self.short:.0%} too low, {self.count} trials)"

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 import time
+import traceback
 import types
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -13,6 +15,7 @@ from cotune import session
 from cotune.errors import InputError
 
 CHECKPOINT_EVERY = 5.0
+_OURS = os.path.dirname(__file__) + os.sep
 
 
 def check_trainable(trainable: Any) -> str:
@@ -94,6 +97,14 @@ def _name(trainable: Any) -> str:
 def call(trainable: Callable[[Mapping[str, Any]], Any] | type, config: Mapping[str, Any]) -> Any:
     """Runs a trainable on a config, in a session or alone; gives what it returned."""
     return _run_steps(trainable, config) if isinstance(trainable, type) else trainable(config)
+
+
+def trace_of(error: BaseException) -> str:
+    """The traceback of what a trainable has raised, from its first own frame on."""
+    frames = error.__traceback__
+    while frames is not None and frames.tb_frame.f_code.co_filename.startswith(_OURS):
+        frames = frames.tb_next
+    return "".join(traceback.format_exception(type(error), error, frames or error.__traceback__))
 
 
 def _run_steps(cls: type, config: Mapping[str, Any]) -> Any:

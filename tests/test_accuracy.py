@@ -15,6 +15,10 @@ def test_what_is_off_by_less_than_is_shown_is_not_too_low() -> None:
     assert "0% too low" in str(Accuracy.of([(0.999, 1.0), (1.0, 1.0)], 1.0))
 
 
+def test_one_trial_has_no_spread() -> None:
+    assert str(Accuracy.of([(1.5, 1.0)], 1.0)) == "1.50 times what was measured (1 trial)"
+
+
 def test_nothing_is_said_where_nothing_is_known() -> None:
     assert Accuracy.of([(None, 1.0)], 1.0) is None
     assert lines(None, None) == []

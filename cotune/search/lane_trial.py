@@ -14,7 +14,6 @@ import inspect
 import os
 import pickle
 import threading
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar, cast
 
@@ -25,6 +24,7 @@ from cotune import session
 from cotune.errors import RunError
 from cotune.process_wide import process_wide
 from cotune.session import Session, TrialStopped
+from cotune.trainable import trace_of
 
 _PLAIN = (float, int, str, bool, type(None))
 
@@ -212,7 +212,7 @@ class StudyObjective:
             # It is stopped instead of answered.
             line.ask("end", "pruned", str(pruned))
         except BaseException as error:
-            line.ask("end", "raised", (pack_error(error), "".join(traceback.format_exception(error))))
+            line.ask("end", "raised", (pack_error(error), trace_of(error)))
             raise
         else:
             line.ask("end", "returned", _told(value))

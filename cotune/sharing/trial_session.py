@@ -264,8 +264,7 @@ class TrialSession(ResidentTrial):
         name = type(error).__name__ if isinstance(error, CotuneError) else "TrialFailed"
         kind = type(error).__name__
         with contextlib.suppress(Exception):
-            trace = "".join(traceback.format_exception(error))
-            self._folder.error.write_text(trace, encoding="utf-8", errors="backslashreplace")
+            self._folder.error.write_text(trainable.trace_of(error), encoding="utf-8", errors="backslashreplace")
         if self._host.survives(error):
             _forget(error)
         if is_memory:
