@@ -35,7 +35,7 @@ def configuration_bound(
     workload: Workload,
     devices: int,
     capacity: int | None = None,
-    max_width: int = 16,
+    max_width: int | None = None,
     ran: Sequence[int] | None = None,
 ) -> float:
     """A lower bound of the makespan, in seconds, never below the best of `lower_bounds`, whose arguments it takes.
@@ -50,7 +50,8 @@ def configuration_bound(
     except ImportError as error:
         raise InputError("this bound needs scipy, which is not installed", hint="pip install scipy") from error
     best = lower_bounds(workload, devices, capacity, max_width, ran).best
-    kinds = _Kinds(workload, capacity, max_width, ran, LONG * best)
+    width = max_width or max(workload.max_width, workload.lanes or 1)
+    kinds = _Kinds(workload, capacity, width, ran, LONG * best)
     count = len(kinds.sizes)
     columns = kinds.singles()
     for _ in range(ROUNDS):

@@ -20,7 +20,10 @@ def test_the_best_mix_of_sets_is_a_stronger_bound_than_volumes() -> None:
     expected = 1000 + 500 / shared_speed(1.0)
     assert lower_bounds(workload, 1).best < 0.97 * expected
     assert configuration_bound(workload, 1) == pytest.approx(expected, rel=0.01)
-    assert configuration_bound(workload, 1) <= simulate(workload, Setting(costs=Costs(0, 0, 0, 0))).figures.makespan
+    assert (
+        configuration_bound(workload, 1, None, None)
+        <= simulate(workload, Setting(costs=Costs(0, 0, 0, 0))).figures.makespan
+    )
 
 
 def test_no_trial_runs_beside_itself() -> None:
