@@ -5,43 +5,58 @@ from __future__ import annotations
 import json
 import math
 import operator
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from cotune.errors import MetricError, UnknownMetric
 
 _encode = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
+MOST_ELEMENTS = 1000
 _PLAIN = (float, int, str, bool, type(None))
 
 
 def plain(name: str, value: Any) -> Any:
-    """A number, string, boolean or None for what was reported; one-element arrays and tensors give their number.
+    """What was reported as JSON has it: numbers, strings, booleans, None, and lists of these.
+
+    Arrays and tensors give their number if they have one element, and a list of up to `MOST_ELEMENTS` otherwise.
 
     Raises:
         MetricError: It is none of these.
     """
     if type(value) in _PLAIN:
         return value
-    item = getattr(value, "item", None)
-    if item is not None:
-        try:
-            value = item()
-        except (ValueError, RuntimeError, TypeError):
-            shape = getattr(value, "shape", None)
-            if shape is not None and math.prod(shape) == 1:
-                # On a GPU what went wrong in computing it comes to light only now.
-                raise
-            raise MetricError(
-                f"metric {name!r} has shape {tuple(shape or ())}, not one number",
-                hint="report a mean, or one metric per entry",
-            ) from None
+    shape = getattr(value, "shape", None)
+    if shape is not None and math.prod(shape) != 1:
+        return _listed(name, value, tuple(shape))
+    if hasattr(value, "item"):
+        value = value.item()
     for kind in (bool, int, float, str):
         if isinstance(value, kind):
             return kind(value)
+    if isinstance(value, (list, tuple)):
+        return [plain(name, element) for element in value]
     raise MetricError(
         f"metric {name!r} is a {type(value).__name__}: {str(value)[:80]}",
-        hint="report numbers, strings, booleans or None; save anything else in a checkpoint",
+        hint="report numbers, strings, booleans, None or lists of these; save anything else in a checkpoint",
     )
+
+
+def _listed(name: str, value: Any, shape: tuple[int, ...]) -> Any:
+    if math.prod(shape) > MOST_ELEMENTS:
+        raise MetricError(
+            f"metric {name!r} has shape {shape}, more than {MOST_ELEMENTS:,} numbers",
+            hint="report a mean, or save it in a checkpoint",
+        )
+    return plain(name, value.tolist())
+
+
+def flat(metrics: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Nested metrics by path ("eval/accuracy"), as Ray's own loggers have them."""
+    for name, value in metrics.items():
+        if type(value) not in _PLAIN and isinstance(value, Mapping):
+            yield from flat(value, f"{prefix}{name}/")
+        else:
+            yield f"{prefix}{name}", value
 
 
 def number(name: str, value: Any) -> float:
@@ -51,7 +66,9 @@ def number(name: str, value: Any) -> float:
         MetricError: It is NaN, infinite or no number.
     """
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise MetricError(f"metric {name!r} is {value!r}, not a number", hint="report a float for the metric tuned")
+        raise MetricError(
+            f"metric {name!r} is {repr(value)[:80]}, not a number", hint="report a float for the metric tuned"
+        )
     try:
         finite = float(value)
     except OverflowError:
@@ -93,7 +110,7 @@ def read_report(
     """
     if not isinstance(metrics, Mapping):
         raise MetricError(f"report() got {metrics!r}", hint="report a dict, such as report({'loss': 0.1})")
-    values = {str(name): plain(str(name), value) for name, value in metrics.items()}
+    values = {name: plain(name, value) for name, value in flat(metrics)}
     if metric in values:
         value = number(metric, values[metric])
     elif is_first:

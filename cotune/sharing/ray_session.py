@@ -7,7 +7,7 @@ never started. The names used are those of `ray.train._internal.session._TrainSe
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
@@ -36,7 +36,7 @@ class RaySession:
 
     def report(self, metrics: Mapping[str, Any], checkpoint: Any = None) -> None:
         """Reports, then saves the checkpoint: it stands behind the report it came with."""
-        session.report(dict(_flat(metrics)))
+        session.report(metrics)
         if checkpoint is not None:
             with checkpoint.as_directory() as saved, session.checkpoint() as path:
                 shutil.copytree(saved, path, dirs_exist_ok=True)
@@ -79,12 +79,3 @@ class RaySession:
     @property
     def trial_dir(self) -> str:
         return str(session.folder() or "")
-
-
-def _flat(metrics: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Nested metrics by path, as Ray's own loggers have them."""
-    for name, value in metrics.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{name}/")
-        else:
-            yield f"{prefix}{name}", value
