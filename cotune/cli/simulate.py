@@ -99,7 +99,8 @@ def run_command(options: argparse.Namespace) -> int:
         ended = progress.add_task("trials", total=len(workload.jobs))
         outcome = simulate(workload, setting, lambda: progress.advance(ended))
     count = options.devices or workload.devices
-    bound = lower_bounds(workload, count, memory, ran=outcome.ran).best
+    width = options.width and max(options.width, workload.max_width)
+    bound = lower_bounds(workload, count, memory, width, outcome.ran).best
     if options.json:
         print(json.dumps(_plain(workload, outcome, bound), indent=1))
     else:

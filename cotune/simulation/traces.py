@@ -15,7 +15,7 @@ from cotune.errors import InputError
 from cotune.packer.interference import shared_speed
 from cotune.paths import RunFolder
 from cotune.simulation.history import Hardware, Past, Stretch, read_history
-from cotune.simulation.table import lines, rows
+from cotune.simulation.table import read_text, rows
 from cotune.simulation.workload import Job, Workload
 
 _STEPS = 100
@@ -161,7 +161,7 @@ def from_gavel(trace: Path, pairs: Path, gpu: str = "v100") -> Workload:
     """
     alone, busy = _from_pairs(pairs, gpu)
     jobs = []
-    for row in lines(trace):
+    for row in read_text(trace).splitlines():
         fields = row.split("\t")
         if len(fields) < 8 or fields[0] not in alone or fields[6] != "1":
             continue

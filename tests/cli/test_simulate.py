@@ -27,6 +27,23 @@ def test_figures_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert figures["trials"] == 12
 
 
+def test_the_bound_is_of_as_many_lanes_as_were_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "light.csv"
+    path.write_text("seconds,busy\n" + "10,0.01\n" * 32)
+    assert main(["simulate", "--csv", str(path), "--width", "32", "--json"]) == 0
+    figures = json.loads(capsys.readouterr().out)
+    assert figures["makespan"] >= figures["lower_bound"]
+
+
+def test_where_no_job_fits_nothing_is_said_of_a_bound(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "large.csv"
+    path.write_text("seconds,peak_mib\n10,99999\n")
+    assert main(["simulate", "--csv", str(path)]) == 0
+    out = capsys.readouterr().out
+    assert "1 too large for a device" in out
+    assert "bound" not in out
+
+
 def test_drawings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trace = tmp_path / "out.json"
     assert main([*QUICK, "--gantt", "--trace", str(trace)]) == 0
