@@ -53,7 +53,10 @@ def from_run(folder: RunFolder, busy: float | None = None) -> Workload:
         jobs.append(Job(_STEPS, seconds / _STEPS, demand.persistent, demand.ephemeral, busy=share))
     if not jobs:
         raise InputError(f"no trial of {folder.path} has run to its end", hint="choose a run with finished trials")
-    note = f"{len(jobs)} trials of {folder.path.name}; each uses {share:.0%} of a device alone"
+    note = f"{len(jobs)} trials of {folder.path.name}"
+    if len(jobs) < len(history.trials):
+        note += f", without {len(history.trials) - len(jobs)} that did not run to an end"
+    note += f"; each uses {share:.0%} of a device alone"
     costs = replace(Costs(), open=history.opening)
     workload = Workload(folder.path.name, jobs, note, context=history.context or 0, costs=costs)
     if history.hardware:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 
@@ -51,6 +52,21 @@ def test_drawings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads(trace.read_text())["traceEvents"]
 
 
+def test_a_narrow_terminal_that_knows_few_characters_gets_a_drawing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "50")
+    out = io.BytesIO()
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(out, encoding="ascii", write_through=True))
+    assert main([*QUICK, "--gantt"]) == 0
+    rows = [line for line in out.getvalue().decode().splitlines() if "gpu 0 lane" in line]
+    assert rows
+    assert max(map(len, rows)) == 50
+
+
+def test_a_trace_that_cannot_be_written_is_refused_before_anything_is_played(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cotune.cli.simulate.simulate", None)
+    assert main([*QUICK, "--trace", "/nowhere/at/all.json"]) == 2
+
+
 def test_a_table_of_jobs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "mine.csv"
     path.write_text("iterations,step_seconds,persistent_mib,ephemeral_mib\n10,1,10,10\n")
@@ -75,7 +91,9 @@ def test_a_table_of_jobs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
         (["--run", "nope", "--jobs", "5"], "--jobs says something of --workload only"),
         ([*QUICK[1:], "--jobs", "0"], "0 jobs"),
         ([*QUICK[1:], "--trace", "/nowhere/at/all.json"], "choose another --trace"),
+        ([*QUICK[1:], "--memory", ""], "'' is not a size"),
         (["--csv", "/nowhere.csv"], "check the path"),
+        (["--run", "", "--storage", "/nowhere"], "cannot read"),
         (["--run", "nope", "--storage", "/nowhere"], "cannot read"),
     ],
 )
@@ -89,7 +107,16 @@ def test_what_is_wrong_ends_with_2_and_a_hint(
     assert "Traceback" not in err
 
 
-@pytest.mark.parametrize("arguments", [["nope"], ["simulate"], ["simulate", "--seed", "many"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["nope"],
+        ["simulate"],
+        ["simulate", "--seed", "many"],
+        [*QUICK, "--json", "--gantt"],
+        [*QUICK, "--learn", "--error", "0.5"],
+    ],
+)
 def test_what_argparse_refuses_ends_with_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit:
         main(arguments)

@@ -212,6 +212,10 @@ def test_a_share_that_is_given_goes_before_the_guess(tmp_path: Path) -> None:
     assert {job.busy for job in from_run(a_run(tmp_path), busy=0.8).jobs} == {0.8}
 
 
+def test_what_did_not_run_to_an_end_is_counted(tmp_path: Path) -> None:
+    assert from_run(a_run(tmp_path, ends=3)).note.startswith("3 trials of my-run, without 1 that did not run to an end")
+
+
 def test_a_run_without_an_end_or_without_a_file(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no trial"):
         from_run(a_run(tmp_path, ends=0))
