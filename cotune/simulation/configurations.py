@@ -52,6 +52,8 @@ def configuration_bound(
     best = lower_bounds(workload, devices, capacity, max_width, ran).best
     kinds = _Kinds(workload, capacity, max_width, ran, LONG * best)
     count = len(kinds.sizes)
+    if not count:
+        return best
     columns = kinds.singles()
     for _ in range(ROUNDS):
         sets = np.array(columns).T

@@ -37,3 +37,9 @@ def test_what_is_simulated_is_never_below_the_best_mix(devices: int) -> None:
     outcome = simulate(workload, Setting(devices=devices, keep=False))
     bound = configuration_bound(workload, devices, ran=outcome.ran)
     assert lower_bounds(workload, devices, ran=outcome.ran).best <= bound <= outcome.figures.makespan
+
+
+def test_where_nothing_ran_there_is_no_bound() -> None:
+    pytest.importorskip("scipy")
+    workload = Workload("test", [Job(10, 1.0, 0, 2 * GIB)], capacity=GIB)
+    assert configuration_bound(workload, 1, ran=[0]) == 0.0
