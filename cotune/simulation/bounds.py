@@ -54,7 +54,7 @@ def lower_bounds(
     devices, room = devices or workload.devices, capacity or workload.capacity
     jobs = sorted(workload.jobs, key=lambda job: job.arrival)
     begin = jobs[0].arrival if jobs else 0.0
-    width = max_width or max(workload.max_width, workload.lanes or 1)
+    width = max_width or most_lanes(workload)
     counts = ran if ran is not None else [job.iterations for job in jobs]
     # What did not run at all, since it fits no device, takes no time.
     seconds = [(job.startup + n * job.step_seconds) if n else 0.0 for job, n in zip(jobs, counts, strict=True)]
@@ -69,6 +69,11 @@ def lower_bounds(
         max(_rounded(sizes, seconds, parts) for parts in range(1, 9)) / devices,
         sum(seconds) / (width * devices),
     )
+
+
+def most_lanes(workload: Workload) -> int:
+    """As many lanes a device as could be opened, or were asked for."""
+    return max(workload.max_width, workload.lanes or 1)
 
 
 def _rounded(sizes: Iterable[float], seconds: Iterable[float], parts: int) -> float:
