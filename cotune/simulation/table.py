@@ -86,6 +86,11 @@ def from_csv(path: Path) -> Workload:
 
 def _checked(path: Path, row: Row) -> Row:
     """The first row, if its columns say how long jobs take."""
+    if all(row.has(name) for name in ("trial", "attempts", "expected_seconds")):
+        raise InputError(
+            f"{path} is a table of cotune's own results, which does not say what the devices were",
+            hint="give the run itself: --run NAME",
+        )
     known = {name for name in ("seconds", "start", "end", "iterations", "step_seconds") if row.has(name)}
     if not ("seconds" in known or {"start", "end"} <= known or {"iterations", "step_seconds"} <= known):
         raise InputError(

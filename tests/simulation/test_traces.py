@@ -145,6 +145,7 @@ def test_a_table_of_times_alone_limits_only_lanes(tmp_path: Path) -> None:
         (HEADER, "no rows"),
         ("iterations,peak_mib\n1,1\n", "how long jobs take: it has iterations, peak_mib"),
         ("seconds,gpus\n1,8\n", "no job of one GPU"),
+        ("trial,seconds,expected_seconds,start,end,attempts\n0,1,,5,6,1\n", "own results(.|\n)*--run NAME"),
         (HEADER + "ten,1,1,1,,,,\n", "line 2.*iterations is 'ten'"),
         (HEADER + "1,1,1,1,,,,\n1,inf,1,1,,,,\n", "line 3.*step_seconds"),
         ("start,end\n10/3/2017 8:12,10/3/2017 9:12\n", "line 2.*end is '10/3/2017 9:12'"),
