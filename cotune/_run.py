@@ -213,7 +213,7 @@ def run(
         raise InputError("resume=True, but no name= says which run", hint="pass the name= that it had")
     folder, saved = _open_run(name or made_up(kind), storage, resume)
     judged = pruner is not None and pruner != "none"
-    heard: set[int] = set()
+    heard: list[int] = []
     with locked(folder):
         paused = MOST_PAUSED if _promotes(pruner) else 0
         how = LocalOptions(
@@ -239,8 +239,11 @@ def run(
             stack.callback(engine.close)
 
             def interrupt(number: int, _frame: object) -> None:
-                heard.add(number)
+                heard.append(number)
                 sweep.interrupt()
+                if len(heard) > 2:
+                    # Twice was enough, unless a callback or a policy of the user's never comes back.
+                    raise KeyboardInterrupt
 
             with handled_by(interrupt):
                 sweep.run()

@@ -11,6 +11,7 @@ import pytest
 
 import cotune
 from cotune.demand import MIB
+from cotune.packer.policies import Fifo
 
 
 @pytest.fixture
@@ -542,3 +543,18 @@ def test_a_thread_that_python_only_met_and_those_of_a_compiler_cost_no_lane(run)
 
     results = run(train, {"x": 1.0}, trials=3, lanes=1)
     assert len({trial.metrics["pid"] for trial in results}) == 1
+
+
+def test_ctrl_c_a_third_time_breaks_off_what_never_comes_back(run):
+    came_back = []
+
+    class Hung(Fifo):
+        def key(self, waiting):
+            for _ in range(3):
+                signal.raise_signal(signal.SIGINT)
+            came_back.append(waiting.trial)
+            return super().key(waiting)
+
+    with pytest.raises(KeyboardInterrupt):
+        run(lambda config: 0.0, {"x": cotune.uniform(0, 1)}, trials=1, policy=Hung())
+    assert not came_back

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import sys
 from collections.abc import Sequence
 
@@ -20,6 +21,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     doctor.add_to(commands)
     show.add_to(commands)
     simulate.add_to(commands)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # A terminal that cannot show a character shows another.
+        sys.stdout.reconfigure(errors="replace")
     try:
         options = parser.parse_args(arguments)
         code: int | None = options.run_command(options)

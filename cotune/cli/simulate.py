@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -58,14 +59,16 @@ def add_to(commands: Any) -> None:
     parser.add_argument("--policy", metavar="NAME", default="makespan", help=f"one of {', '.join(POLICIES)}")
     parser.add_argument("--width", metavar="N", action=_Count, help="lanes a device; those of --run, else found")
     parser.add_argument("--residents", metavar="N", action=_Count, default=1, help="that may take turns in a lane")
-    parser.add_argument("--error", metavar="SHARE", type=float, default=0.0, help="of predictions, 0.5 for 50%%")
-    parser.add_argument("--learn", action="store_true", help="no predictions but what finished trials teach")
+    known = parser.add_mutually_exclusive_group()
+    known.add_argument("--error", metavar="SHARE", type=float, default=0.0, help="of predictions, 0.5 for 50%%")
+    known.add_argument("--learn", action="store_true", help="no predictions but what finished trials teach")
     parser.add_argument("--busy", metavar="SHARE", type=float, help="of a device, that a trial of --run uses alone")
     parser.add_argument("--jobs", metavar="N", type=int, help="how many jobs to generate")
     parser.add_argument("--seed", metavar="N", type=int, default=0, help="of --workload and of --error")
     parser.add_argument("--trace", metavar="FILE", type=Path, help="write a Chrome trace")
-    parser.add_argument("--gantt", action="store_true", help="draw the lanes")
-    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--gantt", action="store_true", help="draw the lanes")
+    form.add_argument("--json", action="store_true", help="print the figures as JSON")
     parser.set_defaults(run_command=run_command)
 
 
@@ -83,7 +86,7 @@ def run_command(options: argparse.Namespace) -> int:
     """Plays, prints, draws."""
     _check(options)
     workload = _workload(options)
-    memory = parse_bytes(options.memory) if options.memory else None
+    memory = None if options.memory is None else parse_bytes(options.memory)
     setting = Setting(
         devices=options.devices,
         capacity=memory,
@@ -99,16 +102,17 @@ def run_command(options: argparse.Namespace) -> int:
         ended = progress.add_task("trials", total=len(workload.jobs))
         outcome = simulate(workload, setting, lambda: progress.advance(ended))
     count = options.devices or workload.devices
-    bound = lower_bounds(workload, count, memory, ran=outcome.ran).best
+    width = options.width and max(options.width, workload.max_width)
+    bound = lower_bounds(workload, count, memory, width, outcome.ran).best
     if options.json:
         print(json.dumps(_plain(workload, outcome, bound), indent=1))
     else:
         print(f"{workload.name} on {count} device(s), policy {options.policy}: {workload.note}")
         print(summary(outcome, bound))
     if options.gantt:
-        print(gantt(outcome.segments))
+        print(gantt(outcome.segments, max(20, min(72, shutil.get_terminal_size((90, 24)).columns - 17))))
     if options.trace:
-        _write_trace(options.trace, outcome)
+        _write(options.trace, json.dumps(chrome_trace(outcome.segments)))
     return 0
 
 
@@ -124,22 +128,26 @@ def _check(options: argparse.Namespace) -> None:
     if options.busy is not None and not 0.0 < options.busy <= 1.0:
         raise InputError(f"--busy {options.busy} is not a share", hint="give 0.5 for 50%")
     for name, needed in (("jobs", "workload"), ("busy", "run"), ("storage", "run")):
-        if getattr(options, name) is not None and not getattr(options, needed):
+        if getattr(options, name) is not None and getattr(options, needed) is None:
             raise InputError(f"--{name} says something of --{needed} only", hint=f"leave it out, or give --{needed}")
-    if options.memory and parse_bytes(options.memory) < MIB:
+    if options.memory is not None and parse_bytes(options.memory) < MIB:
         raise InputError(f"--memory {options.memory} is less than 1 MiB", hint="write a unit, such as 16GiB")
+    if options.trace is not None:
+        # Before what may take minutes.
+        _write(options.trace, "", "a")
 
 
 def _workload(options: argparse.Namespace) -> Workload:
-    if options.run:
+    if options.run is not None:
         return from_run(RunFolder((options.storage or default_storage()) / options.run), options.busy)
-    if options.csv:
+    if options.csv is not None:
         return from_csv(options.csv)
     return make_workload(options.workload, options.seed, options.jobs)
 
 
-def _write_trace(path: Path, outcome: Outcome) -> None:
+def _write(path: Path, text: str, mode: str = "w") -> None:
     try:
-        path.write_text(json.dumps(chrome_trace(outcome.segments)), encoding="utf-8")
+        with path.open(mode, encoding="utf-8") as file:
+            file.write(text)
     except OSError as error:
         raise InputError(f"cannot write {path}: {error.strerror or error}", hint="choose another --trace") from error

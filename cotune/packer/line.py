@@ -7,6 +7,7 @@ from collections.abc import Callable, Hashable, Mapping
 from itertools import islice
 from typing import NamedTuple
 
+from cotune.errors import InputError
 from cotune.packer.options import PackerOptions
 from cotune.packer.policies import Waiting
 from cotune.packer.predictor import Predictor
@@ -194,7 +195,22 @@ class Line:
         else:
             size = expected.persistent if self._by_persistent else expected.peak
             shape = Shape(_LANE, group)
-        return _Spot(shape, (-trial.priority, *self._policy.key(waiting)), size, waiting, trial)
+        return _Spot(shape, (-trial.priority, *self._key(waiting)), size, waiting, trial)
+
+    def _key(self, waiting: Waiting) -> Key:
+        """As the policy says; what cannot be sorted by is refused, for trials would be lost in the line."""
+        key = self._policy.key(waiting)
+        try:
+            # One that is not a number makes the sum none.
+            total = sum(key)
+            if total == total or not any(part != part for part in key):
+                return key
+        except TypeError:
+            pass
+        raise InputError(
+            f"the policy's key() for trial {waiting.trial} is {key!r}",
+            hint="return a tuple of numbers, none of them NaN",
+        )
 
     def _put(self, trial: Trial, spot: _Spot) -> None:
         self._spots[trial.id] = spot

@@ -85,9 +85,13 @@ class Placement:
             more = self._line.sort(self._ledger.version)
         self._reservation.check()
         self._try_reserved()
+        kept = self._reservation.trial
         self._place_in_order()
         self._ask_for_room()
         self._reservation.review()
+        if self._reservation.trial is not kept:
+            # Where nothing runs, no later event would have room made for it.
+            self._try_reserved()
 
     # ---- in order
 

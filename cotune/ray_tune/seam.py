@@ -173,7 +173,9 @@ class LaneResourceManager(_private.ResourceManager):  # type: ignore[misc]
 
     def cancel_resource_request(self, resource_request: Any) -> None:
         if isinstance(resource_request, LaneRequest):
-            self.broker.let_go(self._tickets.pop(resource_request))
+            # Where the brain or the user's policy has raised, Tune cancels what was never asked for, too.
+            if (ticket := self._tickets.pop(resource_request, None)) is not None:
+                self.broker.let_go(ticket)
         else:
             self._others.cancel_resource_request(resource_request)
 

@@ -48,12 +48,13 @@ def lower_bounds(
         workload: What is to run.
         devices: On how many; None for what the workload says, and so below.
         capacity: Bytes of each.
-        max_width: Lanes of each.
+        max_width: Lanes of each; None for as many as the workload has or could have.
         ran: Iterations that each trial (by arrival) ran, where a stopping rule ended some.
     """
     devices, room = devices or workload.devices, capacity or workload.capacity
     jobs = sorted(workload.jobs, key=lambda job: job.arrival)
     begin = jobs[0].arrival if jobs else 0.0
+    width = max_width or most_lanes(workload)
     counts = ran if ran is not None else [job.iterations for job in jobs]
     # What did not run at all, since it fits no device, takes no time.
     seconds = [(job.startup + n * job.step_seconds) if n else 0.0 for job, n in zip(jobs, counts, strict=True)]
@@ -66,8 +67,13 @@ def lower_bounds(
         sum(loads) / (BEST_LOAD * devices),
         sum(size * length for size, length in zip(sizes, seconds, strict=True)) / devices,
         max(_rounded(sizes, seconds, parts) for parts in range(1, 9)) / devices,
-        sum(seconds) / ((max_width or workload.max_width) * devices),
+        sum(seconds) / (width * devices),
     )
+
+
+def most_lanes(workload: Workload) -> int:
+    """As many lanes a device as could be opened, or were asked for."""
+    return max(workload.max_width, workload.lanes or 1)
 
 
 def _rounded(sizes: Iterable[float], seconds: Iterable[float], parts: int) -> float:

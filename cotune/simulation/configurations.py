@@ -17,7 +17,7 @@ import numpy as np
 
 from cotune.errors import InputError
 from cotune.packer.interference import shared_speed
-from cotune.simulation.bounds import lower_bounds
+from cotune.simulation.bounds import lower_bounds, most_lanes
 from cotune.simulation.workload import Workload
 
 MEMORY_PARTS = 64
@@ -33,7 +33,7 @@ _Array = Any
 
 def configuration_bound(
     workload: Workload,
-    devices: int,
+    devices: int | None = None,
     capacity: int | None = None,
     max_width: int | None = None,
     ran: Sequence[int] | None = None,
@@ -50,9 +50,11 @@ def configuration_bound(
     except ImportError as error:
         raise InputError("this bound needs scipy, which is not installed", hint="pip install scipy") from error
     best = lower_bounds(workload, devices, capacity, max_width, ran).best
-    width = max_width or max(workload.max_width, workload.lanes or 1)
-    kinds = _Kinds(workload, capacity, width, ran, LONG * best)
+    devices, max_width = devices or workload.devices, max_width or most_lanes(workload)
+    kinds = _Kinds(workload, capacity, max_width, ran, LONG * best)
     count = len(kinds.sizes)
+    if not count:
+        return best
     columns = kinds.singles()
     for _ in range(ROUNDS):
         sets = np.array(columns).T
@@ -125,23 +127,30 @@ class _Kinds:
         """The worth of the best set, at the prices of work and of being in a set; and the best sets of each band."""
         count = len(self.sizes)
         starting, running = worth[:count] - due, worth[count:] - due
-        alone = int(running.argmax())
-        best, new = float(running[alone]), [self._column({}, {alone: 1}, 1.0)]
+        # One that runs is slowed down neither by those that start nor by those that use nothing of the device.
+        idle = np.where(np.array(self.loads) == 0, running, 0.0)
+        value, taken = self._fill(starting, idle, 0)
+        totals = running + value[MEMORY_PARTS - np.array(self.sizes), 0]
+        alone = int(totals.argmax())
+        starts, runs = self._taken(taken, MEMORY_PARTS - self.sizes[alone], 0)
+        runs[alone] = runs.get(alone, 0) + 1
+        best, new = float(totals[alone]), [self._column(starts, runs, 1.0)]
         seen = set()
         for load, speed in self._bands:
-            value, starts, runs = self._fill(starting, speed * worth[count:] - due, load)
-            best = max(best, value)
+            value, taken = self._fill(starting, speed * worth[count:] - due, load)
+            best = max(best, float(value[MEMORY_PARTS, load]))
+            starts, runs = self._taken(taken, MEMORY_PARTS, load)
             name = (tuple(sorted(starts.items())), tuple(sorted(runs.items())))
             if name not in seen:
                 seen.add(name)
                 new.append(self._column(starts, runs, speed))
         return best, new
 
-    def _fill(self, starting: _Array, running: _Array, most: int) -> tuple[float, dict[int, int], dict[int, int]]:
-        """A knapsack: the best set within the memory and this load."""
+    def _fill(self, starting: _Array, running: _Array, most: int) -> tuple[_Array, list[tuple[int, _Array]]]:
+        """A knapsack: the best sets within each memory and each load up to this; and how many of each item are in."""
         count = len(self.sizes)
         value = np.zeros((MEMORY_PARTS + 1, most + 1))
-        taken: list[tuple[int, int, _Array]] = []
+        taken: list[tuple[int, _Array]] = []
         for item, price in enumerate(np.concatenate([starting, running])):
             kind = item % count
             if price <= 1e-12:
@@ -157,17 +166,21 @@ class _Kinds:
                 better = offer > part
                 part[better] = offer[better]
                 chosen[better] = number
-            taken.append((item, kind, copies))
-        memory, load = MEMORY_PARTS, most
+            taken.append((item, copies))
+        return value, taken
+
+    def _taken(self, taken: list[tuple[int, _Array]], memory: int, load: int) -> tuple[dict[int, int], dict[int, int]]:
+        """How many of each kind start and run in the best set within this memory and load."""
+        count = len(self.sizes)
         starts: dict[int, int] = {}
         runs: dict[int, int] = {}
-        for item, kind, copies in reversed(taken):
-            number = int(copies[memory, load])
+        for item, copies in reversed(taken):
+            kind, number = item % count, int(copies[memory, load])
             if number:
                 (runs if item >= count else starts)[kind] = number
                 memory -= number * self.sizes[kind]
                 load -= number * self.loads[kind] if item >= count else 0
-        return float(value[MEMORY_PARTS, most]), starts, runs
+        return starts, runs
 
     def _column(self, starts: dict[int, int], runs: dict[int, int], speed: float) -> _Array:
         """What a set does of each kind in a second, starting and running, and how many of each are in it."""

@@ -64,13 +64,13 @@ def chrome_trace(segments: Sequence[Segment]) -> dict[str, Any]:
 def summary(outcome: Outcome, bound: float) -> str:
     """The figures, a line each."""
     figures = outcome.figures
-    over = figures.makespan / bound if bound > 0 else 1.0
-    counts = f"{figures.trials} trials, {figures.stopped} stopped early, {figures.failed} failed"
+    over = f", {figures.makespan / bound:.2f} times the best lower bound ({duration(bound)})" if bound > 0 else ""
+    counts = f"{figures.trials} trials, {figures.stopped} stopped early, {figures.failed} too large for a device"
     used = f"their iterations use {figures.utilisation:.0%} of the devices' time"
     beyond = ", more than one at a time could" if figures.utilisation > 1.005 else ""
     lines = [
         ("trials", f"{counts}, {figures.out_of_memory} attempts out of memory"),
-        ("makespan", f"{duration(figures.makespan)}, {over:.2f} times the best lower bound ({duration(bound)})"),
+        ("makespan", f"{duration(figures.makespan)}{over}"),
         ("completion", f"{duration(figures.completion)} on average, p95 {duration(figures.completion_p95)}"),
         ("waiting", f"{duration(figures.waiting)} on average, p95 {duration(figures.waiting_p95)}"),
         ("running", f"{figures.at_once:.1f} trials at once on average; {used}{beyond}"),

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cotune.demand import Demand
-from cotune.event_log import read_events
+from cotune.errors import StorageError
+from cotune.event_log import DAMAGED, read_events
 from cotune.paths import RunFolder
 from cotune.record import check_version
 from cotune.trial import TrialState
@@ -107,13 +108,18 @@ def read_history(folder: RunFolder) -> History:
     """Reads it.
 
     Raises:
-        StorageError: The events file is unreadable or of another version.
+        StorageError: The events file is unreadable, damaged or of another version.
     """
     reader = _Reader()
-    for event, _ in read_events(folder.events):
+    for number, (event, line) in enumerate(read_events(folder.events), start=1):
         if event["event"] == "run" or not reader.is_begun:
             check_version(folder, event)
-        reader.take_in(event)
+        try:
+            reader.take_in({**event, "time": float(event["time"])})
+        except (KeyError, TypeError, ValueError) as error:
+            raise StorageError(
+                f"line {number} of {folder.events} makes no sense: {line[:80]!r}", hint=DAMAGED
+            ) from error
     if not reader.is_begun:
         check_version(folder, {})
     reader.cut_off()

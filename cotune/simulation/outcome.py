@@ -34,7 +34,7 @@ class Figures:
         at_once: Trials that ran at once, on average over all devices and the makespan; start-ups count.
         utilisation: Share of the devices' time that iterations used, those that were lost included, each by what its
             trial uses of a device alone. It exceeds 1 where trials together do more than one at a time could.
-        fill: Share of the devices' memory that running trials needed.
+        fill: Share of the devices' memory that running trials needed, attempts without an iteration left out.
         stopped: Trials that a stopping rule ended.
         failed: Trials that did not fit any device.
         out_of_memory: Attempts that ended so.
@@ -115,7 +115,9 @@ class Notes:
             return
         device, lane, start = self._open.pop(trial)
         self._ran_for += time - start
-        self._held += (time - start) * self._jobs[trial].persistent
+        if self.ran[trial]:
+            # Else it was refused what it needed, at the latest in its first iteration.
+            self._held += (time - start) * self._jobs[trial].persistent
         self._counts[how] = self._counts.get(how, 0) + 1
         if self._keep:
             self.segments.append(Segment(trial, device, lane, start, time, how))
@@ -169,5 +171,5 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def _percentile(ordered: Sequence[float]) -> float:
-    """The 95th."""
-    return ordered[min(len(ordered) - 1, int(0.95 * len(ordered)))] if ordered else 0.0
+    """The 95th: the least that is no less than 95% of all."""
+    return ordered[-(-19 * len(ordered) // 20) - 1] if ordered else 0.0

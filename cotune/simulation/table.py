@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Mapping, Sequence
+import io
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from itertools import zip_longest
 from pathlib import Path
 
 from cotune.demand import MIB
@@ -15,19 +19,25 @@ from cotune.simulation.workload import Job, Workload
 # Ours first; the others are what published traces call the same.
 NAMES = {
     "seconds": ("seconds", "duration", "duration_s", "runtime", "jct_s"),
-    "peak_mib": ("peak_mib", "peak_mem_mb", "memory_mib", "memory_mb"),
-    "arrival": ("arrival", "arrival_time", "submit_time", "submitted_time"),
-    "start": ("start", "start_time"),
-    "end": ("end", "end_time"),
+    "peak_mib": ("peak_mib", "peak_mem_mb"),
+    "arrival": ("arrival", "arrival_time", "submit_time", "submitted_time", "creation_time"),
+    "start": ("start", "start_time", "scheduled_time"),
+    "end": ("end", "end_time", "deletion_time"),
     "kind": ("kind", "model", "model_name"),
     "gpus": ("gpus", "num_gpu", "num_gpus", "gpu_num", "plan_gpu"),
     "instances": ("instances", "num_inst", "inst_num"),
 }
 TIMES = ("arrival", "start", "end")
+LENGTHS = ("seconds", "step_seconds", "startup")
+# Beyond these a number is in another unit than the one that is read: three thousand years, ten terabytes.
+MOST_SECONDS = 1e11
+MOST_MIB = 1e7
 # Of a GPU, where others say how many.
 _PERCENT = "plan_gpu"
 _NOTHING = ("none", "null", "nan", "na", "n/a", "\\n")
 _STEPS = 100
+# As pandas and Python write a length of time.
+_SPAN = re.compile(r"(?:(\d+) days?(?:,? |$))?(?:(\d+):(\d\d):(\d\d(?:\.\d+)?))?")
 
 
 def from_csv(path: Path) -> Workload:
@@ -36,36 +46,58 @@ def from_csv(path: Path) -> Workload:
     How long a job takes alone is `iterations` and `step_seconds`, or `seconds` (with `iterations`, if there), or what
     is between `start` and `end`; what it needs is `persistent_mib` and `ephemeral_mib`, or `peak_mib`, or nothing.
     `busy`, `startup`, `arrival`, `kind`, `priority` may be there. Times are seconds, or dates as ISO 8601 has them, and
-    begin with the first arrival; without `arrival`, jobs arrive at their `start`. `NAMES` has further names for these.
+    begin with the first arrival; without `arrival`, jobs arrive at their `start`, and without either at the beginning.
+    `NAMES` has further names for these.
     Jobs of no GPU or of several (`gpus`, of each of its `instances`), and those that took no time or have no end, are
     left out; one of a part of a GPU uses no more than that.
 
     Raises:
         InputError: The file cannot be read, or a column or a number in it is wrong.
     """
-    found = rows(path)
-    known = {name for name in ("seconds", "start", "end", "iterations", "step_seconds") if found[0].has(name)}
-    if not ("seconds" in known or {"start", "end"} <= known or {"iterations", "step_seconds"} <= known):
-        raise InputError(
-            f"{path} does not say how long jobs take: it has {', '.join(found[0].cells)[:400]}",
-            hint="the first line must name the columns: seconds, or iterations and step_seconds, or start and end",
-        )
-    single = [row for row in found if 0 < _gpus(row) <= 1]
-    jobs = [job for row in single if (job := _job(row)) is not None]
-    if not jobs:
+    header, single, jobs = None, 0, []
+    count = 0
+    for row in rows(path):
+        header = header or _checked(path, row)
+        count += 1
+        if 0 < _gpus(row) <= 1:
+            single += 1
+            if (job := _job(row)) is not None:
+                jobs.append(job)
+    if header is None or not jobs:
         raise InputError(f"{path} has no job of one GPU that takes time", hint="give one with jobs of one GPU")
-    first = min(job.arrival for job in jobs)
-    jobs = [replace(job, arrival=job.arrival - first) for job in jobs]
+    unknown = sum(1 for job in jobs if math.isnan(job.arrival))
+    first = min((job.arrival for job in jobs if not math.isnan(job.arrival)), default=0.0)
+    jobs = [replace(job, arrival=0.0 if math.isnan(job.arrival) else job.arrival - first) for job in jobs]
     note = f"from {path}"
-    if len(single) < len(found):
-        note += f", without {len(found) - len(single)} jobs of no GPU or of several"
-    if len(jobs) < len(single):
-        note += f", without {len(single) - len(jobs)} that took no time or have no end"
-    if not found[0].has("arrival") and found[0].has("start"):
+    if single < count:
+        note += f", without {count - single} jobs of no GPU or of several"
+    if len(jobs) < single:
+        note += f", without {single - len(jobs)} that took no time or have no end"
+    if unknown == len(jobs):
+        note += "; all are there from the beginning, since nothing says when they come"
+    elif unknown:
+        note += f"; {unknown} that do not say when they come are there from the beginning"
+    if not header.has("arrival") and header.has("start"):
         note += "; they arrive when they started there"
     if not any(job.peak for job in jobs):
         note += "; no memory is given, so only lanes are limited"
     return Workload(path.stem, jobs, note)
+
+
+def _checked(path: Path, row: Row) -> Row:
+    """The first row, if its columns say how long jobs take."""
+    if all(row.has(name) for name in ("trial", "attempts", "expected_seconds")):
+        raise InputError(
+            f"{path} is a table of cotune's own results, which does not say what the devices were",
+            hint="give the run itself: --run NAME",
+        )
+    known = {name for name in ("seconds", "start", "end", "iterations", "step_seconds") if row.has(name)}
+    if not ("seconds" in known or {"start", "end"} <= known or {"iterations", "step_seconds"} <= known):
+        raise InputError(
+            f"{path} does not say how long jobs take: it has {', '.join(row.cells)[:400]}",
+            hint="the first line must name the columns: seconds, or iterations and step_seconds, or start and end",
+        )
+    return row
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,15 +122,27 @@ class Row:
         return called, self.cells.get(called) or ""
 
     def get(self, name: str, default: float = 0.0) -> float:
-        """A number, or a date as one; the default if there is nothing.
+        """A number, or a date or a length of time as one; the default if there is nothing.
 
         Raises:
-            InputError: It is none.
+            InputError: It is none, or cannot be in the unit that it is read in.
         """
         called, text = self.cell(name)
+        if not text:
+            return default
         if name in TIMES and ((text[:4].isdecimal() and text[4:5] == "-") or set(text) & set("/:")):
             return self._date(called, text)
-        return self.number(called) if text else default
+        if name in LENGTHS and (span := _SPAN.fullmatch(text)):
+            days, hours, minutes, seconds = (float(part or 0) for part in span.groups())
+            return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+        value = self.number(called)
+        if name in TIMES + LENGTHS and value > MOST_SECONDS:
+            raise self._wrong(called, "times are read as seconds: divide those that are milliseconds or microseconds")
+        if name.endswith("_mib") and value > MOST_MIB:
+            raise self._wrong(called, "sizes are read as MiB: divide those that are bytes by 1048576")
+        if name == "busy" and value > 1:
+            raise self._wrong(called, "write the share of the device's time that the job uses alone, 0.35 for 35%")
+        return value
 
     def number(self, column: str) -> float:
         """A cell as a number, 0 or more.
@@ -106,22 +150,22 @@ class Row:
         Raises:
             InputError: It is none.
         """
-        text = self.cells[column]
         try:
-            value = float(text)
+            value = float(self.cells[column])
         except ValueError:
             value = -1.0
         if not 0 <= value < float("inf"):
-            raise InputError(f"{self.where}: {column} is {text!r}", hint="write a number, 0 or more")
+            raise self._wrong(column, "write a number, 0 or more")
         return value
+
+    def _wrong(self, column: str, hint: str) -> InputError:
+        return InputError(f"{self.where}: {column} is {self.cells[column]!r}", hint=hint)
 
     def _date(self, column: str, text: str) -> float:
         try:
             date = datetime.fromisoformat(text)
         except ValueError:
-            raise InputError(
-                f"{self.where}: {column} is {text!r}", hint="write seconds, or a date such as 2026-01-31 09:30:00"
-            ) from None
+            raise self._wrong(column, "write seconds, or a date such as 2026-01-31 09:30:00") from None
         return (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp()
 
 
@@ -143,7 +187,7 @@ def _job(row: Row) -> Job | None:
         int(ephemeral * MIB),
         get("busy", min(0.9, _gpus(row))),
         get("startup"),
-        get("arrival", get("start")),
+        get("arrival", get("start", math.nan)),
         row.cell("kind")[1],
         priority=get("priority"),
     )
@@ -153,45 +197,54 @@ def _gpus(row: Row) -> float:
     """How many a job has: one if the table does not speak of them, none if only the cell is empty."""
     if not row.has("gpus"):
         return 1.0
-    return row.get("gpus") / (100 if row.cell("gpus")[0] == _PERCENT else 1) * row.get("instances", 1.0)
+    count = row.get("gpus") / (100 if row.cell("gpus")[0] == _PERCENT else 1)
+    return count * row.get("gpu_milli", 1000.0) / 1000 * row.get("instances", 1.0)
 
 
-def rows(path: Path, columns: Sequence[str] = ()) -> list[Row]:
+def rows(path: Path, columns: Sequence[str] = ()) -> Iterator[Row]:
     """The rows of a table, the columns that are named being there.
 
     Raises:
         InputError: It cannot be read, has no rows, or lacks a column.
     """
-    text = lines(path)
-    delimiter = max(",\t;", key=text[0].count) if text else ","
-    found = [
-        Row(f"line {number} of {path}", {_plain(name): _content(cell) for name, cell in row.items() if name})
-        for number, row in enumerate(csv.DictReader(text, delimiter=delimiter), start=2)
-    ]
-    missing = [name for name in columns if found and name not in found[0].cells]
-    if missing or not found:
-        what = f"{path} lacks the columns {', '.join(missing)}" if missing else f"{path} has no rows"
-        raise InputError(what, hint=f"the first line must name {', '.join(columns or ('seconds', 'peak_mib'))}")
-    return found
+    text = read_text(path)
+    delimiter = max(",\t;", key=text.lstrip().partition("\n")[0].count)
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
+    hint, count = f"the first line must name {', '.join(columns or ('seconds', 'peak_mib'))}", 0
+    try:
+        filled = (cells for cells in reader if any(cell.strip() for cell in cells))
+        names = [_plain(name) for name in next(filled, [])]
+        if missing := [name for name in columns if name not in names]:
+            raise InputError(f"{path} lacks the columns {', '.join(missing)}", hint=hint)
+        for count, cells in enumerate(filled, start=1):  # noqa: B007 - what is left of it says whether there was any
+            pairs = zip_longest(names, cells[: len(names)], fillvalue="")
+            found = {name: _content(cell) for name, cell in pairs if name}
+            yield Row(f"line {reader.line_num} of {path}", found)
+    except csv.Error as error:
+        raise InputError(f"line {reader.line_num} of {path}: {error}", hint="is a quote left open there?") from error
+    if not count:
+        raise InputError(f"{path} has no rows", hint=hint)
 
 
 def _plain(name: str) -> str:
     return name.strip().lower().replace(" ", "_")
 
 
-def _content(cell: str | None) -> str:
+def _content(cell: str) -> str:
     """What is in a cell, nothing being written in several ways."""
-    text = (cell or "").strip()
+    text = cell.strip()
     return "" if text.lower() in _NOTHING else text
 
 
-def lines(path: Path) -> list[str]:
-    """The lines of a text file.
+def read_text(path: Path) -> str:
+    """What is in a text file.
 
     Raises:
         InputError: It cannot be read.
     """
     try:
-        return path.read_text(encoding="utf-8-sig").splitlines()
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            return file.read()
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"cannot read {path}: {error}", hint="check the path, and that it is a text") from error
+        hint = "check the path, and that it is a text in UTF-8"
+        raise InputError(f"cannot read {path}: {error}", hint=hint) from error

@@ -15,7 +15,7 @@ from cotune.errors import InputError
 from cotune.packer.interference import shared_speed
 from cotune.paths import RunFolder
 from cotune.simulation.history import Hardware, Past, Stretch, read_history
-from cotune.simulation.table import lines, rows
+from cotune.simulation.table import read_text, rows
 from cotune.simulation.workload import Job, Workload
 
 _STEPS = 100
@@ -53,7 +53,10 @@ def from_run(folder: RunFolder, busy: float | None = None) -> Workload:
         jobs.append(Job(_STEPS, seconds / _STEPS, demand.persistent, demand.ephemeral, busy=share))
     if not jobs:
         raise InputError(f"no trial of {folder.path} has run to its end", hint="choose a run with finished trials")
-    note = f"{len(jobs)} trials of {folder.path.name}; each uses {share:.0%} of a device alone"
+    note = f"{len(jobs)} trials of {folder.path.name}"
+    if len(jobs) < len(history.trials):
+        note += f", without {len(history.trials) - len(jobs)} that did not run to an end"
+    note += f"; each uses {share:.0%} of a device alone"
     costs = replace(Costs(), open=history.opening)
     workload = Workload(folder.path.name, jobs, note, context=history.context or 0, costs=costs)
     if history.hardware:
@@ -161,7 +164,7 @@ def from_gavel(trace: Path, pairs: Path, gpu: str = "v100") -> Workload:
     """
     alone, busy = _from_pairs(pairs, gpu)
     jobs = []
-    for row in lines(trace):
+    for row in read_text(trace).splitlines():
         fields = row.split("\t")
         if len(fields) < 8 or fields[0] not in alone or fields[6] != "1":
             continue

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 
@@ -27,11 +28,43 @@ def test_figures_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert figures["trials"] == 12
 
 
+def test_the_bound_is_of_as_many_lanes_as_were_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "light.csv"
+    path.write_text("seconds,busy\n" + "10,0.01\n" * 32)
+    assert main(["simulate", "--csv", str(path), "--width", "32", "--json"]) == 0
+    figures = json.loads(capsys.readouterr().out)
+    assert figures["makespan"] >= figures["lower_bound"]
+
+
+def test_where_no_job_fits_nothing_is_said_of_a_bound(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "large.csv"
+    path.write_text("seconds,peak_mib\n10,99999\n")
+    assert main(["simulate", "--csv", str(path)]) == 0
+    out = capsys.readouterr().out
+    assert "1 too large for a device" in out
+    assert "bound" not in out
+
+
 def test_drawings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trace = tmp_path / "out.json"
     assert main([*QUICK, "--gantt", "--trace", str(trace)]) == 0
     assert "gpu 0 lane" in capsys.readouterr().out
     assert json.loads(trace.read_text())["traceEvents"]
+
+
+def test_a_narrow_terminal_that_knows_few_characters_gets_a_drawing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "50")
+    out = io.BytesIO()
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(out, encoding="ascii", write_through=True))
+    assert main([*QUICK, "--gantt"]) == 0
+    rows = [line for line in out.getvalue().decode().splitlines() if "gpu 0 lane" in line]
+    assert rows
+    assert max(map(len, rows)) == 50
+
+
+def test_a_trace_that_cannot_be_written_is_refused_before_anything_is_played(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cotune.cli.simulate.simulate", None)
+    assert main([*QUICK, "--trace", "/nowhere/at/all.json"]) == 2
 
 
 def test_a_table_of_jobs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -58,7 +91,9 @@ def test_a_table_of_jobs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
         (["--run", "nope", "--jobs", "5"], "--jobs says something of --workload only"),
         ([*QUICK[1:], "--jobs", "0"], "0 jobs"),
         ([*QUICK[1:], "--trace", "/nowhere/at/all.json"], "choose another --trace"),
+        ([*QUICK[1:], "--memory", ""], "'' is not a size"),
         (["--csv", "/nowhere.csv"], "check the path"),
+        (["--run", "", "--storage", "/nowhere"], "cannot read"),
         (["--run", "nope", "--storage", "/nowhere"], "cannot read"),
     ],
 )
@@ -72,7 +107,16 @@ def test_what_is_wrong_ends_with_2_and_a_hint(
     assert "Traceback" not in err
 
 
-@pytest.mark.parametrize("arguments", [["nope"], ["simulate"], ["simulate", "--seed", "many"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["nope"],
+        ["simulate"],
+        ["simulate", "--seed", "many"],
+        [*QUICK, "--json", "--gantt"],
+        [*QUICK, "--learn", "--error", "0.5"],
+    ],
+)
 def test_what_argparse_refuses_ends_with_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit:
         main(arguments)

@@ -67,6 +67,22 @@ def test_a_device_is_kept_free_for_priority_before_others_overtake_it() -> None:
     assert runs(world, wanted)
 
 
+def test_room_is_made_for_priority_at_once_where_nothing_runs_that_would_end() -> None:
+    world = World(PackerOptions(width=4))
+    world.device("gpu 0", GIB, context=10 * MIB)
+    teach(world, 0.1)
+    for one in [add(world, 0.1, size=300), add(world, 0.1, size=300)]:
+        world.withdraw(one)
+        world.go(one)
+    # Two lanes are idle. What it does not know of itself is more than either, and one with no priority waits behind.
+    world.add(10, 550 * MIB, 50 * MIB, busy=0.1, priority=1.0, hint=0.2)
+    world.add(11, 100 * MIB, 50 * MIB, busy=0.1, hint=1.0)
+    world.settle()
+    world.go(10)
+    assert world.retries[-1].trial == 10
+    assert runs(world, 10)
+
+
 def test_others_still_overtake_where_all_have_the_same_priority() -> None:
     world = make(capacity=GIB)
     teach(world, 0.1)

@@ -12,7 +12,7 @@ from ray.tune import PlacementGroupFactory
 
 from cotune.errors import InputError
 from cotune.ray_tune.scheduler import admit
-from cotune.ray_tune.seam import LaneActorManager
+from cotune.ray_tune.seam import LaneActorManager, LaneRequest, LaneResourceManager
 
 
 @pytest.mark.parametrize("bundles", [[{"CPU": 1, "license": 1}], [{"CPU": 1}, {"CPU": 1}], [{}, {"CPU": 1}]])
@@ -28,3 +28,14 @@ def test_what_lanes_cannot_give_is_refused_where_lanes_hold_the_cluster():
     trial = SimpleNamespace(placement_group_factory=PlacementGroupFactory([{"CPU": 1, "license": 1}]))
     with pytest.raises(InputError, match="cannot run in a lane"):
         admit(controller, trial, None)
+
+
+def test_what_a_policy_raises_is_not_hidden_by_what_tune_cancels_because_of_it():
+    def ask(trial):
+        raise ZeroDivisionError
+
+    manager = LaneResourceManager(SimpleNamespace(ask=ask))
+    request = LaneRequest.of(SimpleNamespace(placement_group_factory=PlacementGroupFactory([{"CPU": 1}])))
+    with pytest.raises(ZeroDivisionError):
+        manager.request_resources(request)
+    manager.cancel_resource_request(request)

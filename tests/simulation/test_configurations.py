@@ -20,10 +20,8 @@ def test_the_best_mix_of_sets_is_a_stronger_bound_than_volumes() -> None:
     expected = 1000 + 500 / shared_speed(1.0)
     assert lower_bounds(workload, 1).best < 0.97 * expected
     assert configuration_bound(workload, 1) == pytest.approx(expected, rel=0.01)
-    assert (
-        configuration_bound(workload, 1, None, None)
-        <= simulate(workload, Setting(costs=Costs(0, 0, 0, 0))).figures.makespan
-    )
+    assert configuration_bound(workload) == configuration_bound(workload, 1, GIB, 16)
+    assert configuration_bound(workload, 1) <= simulate(workload, Setting(costs=Costs(0, 0, 0, 0))).figures.makespan
 
 
 def test_no_trial_runs_beside_itself() -> None:
@@ -40,3 +38,17 @@ def test_what_is_simulated_is_never_below_the_best_mix(devices: int) -> None:
     outcome = simulate(workload, Setting(devices=devices, keep=False))
     bound = configuration_bound(workload, devices, ran=outcome.ran)
     assert lower_bounds(workload, devices, ran=outcome.ran).best <= bound <= outcome.figures.makespan
+
+
+def test_where_nothing_ran_there_is_no_bound() -> None:
+    pytest.importorskip("scipy")
+    workload = Workload("test", [Job(10, 1.0, 0, 2 * GIB)], capacity=GIB)
+    assert configuration_bound(workload, 1, ran=[0]) == 0.0
+
+
+def test_one_that_runs_is_not_slowed_down_by_those_that_start() -> None:
+    pytest.importorskip("scipy")
+    slow_start, busy = Job(1, 0.001, 0, 0, busy=0.1, startup=100.0), Job(100, 1.0, 0, 0, busy=1.0)
+    workload = Workload("test", [slow_start, busy], capacity=GIB, context=0)
+    makespan = simulate(workload, Setting(width=2, costs=Costs(0, 0, 0, 0))).figures.makespan
+    assert configuration_bound(workload, 1) <= makespan == pytest.approx(100.0, abs=0.01)

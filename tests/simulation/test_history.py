@@ -150,3 +150,9 @@ def test_an_end_noted_after_the_next_start_in_its_lane_makes_no_further_lane(wri
 def test_a_file_of_no_version_or_another_is_refused(write: Write, events: list[Event]) -> None:
     with pytest.raises(StorageError, match="version"):
         read_history(write(*events))
+
+
+@pytest.mark.parametrize("wrong", [{"event": "report", "time": 1.0, "trial": 0}, {"event": "tick", "time": "soon"}])
+def test_a_line_that_makes_no_sense_is_named(write: Write, wrong: Event) -> None:
+    with pytest.raises(StorageError, match=r"line 5 of .* makes no sense"):
+        read_history(write(*session(0.0, "cpu:0"), trial(), start(0.0), wrong))

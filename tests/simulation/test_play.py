@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import accumulate
 from statistics import fmean
 
@@ -37,6 +38,11 @@ def test_jobs_one_after_another_wait_for_each_other() -> None:
     assert figures.makespan == pytest.approx(30.0)
     assert figures.completion == pytest.approx(20.0)
     assert figures.waiting == pytest.approx(10.0)
+
+
+def test_the_95th_percentile_of_twenty_is_the_nineteenth() -> None:
+    figures = simulate(of(*[LIGHT] * 20), Setting(width=1, costs=FREE)).figures
+    assert (figures.completion_p95, figures.waiting_p95) == pytest.approx((190.0, 180.0))
 
 
 def test_light_jobs_together_are_done_sooner() -> None:
@@ -86,8 +92,9 @@ def test_trials_that_run_at_once_are_counted_however_much_they_use() -> None:
 
 
 def test_a_job_that_fits_no_device_fails_and_the_others_do_not() -> None:
-    figures = simulate(of(LIGHT, Job(10, 1.0, 5 * GIB, GIB), LIGHT)).figures
+    figures = simulate(of(LIGHT, Job(10, 1.0, 500 * GIB, GIB, startup=60.0), LIGHT)).figures
     assert (figures.failed, figures.trials) == (1, 3)
+    assert figures.fill < 1.0
 
 
 def test_a_stopping_rule_ends_the_worse_ones() -> None:
@@ -163,3 +170,8 @@ def test_bounds_of_simple_workloads() -> None:
     assert lower_bounds(of(*[large] * 8), 2).best == pytest.approx(40.0)
     assert lower_bounds(of(*[long] * 64), 1).lanes == pytest.approx(400.0)
     assert lower_bounds(of(long), 1, ran=[0]).best == 0.0
+
+
+def test_no_bound_counts_fewer_lanes_than_were_asked_for() -> None:
+    workload = replace(of(*[Job(100, 1.0, 0, 0, busy=0.01)] * 8), lanes=8, max_width=2)
+    assert simulate(workload).figures.makespan >= lower_bounds(workload).best

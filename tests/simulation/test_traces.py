@@ -27,7 +27,7 @@ def test_a_table_of_jobs(tmp_path: Path) -> None:
     workload = from_csv(table(tmp_path, HEADER + "10,0.5,100,200,0.4,3,7,cnn\n20,1,1,1,,,,\n"))
     first, second = workload.jobs
     assert (first.iterations, first.step_seconds, first.persistent, first.peak) == (10, 0.5, 100 * MIB, 300 * MIB)
-    assert (first.busy, first.startup, first.arrival, first.kind) == (0.4, 3.0, 7.0, "cnn")
+    assert (first.busy, first.startup, first.arrival, first.kind) == (0.4, 3.0, 0.0, "cnn")
     assert (second.busy, second.startup, second.arrival, second.kind) == (0.9, 0.0, 0.0, "")
 
 
@@ -86,6 +86,41 @@ def test_parts_of_a_gpu_in_percent_and_jobs_of_several_instances(tmp_path: Path)
     assert "they arrive when they started there" in workload.note
 
 
+def test_pods_of_thousandths_of_a_gpu(tmp_path: Path) -> None:
+    text = (
+        "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec,qos,pod_phase,creation_time,deletion_time,scheduled_time\n"
+        "a,12000,16384,1,1000,,LS,Running,0,100,10\n"
+        "b,6000,12288,1,460,,LS,Running,20,60,30\n"
+        "several,88000,327680,8,1000,,Burstable,Succeeded,30,60,30\n"
+        "never,11908,47104,1,1000,,BE,Pending,30,60,\n"
+    )
+    workload = from_csv(table(tmp_path, text))
+    found = [(job.arrival, job.seconds, job.busy, job.peak) for job in workload.jobs]
+    # Their memory is the host's.
+    assert found == [(0.0, pytest.approx(90.0), 0.9, 0), (20.0, pytest.approx(30.0), 0.46, 0)]
+    assert "without 1 jobs of no GPU or of several, without 1 that took no time or have no end" in workload.note
+
+
+def test_lengths_of_time_as_pandas_writes_them(tmp_path: Path) -> None:
+    rows = "0,0 days 00:04:22.5,COMPLETE\n1,2 days,PRUNED\n2,1:00:00,FAIL\n3,,RUNNING\n"
+    workload = from_csv(table(tmp_path, "number,duration,state\n" + rows))
+    assert [job.seconds for job in workload.jobs] == pytest.approx([262.5, 172_800.0, 3600.0])
+    assert "all are there from the beginning, since nothing says when they come" in workload.note
+
+
+def test_jobs_of_which_nothing_says_when_they_come_are_there_from_the_beginning(tmp_path: Path) -> None:
+    workload = from_csv(table(tmp_path, "seconds,arrival\n1,1500000000\n1,\n1,1500000009\n"))
+    assert [job.arrival for job in workload.jobs] == [0.0, 0.0, 9.0]
+    assert "; 1 that do not say when they come are there from the beginning" in workload.note
+
+
+def test_odd_characters_and_empty_lines_make_no_rows(tmp_path: Path) -> None:
+    text = '\n  \nname,seconds\na\x0bb,1\nc\u2028d,2\n\n , \n"e\nf",3\n'
+    workload = from_csv(table(tmp_path, text))
+    assert [job.seconds for job in workload.jobs] == pytest.approx([1.0, 2.0, 3.0])
+    assert "without" not in workload.note
+
+
 @pytest.mark.parametrize(
     "text", ["Duration;GPUs\n10;1\n", "duration\tgpus\n10\t1\n", "Job ID, Duration , GPUs\n1, 10, 1\n"]
 )
@@ -110,12 +145,18 @@ def test_a_table_of_times_alone_limits_only_lanes(tmp_path: Path) -> None:
         (HEADER, "no rows"),
         ("iterations,peak_mib\n1,1\n", "how long jobs take: it has iterations, peak_mib"),
         ("seconds,gpus\n1,8\n", "no job of one GPU"),
+        ("trial,seconds,expected_seconds,start,end,attempts\n0,1,,5,6,1\n", "own results(.|\n)*--run NAME"),
         (HEADER + "ten,1,1,1,,,,\n", "line 2.*iterations is 'ten'"),
         (HEADER + "1,1,1,1,,,,\n1,inf,1,1,,,,\n", "line 3.*step_seconds"),
         ("start,end\n10/3/2017 8:12,10/3/2017 9:12\n", "line 2.*end is '10/3/2017 9:12'"),
         (HEADER + "1,1,-5,1,,,,\n", "persistent_mib"),
         ("seconds,submit_time\n1,2026-13-01\n", "submit_time is '2026-13-01'"),
         (HEADER + "0,1,1,1,,,,\n", "that takes time"),
+        ('name,seconds\n"a\nb",1\n\nc,x\n', "line 5.*seconds is 'x'"),
+        ("start_time,end_time\n1586390405000,1586390465000\n", "'1586390465000'\n.*divide those that are milliseconds"),
+        ("seconds,peak_mib\n1,4294967296\n", "'4294967296'\n.*divide those that are bytes"),
+        ("seconds,busy\n1,35\n", "busy is '35'\n.*0.35 for 35%"),
+        ('name,seconds\n"a,1\n' + "b,1\n" * 40_000, "is a quote left open there"),
     ],
 )
 def test_a_wrong_table_says_what_is_wrong(tmp_path: Path, text: str, wrong: str) -> None:
@@ -170,6 +211,10 @@ def test_a_run_whose_devices_are_not_known_is_played_on_as_many_lanes_as_it_had(
 
 def test_a_share_that_is_given_goes_before_the_guess(tmp_path: Path) -> None:
     assert {job.busy for job in from_run(a_run(tmp_path), busy=0.8).jobs} == {0.8}
+
+
+def test_what_did_not_run_to_an_end_is_counted(tmp_path: Path) -> None:
+    assert from_run(a_run(tmp_path, ends=3)).note.startswith("3 trials of my-run, without 1 that did not run to an end")
 
 
 def test_a_run_without_an_end_or_without_a_file(tmp_path: Path) -> None:

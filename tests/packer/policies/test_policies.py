@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cotune.errors import InputError
+from cotune.packer import Packer, PackerOptions, TrialAdded
 from cotune.packer.policies import (
     POLICIES,
     Candidate,
@@ -90,6 +91,18 @@ def test_policy_that_is_a_class_is_told_to_be_an_object() -> None:
     with pytest.raises(InputError, match="is a class") as error:
         make_policy(Fifo)
     assert "policy=Fifo()" in error.value.hint
+
+
+@pytest.mark.parametrize("key", [None, 1.0, "first", (None,), ("a", 1.0), (1.0, float("nan"))])
+def test_a_key_that_cannot_be_sorted_by_is_refused(key: object) -> None:
+    class Odd(Fifo):
+        def key(self, waiting: Waiting) -> tuple[float, ...]:
+            return key  # type: ignore[return-value]
+
+    packer = Packer(PackerOptions(policy=Odd()))
+    with pytest.raises(InputError, match=r"key\(\) for trial 3 is") as error:
+        packer.handle(TrialAdded(0.0, 3))
+    assert "a tuple of numbers" in error.value.hint
 
 
 def test_srtf_takes_the_shortest_first_and_what_nobody_knows_before_it() -> None:
