@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from cotune.calibration import Calibration
 from cotune.demand import MIB, Demand, Estimate
 from cotune.fingerprint import digest, identity, plain
-from cotune.packer.prediction import KindModel
+from cotune.packer.prediction import KindModel, Prediction
 from cotune.trainable import unwrapped
 
 VERSION = 2
@@ -53,6 +53,7 @@ class Profile:
         self._path = path
         self._samples: list[_Sample] = []
         self._earlier = KindModel()
+        self._whole = Prediction(floor=0.001, upper=False)
         self._count = 0
         self._measured = 0
         self._persistent = Calibration(1.0)
@@ -78,7 +79,7 @@ class Profile:
         self._count += 1
         self._earlier.observe_demand(self._count, features, demand)
         if seconds is not None:
-            self._earlier.observe_seconds(self._count, features, seconds)
+            self._whole.observe(self._count, features, seconds)
         if estimate is not None:
             # The trials of this session are counted from 0 upwards.
             self.compare(-self._count, estimate, demand, seconds)
@@ -108,7 +109,7 @@ class Profile:
         """
         knows_best = self._measured >= ENOUGH
         demand = None if knows_best else self._earlier.demand(features)
-        seconds = None if knows_best else self._earlier.seconds(features)
+        seconds = None if knows_best else self._whole.estimate(features)
         if estimate is not None:
             if self.is_calibrated or demand is None:
                 demand = self._calibrated(estimate)

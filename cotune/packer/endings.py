@@ -51,8 +51,6 @@ class Endings:
     def attempt(self, trial: Trial, lane: Lane, granted: int, event: ev.TrialEnded) -> None:
         """An attempt has ended in its lane, which the trial has left, where it was granted so many micro-batches."""
         if event.outcome is Outcome.DONE:
-            if trial.alone_seconds > 0:
-                self._predictor.model(trial).observe_seconds(trial.id, trial.features, trial.alone_seconds)
             self.conclude(trial, Outcome.DONE)
         elif event.outcome is Outcome.STOPPED or trial.withdrawn_at is not None:
             self.retry(trial, "its room was needed while it was paused", event.time)
@@ -95,6 +93,7 @@ class Endings:
             self.conclude(trial, Outcome.STOPPED, reason="withdrawn")
             return
         trial.iterations, trial.seconds, trial.alone_seconds, trial.since = 0, 0.0, 0.0, now
+        trial.first_iterations, trial.first_seconds = 0, 0.0
         if not trial.held:
             self._line.join(trial)
         self._ledger.out.append(do.RetryTrial(trial.id, reason))

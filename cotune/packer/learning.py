@@ -50,6 +50,8 @@ class Learning:
         trial.iterations += event.count
         trial.seconds += event.seconds
         trial.alone_seconds += event.seconds * common_speed([trial, *neighbours(trial, device)])
+        if is_first:
+            trial.first_iterations, trial.first_seconds = trial.iterations, trial.alone_seconds
         self._ledger.stirred.add(device)
         self._policy.ran(trial.id, trial.group, event.seconds)
         if event.count:
@@ -105,6 +107,12 @@ class Learning:
     def ended(self, trial: Trial, lane: Lane, *, stopped: bool) -> None:
         """An attempt has come to its end in the lane, or was stopped; what was seen of it will not change any more."""
         self.believe(trial, lane)
+        if trial.alone_seconds:
+            model = self._predictor.model(trial)
+            model.observe_pace(trial.id, trial.features, trial.pace)
+            # One that went on from a checkpoint has made more than were seen.
+            if not stopped and trial.attempts == 1:
+                model.observe_steps(trial.id, trial.features, trial.iterations)
         self._company.ended(trial, stopped)
         if trial.iterations == 1:
             # There is no later one to go by, and all of its kind carry their set-up.

@@ -14,6 +14,9 @@ MARGIN = 1.05
 MAX_SAMPLES = 512
 TINY = 1e-12
 HUGE = 1e100
+# So many measurements, within so much of what is expected, are no coincidence.
+ENOUGH = 3
+SHARP = 0.1
 
 
 class Prediction:
@@ -48,6 +51,8 @@ class Prediction:
         self._fitted_on = 0
         self._surprises = 0
         self._largest = self._middle = 0.0
+        # How far from what is expected nearly all are, in logarithms.
+        self._spread = 0.0
 
     @property
     def is_known(self) -> bool:
@@ -57,6 +62,11 @@ class Prediction:
     @property
     def is_fitted(self) -> bool:
         return self._terms is not None
+
+    @property
+    def is_sharp(self) -> bool:
+        """Whether nearly all that was measured, and not only once or twice, is what would have been expected."""
+        return len(self._rows) >= ENOUGH and self._spread < SHARP
 
     def observe(self, trial: int, features: Mapping[str, float], value: float) -> None:
         """Notes a measurement; a later one of the same trial replaces it."""
@@ -117,6 +127,7 @@ class Prediction:
         if count < int(varying.sum()) + 3:
             self._terms = None
             self._middle = float(np.median(self._values[:count]))
+            self._spread = math.log(self._values[:count].max() / self._values[:count].min())
             return
         names = [name for name, varies in zip(names, varying, strict=True) if varies]
         table = table[:, varying] if names else np.zeros((count, 0))
@@ -128,7 +139,9 @@ class Prediction:
         ridge = 1e-3 * len(y) * np.eye(x.shape[1])
         ridge[0, 0] = 0.0
         weights = np.linalg.solve(x.T @ x + ridge, x.T @ y)
-        margin = float(np.quantile(y - x @ weights, self._quantile))
+        residuals = y - x @ weights
+        margin = float(np.quantile(residuals, self._quantile))
+        self._spread = float(np.quantile(np.abs(residuals - margin), 0.95))
         slopes = weights[1:] / scale
         self._base = float(weights[0] + margin - slopes @ center)
         # Plain floats, since a numpy call costs more than the arithmetic.
@@ -144,6 +157,9 @@ def _number(features: Mapping[str, float], name: str) -> float:
 class KindModel:
     """What is known of one kind of trial: its memory, and how long it takes.
 
+    Time is the product of two quantities: how long an iteration takes, which every trial shows, and how many there are,
+    which only those show that are not stopped.
+
     Of memory the persistent bytes and the peak are predicted, and the ephemeral bytes are what is between the two: one
     margin on what must be set aside, where two would add up.
 
@@ -156,7 +172,8 @@ class KindModel:
     def __init__(self) -> None:
         self._persistent = Prediction(floor=MIB)
         self._peak = Prediction(floor=MIB)
-        self._seconds = Prediction(floor=0.001, upper=False)
+        self._pace = Prediction(upper=False)
+        self._steps = Prediction(upper=False)
         self.busy: float | None = None
         self.assumed: Demand | None = None
         self.was_wrong = False
@@ -165,7 +182,7 @@ class KindModel:
     def version(self) -> int:
         # Something is assumed once at most, and found wrong once at most.
         assumptions = (self.assumed is not None) + 2 * self.was_wrong
-        return self._persistent.version + self._peak.version + self._seconds.version + assumptions
+        return self._persistent.version + self._peak.version + self._pace.version + self._steps.version + assumptions
 
     def assume(self, demand: Demand) -> None:
         """Takes a guess for what one needs, as long as nothing was measured and none has proved it wrong."""
@@ -184,8 +201,13 @@ class KindModel:
         if demand.busy is not None:
             self.busy = demand.busy if self.busy is None else 0.9 * self.busy + 0.1 * demand.busy
 
-    def observe_seconds(self, trial: int, features: Mapping[str, float], seconds: float) -> None:
-        self._seconds.observe(trial, features, seconds)
+    def observe_pace(self, trial: int, features: Mapping[str, float], seconds: float) -> None:
+        """Notes how long an iteration of a trial takes."""
+        self._pace.observe(trial, features, seconds)
+
+    def observe_steps(self, trial: int, features: Mapping[str, float], iterations: int) -> None:
+        """Notes how many iterations a trial has made that was not stopped."""
+        self._steps.observe(trial, features, iterations)
 
     @property
     def is_fitted(self) -> bool:
@@ -203,5 +225,17 @@ class KindModel:
         persistent = min(persistent, peak)
         return Demand(int(persistent), int(peak - persistent), self.busy)
 
-    def seconds(self, features: Mapping[str, float]) -> float | None:
-        return self._seconds.estimate(features)
+    @property
+    def is_sure_of_steps(self) -> bool:
+        """Whether it is known how many iterations one makes, and not only guessed."""
+        return self._steps.is_sharp
+
+    def steps(self, features: Mapping[str, float]) -> float | None:
+        """How many iterations one makes that is not stopped."""
+        return self._steps.estimate(features)
+
+    def seconds(self, features: Mapping[str, float], steps: float | None = None) -> float | None:
+        """How long one takes that makes so many iterations, or as many as others did."""
+        steps = steps or self.steps(features)
+        pace = self._pace.estimate(features)
+        return None if steps is None or pace is None else steps * pace

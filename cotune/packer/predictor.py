@@ -63,10 +63,12 @@ class Predictor:
 
     def whole(self, trial: Trial) -> float | None:
         """How long it takes from its beginning to its end, if it is not stopped, as far as that can be told."""
-        if trial.max_steps and trial.iterations > 1 and trial.alone_seconds:
-            return trial.max_steps * trial.alone_seconds / trial.iterations
-        hint = trial.seconds_hint
-        return hint if hint is not None else self.model(trial).seconds(trial.features)
+        model, steps, hint = self.model(trial), trial.max_steps, trial.seconds_hint
+        if trial.iterations > 1 and trial.alone_seconds:
+            known = steps or (model.steps(trial.features) if hint is None or model.is_sure_of_steps else None)
+            if known:
+                return trial.first_seconds + trial.pace * (known - trial.first_iterations)
+        return hint if hint is not None else model.seconds(trial.features, steps)
 
     def _predicted(self, trial: Trial) -> Demand | None:
         """Hints are believed until more than one in twenty was too low; then measured siblings are, once they do."""

@@ -41,6 +41,8 @@ class Trial:
         exclusive: The policy wants no other lane beside it on its device.
         seconds: For which it ran, in this attempt.
         alone_seconds: How long that would have taken alone.
+        first_iterations: Those that it made until it was first heard of, which carry its set-up.
+        first_seconds: How long these took.
         hint: What its owner expects it to need, until it was measured.
         seconds_hint: How long its owner expects it to take alone.
         max_steps: Iterations to its end, where that was declared.
@@ -91,6 +93,8 @@ class Trial:
     iterations: int = 0
     seconds: float = 0.0
     alone_seconds: float = 0.0
+    first_iterations: int = 0
+    first_seconds: float = 0.0
     longest: float = 0.0
     splits: int = 0
     granted: int = 1
@@ -117,6 +121,14 @@ class Trial:
     @property
     def wants_all(self) -> bool:
         return self.alone or self.oversized
+
+    @property
+    def pace(self) -> float:
+        """Seconds of an iteration alone, those that carry its set-up left out; of the second one on."""
+        more = self.iterations - self.first_iterations
+        if not more:
+            return self.alone_seconds / max(1, self.iterations)
+        return (self.alone_seconds - self.first_seconds) / more
 
     def believe(self, demand: Demand | None) -> None:
         """Takes this for its measured demand."""

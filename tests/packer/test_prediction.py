@@ -34,13 +34,33 @@ def test_largest_seen_is_expected_while_samples_are_few() -> None:
 
 def test_time_is_expected_as_often_too_long_as_too_short() -> None:
     draw, model = random.Random(1), KindModel()
-    model.observe_seconds(0, {"size": 1.0}, 10.0)
-    model.observe_seconds(1, {"size": 2.0}, 30.0)
-    assert model.seconds({"size": 1.0}) == 20.0
+    model.observe_pace(0, {"size": 1.0}, 10.0)
+    model.observe_pace(1, {"size": 2.0}, 30.0)
+    assert model.seconds({"size": 1.0}, steps=2) == 40.0
     trials = [(float(draw.randint(1, 100)), draw.choice([0.5, 1.0, 1.0, 1.0, 4.0])) for _ in range(400)]
     for trial, (size, luck) in enumerate(trials, start=2):
-        model.observe_seconds(trial, {"size": size}, 3.0 * size * luck)
-    assert model.seconds({"size": 50.0}) == pytest.approx(150.0, rel=0.1)
+        model.observe_pace(trial, {"size": size}, 3.0 * size * luck)
+    assert model.seconds({"size": 50.0}, steps=1) == pytest.approx(150.0, rel=0.1)
+
+
+def test_trials_that_were_stopped_teach_how_long_others_take_to_their_end() -> None:
+    model = KindModel()
+    for trial in range(20):
+        model.observe_pace(trial, {"size": trial + 1.0}, 0.5 * (trial + 1))
+    assert model.seconds({"size": 40.0}) is None, "nobody has come to the end"
+    model.observe_steps(3, {"size": 4.0}, 100)
+    assert model.seconds({"size": 40.0}) == pytest.approx(2000.0, rel=0.02)
+
+
+def test_steps_are_sure_where_several_trials_have_made_about_as_many() -> None:
+    same, other, explained = KindModel(), KindModel(), KindModel()
+    for trial in range(6):
+        features = {"epochs": trial + 1.0}
+        for model, steps in ((same, 100), (other, 100 + 90 * (trial % 2)), (explained, 10 * (trial + 1))):
+            assert not (model.is_sure_of_steps and trial < 3)
+            model.observe_steps(trial, features, steps)
+    assert [model.is_sure_of_steps for model in (same, other, explained)] == [True, False, True]
+    assert explained.steps({"epochs": 12.0}) == pytest.approx(120.0, rel=0.02)
 
 
 def test_product_of_features_is_learnt() -> None:

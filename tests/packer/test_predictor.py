@@ -1,0 +1,51 @@
+"""What is expected of trials, as the order shows in which they start."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import pytest
+from world import MIB, World
+
+from cotune.packer import PackerOptions
+from cotune.packer.fitting import Fitting
+from cotune.packer.policies import Makespan
+from cotune.packer.predictor import Predictor
+from cotune.packer.state import Trial
+
+
+def add(world: World, size: float, steps: int = 20) -> int:
+    """A trial whose iterations take `size` seconds."""
+    number = len(world.jobs)
+    world.add(number, 100 * MIB, 50 * MIB, steps=steps, seconds=size, features={"size": size})
+    world.settle()
+    return number
+
+
+def test_trials_that_were_stopped_teach_which_ones_are_long() -> None:
+    world = World(PackerOptions(width=1, policy=Makespan()))
+    world.device("gpu 0", 8192 * MIB)
+    for size in range(1, 7):
+        trial = add(world, float(size))
+        world.go(trial, 5)
+        world.withdraw(trial)
+        world.go(trial)
+    # How many steps there are only one has shown.
+    world.finish(add(world, 3.0))
+    running = add(world, 1.0)
+    waiting = [add(world, size) for size in (1.0, 9.0, 2.0)]
+    world.finish(running)
+    assert [world.where[trial] is not None for trial in waiting] == [False, True, False]
+
+
+def test_how_long_a_trial_goes_on_follows_from_its_own_pace_and_the_steps_that_others_made() -> None:
+    predictor = Predictor(cast(Fitting, None))
+    trial = Trial(0, 0, "", {}, 0.0, seconds_hint=1000.0)
+    # Fifty seconds were its set-up.
+    trial.iterations, trial.alone_seconds, trial.first_iterations, trial.first_seconds = 6, 110.0, 1, 60.0
+    assert predictor.seconds_left(trial) == 890.0
+    for other in range(1, 4):
+        predictor.model(trial).observe_steps(other, {}, 20)
+    assert predictor.seconds_left(trial) == pytest.approx(140.0)
+    trial.max_steps = 10
+    assert predictor.seconds_left(trial) == 40.0
