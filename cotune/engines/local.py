@@ -34,7 +34,7 @@ from cotune.sharing.lane_options import LaneOptions
 from cotune.sharing.pickling import Packed, pack
 from cotune.sharing.wire import FAULTED, Kind
 from cotune.sharing.zygote import Zygote
-from cotune.trial import Estimated, TrialSpec
+from cotune.trial import Estimated, Outcome, TrialSpec
 
 WATCH_EVERY = 1.0
 QUIET_AFTER = 1.0
@@ -147,7 +147,7 @@ class LocalEngine(Engine):
             lane.start(spec)
         except errors.NotPicklable as error:
             name, detail = type(error).__name__, str(error)
-            failed = ev.TrialEnded(self.now(), start.trial, ev.Outcome.FAILED, error=name, detail=detail, final=True)
+            failed = ev.TrialEnded(self.now(), start.trial, Outcome.FAILED, error=name, detail=detail, final=True)
             self._pending.append(failed)
             self.wake()
 
@@ -255,7 +255,7 @@ class LocalEngine(Engine):
 
     def _fails_with_device(self, lane: LaneHandle, event: ev.Event) -> bool:
         """Whether a trial has failed because its device is lost, with which it will be."""
-        is_failure = isinstance(event, ev.TrialEnded) and event.outcome is ev.Outcome.FAILED
+        is_failure = isinstance(event, ev.TrialEnded) and event.outcome is Outcome.FAILED
         return is_failure and self._devices.note_loss(lane.options.device)
 
     def _noted(self, lane: LaneHandle, event: ev.Event) -> ev.Event:

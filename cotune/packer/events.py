@@ -4,18 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 
 from cotune.demand import Demand
-
-
-class Outcome(StrEnum):
-    """How one attempt at a trial ended."""
-
-    DONE = "done"
-    STOPPED = "stopped"
-    FAILED = "failed"
-    OUT_OF_MEMORY = "out_of_memory"
+from cotune.trial import Outcome
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cotune.demand import Demand
-from cotune.packer.events import Outcome
+from cotune.trial import Outcome
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,6 @@ from cotune.packer import instructions as do
 from cotune.packer.company import Company
 from cotune.packer.critical import Critical
 from cotune.packer.endings import Endings
-from cotune.packer.events import Outcome
 from cotune.packer.fitting import Fitting
 from cotune.packer.grants import Grants
 from cotune.packer.lane_events import LaneEvents
@@ -33,6 +32,7 @@ from cotune.packer.snapshot import DeviceView, LaneView, PackerView, WaitingView
 from cotune.packer.state import Device, Trial
 from cotune.packer.turn_rules import TurnRules
 from cotune.packer.width import WidthControl
+from cotune.trial import Outcome
 
 # Of the line, in a snapshot.
 SHOWN = 8

@@ -28,7 +28,7 @@ from cotune.sharing import wire
 from cotune.sharing.context import Context
 from cotune.sharing.memory import text_of
 from cotune.sharing.resident import Ending, ResidentTrial, own_stop
-from cotune.trial import TrialSpec
+from cotune.trial import Outcome, TrialSpec
 
 if TYPE_CHECKING:
     from cotune.sharing.host import Host
@@ -169,7 +169,7 @@ class LaneTrial(ResidentTrial):
     def _perform(self, call: Call) -> Any:
         if call.method == "stop":
             self._shut_down()
-            self._end(Ending("done" if self._finished else "stopped"))
+            self._end(Ending(Outcome.DONE if self._finished else Outcome.STOPPED))
             return None
         if self._make is not None:
             make, self._make = self._make, None
@@ -187,7 +187,7 @@ class LaneTrial(ResidentTrial):
             if isinstance(last, Mapping) and _private.RESULT_DUPLICATE in last:
                 # The function has returned: its room is free before Tune comes round to stopping it.
                 self._shut_down()
-                self._end(Ending("done"))
+                self._end(Ending(Outcome.DONE))
             else:
                 self._finished = isinstance(last, Mapping) and bool(last.get(_private.DONE))
                 if self.ray_session is None:
@@ -203,7 +203,7 @@ class LaneTrial(ResidentTrial):
             error = own_stop(error)
         if self._stop:
             self._shut_down()
-            self._end(Ending("stopped"))
+            self._end(Ending(Outcome.STOPPED))
             return NotHere("stopped")
         is_memory, needed = self._ran_out(error)
         text = text_of(error)[:2000]
@@ -213,9 +213,9 @@ class LaneTrial(ResidentTrial):
         if self.host.survives(error):
             clear_frames(error)
         if is_memory:
-            self._end(Ending("out_of_memory", needed, "TrialFailed", text[:500]))
+            self._end(Ending(Outcome.OUT_OF_MEMORY, needed, "TrialFailed", text[:500]))
             return OutOfMemory(text)
-        self._end(Ending("failed", None, "TrialFailed", f"{type(error).__name__}: {text}"))
+        self._end(Ending(Outcome.FAILED, None, "TrialFailed", f"{type(error).__name__}: {text}"))
         if isinstance(error, Exception):
             return error
         told = RuntimeError(f"{type(error).__name__}: {text}")
@@ -253,7 +253,7 @@ class LaneTrial(ResidentTrial):
         self._context = None
         host = self.host
         host.trial_over(self, is_stuck=True)
-        ending = Ending("stopped", None, "TrialFailed", "abandoned", final=True)
+        ending = Ending(Outcome.STOPPED, None, "TrialFailed", "abandoned", final=True)
         host.send(wire.encode_object(wire.Kind.ENDED, (self.trial, *ending)))
         self.inbox.close()
         host.turns.revoke(self)

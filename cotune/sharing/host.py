@@ -101,7 +101,7 @@ class Host(ABC):
         self._context_level = self.level = self.memory.read()[0]
         self.memory.set_quota(self.options.quota)
         self.page[2] = self.memory.held()
-        self.send(wire.encode_int(Kind.READY, context))
+        self.send(wire.encode_object(Kind.READY, (context,)))
 
     def let_begin(self) -> None:
         """Clears the way for a new thread."""
@@ -119,7 +119,7 @@ class Host(ABC):
         """Changes the quota, in bytes, and says what it is now."""
         quota = self.memory.set_quota(quota)
         self.page[2] = self.memory.held()
-        self.send(wire.encode_int(Kind.RESIZED, quota))
+        self.send(wire.encode_object(Kind.RESIZED, (quota,)))
 
     def look(self) -> None:
         """Shows the driver what the process holds by now, while a trial is long in coming to a boundary."""

@@ -120,7 +120,7 @@ class LaneHandle:
     def stop(self, trial: int) -> None:
         if trial in self._taken:
             self._taken[trial].stop = True
-            self._send(wire.encode_int(Kind.STOP, trial))
+            self._send(wire.encode_object(Kind.STOP, trial))
 
     def verdict(self, trial: int, attempt: int) -> None:
         """Lets an attempt at a trial go past its last report; one that is to stop stops there."""
@@ -140,22 +140,22 @@ class LaneHandle:
 
     def grant(self, trial: int, concurrency: int) -> None:
         if trial in self._taken:
-            self._send(wire.encode_grant(trial, concurrency))
+            self._send(wire.encode_object(Kind.GRANT, (trial, concurrency)))
 
     def prefer(self, trial: int) -> None:
         """Gives a resident every turn it wants."""
-        self._send(wire.encode_int(Kind.TURN, trial))
+        self._send(wire.encode_object(Kind.TURN, trial))
 
     def tell(self, kind: Kind, trial: int) -> None:
         """Has a trial pause, go on or be parked."""
         if trial in self._taken:
             # With its next verdict, too: it may have gone past a report or two before it hears of this.
             self._taken[trial].rest = kind is Kind.PAUSE
-            self._send(wire.encode_int(kind, trial))
+            self._send(wire.encode_object(kind, trial))
 
     def resize(self, quota: int) -> None:
         self.quota = quota
-        self._send(wire.encode_int(Kind.RESIZE, quota))
+        self._send(wire.encode_object(Kind.RESIZE, quota))
 
     def exit(self) -> None:
         self.leaves_since = time.monotonic()

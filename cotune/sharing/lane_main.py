@@ -107,7 +107,7 @@ class ForkedHost(Host):
             if asking is not None and asking.attempt == answer.attempt:
                 asking.answered(answer.payload)
         elif kind == Kind.START:
-            seat, spec, config = wire.decode_start(payload)
+            seat, spec, config = pickle.loads(payload)
             trial = TrialSession(self, self._verdicts[seat], spec, config)
             self.adopt(trial)
             threading.stack_size(0)
@@ -116,18 +116,18 @@ class ForkedHost(Host):
             # Threads of trials: what a stack reserves counts against the quota of a CPU lane.
             threading.stack_size(THREAD_STACK)
         elif kind in _TOLD:
-            resident = self._trials.get(wire.decode_int(payload))
+            resident = self._trials.get(pickle.loads(payload))
             if resident is not None:
                 _TOLD[Kind(kind)](resident)
         elif kind == Kind.GRANT:
-            trial_number, concurrency = wire.decode_grant(payload)
-            resident = self._trials.get(trial_number)
+            number, concurrency = pickle.loads(payload)
+            resident = self._trials.get(number)
             if resident is not None:
                 resident.grant(concurrency)
         elif kind == Kind.TURN:
-            self.turns.prefer(self._trials.get(wire.decode_int(payload)))
+            self.turns.prefer(self._trials.get(pickle.loads(payload)))
         elif kind == Kind.RESIZE:
-            self.resize(wire.decode_int(payload))
+            self.resize(pickle.loads(payload))
         elif kind == Kind.EXIT:
             os._exit(0)
 

@@ -66,7 +66,7 @@ class TrialLoan:
         if asked is not None:
             self._use(asked)
             self.most = asked
-            self._host.send(wire.encode_granted(self._trial, asked, 0))
+            self._host.send(wire.encode_object(wire.Kind.GRANTED, (self._trial, asked)))
 
     def lapse(self) -> None:
         """The trial pauses: what it was granted is void, and so is what it has not taken up yet."""
@@ -93,7 +93,7 @@ class TrialLoan:
         gc.collect()
         self._use(1)
         self._host.memory.trim(shared=True)
-        self._host.send(wire.encode_granted(self._trial, 1, with_so_many))
+        self._host.send(wire.encode_object(wire.Kind.GRANTED, (self._trial, 1, with_so_many)))
 
     def fail(self, error: Exception) -> None:
         self.failure = error

@@ -20,7 +20,7 @@ from cotune.sharing.loan import TrialLoan
 from cotune.sharing.memory import out_of_memory
 from cotune.sharing.trial_meter import TrialMeter
 from cotune.sharing.trial_waits import TrialWaits
-from cotune.trial import TrialSpec
+from cotune.trial import Outcome, TrialSpec
 
 if TYPE_CHECKING:
     from cotune.sharing.host import Host
@@ -39,14 +39,14 @@ class Ending(NamedTuple):
     """How an attempt has ended, as the driver is told.
 
     Attributes:
-        outcome: The name of a `packer.Outcome`.
+        outcome: The same in a word.
         needed: Bytes it would have held, if it ran out of memory and that is known.
         error: Name of the error's class.
         detail: The error in a line.
         final: To try again is useless.
     """
 
-    outcome: str
+    outcome: Outcome
     needed: int | None = None
     error: str = ""
     detail: str = ""
@@ -234,7 +234,8 @@ class ResidentTrial(session.Session):
 
     def _send_progress(self) -> None:
         count, loan, measured = self._iterations - self._sent_iterations, self._loan, self._meter.take()
-        self._host.send(wire.encode_progress(self.trial, count, *measured, loan.splits, loan.most))
+        told = (self.trial, count, *measured, loan.splits, loan.most)
+        self._host.send(wire.encode_object(wire.Kind.PROGRESS, told))
         loan.measured(measured.ephemeral)
         self._sent_iterations = self._iterations
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -16,13 +15,13 @@ class Measured(NamedTuple):
         seconds: In which it had the turn, less what it waited for others.
         persistent: Bytes it holds between iterations.
         ephemeral: Peak bytes on top of those.
-        busy: Share of the device's time it used; NaN if that is not known.
+        busy: Share of the device's time it used; None if that is not known.
     """
 
     seconds: float
     persistent: int
     ephemeral: int
-    busy: float
+    busy: float | None
 
 
 class TrialMeter:
@@ -86,7 +85,7 @@ class TrialMeter:
     def take(self) -> Measured:
         """What there is to tell, once."""
         is_known = self._busy_since is not None and self._seconds > 0
-        busy = self._busy / self._seconds if is_known else math.nan
+        busy = self._busy / self._seconds if is_known else None
         measured = Measured(self._seconds, max(0, self.persistent), max(0, self._ephemeral), busy)
         self._ephemeral = 0
         self._seconds = self._busy = 0.0

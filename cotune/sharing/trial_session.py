@@ -23,7 +23,7 @@ from cotune.sharing.memory import causes, text_of
 from cotune.sharing.metrics import number_line, read_report, whole_step
 from cotune.sharing.resident import Ending, ResidentTrial, own_stop
 from cotune.stopping import StopRule
-from cotune.trial import TrialSpec
+from cotune.trial import Outcome, TrialSpec
 
 if TYPE_CHECKING:
     from cotune.sharing.lane_main import ForkedHost
@@ -216,8 +216,8 @@ class TrialSession(ResidentTrial):
                 # To the driver it would be a pause, after which it starts again, for ever.
                 return self._explain(own_stop(error))
             traceback.clear_frames(error.__traceback__)
-            return Ending("stopped")
-        return Ending("done")
+            return Ending(Outcome.STOPPED)
+        return Ending(Outcome.DONE)
 
     def _call(self, function: Any, config: Any) -> Any:
         """Runs the trainable until it returns, or until it has come as far as it was meant to."""
@@ -239,7 +239,7 @@ class TrialSession(ResidentTrial):
         self._told_at = min(self._told_at, now)
         if now - self._told_at > LEAVE_WITHIN:
             # It catches what is to end it, and goes on. Nobody else would end it, for it does come to its boundaries.
-            self._end(Ending("done"))
+            self._end(Ending(Outcome.DONE))
             os._exit(1)
         raise TrialStopped
 
@@ -257,7 +257,7 @@ class TrialSession(ResidentTrial):
 
     def _explain(self, error: BaseException) -> Ending:
         if isinstance(error, SystemExit) and error.code in (None, 0) and self._reports:
-            return Ending("done")
+            return Ending(Outcome.DONE)
         is_memory, needed = self._ran_out(error)
         text = f"sys.exit({error.code!r}) was called" if isinstance(error, SystemExit) else text_of(error)
         # A class of the user's own may be named like one of ours.
@@ -269,9 +269,9 @@ class TrialSession(ResidentTrial):
         if self._host.survives(error):
             _forget(error)
         if is_memory:
-            return Ending("out_of_memory", needed, name, text[:500])
+            return Ending(Outcome.OUT_OF_MEMORY, needed, name, text[:500])
         detail = text if isinstance(error, CotuneError) else f"{kind}: {text[:2000]}"
-        return Ending("failed", None, name, detail, final=isinstance(error, (InputError, NoReport)))
+        return Ending(Outcome.FAILED, None, name, detail, final=isinstance(error, (InputError, NoReport)))
 
 
 def _is_number(value: object) -> bool:

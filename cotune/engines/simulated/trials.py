@@ -11,8 +11,7 @@ from cotune.engines.simulated.model import Costs, Ending, Work
 from cotune.engines.simulated.paces import Paces
 from cotune.packer import events as ev
 from cotune.packer import instructions as do
-from cotune.packer.events import Outcome
-from cotune.trial import Report, TrialSpec
+from cotune.trial import Outcome, Report, TrialSpec
 
 
 class Trials:
