@@ -22,7 +22,7 @@ from cotune.engines.bell import Bell
 from cotune.engines.frames import event_of
 from cotune.engines.local_devices import LocalDevices
 from cotune.engines.local_gpu import LocalGpu
-from cotune.engines.orders import TO_LANES, TO_TRIALS, carry_out
+from cotune.engines.orders import carry_out
 from cotune.packer import events as ev
 from cotune.packer import instructions as do
 from cotune.sharing import wire
@@ -126,14 +126,10 @@ class LocalEngine(Engine):
         elif isinstance(instruction, do.StartTrial):
             assert spec is not None
             self._start(instruction, spec)
-        else:
-            lane: LaneHandle | None = None
-            if isinstance(instruction, TO_TRIALS):
-                lane = self._trial_lane.get(instruction.trial)
-            elif isinstance(instruction, TO_LANES):
-                lane = self._lanes.get(instruction.lane)
-            if lane is not None:
-                carry_out(instruction, lane)
+        elif isinstance(instruction, do.ToTrial):
+            carry_out(instruction, self._trial_lane.get(instruction.trial))
+        elif isinstance(instruction, do.ToLane):
+            carry_out(instruction, self._lanes.get(instruction.lane))
 
     def _start(self, start: do.StartTrial, spec: TrialSpec) -> None:
         lane = self._lanes.get(start.lane)

@@ -9,18 +9,16 @@ from cotune.packer import instructions as do
 from cotune.sharing.lane import LaneHandle
 from cotune.sharing.wire import Kind
 
-TO_LANES = (do.ResizeLane, do.CloseLane, do.GiveTurn)
-TO_TRIALS = (do.StopTrial, do.GrantTrial, do.PauseTrial, do.ResumeTrial, do.ParkTrial)
 
-
-def carry_out(instruction: do.Instruction, lane: LaneHandle) -> None:
+def carry_out(instruction: do.ToLane | do.ToTrial, lane: LaneHandle | None) -> None:
     """Tells a lane of this machine.
 
     Args:
-        instruction: One of `TO_LANES` or `TO_TRIALS`.
-        lane: The one it is about, or that its trial is in.
+        instruction: What to do.
+        lane: The one it is about, or that its trial is in, if it is there.
     """
-    _CALLS[type(instruction)](lane, instruction)
+    if lane is not None:
+        _CALLS[type(instruction)](lane, instruction)
 
 
 _CALLS: dict[type[do.Instruction], Callable[[LaneHandle, Any], None]] = {

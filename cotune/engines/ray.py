@@ -24,7 +24,6 @@ from typing import Any
 from cotune import errors
 from cotune.engines.base import Engine
 from cotune.engines.local import LocalOptions
-from cotune.engines.orders import TO_LANES, TO_TRIALS
 from cotune.engines.ray_member import Down, Joined, News
 from cotune.engines.ray_roster import Membership, Roster
 from cotune.packer import events as ev
@@ -113,9 +112,9 @@ class RayEngine(Engine):
             member = self._by_lane.get(instruction.lane)
             if member is not None:
                 self._by_trial[instruction.trial] = member
-        elif isinstance(instruction, TO_TRIALS):
+        elif isinstance(instruction, do.ToTrial):
             member = self._by_trial.get(instruction.trial)
-        elif isinstance(instruction, TO_LANES):
+        elif isinstance(instruction, do.ToLane):
             member = self._by_lane.get(instruction.lane)
         if member is not None:
             member.commands.append(("execute", (instruction, spec)))
