@@ -58,18 +58,19 @@ class WidthControl:
 
     def __post_init__(self) -> None:
         if self.fixed is not None:
+            # With nothing left to try, nothing is.
             self.width = self.limit = self.fixed
 
     def guess(self, busy: float | None) -> None:
         """Tries the width that leaves no room, by what one trial alone used of the device; only once."""
-        if self.fixed is not None or not self.guesses or self._guessed or self._trying_from or not busy:
+        if not self.guesses or self._guessed or self._trying_from or not busy:
             return
         self._guessed = True
         self._try(max(1, min(self.limit, round(1.0 / busy))))
 
     def widen(self) -> None:
         """Tries a second lane though nothing was ever measured: what runs in the first comes to no iteration."""
-        if self.fixed is None and self.width == 1 < self.limit and not self._now and not self._refusals:
+        if self.width == 1 < self.limit and not self._now and not self._refusals:
             self._try(2)
 
     def measured(self, trial: int, count: int, seconds: float, active: int) -> None:
@@ -86,8 +87,6 @@ class WidthControl:
             active: Lanes running now.
             waiting: Whether a trial would use another lane.
         """
-        if self.fixed is not None:
-            return
         if self._trying_from:
             if self._is_ready():
                 self._judge()
