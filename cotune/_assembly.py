@@ -12,7 +12,6 @@ from typing import Any
 
 from optuna.pruners import BasePruner
 from optuna.samplers import BaseSampler, GridSampler
-from optuna.trial import TrialState
 
 from cotune.dashboard.views import make_view
 from cotune.engines.base import Engine
@@ -104,7 +103,7 @@ def assemble(
         direction="minimize" if asked.mode == "min" else "maximize",
         journal=folder.journal,
         name=folder.path.name,
-        past=[_past(record) for record in earlier],
+        past=[PastTrial(record.params, record.values, record.last_value, record.state) for record in earlier],
         prepare=lambda number: folder.trial(number).create(),
         wake=engine.wake,
     )
@@ -139,9 +138,3 @@ def _take_up(asked: Asked, folder: RunFolder, settings: Mapping[str, Any], earli
                 f"run {folder.path.name!r} was made with another space: its trial {record.trial}: {error.message}",
                 hint="resume with the same space, or choose another name=",
             ) from error
-
-
-def _past(record: Record) -> PastTrial:
-    states = {"done": TrialState.COMPLETE, "stopped": TrialState.PRUNED, "failed": TrialState.FAIL}
-    state = states.get(record.state, TrialState.RUNNING)
-    return PastTrial(record.params, record.values, record.last_value, state)

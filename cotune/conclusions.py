@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import traceback
 import warnings
 from collections.abc import Callable, Sequence
@@ -59,7 +58,7 @@ class Conclusions:
             self._blame(record, conclusion)
         seconds = self._records.ends(record, state)
         if state is not TrialState.INTERRUPTED:
-            self._tell(record)
+            self._search.tell(record.trial, state, record.last_value, record.values, record.error)
             self._call_back(record)
         return seconds
 
@@ -76,16 +75,6 @@ class Conclusions:
             raise error
         said = next(iter(conclusion.reason.splitlines()), "")[:100] or conclusion.error
         self._display.note = f"trial {record.trial} failed: {said}"
-
-    def _tell(self, record: Record) -> None:
-        passed = [] if self._search.judges else record.values
-        if record.state is TrialState.DONE:
-            value = record.last_value
-            self._search.complete(record.trial, math.nan if value is None else value, passed)
-        elif record.state is TrialState.STOPPED:
-            self._search.prune(record.trial, passed)
-        else:
-            self._search.fail(record.trial, record.error)
 
     def _call_back(self, record: Record) -> None:
         for number, callback in enumerate(self._callbacks):

@@ -1,7 +1,7 @@
 """The driver's loop: the brain, a body and the search, brought together.
 
     search ──Suggestion──▶ TrialAdded ──▶ Packer ──instructions──▶ Engine
-    search ◀──complete, prune, fail── ConcludeTrial ◀─┘   ▲           │
+    search ◀───────── tell ────────── ConcludeTrial ◀─┘   ▲           │
     search ◀──report── Report ◀────────────── events file │ ◀─events──┘
 
 A report is in the events file, handed to the operating system, before the trial gets its verdict.

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import queue
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from cotune.errors import CotuneError
-from cotune.trial import Question
+from cotune.trial import Question, TrialState
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,11 +91,23 @@ class Proposer(Protocol):
 
     def question(self, question: Question) -> None: ...
 
-    def complete(self, trial: int, value: float, values: Iterable[tuple[int, float]] = ()) -> None: ...
+    def tell(
+        self,
+        trial: int,
+        state: TrialState,
+        value: float | None,
+        values: Sequence[tuple[int, float]],
+        error: CotuneError | None,
+    ) -> None:
+        """Tells how a trial ended.
 
-    def prune(self, trial: int, values: Iterable[tuple[int, float]] = ()) -> None: ...
-
-    def fail(self, trial: int, error: CotuneError | None = None) -> None: ...
+        Args:
+            trial: Its number.
+            state: `DONE`, `STOPPED` or `FAILED`.
+            value: Its metric as it was last reported.
+            values: Its reports, step and metric.
+            error: Why it failed, if it did.
+        """
 
     def settle(self) -> None: ...
 
