@@ -36,7 +36,6 @@ from cotune.packer import MAX_SLOWDOWN, MOST_PAUSED, Packer, PackerOptions, Poli
 from cotune.paths import RunFolder, default_storage
 from cotune.profile import Profile, profile_path
 from cotune.results import Results, TrialResult
-from cotune.run_lock import locked
 from cotune.search import PRUNERS, SAMPLERS
 from cotune.search.promotion import AshaPromote
 from cotune.search.spaces import Space
@@ -211,10 +210,11 @@ def run(
     _check_cluster(cluster, gpus, devices)
     if resume and name is None:
         raise InputError("resume=True, but no name= says which run", hint="pass the name= that it had")
-    folder, saved = _open_run(name or made_up(kind), storage, resume)
+    folder = _open_run(name or made_up(kind), storage, resume)
     judged = pruner is not None and pruner != "none"
     heard: set[int] = set()
-    with locked(folder):
+    with folder.locked():
+        saved = _saved(folder) if resume else None
         paused = MOST_PAUSED if _promotes(pruner) else 0
         how = LocalOptions(
             metric, threads, lockstep, judged, residents=options.residents, paused=paused, mps=mps,
@@ -272,7 +272,7 @@ def _hardware(found: list[DeviceInfo], cluster: str | None, gpus: Any) -> str:
     return "cuda" if on_gpus else "cpu"
 
 
-def _open_run(name: str, storage: str | os.PathLike[str] | None, resume: bool) -> tuple[RunFolder, Saved | None]:
+def _open_run(name: str, storage: str | os.PathLike[str] | None, resume: bool) -> RunFolder:
     is_path = isinstance(storage, (str, os.PathLike)) and str(storage) and "://" not in str(storage)
     if storage is not None and not is_path:
         raise InputError(
@@ -280,22 +280,22 @@ def _open_run(name: str, storage: str | os.PathLike[str] | None, resume: bool) -
             hint="pass a path, or leave it out; a study in a database goes to cotune.optimize(study, ...)",
         )
     folder = RunFolder(Path(storage if storage is not None else default_storage()).expanduser().absolute() / name)
-    there = folder.events.exists()
-    if there and not resume:
+    if folder.events.exists() and not resume:
         raise RunNameInUse(
             f"a run named {name!r} is in {folder.path.parent} already",
             hint="pass resume=True to go on with it, or another name=",
         )
     folder.create()
-    if not there:
-        return folder, None
+    return folder
+
+
+def _saved(folder: RunFolder) -> Saved | None:
+    """What an earlier session has left, if there was one; only whoever holds the lock may read a consistent state."""
     from cotune.event_log import read_events
     from cotune.record import read_run
 
-    # Only whoever holds the lock may read a consistent state.
-    with locked(folder):
-        # Its driver may have died, or found the disk full, before anything was written.
-        return folder, read_run(folder) if any(read_events(folder.events)) else None
+    # Its driver may have died, or found the disk full, before anything was written.
+    return read_run(folder) if folder.events.exists() and any(read_events(folder.events)) else None
 
 
 def _check_cluster(cluster: Any, gpus: Any, devices: Any) -> None:

@@ -14,13 +14,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import re
 import shutil
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from cotune.errors import StorageError
+from cotune.errors import RunNameInUse, StorageError
 
 _CHECKPOINT = re.compile(r"\d+-\d+")
 
@@ -71,6 +74,29 @@ class RunFolder:
                 f"cannot write the run folder {self.path}: {error.strerror or error}",
                 hint="pass storage= with a folder you may write to that has room, or set COTUNE_STORAGE",
             ) from error
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Holds the run's lock, of which one driver at a time has it; it ends with this process, however that ends.
+
+        Raises:
+            RunNameInUse: Another one has it.
+        """
+        fd = os.open(self.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                owner = os.read(fd, 32).decode(errors="replace").strip() or "unknown"
+                raise RunNameInUse(
+                    f"run {self.path.name!r} is running now, in process {owner}",
+                    hint="wait for it, stop it, or choose another name=",
+                ) from error
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, str(os.getpid()).encode(), 0)
+            yield
+        finally:
+            os.close(fd)
 
 
 @dataclass(frozen=True, slots=True)

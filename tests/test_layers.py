@@ -18,7 +18,7 @@ LAYERS = [
     [{"packer"}, {"sharing"}, {"search"}],
     [
         {"event_log", "results", "accuracy", "record", "records"}
-        | {"profile", "fingerprint", "calibration", "estimates", "expectations", "run_lock", "_arguments"},
+        | {"profile", "fingerprint", "calibration", "estimates", "expectations", "_arguments"},
     ],
     [{"engines"}, {"dashboard"}],
     [{"sweep", "supply", "conclusions"}, {"simulation"}, {"ray_tune"}],
