@@ -27,14 +27,14 @@ from cotune._arguments import (
     made_up,
     refuse_unknown,
 )
-from cotune._signals import handled_by
+from cotune.driver.fingerprint import digest, identity
+from cotune.driver.profile import Profile, profile_path
+from cotune.driver.signals import handled_by
 from cotune.engines.base import Engine
 from cotune.engines.local import LocalEngine, LocalOptions
 from cotune.errors import InputError, RunError, RunNameInUse
-from cotune.fingerprint import digest, identity
 from cotune.packer import MAX_SLOWDOWN, MOST_PAUSED, Packer, PackerOptions, Policy, make_policy
 from cotune.paths import RunFolder, default_storage
-from cotune.profile import Profile, profile_path
 from cotune.results import Results, TrialResult
 from cotune.search import PRUNERS, SAMPLERS
 from cotune.search.promotion import AshaPromote
@@ -224,8 +224,8 @@ def run(
         with contextlib.ExitStack() as stack:
             stack.callback(engine.close)
             # Not before: Optuna takes a while to import, and the zygote starts meanwhile.
-            from cotune._assembly import Asked, assemble
-            from cotune.sweep import SweepOptions
+            from cotune.driver.assembly import Asked, assemble
+            from cotune.driver.sweep import SweepOptions
 
             hardware = _hardware(found, cluster, gpus)
             profile = Profile(profile_path(folder.path.parent, trainable, tree.constants, hardware))

@@ -30,8 +30,9 @@ from cotune._arguments import (
     made_up,
     refuse_unknown,
 )
-from cotune._signals import handled_by
 from cotune.dashboard.views import make_view
+from cotune.driver.signals import handled_by
+from cotune.driver.sweep import Sweep, SweepOptions
 from cotune.engines.local import LocalEngine, LocalOptions
 from cotune.errors import InputError, RunError, RunNameInUse
 from cotune.event_log import VERSION, EventLog, read_events
@@ -41,7 +42,6 @@ from cotune.records import Records
 from cotune.search.lane_trial import StudyObjective, study_as_proxy
 from cotune.search.study_search import StudySearch
 from cotune.sharing.devices import find_devices
-from cotune.sweep import Sweep, SweepOptions
 from cotune.trainable import takes
 
 _LANE_MODULE = "cotune.search.lane_trial"

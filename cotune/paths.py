@@ -1,6 +1,6 @@
 """Every file name cotune uses.
 
-<storage>/.profiles/      what trials of a trainable were estimated and measured to need (`profile.py`)
+<storage>/.profiles/      what trials of a trainable were estimated and measured to need (`driver/profile.py`)
 <storage>/<run>/
   run.lock              held by the driver while it runs
   events.jsonl          what happened, append-only: the source for resume, traces and reports

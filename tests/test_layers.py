@@ -16,13 +16,10 @@ PACKAGE = Path(cotune.__file__).parent
 LAYERS = [
     [{"errors", "demand", "trial", "paths", "session", "trainable", "stopping", "process_wide"}],
     [{"packer"}, {"sharing"}, {"search"}],
-    [
-        {"event_log", "results", "accuracy", "record", "records"}
-        | {"profile", "fingerprint", "calibration", "estimates", "expectations", "_arguments"},
-    ],
+    [{"event_log", "results", "accuracy", "record", "records", "_arguments"}],
     [{"engines"}, {"dashboard"}],
-    [{"sweep", "supply", "conclusions"}, {"simulation"}, {"ray_tune"}],
-    [{"_run", "_assembly", "_signals", "optuna_study"}],
+    [{"driver"}, {"simulation"}, {"ray_tune"}],
+    [{"_run", "optuna_study"}],
     [{"__init__"}],
     [{"testing"}, {"cli", "__main__"}],
 ]

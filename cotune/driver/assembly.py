@@ -14,19 +14,19 @@ from optuna.pruners import BasePruner
 from optuna.samplers import BaseSampler, GridSampler
 
 from cotune.dashboard.views import make_view
+from cotune.driver.profile import Profile
+from cotune.driver.sweep import Sweep, SweepOptions
 from cotune.engines.base import Engine
 from cotune.errors import InputError, RunError
 from cotune.event_log import VERSION, EventLog
 from cotune.packer import Packer
 from cotune.paths import RunFolder
-from cotune.profile import Profile
 from cotune.record import Record, Saved
 from cotune.records import Records
 from cotune.search.promotion import AshaPromote
 from cotune.search.samplers import learns, make_pruner, make_sampler
 from cotune.search.search import PastTrial, Search
 from cotune.search.spaces import Space
-from cotune.sweep import Sweep, SweepOptions
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,9 @@ import sys
 import pytest
 
 import cotune
-from cotune.calibration import FEW
 from cotune.demand import MIB, Demand, Estimate
-from cotune.profile import ENOUGH, KEPT, UNLEARNT_ALLOWANCE, UNLEARNT_FACTOR, Profile, profile_path
+from cotune.driver.calibration import FEW
+from cotune.driver.profile import ENOUGH, KEPT, UNLEARNT_ALLOWANCE, UNLEARNT_FACTOR, Profile, profile_path
 
 
 def hungry(config):
@@ -165,8 +165,9 @@ def test_a_folder_that_cannot_be_written_is_no_harm(tmp_path):
 def test_the_same_code_has_the_same_profile_in_every_process(tmp_path):
     here = profile_path(tmp_path, uses_helper, {"batch": 64}, "cpu").name
     code = (
-        "import sys; sys.path.insert(0, 'tests'); from pathlib import Path; import test_profile as t;"
-        "from cotune.profile import profile_path; print(profile_path(Path(), t.uses_helper, {'batch': 64}, 'cpu').name)"
+        "import sys; sys.path.insert(0, 'tests/driver'); import test_profile as t; from pathlib import Path;"
+        "from cotune.driver.profile import profile_path;"
+        "print(profile_path(Path(), t.uses_helper, {'batch': 64}, 'cpu').name)"
     )
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     # The module's name counts, and is another when pytest imports it.

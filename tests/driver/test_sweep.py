@@ -8,18 +8,18 @@ import sys
 
 import pytest
 
-from cotune.calibration import FEW
 from cotune.dashboard.views import Silent
 from cotune.demand import GIB, MIB, Estimate
+from cotune.driver.calibration import FEW
+from cotune.driver.estimates import FAILURES
+from cotune.driver.sweep import Sweep, SweepOptions, _switching_often
 from cotune.engines.simulated import SimulatedEngine, Work
 from cotune.engines.simulated.engine import devices
-from cotune.estimates import FAILURES
 from cotune.event_log import EventLog
 from cotune.packer import Packer, PackerOptions, TrialAdded, TrialEnded
 from cotune.paths import RunFolder
 from cotune.records import Records
 from cotune.search.proposer import Suggestion
-from cotune.sweep import Sweep, SweepOptions, _switching_often
 from cotune.trial import Estimated, TrialState
 
 ESTIMATE_TAKES = 0.5

@@ -2,7 +2,7 @@
 
 import pytest
 
-from cotune.calibration import FEW, KEPT, Calibration
+from cotune.driver.calibration import FEW, KEPT, Calibration
 
 
 def learnt(pairs, slope=1.0):

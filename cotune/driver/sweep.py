@@ -16,11 +16,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from cotune import errors
-from cotune.conclusions import Conclusions
 from cotune.dashboard.display import SHOW_EVERY, Display
 from cotune.dashboard.views import View
+from cotune.driver.conclusions import Conclusions
+from cotune.driver.expectations import Expectations
+from cotune.driver.profile import Profile
+from cotune.driver.supply import Supply
 from cotune.engines.base import Engine
-from cotune.expectations import Expectations
 from cotune.packer import (
     ConcludeTrial,
     DeviceFound,
@@ -37,7 +39,6 @@ from cotune.packer import (
     TrialWithdrawn,
 )
 from cotune.process_wide import process_wide
-from cotune.profile import Profile
 from cotune.record import Record
 from cotune.records import Records
 from cotune.results import TrialResult
@@ -53,7 +54,6 @@ from cotune.search.proposer import (
     Suggestion,
     Verdict,
 )
-from cotune.supply import Supply
 from cotune.trial import Estimated, Question, Report, TrialSpec, TrialState
 
 SWITCH_INTERVAL = 0.0003

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cotune.demand import Estimate
-from cotune.estimates import FAILURES, FIRST, Estimates
+from cotune.driver.estimates import FAILURES, FIRST, Estimates
 from cotune.trial import Estimated
 
 SOME = Estimate(1, 1, 1)

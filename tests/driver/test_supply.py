@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from cotune.supply import ASK_AHEAD, Supply
+from cotune.driver.supply import ASK_AHEAD, Supply
 
 
 class Search:

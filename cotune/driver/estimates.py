@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
+from cotune.engines.base import Engine
 from cotune.trial import Estimated
 
 FAILURES = 3
@@ -14,15 +15,6 @@ FIRST = 16
 SHARE = 0.1
 
 
-class Estimating(Protocol):
-    """The part of an engine that estimates trials."""
-
-    @property
-    def can_estimate(self) -> bool: ...
-
-    def estimate(self, trial: int, config: Mapping[str, Any]) -> None: ...
-
-
 class Estimates:
     """Keeps the trials that wait for their estimates, which are made one at a time.
 
@@ -30,7 +22,7 @@ class Estimates:
         engine: Makes them, or cannot.
     """
 
-    def __init__(self, engine: Estimating) -> None:
+    def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._line: dict[int, Mapping[str, Any]] = {}
         self._current: int | None = None

@@ -19,9 +19,9 @@ from dataclasses import astuple
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cotune.calibration import Calibration
 from cotune.demand import MIB, Demand, Estimate
-from cotune.fingerprint import digest, identity, plain
+from cotune.driver.calibration import Calibration
+from cotune.driver.fingerprint import digest, identity, plain
 from cotune.packer.prediction import KindModel
 from cotune.trainable import unwrapped
 

@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-from cotune._signals import handled_by
+from cotune.driver.signals import handled_by
 
 BOTH = (signal.SIGINT, signal.SIGTERM)
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from cotune.demand import Demand
-from cotune.estimates import Estimates, Estimating
-from cotune.profile import Profile
+from cotune.driver.estimates import Estimates
+from cotune.driver.profile import Profile
+from cotune.engines.base import Engine
 from cotune.record import Record
 from cotune.search.proposer import Configs
 from cotune.trial import Estimated
@@ -22,7 +23,7 @@ class Expectations:
         earlier: Trials of earlier sessions of this run.
     """
 
-    def __init__(self, engine: Estimating, space: Configs, profile: Profile, earlier: Iterable[Record]) -> None:
+    def __init__(self, engine: Engine, space: Configs, profile: Profile, earlier: Iterable[Record]) -> None:
         self._estimates = Estimates(engine)
         self._space = space
         self._profile = profile
