@@ -54,7 +54,7 @@ class LaneHandle:
     slot: Slot
     news: Any
     opening: Any
-    last: Beat | None = None
+    last: Beat = field(default_factory=Beat)
     last_at: float = 0.0
     ready: bool = False
     calls: dict[int, Any] = field(default_factory=dict)
@@ -248,8 +248,7 @@ class Cluster:
             slot.others.unsettled()
         # It may only be out of reach.
         kill(lane.actor)
-        holder = lane.last.holder if lane.last else None
-        self._pending.append(ev.LaneLost(self.now(), lane.lane, holder, _first_line(error)))
+        self._pending.append(ev.LaneLost(self.now(), lane.lane, lane.last.holder, _first_line(error)))
         if not lane.ready:
             self._lane_stillborn(slot, _first_line(error))
 
@@ -288,13 +287,12 @@ class Cluster:
             silent = now - lane.last_at
             if lane.ready and silent > 3 * WATCH_EVERY:
                 # Native code holds the interpreter: the last to have had the turn has it still.
-                holder, held = (lane.last.holder, lane.last.held) if lane.last else (None, 0)
-                self._pending.append(ev.LaneQuiet(now, lane.lane, holder, silent, held))
+                self._pending.append(ev.LaneQuiet(now, lane.lane, lane.last.holder, silent, lane.last.held))
         self._pending.append(ev.Tick(now))
 
     def _watch_others(self, slot: Slot, others: OthersOnGpu) -> None:
         beats = [lane.last for lane in slot.lanes.values() if lane.ready]
-        known = [beat for beat in beats if beat is not None and beat.used is not None and beat.quiet < WATCH_EVERY]
+        known = [beat for beat in beats if beat.used is not None and beat.quiet < WATCH_EVERY]
         if len(known) < len(slot.lanes):
             others.unsettled()
         used = max((beat.used or 0 for beat in known), default=None)

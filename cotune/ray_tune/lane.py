@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
@@ -55,11 +55,11 @@ class Beat:
         used: Bytes of the GPU in use by anyone; None for a CPU.
     """
 
-    frames: list[bytes]
-    holder: int | None
-    quiet: float
-    held: int
-    used: int | None
+    frames: list[bytes] = field(default_factory=list)
+    holder: int | None = None
+    quiet: float = 0.0
+    held: int = 0
+    used: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +170,7 @@ class Lane:
         late = time.monotonic() - due
         host = self._host
         if host is None:
-            return Beat(frames, None, 0.0, 0, None)
+            return Beat(frames)
         if late > BEAT_EVERY:
             # We did not run. Where that was since native code held the interpreter, the driver has noticed.
             host.quiet.excuse(late)
