@@ -308,7 +308,7 @@ class LocalEngine(Engine):
             self._devices.lane_stillborn(device, detail)
 
     def _lane_gone(self, lane: LaneHandle, detail: str) -> None:
-        holder = lane.holder
+        holder = lane.page.holder
         self._decode(lane, lane.drain())
         self._forget(lane)
         gpu = self._gpu_of(lane)
@@ -349,13 +349,13 @@ class LocalEngine(Engine):
         for lane in self._lanes.values():
             if late > WATCH_EVERY:
                 # We did not run, and so perhaps nobody did: a container was paused, a job suspended.
-                lane.quiet.excuse(late)
+                lane.page.excuse(late)
             if now - lane.leaves_since > EXIT_WITHIN:
                 # It cannot even read its messages, as when native code holds the interpreter.
                 lane.kill()
-            seconds = lane.quiet.seconds()
+            page, seconds = lane.page, lane.page.quiet
             if seconds > QUIET_AFTER:
-                self._pending.append(ev.LaneQuiet(now, lane.lane, lane.holder, seconds, lane.held))
+                self._pending.append(ev.LaneQuiet(now, lane.lane, page.holder, seconds, page.held))
         for gpu in self._devices.gpus.values():
             self._devices.note_loss(gpu.name)
             capacity = gpu.changed_capacity(self._lanes_on(gpu.name))

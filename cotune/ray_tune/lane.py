@@ -32,7 +32,7 @@ from cotune.ray_tune.site import Site, look_round
 from cotune.sharing import cuda
 from cotune.sharing.host import THREAD_STACK, Host
 from cotune.sharing.lane_options import LaneOptions
-from cotune.sharing.quiet import Quiet
+from cotune.sharing.page import NOBODY, Page
 
 BEAT_EVERY = 1.0
 EVICT_AFTER = 2.0
@@ -95,9 +95,9 @@ class LaneHost(Host):
     """What the trials of a lane share; its line to the driver is an outbox, and Ray takes what is printed there."""
 
     def __init__(self, options: LaneOptions, outbox: Outbox) -> None:
-        page = memoryview(array.array("d", [-1.0, time.monotonic(), 0.0]))
-        super().__init__(options, cast("memoryview[float]", page))
-        self.quiet = Quiet(self.page)
+        numbers = memoryview(array.array("d", [NOBODY, time.monotonic(), 0.0]))
+        super().__init__(options, cast("memoryview[float]", numbers))
+        self.shown = Page(self.page)
         self._outbox = outbox
 
     def send(self, frame: bytes) -> None:
@@ -173,11 +173,10 @@ class Lane:
             return Beat(frames)
         if late > BEAT_EVERY:
             # We did not run. Where that was since native code held the interpreter, the driver has noticed.
-            host.quiet.excuse(late)
+            host.shown.excuse(late)
         host.look()
-        holder = int(host.page[0])
-        used = self._watch.used() if self._watch else None
-        return Beat(frames, holder if holder >= 0 else None, host.quiet.seconds(), int(host.page[2]), used)
+        shown, used = host.shown, self._watch.used() if self._watch else None
+        return Beat(frames, shown.holder, shown.quiet, shown.held, used)
 
     @ray.method(concurrency_group="calls")  # type: ignore[untyped-decorator]
     def call(

@@ -25,7 +25,6 @@ from cotune.ray_tune import _private
 from cotune.ray_tune.inbox import Call, Inbox, NotHere
 from cotune.session import TrialStopped
 from cotune.sharing import wire
-from cotune.sharing.context import Context
 from cotune.sharing.memory import text_of
 from cotune.sharing.resident import Ending, ResidentTrial, own_stop
 from cotune.trial import Outcome, TrialSpec
@@ -56,7 +55,7 @@ class LaneTrial(ResidentTrial):
     """
 
     def __init__(self, host: Host, number: int, seed: int, folder: Path, make: Callable[[], Any]) -> None:
-        super().__init__(host, NO_SEAT, TrialSpec(number, 0, {}, seed, folder), Context(seed, host.home))
+        super().__init__(host, NO_SEAT, TrialSpec(number, 0, {}, seed, folder))
         self.inbox = Inbox()
         self.ray_session: Any = None
         self.runner: threading.Thread | None = None

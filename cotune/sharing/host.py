@@ -23,6 +23,7 @@ from cotune.sharing.context import Home
 from cotune.sharing.cpu import CpuMemory
 from cotune.sharing.lane_options import LaneOptions
 from cotune.sharing.memory import LaneMemory
+from cotune.sharing.page import BOUNDARY, HELD, HOLDER, NOBODY
 from cotune.sharing.resident import ResidentTrial
 from cotune.sharing.turns import Turns
 from cotune.sharing.wire import Kind
@@ -46,8 +47,7 @@ class Host(ABC):
 
     Args:
         options: What the lane was told when it opened.
-        page: Three numbers that the driver is shown: who has the turn (-1 nobody), when the last boundary was, and
-            the bytes this process keeps from others.
+        page: The numbers that the driver is shown (`sharing.page`).
 
     Attributes:
         shared: Objects built once for all trials.
@@ -96,11 +96,11 @@ class Host(ABC):
         for library in ("tensorflow", "jax", "catboost", "ray", "ray.tune", "ray.train"):
             after_import(library, lambda module: None, self.memory.loading)
         after_import("cupy", self._cupy_loaded)
-        self.page[0] = -1.0
+        self.page[HOLDER] = NOBODY
         context = self.memory.start()
         self._context_level = self.level = self.memory.read()[0]
         self.memory.set_quota(self.options.quota)
-        self.page[2] = self.memory.held()
+        self.page[HELD] = self.memory.held()
         self.send(wire.encode_object(Kind.READY, (context,)))
 
     def let_begin(self) -> None:
@@ -118,14 +118,14 @@ class Host(ABC):
     def resize(self, quota: int) -> None:
         """Changes the quota, in bytes, and says what it is now."""
         quota = self.memory.set_quota(quota)
-        self.page[2] = self.memory.held()
+        self.page[HELD] = self.memory.held()
         self.send(wire.encode_object(Kind.RESIZED, (quota,)))
 
     def look(self) -> None:
         """Shows the driver what the process holds by now, while a trial is long in coming to a boundary."""
-        if self.page[0] >= 0 and time.monotonic() - self.page[1] > LOOK_AFTER:
+        if self.page[HOLDER] >= 0 and time.monotonic() - self.page[BOUNDARY] > LOOK_AFTER:
             self.memory.read()
-            self.page[2] = self.memory.held()
+            self.page[HELD] = self.memory.held()
 
     # ---- for the trial that has the turn
 

@@ -18,6 +18,7 @@ from cotune.sharing import wire
 from cotune.sharing.context import Context
 from cotune.sharing.loan import TrialLoan
 from cotune.sharing.memory import out_of_memory
+from cotune.sharing.page import BOUNDARY, HOLDER, NOBODY
 from cotune.sharing.trial_meter import TrialMeter
 from cotune.sharing.trial_waits import TrialWaits
 from cotune.trial import Outcome, TrialSpec
@@ -63,10 +64,9 @@ class ResidentTrial(session.Session):
         host: The lane.
         verdicts: The eventfd of its seat.
         spec: What it is.
-        context: Its own version of what is process-wide.
     """
 
-    def __init__(self, host: Host, verdicts: int, spec: TrialSpec, context: Context) -> None:
+    def __init__(self, host: Host, verdicts: int, spec: TrialSpec) -> None:
         self.trial = spec.trial
         self.attempt = spec.attempt
         self.folder = spec.folder
@@ -74,7 +74,7 @@ class ResidentTrial(session.Session):
         self.gate.acquire()
         self._host = host
         self._folder = TrialFolder(spec.folder)
-        self._context: Context | None = context
+        self._context: Context | None = Context(spec.seed, host.home)
         # Whoever ends it books it out, once.
         self._booking = threading.Lock()
         self._over = False
@@ -164,13 +164,13 @@ class ResidentTrial(session.Session):
         self._turn_due = math.inf
         if host.turns.others_wait:
             self._turn_due = self._turn_end
-        host.page[1] = now
-        host.page[0] = self.trial
+        host.page[BOUNDARY] = now
+        host.page[HOLDER] = self.trial
         self._due = 0.0
 
     def turn_ends(self) -> None:
         host = self._host
-        host.page[0] = -1.0
+        host.page[HOLDER] = NOBODY
         session.set_holder(None)
         if not self._over:
             self._meter.read(time.monotonic())
@@ -186,13 +186,13 @@ class ResidentTrial(session.Session):
             self._waits.parking.saw(optimizer)
         self._iterations = self._steps = self._steps + 1
         # As in `_boundary`, without the call.
-        self._host.page[1] = now = time.monotonic()
+        self._host.page[BOUNDARY] = now = time.monotonic()
         if now >= self._due:
             self._attend(now)
 
     def _boundary(self) -> None:
         now = time.monotonic()
-        self._host.page[1] = now
+        self._host.page[BOUNDARY] = now
         if now >= self._due:
             self._attend(now)
 
@@ -284,7 +284,7 @@ class ResidentTrial(session.Session):
         if not host.trial_over(self) and host.shares_faults:
             # Whose fault it is cannot be told: all of them go on from their checkpoints in other lanes.
             os._exit(wire.FAULTED)
-        host.page[0] = -1.0
+        host.page[HOLDER] = NOBODY
         host.send(wire.encode_object(wire.Kind.ENDED, (self.trial, *ending)))
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from cotune.sharing.page import HELD
+
 if TYPE_CHECKING:
     from cotune.sharing.host import Host
 
@@ -62,7 +64,7 @@ class TrialMeter:
             self._ephemeral = max(self._ephemeral, peak - level)
         self._level = host.level = level
         host.memory.reset_peak()
-        host.page[2] = host.memory.held()
+        host.page[HELD] = host.memory.held()
         self._seconds += now - self._since
         self._since = now
         busy = host.memory.busy_seconds()

@@ -18,7 +18,6 @@ from cotune.errors import CotuneError, InputError, NoReport
 from cotune.session import TrialStopped
 from cotune.sharing import wire
 from cotune.sharing.checkpoints import Checkpoints
-from cotune.sharing.context import Context
 from cotune.sharing.memory import causes, text_of
 from cotune.sharing.metrics import number_line, read_report, whole_step
 from cotune.sharing.resident import Ending, ResidentTrial, own_stop
@@ -45,7 +44,7 @@ class TrialSession(ResidentTrial):
     _host: ForkedHost
 
     def __init__(self, host: ForkedHost, verdicts: int, spec: TrialSpec, config: bytes = b"") -> None:
-        super().__init__(host, verdicts, spec, Context(spec.seed, host.home))
+        super().__init__(host, verdicts, spec)
         self._spec = spec
         self._log = -1
         self._config = config

@@ -12,6 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from cotune.sharing import wire
+from cotune.sharing.page import BOUNDARY, HOLDER, NOBODY
 from cotune.sharing.parking import Parking
 from cotune.sharing.trial_meter import TrialMeter
 from cotune.sharing.turns import Resident
@@ -142,13 +143,13 @@ class TrialWaits:
             found = wait()
             turns.take(self._resident)
             return found
-        page[0] = -1.0
+        page[HOLDER] = NOBODY
         began = time.monotonic()
         found = wait()
         now = time.monotonic()
         self._meter.leave_out(now - began)
-        page[1] = now
-        page[0] = self._trial
+        page[BOUNDARY] = now
+        page[HOLDER] = self._trial
         return found
 
 
