@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -76,8 +77,14 @@ class Configs(Protocol):
     def features(self, params: Mapping[str, Any]) -> dict[str, float]: ...
 
 
-class Proposer(Protocol):
-    """Proposes trials, judges their reports, answers their questions and hears how they ended; never waits.
+class Proposer(ABC):
+    """Proposes trials, judges their reports, answers their questions and hears how they ended.
+
+    It thinks on a thread of its own: what the driver's loop tells it waits there, what it says waits for the loop.
+
+    Args:
+        prepare: Called with the number of every new trial, on that thread, before it is suggested.
+        wake: Called whenever there is an answer.
 
     Attributes:
         judges: Whether every report is passed on, and gets a `Verdict`.
@@ -85,12 +92,32 @@ class Proposer(Protocol):
 
     judges: bool
 
-    def ask(self, count: int = 1) -> None: ...
+    def __init__(self, prepare: Callable[[int], None], wake: Callable[[], None]) -> None:
+        self._prepare = prepare
+        self._wake = wake
+        self._answers: deque[Answer] = deque()
+        self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._wanted = 0
+        self._dropping = False
 
-    def report(self, trial: int, attempt: int, step: int, value: float) -> None: ...
+    def ask(self, count: int) -> None:
+        """Asks for trials; each comes as a `Suggestion`."""
+        self._commands.put(lambda: self._want(count))
 
-    def question(self, question: Question) -> None: ...
+    def drop_asks(self) -> None:
+        """Suggests nothing any more, not even what was asked for already: an `Exhausted` comes instead."""
+        self._dropping = True
+        self._answer(Exhausted())
 
+    @abstractmethod
+    def report(self, trial: int, attempt: int, step: int, value: float) -> None:
+        """Passes a report on; a `Verdict` comes, if it judges."""
+
+    @abstractmethod
+    def question(self, question: Question) -> None:
+        """Passes a trial's question on; a `Reply` comes."""
+
+    @abstractmethod
     def tell(
         self,
         trial: int,
@@ -109,32 +136,9 @@ class Proposer(Protocol):
             error: Why it failed, if it did.
         """
 
-    def settle(self) -> None: ...
-
-    def answers(self) -> Sequence[Answer]: ...
-
-    def drop_asks(self) -> None: ...
-
-
-class QueuedProposer:
-    """One half of a `Proposer` that thinks on a thread of its own: what it is told waits there, what it says here.
-
-    Args:
-        prepare: Called with the number of every new trial, on that thread, before it is suggested.
-        wake: Called whenever there is an answer.
-    """
-
-    def __init__(self, prepare: Callable[[int], None], wake: Callable[[], None]) -> None:
-        self._prepare = prepare
-        self._wake = wake
-        self._answers: deque[Answer] = deque()
-        self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._wanted = 0
-        self._dropping = False
-
-    def ask(self, count: int = 1) -> None:
-        """Asks for trials; each comes as a `Suggestion`."""
-        self._commands.put(lambda: self._want(count))
+    @abstractmethod
+    def settle(self) -> None:
+        """Nothing runs any more, and trials wait: a `Promotion` or a `Settled` comes, if it has any wait."""
 
     def answers(self) -> list[Answer]:
         """What has been answered since the last call."""

@@ -27,7 +27,7 @@ from optuna.trial import TrialState as OptunaState
 from cotune.errors import CotuneError, InputError
 from cotune.search.journal import RunStorage, WriteBehindBackend
 from cotune.search.promotion import AshaPromote, Rungs
-from cotune.search.proposer import Exhausted, Failure, Promotion, QueuedProposer, Reply, Settled, Suggestion, Verdict
+from cotune.search.proposer import Exhausted, Failure, Promotion, Proposer, Reply, Settled, Suggestion, Verdict
 from cotune.search.spaces import Space
 from cotune.trial import Question, TrialState
 
@@ -58,7 +58,7 @@ class PastTrial:
     state: TrialState
 
 
-class Search(QueuedProposer):
+class Search(Proposer):
     """Asks Optuna for trials and tells it what became of them; none of the methods waits for it.
 
     Args:
@@ -70,7 +70,7 @@ class Search(QueuedProposer):
         journal: Where the study is written.
         name: The study's name.
         past: Trials of the run that is resumed, in their order.
-        prepare: As for `QueuedProposer`.
+        prepare: As for `Proposer`.
         wake: The same.
     """
 
@@ -121,7 +121,6 @@ class Search(QueuedProposer):
     # ---- for the driver
 
     def report(self, trial: int, attempt: int, step: int, value: float) -> None:
-        """Passes a report on; a `Verdict` comes if there is a pruner."""
         self._commands.put(lambda: self._report(trial, attempt, step, value))
 
     def tell(
@@ -143,11 +142,6 @@ class Search(QueuedProposer):
     def settle(self) -> None:
         """Nothing runs any more: the best of those that wait goes on if none is complete, else a `Settled` comes."""
         self._commands.put(self._settle)
-
-    def drop_asks(self) -> None:
-        """Suggests nothing any more, not even what was asked for already: an `Exhausted` comes instead."""
-        self._dropping = True
-        self._answer(Exhausted())
 
     def close(self) -> None:
         """Tells Optuna what it was not told yet, writes the journal and ends the thread.

@@ -24,7 +24,7 @@ from optuna.trial import TrialState as OptunaState
 
 from cotune.errors import CotuneError, LaneDied, RunError, TrialFailed, TrialOverdue, TrialTooLarge
 from cotune.search.lane_trial import pack, pack_error, unpack_error
-from cotune.search.proposer import Exhausted, QueuedProposer, Reply, Suggestion, Verdict
+from cotune.search.proposer import Exhausted, Proposer, Reply, Suggestion, Verdict
 from cotune.search.telling import tell
 from cotune.trial import Question, TrialState
 
@@ -52,7 +52,7 @@ class _Running:
     end: tuple[str, Any] = ("", None)
 
 
-class StudySearch(QueuedProposer):
+class StudySearch(Proposer):
     """Asks a study for trials, answers what they ask, and tells it what became of them.
 
     Args:
@@ -61,7 +61,7 @@ class StudySearch(QueuedProposer):
         since: Tells from when on, by the monotonic clock; 0 while no trial runs, since lanes take time to start.
         catch: What an objective may raise without ending it all.
         callbacks: Called with the study and each trial that has ended.
-        prepare: As for `QueuedProposer`.
+        prepare: As for `Proposer`.
         wake: The same.
     """
 
@@ -113,9 +113,8 @@ class StudySearch(QueuedProposer):
         """Nothing to do: the trials of a study are never held."""
 
     def drop_asks(self) -> None:
-        self._dropping = True
+        super().drop_asks()
         self._commands.put(lambda: _logger.warning("Running trials stop now. Press Ctrl-C again to end at once."))
-        self._answer(Exhausted())
 
     def finished(self, failure: BaseException | None) -> None:
         """The loop is over, well or not: `serve` returns, or raises the failure."""
