@@ -19,10 +19,9 @@ from typing import Any
 from cotune import errors
 from cotune.engines.base import Engine, Happened
 from cotune.engines.bell import Bell
-from cotune.engines.frames import event_of
 from cotune.engines.local_devices import LocalDevices
 from cotune.engines.local_gpu import LocalGpu
-from cotune.engines.orders import carry_out
+from cotune.engines.translation import carry_out, event_of
 from cotune.packer import events as ev
 from cotune.packer import instructions as do
 from cotune.sharing import wire

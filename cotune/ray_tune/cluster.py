@@ -12,9 +12,9 @@ from typing import Any
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError
 
-from cotune.engines.frames import event_of
 from cotune.engines.others import OthersOnGpu
 from cotune.engines.stillborn import Stillborn
+from cotune.engines.translation import event_of
 from cotune.errors import RunError
 from cotune.packer import events as ev
 from cotune.packer import instructions as do
