@@ -147,6 +147,30 @@ class Proposer(ABC):
             found.append(self._answers.popleft())
         return found
 
+    # ---- on its own thread
+
+    @abstractmethod
+    def _ask(self) -> None:
+        """Suggests one trial, or says that there are no more."""
+
+    def _next(
+        self, patience: float | None = None, idle: Callable[[], None] = lambda: None
+    ) -> Callable[[], None] | None:
+        """What is to be done now; None at the end.
+
+        Args:
+            patience: Seconds to wait for something to do.
+            idle: What to do if there was nothing.
+        """
+        try:
+            # Whoever waits for an answer goes before a trial that is not there yet.
+            return self._commands.get_nowait() if self._wanted else self._commands.get(timeout=patience)
+        except queue.Empty:
+            if not self._wanted:
+                return idle
+        self._wanted -= 1
+        return self._ask
+
     def _want(self, count: int) -> None:
         self._wanted += count
 

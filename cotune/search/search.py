@@ -10,7 +10,6 @@ else to do, so that one lane in lockstep is reproducible.
 from __future__ import annotations
 
 import math
-import queue
 import threading
 import warnings
 from collections.abc import Callable, Sequence
@@ -157,27 +156,10 @@ class Search(Proposer):
     def _serve(self) -> None:
         # Samplers end a study by study.stop(), which insists on being called within study.optimize().
         self.study._thread_local.in_optimize_loop = True
-        going = True
-        while going:
-            try:
-                # A trial that waits for a verdict goes before one that is not there yet.
-                command = self._commands.get_nowait() if self._wanted else self._next_command()
-            except queue.Empty:
-                if self._wanted:
-                    self._wanted -= 1
-                    self._guarded(self._ask)
-                else:
-                    self._guarded(self._backend.flush)
-                continue
-            if command is None:
-                going = False
-                self._guarded(self._backend.flush)
-                self._guarded(self._backend.close)
-            else:
-                self._guarded(command)
-
-    def _next_command(self) -> Callable[[], None] | None:
-        return self._commands.get(timeout=FLUSH_EVERY if self._backend.pending else None)
+        while (command := self._next(FLUSH_EVERY if self._backend.pending else None, self._backend.flush)) is not None:
+            self._guarded(command)
+        self._guarded(self._backend.flush)
+        self._guarded(self._backend.close)
 
     def _guarded(self, command: Callable[[], None]) -> None:
         try:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import copy
 import pickle
-import queue
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -130,19 +129,10 @@ class StudySearch(Proposer):
             BaseException: What an objective raised that is not to be caught, what a callback, the sampler or the
                 storage raised, or why the loop could not go on.
         """
-        while True:
-            try:
-                # Whoever waits for an answer goes before a trial that is not there yet.
-                command = self._commands.get_nowait() if self._wanted else self._commands.get()
-            except queue.Empty:
-                self._wanted -= 1
-                self._ask()
-                continue
-            if command is None:
-                if self._failure is not None:
-                    raise self._failure
-                return
+        while (command := self._next()) is not None:
             command()
+        if self._failure is not None:
+            raise self._failure
 
     def give_up(self, why: BaseException) -> None:
         """Tells the study how trials ended that it still counts as running: failed, unless they came to their end."""
