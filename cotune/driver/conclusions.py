@@ -66,7 +66,7 @@ class Conclusions:
         if outcome is Outcome.DONE and (record.last_value is not None or not self._metric):
             return TrialState.DONE
         if outcome is Outcome.STOPPED:
-            return TrialState.INTERRUPTED if record.withdrawn == "interrupted" else TrialState.STOPPED
+            return record.withdrawn or TrialState.STOPPED
         return TrialState.FAILED
 
     def _blame(self, record: Record, conclusion: ConcludeTrial) -> None:

@@ -237,13 +237,13 @@ class Sweep:
             record = self._records[answer.trial]
             if answer.attempt == record.attempts - 1 and not record.state.is_final:
                 if answer.stop:
-                    self._withdraw(record, "pruned")
+                    self._withdraw(record, TrialState.STOPPED)
                 elif answer.wait:
                     self._hold(record)
             self._unacknowledged.append((answer.trial, answer.attempt))
         elif isinstance(answer, Reply):
             if answer.stop and not self._records[answer.trial].state.is_final:
-                self._withdraw(self._records[answer.trial], "pruned")
+                self._withdraw(self._records[answer.trial], TrialState.STOPPED)
             self._engine.answer(answer.trial, answer.attempt, answer.payload)
         elif isinstance(answer, Promotion):
             self._supply.settled()
@@ -252,7 +252,7 @@ class Sweep:
         elif isinstance(answer, Settled):
             self._supply.settled()
             for record in self._records.unfinished():
-                self._withdraw(record, "pruned")
+                self._withdraw(record, TrialState.STOPPED)
         elif isinstance(answer, Exhausted):
             self._supply.exhausted()
         elif isinstance(answer, Failure):
@@ -263,8 +263,8 @@ class Sweep:
                 hint="see the cause above; what has run so far is kept, resume=True goes on with another one",
             ) from answer.error
 
-    def _withdraw(self, record: Record, why: str) -> None:
-        record.withdrawn = record.withdrawn or why
+    def _withdraw(self, record: Record, state: TrialState) -> None:
+        record.withdrawn = record.withdrawn or state
         self._feed(TrialWithdrawn(self._engine.now(), record.trial))
 
     def _hold(self, record: Record) -> None:
@@ -334,4 +334,4 @@ class Sweep:
         for trial in self._expectations.release():
             self._records.put_off(self._records[trial])
         for record in self._records.unfinished():
-            self._withdraw(record, "interrupted")
+            self._withdraw(record, TrialState.INTERRUPTED)

@@ -116,18 +116,13 @@ class RayEngine(Engine):
             member = self._by_trial.get(instruction.trial)
         elif isinstance(instruction, do.ToLane):
             member = self._by_lane.get(instruction.lane)
-        if member is not None:
-            member.commands.append(("execute", (instruction, spec)))
+        _tell(member, "execute", instruction, spec)
 
     def verdict(self, trial: int, attempt: int) -> None:
-        member = self._by_trial.get(trial)
-        if member is not None:
-            member.commands.append(("verdict", (trial, attempt)))
+        _tell(self._by_trial.get(trial), "verdict", trial, attempt)
 
     def answer(self, trial: int, attempt: int, payload: bytes) -> None:
-        member = self._by_trial.get(trial)
-        if member is not None:
-            member.commands.append(("answer", (trial, attempt, payload)))
+        _tell(self._by_trial.get(trial), "answer", trial, attempt, payload)
 
     def _flush(self) -> None:
         for member in self._roster.members:
@@ -209,6 +204,12 @@ class RayEngine(Engine):
         self._roster.close()
         if self._is_ours:
             self._ray.shutdown()
+
+
+def _tell(member: Membership | None, call: str, *arguments: Any) -> None:
+    """Has a member's engine called with the next batch, if there is such a member."""
+    if member is not None:
+        member.commands.append((call, arguments))
 
 
 def _counts(resources: dict[str, float]) -> str:

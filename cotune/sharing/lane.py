@@ -163,7 +163,7 @@ class LaneHandle:
 
     def _send(self, frame: bytes) -> None:
         # A lane that is gone is reported by the zygote.
-        with contextlib.suppress(BrokenPipeError, ConnectionError):
+        with contextlib.suppress(ConnectionError):
             self._sock.sendall(frame)
 
 
