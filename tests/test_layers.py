@@ -198,8 +198,15 @@ def test_a_lane_on_ray_imports_no_brain():
         loaded.add(module)
         above = {module.rpartition(".")[0]} & MODULES.keys()
         waiting |= (imports_of(module).at_import | above) - loaded
-    assert "cotune.sharing.host" in loaded
+    assert "cotune.sharing.inside.host" in loaded
     assert not {module for module in loaded if part_of(module) in ("packer", "engines")}
+
+
+def test_what_runs_in_a_lane_needs_nothing_of_the_drivers_side():
+    shared = {"cpu", "cuda", "lane_options", "memory", "page", "wire"}
+    inside = [module for module in MODULES if module.startswith("cotune.sharing.inside")]
+    needed = {other for module in inside for other in imports_of(module).everywhere if part_of(other) == "sharing"}
+    assert needed - set(inside) == {f"cotune.sharing.{name}" for name in shared}
 
 
 def test_importing_cotune_loads_no_heavy_module():

@@ -1,6 +1,6 @@
 """A lane on a Ray cluster: one long-lived actor in which many trials run, one after the other or by turns.
 
-The process is an ordinary lane (`sharing.host`) on another line: frames leave it as the answer to `beat()`, which the
+The process is an ordinary lane (`sharing.inside`) on another line: frames leave it as the answer to `beat()`, which the
 driver always has one call of under way, and what the driver wants are calls of this actor.
 """
 
@@ -30,7 +30,7 @@ from cotune.ray_tune.outbox import Outbox
 from cotune.ray_tune.sessions import route_sessions
 from cotune.ray_tune.site import Site, look_round
 from cotune.sharing import cuda
-from cotune.sharing.host import THREAD_STACK, Host
+from cotune.sharing.inside.host import THREAD_STACK, Host
 from cotune.sharing.lane_options import LaneOptions
 from cotune.sharing.page import NOBODY, Page
 

@@ -25,12 +25,12 @@ from cotune.ray_tune import _private
 from cotune.ray_tune.inbox import Call, Inbox, NotHere
 from cotune.session import TrialStopped
 from cotune.sharing import wire
+from cotune.sharing.inside.resident import Ending, ResidentTrial, own_stop
 from cotune.sharing.memory import text_of
-from cotune.sharing.resident import Ending, ResidentTrial, own_stop
 from cotune.trial import Outcome, TrialSpec
 
 if TYPE_CHECKING:
-    from cotune.sharing.host import Host
+    from cotune.sharing.inside.host import Host
 
 UNWIND_WITHIN = 5.0
 # Tune decides by its calls; there is no verdict to wait for.

@@ -86,7 +86,7 @@ class World:
     def __init__(self, folder, blob=None):
         self.folder = folder
         blob = dumps(trainable, "it") if blob is None else blob
-        self.zygote = Zygote(["cotune.sharing.lane_main"], blob, 3, folder / "zygote.log")
+        self.zygote = Zygote(["cotune.sharing.inside.lane_main"], blob, 3, folder / "zygote.log")
         self.lanes = []
 
     def options(self, lane):

@@ -15,10 +15,10 @@ import sys
 import warnings
 from typing import Any
 
-from cotune.sharing.cupy_pool import CupyRandom
-from cotune.sharing.main_module import MainModule
-from cotune.sharing.numpy_random import NumpyRandom
-from cotune.sharing.torch_state import TorchState
+from cotune.sharing.inside.cupy_pool import CupyRandom
+from cotune.sharing.inside.main_module import MainModule
+from cotune.sharing.inside.numpy_random import NumpyRandom
+from cotune.sharing.inside.torch_state import TorchState
 
 
 class Context:

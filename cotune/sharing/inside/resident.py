@@ -15,16 +15,16 @@ from cotune.errors import InputError
 from cotune.paths import TrialFolder
 from cotune.session import TrialStopped
 from cotune.sharing import wire
-from cotune.sharing.context import Context
-from cotune.sharing.loan import TrialLoan
+from cotune.sharing.inside.context import Context
+from cotune.sharing.inside.loan import TrialLoan
+from cotune.sharing.inside.trial_meter import TrialMeter
+from cotune.sharing.inside.trial_waits import TrialWaits
 from cotune.sharing.memory import out_of_memory
 from cotune.sharing.page import BOUNDARY, HOLDER, NOBODY
-from cotune.sharing.trial_meter import TrialMeter
-from cotune.sharing.trial_waits import TrialWaits
 from cotune.trial import Outcome, TrialSpec
 
 if TYPE_CHECKING:
-    from cotune.sharing.host import Host
+    from cotune.sharing.inside.host import Host
 
 T = TypeVar("T")
 

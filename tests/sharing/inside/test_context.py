@@ -13,7 +13,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cotune.sharing.context import Context, Home
+from cotune.sharing.inside.context import Context, Home
 
 
 @pytest.fixture(autouse=True)

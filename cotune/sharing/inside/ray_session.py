@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Any
 
 from cotune import session
-from cotune.sharing.after_import import after_import
+from cotune.sharing.inside.after_import import after_import
 
 
 def serve_ray_tune(threads: int) -> None:

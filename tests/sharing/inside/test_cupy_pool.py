@@ -13,7 +13,7 @@ import pytest
 import cotune
 from cotune.demand import MIB
 from cotune.errors import InputError
-from cotune.sharing.cupy_pool import CupyRandom, use_lane_allocator
+from cotune.sharing.inside.cupy_pool import CupyRandom, use_lane_allocator
 
 torch = pytest.importorskip("torch")
 

@@ -7,7 +7,7 @@ from types import FunctionType, SimpleNamespace
 
 import pytest
 
-from cotune.sharing.main_module import MainModule
+from cotune.sharing.inside.main_module import MainModule
 
 
 def code(config):

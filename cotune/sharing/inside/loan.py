@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from cotune.sharing import wire
 
 if TYPE_CHECKING:
-    from cotune.sharing.host import Host
+    from cotune.sharing.inside.host import Host
 
 
 class TrialLoan:

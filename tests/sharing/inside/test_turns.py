@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from cotune.sharing.turns import Turns, Waiter
+from cotune.sharing.inside.turns import Turns, Waiter
 
 PATIENCE = 20
 

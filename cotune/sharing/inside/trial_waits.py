@@ -12,13 +12,13 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from cotune.sharing import wire
+from cotune.sharing.inside.parking import Parking
+from cotune.sharing.inside.trial_meter import TrialMeter
+from cotune.sharing.inside.turns import Resident
 from cotune.sharing.page import BOUNDARY, HOLDER, NOBODY
-from cotune.sharing.parking import Parking
-from cotune.sharing.trial_meter import TrialMeter
-from cotune.sharing.turns import Resident
 
 if TYPE_CHECKING:
-    from cotune.sharing.host import Host
+    from cotune.sharing.inside.host import Host
 
 T = TypeVar("T")
 

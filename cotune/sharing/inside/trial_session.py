@@ -17,15 +17,15 @@ from cotune import session, trainable
 from cotune.errors import CotuneError, InputError, NoReport
 from cotune.session import TrialStopped
 from cotune.sharing import wire
-from cotune.sharing.checkpoints import Checkpoints
+from cotune.sharing.inside.checkpoints import Checkpoints
+from cotune.sharing.inside.metrics import number_line, read_report, whole_step
+from cotune.sharing.inside.resident import Ending, ResidentTrial, own_stop
 from cotune.sharing.memory import causes, text_of
-from cotune.sharing.metrics import number_line, read_report, whole_step
-from cotune.sharing.resident import Ending, ResidentTrial, own_stop
 from cotune.stopping import StopRule
 from cotune.trial import Outcome, TrialSpec
 
 if TYPE_CHECKING:
-    from cotune.sharing.lane_main import ForkedHost
+    from cotune.sharing.inside.lane_main import ForkedHost
 
 # Seconds for what a trial does on its way out.
 LEAVE_WITHIN = 2.0

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from cotune.demand import MIB
-from cotune.sharing.after_import import after_import
 from cotune.sharing.cuda import CONTEXT_GUESS, ROUNDING, nvml_started
-from cotune.sharing.cupy_pool import use_lane_allocator
+from cotune.sharing.inside.after_import import after_import
+from cotune.sharing.inside.cupy_pool import use_lane_allocator
 from cotune.sharing.memory import LaneMemory
 
 LEAST_CONTEXT = 8 * MIB

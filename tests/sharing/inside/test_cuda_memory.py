@@ -12,8 +12,9 @@ from unittest import mock
 import pytest
 
 from cotune.demand import MIB
-from cotune.sharing import cuda, cuda_memory
+from cotune.sharing import cuda
 from cotune.sharing.devices import find_devices
+from cotune.sharing.inside import cuda_memory
 from cotune.sharing.memory import out_of_memory
 
 pynvml = pytest.importorskip("pynvml")

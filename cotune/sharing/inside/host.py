@@ -17,15 +17,15 @@ from typing import Any
 from cotune import session
 from cotune.demand import MIB
 from cotune.sharing import wire
-from cotune.sharing.after_import import after_import
-from cotune.sharing.boundary import on_optimizer_step
-from cotune.sharing.context import Home
 from cotune.sharing.cpu import CpuMemory
+from cotune.sharing.inside.after_import import after_import
+from cotune.sharing.inside.boundary import on_optimizer_step
+from cotune.sharing.inside.context import Home
+from cotune.sharing.inside.resident import ResidentTrial
+from cotune.sharing.inside.turns import Turns
 from cotune.sharing.lane_options import LaneOptions
 from cotune.sharing.memory import LaneMemory
 from cotune.sharing.page import BOUNDARY, HELD, HOLDER, NOBODY
-from cotune.sharing.resident import ResidentTrial
-from cotune.sharing.turns import Turns
 from cotune.sharing.wire import Kind
 
 THREAD_STACK = 2 * MIB
@@ -72,7 +72,7 @@ class Host(ABC):
         self._wreckage: list[BaseException] = []
         if options.uuid:
             from cotune.sharing.cuda import lane_environment
-            from cotune.sharing.cuda_memory import CudaMemory
+            from cotune.sharing.inside.cuda_memory import CudaMemory
 
             os.environ.update(lane_environment(options.uuid) | options.environment)
             self.memory: LaneMemory = CudaMemory()

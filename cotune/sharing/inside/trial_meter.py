@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from cotune.sharing.page import HELD
 
 if TYPE_CHECKING:
-    from cotune.sharing.host import Host
+    from cotune.sharing.inside.host import Host
 
 
 class Measured(NamedTuple):

@@ -8,7 +8,7 @@ from contextlib import nullcontext
 from types import ModuleType
 from typing import Any
 
-from cotune.sharing.after_import import During, after_import
+from cotune.sharing.inside.after_import import During, after_import
 
 
 def on_optimizer_step(

@@ -4,7 +4,7 @@ import gc
 
 import pytest
 
-from cotune.sharing.parking import Parking
+from cotune.sharing.inside.parking import Parking
 
 torch = pytest.importorskip("torch")
 

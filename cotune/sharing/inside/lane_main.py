@@ -18,12 +18,12 @@ from typing import Any, NoReturn
 
 from cotune.errors import NotPicklable
 from cotune.sharing import wire
-from cotune.sharing.host import THREAD_STACK, Host
+from cotune.sharing.inside.host import THREAD_STACK, Host
+from cotune.sharing.inside.lane_output import LaneOutput
+from cotune.sharing.inside.ray_session import serve_ray_tune
+from cotune.sharing.inside.resident import ResidentTrial
+from cotune.sharing.inside.trial_session import TrialSession
 from cotune.sharing.lane_options import LaneOptions
-from cotune.sharing.lane_output import LaneOutput
-from cotune.sharing.ray_session import serve_ray_tune
-from cotune.sharing.resident import ResidentTrial
-from cotune.sharing.trial_session import TrialSession
 from cotune.sharing.wire import Kind
 from cotune.stopping import StopRule
 

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 import cotune
-from cotune.sharing.boundary import on_optimizer_step
+from cotune.sharing.inside.boundary import on_optimizer_step
 
 PRELUDE = """
 import importlib.util, sys
-from cotune.sharing.boundary import on_optimizer_step
+from cotune.sharing.inside.boundary import on_optimizer_step
 calls = []
 def install():
     on_optimizer_step(lambda *_: calls.append("step"), lambda: calls.append("loaded"))
