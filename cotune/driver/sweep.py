@@ -19,6 +19,7 @@ from cotune import errors
 from cotune.dashboard.display import SHOW_EVERY, Display
 from cotune.dashboard.views import View
 from cotune.driver.conclusions import Conclusions
+from cotune.driver.estimates import Estimates
 from cotune.driver.expectations import Expectations
 from cotune.driver.profile import Profile
 from cotune.driver.supply import Supply
@@ -135,7 +136,8 @@ class Sweep:
         self._records = records
         self._options = options
         self._conclusions = Conclusions(records, search, self.display, options.metric, options.callbacks)
-        self._expectations = Expectations(engine, space, profile or Profile(None), records.values())
+        self._expectations = Expectations(space, profile or Profile(None), records.values())
+        self._estimates = Estimates(engine)
         self._supply = Supply(search, packer, options.trials, options.lockstep, options.is_blind, proposed=len(records))
         self._signals = 0
         self._unacknowledged: list[tuple[int, int]] = []
@@ -167,7 +169,7 @@ class Sweep:
         for record in self._records.unfinished():
             self._add(record)
         self._ask_more()
-        while self._packer.unfinished or self._supply.asked or self._expectations:
+        while self._packer.unfinished or self._supply.asked or self._estimates:
             only_reports = True
             for happened in self._engine.poll(SHOW_EVERY):
                 if type(happened) is Report:
@@ -177,7 +179,7 @@ class Sweep:
                 elif type(happened) is Estimated:
                     only_reports = False
                     self._records.estimated(happened)
-                    self._join(self._expectations.heard(happened))
+                    self._join(self._estimates.heard(happened))
                 else:
                     only_reports = False
                     self._feed(happened)  # type: ignore[arg-type]
@@ -188,12 +190,13 @@ class Sweep:
             self._check_end()
             if not only_reports:
                 self._ask_more()
-                if not self._expectations:
+                if not self._estimates:
                     self._supply.settle()
             self.display.show()
 
     def _ask_more(self) -> None:
-        self._supply.ask(len(self._expectations), self._expectations.are_guesses)
+        estimates = self._estimates
+        self._supply.ask(len(estimates), is_guessing=estimates.are_wanted and not self._expectations.are_calibrated)
 
     def _feed(self, event: Event) -> None:
         self._records.now = time.time()
@@ -219,7 +222,9 @@ class Sweep:
         # Last, so that a freed lane has its next trial before the search thread has something to do.
         for conclusion in concluded:
             seconds = self._conclusions.draw(conclusion)
-            self._join(self._expectations.learn(self._records[conclusion.trial], seconds))
+            self._expectations.learn(self._records[conclusion.trial])
+            if seconds is not None:
+                self._join(self._estimates.ran(seconds))
 
     def _acknowledge(self) -> None:
         self._records.flush()
@@ -283,7 +288,7 @@ class Sweep:
             self._add(record)
 
     def _add(self, record: Record) -> None:
-        if not self._expectations.ask(record):
+        if record.estimate is not None or not self._estimates.ask(record.trial, record.config):
             self._join([record.trial])
 
     def _join(self, trials: Iterable[int]) -> None:
@@ -331,7 +336,7 @@ class Sweep:
     def _drain(self, note: str) -> None:
         self.interrupted, self.display.note = True, note
         self._supply.close()
-        for trial in self._expectations.release():
+        for trial in self._estimates.release():
             self._records.put_off(self._records[trial])
         for record in self._records.unfinished():
             self._withdraw(record, TrialState.INTERRUPTED)
