@@ -70,11 +70,11 @@ class Packer:
         self._of_trials: dict[type[ev.TrialEvent], Callable[[Trial, Any], None]] = {
             ev.TrialWithdrawn: self._withdraw,
             ev.TrialHeld: self._hold,
-            ev.TrialReleased: lambda trial, event: self._pauses.release(trial, event.time),
+            ev.TrialReleased: self._pauses.release,
             ev.TrialPaused: self._paused,
             ev.TrialParked: self._parked,
             ev.IterationsDone: self._progressed,
-            ev.GrantChanged: lambda trial, event: self._grants.changed(event),
+            ev.GrantChanged: self._grants.changed,
             ev.TrialEnded: self._ended,
         }
         self._of_others: dict[type[ev.Event], Callable[[Any], None]] = {
