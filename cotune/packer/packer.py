@@ -182,7 +182,7 @@ class Packer:
             return self._device_changed(ev.DeviceChanged(event.time, event.device, event.capacity))
         policy = self.options.policy
         fixed = self.options.width or (event.max_width if policy.packs else None)
-        width = WidthControl(event.max_width, fixed, gain=policy.gain, guesses=policy.guesses)
+        width = WidthControl(fixed or event.max_width, policy.gain, policy.guesses, width=fixed or 1)
         self._found += 1
         device = Device(
             event.device,
