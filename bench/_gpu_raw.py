@@ -97,7 +97,8 @@ def context(options: Found) -> Found:
 _GROWTH = """
 import json, sys
 from _gpu_models import MIB, settle, training
-from cotune.sharing import cuda, cuda_memory
+from cotune.sharing import cuda
+from cotune.sharing.inside import cuda_memory
 memory = cuda_memory.CudaMemory()
 context = memory.start() - cuda.ROUNDING
 before = cuda_memory._used_here() or 0
@@ -137,8 +138,8 @@ def _microseconds(call: Callable[[], Any], count: int = 300) -> float:
 def costs(_options: Found) -> Found:
     """What a boundary and a turn change call, in microseconds."""
     os.environ.update(lane_environ())
-    from cotune.sharing.context import Context, Home
-    from cotune.sharing.cuda_memory import CudaMemory
+    from cotune.sharing.inside.context import Context, Home
+    from cotune.sharing.inside.cuda_memory import CudaMemory
 
     memory = CudaMemory()
     memory.start()
@@ -164,7 +165,7 @@ def workspaces(_options: Found) -> Found:
     os.environ.update(lane_environ())
     import torch
 
-    from cotune.sharing.cuda_memory import CudaMemory
+    from cotune.sharing.inside.cuda_memory import CudaMemory
 
     memory = CudaMemory()
     memory.start()

@@ -12,7 +12,6 @@ from cotune.errors import InputError
 from cotune.paths import RunFolder, default_storage
 from cotune.record import read_run
 from cotune.results import Results
-from cotune.run_lock import is_running
 from cotune.trial import TrialState
 
 
@@ -46,7 +45,7 @@ def load(name: str, storage: str | os.PathLike[str] | None = None) -> Results:
             f"run {name!r} belongs to the Optuna study {settings['study']!r}, which has its results",
             hint="optuna.load_study(study_name=..., storage=...) gives it, if it had a storage",
         )
-    goes_on = is_running(folder)
+    goes_on = folder.is_locked
     is_complete = True
     for record in saved.records:
         record.config.update(_nested({**record.params, **settings.get("constants", {})}))

@@ -27,16 +27,15 @@ from cotune._arguments import (
     made_up,
     refuse_unknown,
 )
-from cotune._signals import handled_by
+from cotune.driver.fingerprint import digest, identity
+from cotune.driver.profile import Profile, profile_path
+from cotune.driver.signals import handled_by
 from cotune.engines.base import Engine
 from cotune.engines.local import LocalEngine, LocalOptions
 from cotune.errors import InputError, RunError, RunNameInUse
-from cotune.fingerprint import digest, identity
 from cotune.packer import MAX_SLOWDOWN, MOST_PAUSED, Packer, PackerOptions, Policy, make_policy
 from cotune.paths import RunFolder, default_storage
-from cotune.profile import Profile, profile_path
 from cotune.results import Results, TrialResult
-from cotune.run_lock import locked
 from cotune.search import PRUNERS, SAMPLERS
 from cotune.search.promotion import AshaPromote
 from cotune.search.spaces import Space
@@ -211,10 +210,11 @@ def run(
     _check_cluster(cluster, gpus, devices)
     if resume and name is None:
         raise InputError("resume=True, but no name= says which run", hint="pass the name= that it had")
-    folder, saved = _open_run(name or made_up(kind), storage, resume)
+    folder = _open_run(name or made_up(kind), storage, resume)
     judged = pruner is not None and pruner != "none"
     heard: list[int] = []
-    with locked(folder):
+    with folder.locked():
+        saved = _saved(folder) if resume else None
         paused = MOST_PAUSED if _promotes(pruner) else 0
         how = LocalOptions(
             metric, threads, lockstep, judged, residents=options.residents, paused=paused, mps=mps,
@@ -224,8 +224,8 @@ def run(
         with contextlib.ExitStack() as stack:
             stack.callback(engine.close)
             # Not before: Optuna takes a while to import, and the zygote starts meanwhile.
-            from cotune._assembly import Asked, assemble
-            from cotune.sweep import SweepOptions
+            from cotune.driver.assembly import Asked, assemble
+            from cotune.driver.sweep import SweepOptions
 
             hardware = _hardware(found, cluster, gpus)
             profile = Profile(profile_path(folder.path.parent, trainable, tree.constants, hardware))
@@ -275,7 +275,7 @@ def _hardware(found: list[DeviceInfo], cluster: str | None, gpus: Any) -> str:
     return "cuda" if on_gpus else "cpu"
 
 
-def _open_run(name: str, storage: str | os.PathLike[str] | None, resume: bool) -> tuple[RunFolder, Saved | None]:
+def _open_run(name: str, storage: str | os.PathLike[str] | None, resume: bool) -> RunFolder:
     is_path = isinstance(storage, (str, os.PathLike)) and str(storage) and "://" not in str(storage)
     if storage is not None and not is_path:
         raise InputError(
@@ -283,22 +283,22 @@ def _open_run(name: str, storage: str | os.PathLike[str] | None, resume: bool) -
             hint="pass a path, or leave it out; a study in a database goes to cotune.optimize(study, ...)",
         )
     folder = RunFolder(Path(storage if storage is not None else default_storage()).expanduser().absolute() / name)
-    there = folder.events.exists()
-    if there and not resume:
+    if folder.events.exists() and not resume:
         raise RunNameInUse(
             f"a run named {name!r} is in {folder.path.parent} already",
             hint="pass resume=True to go on with it, or another name=",
         )
     folder.create()
-    if not there:
-        return folder, None
+    return folder
+
+
+def _saved(folder: RunFolder) -> Saved | None:
+    """What an earlier session has left, if there was one; only whoever holds the lock may read a consistent state."""
     from cotune.event_log import read_events
     from cotune.record import read_run
 
-    # Only whoever holds the lock may read a consistent state.
-    with locked(folder):
-        # Its driver may have died, or found the disk full, before anything was written.
-        return folder, read_run(folder) if any(read_events(folder.events)) else None
+    # Its driver may have died, or found the disk full, before anything was written.
+    return read_run(folder) if folder.events.exists() and any(read_events(folder.events)) else None
 
 
 def _check_cluster(cluster: Any, gpus: Any, devices: Any) -> None:

@@ -30,19 +30,18 @@ from cotune._arguments import (
     made_up,
     refuse_unknown,
 )
-from cotune._signals import handled_by
 from cotune.dashboard.views import make_view
+from cotune.driver.signals import handled_by
+from cotune.driver.sweep import Sweep, SweepOptions
 from cotune.engines.local import LocalEngine, LocalOptions
 from cotune.errors import InputError, RunError, RunNameInUse
 from cotune.event_log import VERSION, EventLog, read_events
 from cotune.packer import Packer, PackerOptions, Policy, make_policy
 from cotune.paths import RunFolder, default_storage
 from cotune.records import Records
-from cotune.run_lock import locked
 from cotune.search.lane_trial import StudyObjective, study_as_proxy
 from cotune.search.study_search import StudySearch
 from cotune.sharing.devices import find_devices
-from cotune.sweep import Sweep, SweepOptions
 from cotune.trainable import takes
 
 _LANE_MODULE = "cotune.search.lane_trial"
@@ -143,7 +142,7 @@ def optimize(
     folder = _folder(study, name, storage)
     if dashboard is None:
         dashboard = show_progress_bar or (optuna.logging.get_verbosity() > optuna.logging.INFO and sys.stderr.isatty())
-    with locked(folder), study_as_proxy(study), contextlib.ExitStack() as stack:
+    with folder.locked(), study_as_proxy(study), contextlib.ExitStack() as stack:
         trainable = StudyObjective(objective, len(study.directions))
         how = LocalOptions(
             "", threads, judged=False, residents=options.residents, preload=(_LANE_MODULE,), mps=bool(mps)

@@ -1,6 +1,6 @@
 """Every file name cotune uses.
 
-<storage>/.profiles/      what trials of a trainable were estimated and measured to need (`profile.py`)
+<storage>/.profiles/      what trials of a trainable were estimated and measured to need (`driver/profile.py`)
 <storage>/<run>/
   run.lock              held by the driver while it runs
   events.jsonl          what happened, append-only: the source for resume, traces and reports
@@ -14,13 +14,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import re
 import shutil
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from cotune.errors import StorageError
+from cotune.errors import RunNameInUse, StorageError
 
 _CHECKPOINT = re.compile(r"\d+-\d+")
 
@@ -71,6 +74,44 @@ class RunFolder:
                 f"cannot write the run folder {self.path}: {error.strerror or error}",
                 hint="pass storage= with a folder you may write to that has room, or set COTUNE_STORAGE",
             ) from error
+
+    @property
+    def is_locked(self) -> bool:
+        """Whether a driver holds the run's lock now."""
+        try:
+            fd = os.open(self.lock, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return False
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            return True
+        finally:
+            os.close(fd)
+        return False
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Holds the run's lock, of which one driver at a time has it; it ends with this process, however that ends.
+
+        Raises:
+            RunNameInUse: Another one has it.
+        """
+        fd = os.open(self.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                owner = os.read(fd, 32).decode(errors="replace").strip() or "unknown"
+                raise RunNameInUse(
+                    f"run {self.path.name!r} is running now, in process {owner}",
+                    hint="wait for it, stop it, or choose another name=",
+                ) from error
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, str(os.getpid()).encode(), 0)
+            yield
+        finally:
+            os.close(fd)
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,7 +42,7 @@ class Record:
         expected_seconds: How long it was expected to take.
         slowdown: By what factor others slowed it down; None without priority.
         speed: Its speed beside others, 1 being that alone, as the brain takes it to have been.
-        withdrawn: Why it was told to stop: `pruned`, `interrupted` or nothing.
+        withdrawn: As what it will end when it stops, if it was told to: stopped, or interrupted.
     """
 
     trial: int
@@ -55,7 +55,7 @@ class Record:
     values: list[tuple[int, float]] = field(default_factory=list)
     attempts: int = 0
     restarted: bool = False
-    withdrawn: str = ""
+    withdrawn: TrialState | None = None
     device: str | None = None
     lane: int | None = None
     start: float | None = None

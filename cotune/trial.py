@@ -27,6 +27,15 @@ class TrialState(StrEnum):
         return self not in (TrialState.WAITING, TrialState.RUNNING, TrialState.PAUSED)
 
 
+class Outcome(StrEnum):
+    """How one attempt at a trial ended."""
+
+    DONE = "done"
+    STOPPED = "stopped"
+    FAILED = "failed"
+    OUT_OF_MEMORY = "out_of_memory"
+
+
 @dataclass(frozen=True, slots=True)
 class TrialSpec:
     """All a body needs to run one attempt of a trial.

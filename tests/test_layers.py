@@ -16,13 +16,10 @@ PACKAGE = Path(cotune.__file__).parent
 LAYERS = [
     [{"errors", "demand", "trial", "paths", "session", "trainable", "stopping", "process_wide"}],
     [{"packer"}, {"sharing"}, {"search"}],
-    [
-        {"event_log", "results", "accuracy", "record", "records"}
-        | {"profile", "fingerprint", "calibration", "estimates", "expectations", "run_lock", "_arguments"},
-    ],
+    [{"event_log", "results", "accuracy", "record", "records", "_arguments"}],
     [{"engines"}, {"dashboard"}],
-    [{"sweep", "supply", "conclusions"}, {"simulation"}, {"ray_tune"}],
-    [{"_run", "_load", "_assembly", "_signals", "optuna_study"}],
+    [{"driver"}, {"simulation"}, {"ray_tune"}],
+    [{"_run", "_load", "optuna_study"}],
     [{"__init__"}],
     [{"testing"}, {"cli", "__main__"}],
 ]
@@ -202,8 +199,15 @@ def test_a_lane_on_ray_imports_no_brain():
         loaded.add(module)
         above = {module.rpartition(".")[0]} & MODULES.keys()
         waiting |= (imports_of(module).at_import | above) - loaded
-    assert "cotune.sharing.host" in loaded
+    assert "cotune.sharing.inside.host" in loaded
     assert not {module for module in loaded if part_of(module) in ("packer", "engines")}
+
+
+def test_what_runs_in_a_lane_needs_nothing_of_the_drivers_side():
+    shared = {"cpu", "cuda", "lane_options", "memory", "page", "wire"}
+    inside = [module for module in MODULES if module.startswith("cotune.sharing.inside")]
+    needed = {other for module in inside for other in imports_of(module).everywhere if part_of(other) == "sharing"}
+    assert needed - set(inside) == {f"cotune.sharing.{name}" for name in shared}
 
 
 def test_importing_cotune_loads_no_heavy_module():

@@ -6,7 +6,6 @@ import cotune
 from cotune.event_log import VERSION, EventLog
 from cotune.paths import RunFolder
 from cotune.records import Records
-from cotune.run_lock import locked
 from cotune.trial import TrialState
 
 
@@ -41,7 +40,7 @@ def test_a_run_that_was_killed_is_interrupted(folder, tmp_path):
 
 
 def test_a_run_that_goes_on_is_running(folder, tmp_path):
-    with locked(folder):
+    with folder.locked():
         results = cotune.load("mine", tmp_path)
     assert states(results) == ["done", "running", "waiting"]
     assert not results.interrupted

@@ -12,8 +12,8 @@ import optuna
 import pytest
 
 import cotune
-from cotune.calibration import FEW
 from cotune.demand import MIB
+from cotune.driver.calibration import FEW
 from cotune.sharing import estimator
 
 ROOT = Path(cotune.__file__).parents[1]

@@ -265,7 +265,7 @@ def test_a_foreign_events_file_is_refused_and_left_alone(tmp_path, content):
 
 
 def test_a_run_may_begin_in_a_thread_when_the_main_thread_has_ended():
-    begin = "threading.main_thread().join(); import cotune._assembly; print('fine')"
+    begin = "threading.main_thread().join(); import cotune.driver.assembly; print('fine')"
     script = f"import threading, cotune; threading.Thread(target=exec, args=({begin!r}, globals())).start()"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
     assert done.stdout == "fine\n", done.stderr

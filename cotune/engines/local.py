@@ -19,10 +19,9 @@ from typing import Any
 from cotune import errors
 from cotune.engines.base import Engine, Happened
 from cotune.engines.bell import Bell
-from cotune.engines.frames import event_of
 from cotune.engines.local_devices import LocalDevices
 from cotune.engines.local_gpu import LocalGpu
-from cotune.engines.orders import TO_LANES, TO_TRIALS, carry_out
+from cotune.engines.translation import carry_out, event_of
 from cotune.packer import events as ev
 from cotune.packer import instructions as do
 from cotune.sharing import wire
@@ -34,7 +33,7 @@ from cotune.sharing.lane_options import LaneOptions
 from cotune.sharing.pickling import Packed, pack
 from cotune.sharing.wire import FAULTED, Kind
 from cotune.sharing.zygote import Zygote
-from cotune.trial import Estimated, TrialSpec
+from cotune.trial import Estimated, Outcome, TrialSpec
 
 WATCH_EVERY = 1.0
 QUIET_AFTER = 1.0
@@ -126,14 +125,10 @@ class LocalEngine(Engine):
         elif isinstance(instruction, do.StartTrial):
             assert spec is not None
             self._start(instruction, spec)
-        else:
-            lane: LaneHandle | None = None
-            if isinstance(instruction, TO_TRIALS):
-                lane = self._trial_lane.get(instruction.trial)
-            elif isinstance(instruction, TO_LANES):
-                lane = self._lanes.get(instruction.lane)
-            if lane is not None:
-                carry_out(instruction, lane)
+        elif isinstance(instruction, do.ToTrial):
+            carry_out(instruction, self._trial_lane.get(instruction.trial))
+        elif isinstance(instruction, do.ToLane):
+            carry_out(instruction, self._lanes.get(instruction.lane))
 
     def _start(self, start: do.StartTrial, spec: TrialSpec) -> None:
         lane = self._lanes.get(start.lane)
@@ -147,7 +142,7 @@ class LocalEngine(Engine):
             lane.start(spec)
         except errors.NotPicklable as error:
             name, detail = type(error).__name__, str(error)
-            failed = ev.TrialEnded(self.now(), start.trial, ev.Outcome.FAILED, error=name, detail=detail, final=True)
+            failed = ev.TrialEnded(self.now(), start.trial, Outcome.FAILED, error=name, detail=detail, final=True)
             self._pending.append(failed)
             self.wake()
 
@@ -255,7 +250,7 @@ class LocalEngine(Engine):
 
     def _fails_with_device(self, lane: LaneHandle, event: ev.Event) -> bool:
         """Whether a trial has failed because its device is lost, with which it will be."""
-        is_failure = isinstance(event, ev.TrialEnded) and event.outcome is ev.Outcome.FAILED
+        is_failure = isinstance(event, ev.TrialEnded) and event.outcome is Outcome.FAILED
         return is_failure and self._devices.note_loss(lane.options.device)
 
     def _noted(self, lane: LaneHandle, event: ev.Event) -> ev.Event:
@@ -312,7 +307,7 @@ class LocalEngine(Engine):
             self._devices.lane_stillborn(device, detail)
 
     def _lane_gone(self, lane: LaneHandle, detail: str) -> None:
-        holder = lane.holder
+        holder = lane.page.holder
         self._decode(lane, lane.drain())
         self._forget(lane)
         gpu = self._gpu_of(lane)
@@ -353,13 +348,13 @@ class LocalEngine(Engine):
         for lane in self._lanes.values():
             if late > WATCH_EVERY:
                 # We did not run, and so perhaps nobody did: a container was paused, a job suspended.
-                lane.quiet.excuse(late)
+                lane.page.excuse(late)
             if now - lane.leaves_since > EXIT_WITHIN:
                 # It cannot even read its messages, as when native code holds the interpreter.
                 lane.kill()
-            seconds = lane.quiet.seconds()
+            page, seconds = lane.page, lane.page.quiet
             if seconds > QUIET_AFTER:
-                self._pending.append(ev.LaneQuiet(now, lane.lane, lane.holder, seconds, lane.held))
+                self._pending.append(ev.LaneQuiet(now, lane.lane, page.holder, seconds, page.held))
         for gpu in self._devices.gpus.values():
             self._devices.note_loss(gpu.name)
             capacity = gpu.changed_capacity(self._lanes_on(gpu.name))

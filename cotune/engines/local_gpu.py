@@ -59,9 +59,9 @@ class LocalGpu:
     def changed_capacity(self, lanes: Sequence[LaneHandle]) -> int | None:
         """The bytes open to us if that changed enough to act on; called once a second with all our lanes there."""
         # What a lane has taken since its last boundary is not in its own figure yet.
-        if any(not lane.is_up or lane.quiet.seconds() > SILENT_AFTER for lane in lanes):
+        if any(not lane.is_up or lane.page.quiet > SILENT_AFTER for lane in lanes):
             self._others.unsettled()
-        return self._others.changed_capacity(self._watch.used(), sum(lane.held for lane in lanes))
+        return self._others.changed_capacity(self._watch.used(), sum(lane.page.held for lane in lanes))
 
     def refused_capacity(self, lanes: Sequence[LaneHandle]) -> int | None:
         """The bytes open to us, if they are so much fewer that a lane may have been refused what was set aside for it.
@@ -69,7 +69,7 @@ class LocalGpu:
         Args:
             lanes: All of ours there.
         """
-        return self._others.refused(self._watch.used(), sum(lane.held for lane in lanes))
+        return self._others.refused(self._watch.used(), sum(lane.page.held for lane in lanes))
 
     # ---- how busy a trial keeps it
 

@@ -24,7 +24,6 @@ from typing import Any
 from cotune import errors
 from cotune.engines.base import Engine
 from cotune.engines.local import LocalOptions
-from cotune.engines.orders import TO_LANES, TO_TRIALS
 from cotune.engines.ray_member import Down, Joined, News
 from cotune.engines.ray_roster import Membership, Roster
 from cotune.packer import events as ev
@@ -113,22 +112,17 @@ class RayEngine(Engine):
             member = self._by_lane.get(instruction.lane)
             if member is not None:
                 self._by_trial[instruction.trial] = member
-        elif isinstance(instruction, TO_TRIALS):
+        elif isinstance(instruction, do.ToTrial):
             member = self._by_trial.get(instruction.trial)
-        elif isinstance(instruction, TO_LANES):
+        elif isinstance(instruction, do.ToLane):
             member = self._by_lane.get(instruction.lane)
-        if member is not None:
-            member.commands.append(("execute", (instruction, spec)))
+        _tell(member, "execute", instruction, spec)
 
     def verdict(self, trial: int, attempt: int) -> None:
-        member = self._by_trial.get(trial)
-        if member is not None:
-            member.commands.append(("verdict", (trial, attempt)))
+        _tell(self._by_trial.get(trial), "verdict", trial, attempt)
 
     def answer(self, trial: int, attempt: int, payload: bytes) -> None:
-        member = self._by_trial.get(trial)
-        if member is not None:
-            member.commands.append(("answer", (trial, attempt, payload)))
+        _tell(self._by_trial.get(trial), "answer", trial, attempt, payload)
 
     def _flush(self) -> None:
         for member in self._roster.members:
@@ -210,6 +204,12 @@ class RayEngine(Engine):
         self._roster.close()
         if self._is_ours:
             self._ray.shutdown()
+
+
+def _tell(member: Membership | None, call: str, *arguments: Any) -> None:
+    """Has a member's engine called with the next batch, if there is such a member."""
+    if member is not None:
+        member.commands.append((call, arguments))
 
 
 def _counts(resources: dict[str, float]) -> str:

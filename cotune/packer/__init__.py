@@ -12,7 +12,6 @@ from cotune.packer.events import (
     LaneQuiet,
     LaneReady,
     LaneResized,
-    Outcome,
     Tick,
     TrialAdded,
     TrialEnded,
@@ -42,6 +41,7 @@ from cotune.packer.packer import Packer
 from cotune.packer.policies import POLICIES, Policy, make_policy
 from cotune.packer.snapshot import DeviceView, LaneView, PackerView, WaitingView
 from cotune.packer.state import MOST_PAUSED
+from cotune.trial import Outcome
 
 __all__ = [
     "MAX_SLOWDOWN",

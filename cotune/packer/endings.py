@@ -7,13 +7,13 @@ from collections.abc import Callable
 from cotune.demand import Demand, format_bytes
 from cotune.packer import events as ev
 from cotune.packer import instructions as do
-from cotune.packer.events import Outcome
 from cotune.packer.fitting import Fitting
 from cotune.packer.ledger import Ledger
 from cotune.packer.line import Line
 from cotune.packer.options import PackerOptions
 from cotune.packer.predictor import Predictor
 from cotune.packer.state import Lane, Trial
+from cotune.trial import Outcome
 
 # As many nodes as one trial may take with it.
 MOST_LOSSES = 8

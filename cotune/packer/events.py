@@ -4,18 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 
 from cotune.demand import Demand
-
-
-class Outcome(StrEnum):
-    """How one attempt at a trial ended."""
-
-    DONE = "done"
-    STOPPED = "stopped"
-    FAILED = "failed"
-    OUT_OF_MEMORY = "out_of_memory"
+from cotune.trial import Outcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +14,20 @@ class Event:
     """Something that happened, at a time in seconds."""
 
     time: float
+
+
+@dataclass(frozen=True, slots=True)
+class TrialEvent(Event):
+    """Something about the trial of this number, which must be known; nothing if it is over by now."""
+
+    trial: int
+
+
+@dataclass(frozen=True, slots=True)
+class LaneEvent(Event):
+    """Something about the lane of this number; nothing if it is gone by now."""
+
+    lane: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,44 +86,36 @@ class TrialAdded(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class TrialWithdrawn(Event):
+class TrialWithdrawn(TrialEvent):
     """Nobody wants the trial any more: a pruner, the user or the time budget said so."""
 
-    trial: int
-
 
 @dataclass(frozen=True, slots=True)
-class TrialHeld(Event):
+class TrialHeld(TrialEvent):
     """The trial is to pause: its owner wants to see others first."""
 
-    trial: int
-
 
 @dataclass(frozen=True, slots=True)
-class TrialReleased(Event):
+class TrialReleased(TrialEvent):
     """A trial that was held is to go on."""
 
-    trial: int
-
 
 @dataclass(frozen=True, slots=True)
-class LaneReady(Event):
+class LaneReady(LaneEvent):
     """The lane's process is up and holds `context` bytes of its own."""
 
-    lane: int
     context: int
 
 
 @dataclass(frozen=True, slots=True)
-class LaneResized(Event):
+class LaneResized(LaneEvent):
     """The lane's quota is now `quota`; after a shrink, what it let go is free from here on."""
 
-    lane: int
     quota: int
 
 
 @dataclass(frozen=True, slots=True)
-class LaneHolds(Event):
+class LaneHolds(LaneEvent):
     """What the lane holds for no trial in particular.
 
     Attributes:
@@ -127,44 +124,39 @@ class LaneHolds(Event):
         tainted: It should take no further trial (a child process or thread of a trial lives on).
     """
 
-    lane: int
     shared: int
     residue: int
     tainted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class LaneQuiet(Event):
+class LaneQuiet(LaneEvent):
     """No trial in the lane reached an iteration boundary for `seconds`; `holder` has the turn.
 
     Attributes:
-        lane: Its number.
         holder: The trial that has the turn.
         seconds: Since the last boundary.
         held: Bytes the process holds by now.
     """
 
-    lane: int
     holder: int | None
     seconds: float
     held: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class LaneLost(Event):
+class LaneLost(LaneEvent):
     """The lane's process is gone, and its bytes are free; `holder` had the turn, `detail` says how it went."""
 
-    lane: int
     holder: int | None = None
     detail: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class IterationsDone(Event):
+class IterationsDone(TrialEvent):
     """A trial went on; sent now and then, not at every iteration.
 
     Attributes:
-        trial: Its number.
         count: Iterations since the last such event.
         seconds: Time they took, turns of others left out.
         persistent: Bytes it holds now.
@@ -174,7 +166,6 @@ class IterationsDone(Event):
         concurrency: The most of them that any of these iterations ran at once.
     """
 
-    trial: int
     count: int
     seconds: float
     persistent: int
@@ -185,51 +176,45 @@ class IterationsDone(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class GrantChanged(Event):
+class GrantChanged(TrialEvent):
     """From its next batch on a trial runs so many micro-batches at once.
 
     Attributes:
-        trial: Its number.
         concurrency: As it was granted last; or 1, which the trial went back to when memory ran out.
         ran_out: With how many at once memory ran out; 0 where this answers a `GrantTrial`.
     """
 
-    trial: int
     concurrency: int
     ran_out: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class TrialPaused(Event):
+class TrialPaused(TrialEvent):
     """A trial waits at an iteration boundary, without the turn, and holds what it holds there.
 
     Attributes:
-        trial: Its number.
         persistent: Bytes it holds.
         saved: Whether it has a checkpoint, from which another attempt would go on.
         movable: Bytes of these that `ParkTrial` would move to the host.
     """
 
-    trial: int
     persistent: int
     saved: bool = False
     movable: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class TrialParked(Event):
+class TrialParked(TrialEvent):
     """So many bytes of a trial that is paused are on the host now."""
 
-    trial: int
     moved: int
 
 
 @dataclass(frozen=True, slots=True)
-class TrialEnded(Event):
+class TrialEnded(TrialEvent):
     """An attempt at a trial is over and its thread has unwound.
 
     Attributes:
-        trial: Its number.
         outcome: How it ended.
         needed: After out-of-memory, the bytes it held plus those it was refused; None if not known.
         error: Name of the class in `cotune.errors` that says why it failed.
@@ -237,7 +222,6 @@ class TrialEnded(Event):
         final: A failure that another attempt would only repeat.
     """
 
-    trial: int
     outcome: Outcome
     needed: int | None = None
     error: str = "TrialFailed"

@@ -128,8 +128,8 @@ class Fitting:
         places = [place for device in devices for place in find(trial, demand, device) if place.missing > 0]
         return sorted(places, key=lambda place: (place.device.reserved_for is not trial, place.missing))
 
-    def find_whole(self, trial: Trial, unused: Iterable[Device]) -> Place | list[Place]:
-        """A device for the trial alone, with all its memory, or else those where idle lanes must return it first.
+    def find_whole(self, trial: Trial, unused: Iterable[Device]) -> tuple[Place | None, list[Place]]:
+        """A device for the trial alone, with all its memory; if there is none, those where idle lanes must return it.
 
         Args:
             trial: A waiting trial.
@@ -149,8 +149,8 @@ class Fitting:
             if others > least and (trial.wants_all or others > device.capacity // 8):
                 short.append(Place(device, lane, device.capacity, others - least))
             elif device.held <= device.capacity:
-                return Place(device, lane, device.capacity - others)
-        return sorted(short, key=lambda place: place.device.reserved_for is not trial)
+                return Place(device, lane, device.capacity - others), []
+        return None, sorted(short, key=lambda place: place.device.reserved_for is not trial)
 
     def home(self, trial: Trial, lane: Lane) -> Place | None:
         """The place of a paused trial in its own lane, room or not; None if it may not run there now."""

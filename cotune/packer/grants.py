@@ -128,12 +128,11 @@ class Grants:
         else:
             grant.measured(event.count, event.seconds)
 
-    def changed(self, event: ev.GrantChanged) -> None:
+    def changed(self, trial: Trial, event: ev.GrantChanged) -> None:
         """A trial has taken up what it was told, or has given its grant back."""
-        grant = self._grants.get(event.trial)
-        if grant is None or grant.trial.lane is None:
+        grant = self._grants.get(trial.id)
+        if grant is None or trial.lane is None:
             return
-        trial = grant.trial
         if event.ran_out:
             trial.refused = min(trial.refused or event.ran_out, event.ran_out)
             grant.best = min(grant.best, max(1, event.ran_out // 2))

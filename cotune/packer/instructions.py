@@ -5,12 +5,26 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cotune.demand import Demand
-from cotune.packer.events import Outcome
+from cotune.trial import Outcome
 
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
     """Something to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToLane(Instruction):
+    """Something to do with a lane that is there; nothing if it is gone."""
+
+    lane: int
+
+
+@dataclass(frozen=True, slots=True)
+class ToTrial(Instruction):
+    """Something to tell a trial in its lane; nothing if it is over."""
+
+    trial: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,18 +37,16 @@ class OpenLane(Instruction):
 
 
 @dataclass(frozen=True, slots=True)
-class ResizeLane(Instruction):
+class ResizeLane(ToLane):
     """Change a lane's quota; each one is answered by one `LaneResized`, in order, a growth too."""
 
-    lane: int
     quota: int
 
 
 @dataclass(frozen=True, slots=True)
-class CloseLane(Instruction):
+class CloseLane(ToLane):
     """End a lane process, at once if `kill`; answered by `LaneLost`."""
 
-    lane: int
     kill: bool = False
 
 
@@ -47,56 +59,46 @@ class StartTrial(Instruction):
 
 
 @dataclass(frozen=True, slots=True)
-class StopTrial(Instruction):
+class StopTrial(ToTrial):
     """Stop a trial at its next iteration boundary; answered by `TrialEnded`."""
 
-    trial: int
-
 
 @dataclass(frozen=True, slots=True)
-class PauseTrial(Instruction):
+class PauseTrial(ToTrial):
     """Have a trial wait at its next iteration boundary, without the turn; answered by one `TrialPaused`, or its end."""
 
-    trial: int
-
 
 @dataclass(frozen=True, slots=True)
-class ResumeTrial(Instruction):
+class ResumeTrial(ToTrial):
     """Let a trial that is paused go on, with what was parked of it; also for the owner's information.
 
     The bytes it takes are in its lane's quota already.
     """
 
-    trial: int
-
 
 @dataclass(frozen=True, slots=True)
-class ParkTrial(Instruction):
+class ParkTrial(ToTrial):
     """Move what can be moved of a paused trial to the host; answered by one `TrialParked`, or its end."""
 
-    trial: int
-
 
 @dataclass(frozen=True, slots=True)
-class GrantTrial(Instruction):
+class GrantTrial(ToTrial):
     """Let a trial run so many micro-batches at once from its next iteration boundary on; 1 takes the grant back.
 
     Answered by one `GrantChanged`, unless the trial ends before. The bytes it takes are in its lane's quota already.
     """
 
-    trial: int
     concurrency: int
 
 
 @dataclass(frozen=True, slots=True)
-class GiveTurn(Instruction):
+class GiveTurn(ToLane):
     """Let one resident of a lane have every turn it wants until it leaves; the others keep what they hold meanwhile.
 
     Only given where the policy preempts. While it waits for something, a verdict for one, the others may run. A body
     that cannot do this may ignore it, and residents take turns.
     """
 
-    lane: int
     trial: int
 
 

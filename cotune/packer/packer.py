@@ -15,7 +15,6 @@ from cotune.packer import instructions as do
 from cotune.packer.company import Company
 from cotune.packer.critical import Critical
 from cotune.packer.endings import Endings
-from cotune.packer.events import Outcome
 from cotune.packer.fitting import Fitting
 from cotune.packer.grants import Grants
 from cotune.packer.lane_events import LaneEvents
@@ -33,6 +32,7 @@ from cotune.packer.snapshot import DeviceView, LaneView, PackerView, WaitingView
 from cotune.packer.state import Device, Trial
 from cotune.packer.turn_rules import TurnRules
 from cotune.packer.width import WidthControl
+from cotune.trial import Outcome
 
 # Of the line, in a snapshot.
 SHOWN = 8
@@ -65,37 +65,41 @@ class Packer:
         self._withdrawn: dict[int, Trial] = {}
         self._arrivals = 0
         self._found = 0
-        self._handlers: dict[type[ev.Event], Callable[[Any], None]] = {
+        lanes = LaneEvents(options, self._ledger, self._endings, self._learning, self._left)
+        self._of_lanes = lanes.handlers
+        self._of_trials: dict[type[ev.TrialEvent], Callable[[Trial, Any], None]] = {
+            ev.TrialWithdrawn: self._withdraw,
+            ev.TrialHeld: self._hold,
+            ev.TrialReleased: self._pauses.release,
+            ev.TrialPaused: self._paused,
+            ev.TrialParked: self._parked,
+            ev.IterationsDone: self._progressed,
+            ev.GrantChanged: self._grants.changed,
+            ev.TrialEnded: self._ended,
+        }
+        self._of_others: dict[type[ev.Event], Callable[[Any], None]] = {
             ev.DeviceFound: self._device_found,
             ev.DeviceChanged: self._device_changed,
             ev.DeviceLost: self._device_lost,
-            ev.TrialAdded: self._trial_added,
-            ev.TrialWithdrawn: self._trial_withdrawn,
-            ev.TrialHeld: self._trial_held,
-            ev.TrialReleased: self._trial_released,
-            ev.TrialPaused: self._trial_paused,
-            ev.TrialParked: self._trial_parked,
-            ev.IterationsDone: self._iterations_done,
-            ev.GrantChanged: self._grants.changed,
-            ev.TrialEnded: self._trial_ended,
+            ev.TrialAdded: self._add,
+            ev.Tick: lambda event: lanes.kill_overdue(self._withdrawn.values(), event.time),
         }
-        lanes = LaneEvents(
-            self._ledger,
-            self._trials,
-            self._withdrawn,
-            self._endings,
-            self._learning,
-            self._left,
-            options.iteration_timeout,
-        )
-        self._handlers |= lanes.handlers
 
     def handle(self, event: ev.Event) -> list[do.Instruction]:
         """Takes in what happened and returns what to do, in order.
 
         Events about lanes and trials that are gone already are ignored: a body may report late.
         """
-        self._handlers[type(event)](event)
+        if isinstance(event, ev.TrialEvent):
+            trial = self._trials.get(event.trial)
+            if trial is not None:
+                self._of_trials[type(event)](trial, event)
+        elif isinstance(event, ev.LaneEvent):
+            lane = self._ledger.lanes.get(event.lane)
+            if lane is not None:
+                self._of_lanes[type(event)](lane, event)
+        else:
+            self._of_others[type(event)](event)
         self._pauses.resume()
         self._placement.place(is_idle=len(self._trials) == len(self._line) + self._pauses.outside)
         self._pauses.make_room()
@@ -178,7 +182,7 @@ class Packer:
             return self._device_changed(ev.DeviceChanged(event.time, event.device, event.capacity))
         policy = self.options.policy
         fixed = self.options.width or (event.max_width if policy.packs else None)
-        width = WidthControl(event.max_width, fixed, gain=policy.gain, guesses=policy.guesses)
+        width = WidthControl(fixed or event.max_width, policy.gain, policy.guesses, width=fixed or 1)
         self._found += 1
         device = Device(
             event.device,
@@ -214,7 +218,7 @@ class Packer:
 
     # ---- trials
 
-    def _trial_added(self, event: ev.TrialAdded) -> None:
+    def _add(self, event: ev.TrialAdded) -> None:
         if event.trial in self._trials:
             return
         trial = Trial(
@@ -233,9 +237,8 @@ class Packer:
         self._company.protection.joined(trial)
         self._line.join(trial)
 
-    def _trial_withdrawn(self, event: ev.TrialWithdrawn) -> None:
-        trial = self._trials.get(event.trial)
-        if trial is None or trial.withdrawn_at is not None:
+    def _withdraw(self, trial: Trial, event: ev.TrialWithdrawn) -> None:
+        if trial.withdrawn_at is not None:
             return
         trial.withdrawn_at = event.time
         self._withdrawn[trial.id] = trial
@@ -244,14 +247,12 @@ class Packer:
         else:
             self._ledger.out.append(do.StopTrial(trial.id))
 
-    def _iterations_done(self, event: ev.IterationsDone) -> None:
-        trial = self._trials.get(event.trial)
-        if trial is not None and trial.lane is not None and not trial.is_paused:
+    def _progressed(self, trial: Trial, event: ev.IterationsDone) -> None:
+        if trial.lane is not None and not trial.is_paused:
             self._learning.progressed(trial, trial.lane, event)
 
-    def _trial_ended(self, event: ev.TrialEnded) -> None:
-        trial = self._trials.get(event.trial)
-        if trial is None or trial.lane is None:
+    def _ended(self, trial: Trial, event: ev.TrialEnded) -> None:
+        if trial.lane is None:
             return
         lane, granted = trial.lane, trial.granted
         if event.outcome in (Outcome.DONE, Outcome.STOPPED) and not trial.is_paused:
@@ -268,28 +269,19 @@ class Packer:
 
     # ---- pauses
 
-    def _trial_held(self, event: ev.TrialHeld) -> None:
-        trial = self._trials.get(event.trial)
-        if trial is not None:
-            self._reservation.lift(trial)
-            self._pauses.hold(trial)
+    def _hold(self, trial: Trial, _event: ev.TrialHeld) -> None:
+        self._reservation.lift(trial)
+        self._pauses.hold(trial)
 
-    def _trial_released(self, event: ev.TrialReleased) -> None:
-        trial = self._trials.get(event.trial)
-        if trial is not None:
-            self._pauses.release(trial, event.time)
-
-    def _trial_paused(self, event: ev.TrialPaused) -> None:
-        trial = self._trials.get(event.trial)
-        if trial is not None and trial.lane is not None and trial.pausing:
+    def _paused(self, trial: Trial, event: ev.TrialPaused) -> None:
+        if trial.lane is not None and trial.pausing:
             if trial.demand is None:
                 self._learning.believe(trial, trial.lane)
             self._stopped_running(trial)
             self._pauses.paused(trial, event)
 
-    def _trial_parked(self, event: ev.TrialParked) -> None:
-        trial = self._trials.get(event.trial)
-        if trial is not None and trial.is_paused:
+    def _parked(self, trial: Trial, event: ev.TrialParked) -> None:
+        if trial.is_paused:
             self._pauses.parked(trial, event)
 
     def _left(self, trial: Trial) -> None:

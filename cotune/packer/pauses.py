@@ -76,7 +76,7 @@ class Pauses:
                 trial.pausing = True
                 self._ledger.out.append(do.PauseTrial(trial.id))
 
-    def release(self, trial: Trial, now: float) -> None:
+    def release(self, trial: Trial, event: ev.TrialReleased) -> None:
         if not trial.held:
             return
         trial.held = False
@@ -85,7 +85,7 @@ class Pauses:
         if trial.is_paused:
             self._released[trial.id] = trial
         elif trial.lane is None:
-            trial.since = now
+            trial.since = event.time
             self._line.join(trial)
 
     # ---- what happens

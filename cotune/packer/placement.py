@@ -153,11 +153,9 @@ class Placement:
         """A place now; turns in a lane of others only where no room for an own lane is under way."""
         demand = trial.expected
         if demand is None or trial.wants_all:
-            found = self._fitting.find_whole(trial, self._pool.unused())
-            if isinstance(found, Place):
-                return found
-            self._make_room(found)
-            return None
+            place, short = self._fitting.find_whole(trial, self._pool.unused())
+            self._make_room(short)
+            return place
         trial.exclusive = self._policy.exclusive(self._line.view(trial), len(self._ledger.devices))
         if trial.exclusive:
             place = self._fitting.find(trial, self._pool.unused())
@@ -222,8 +220,7 @@ class Placement:
         if device is None or trial is None or trial not in self._line:
             return
         if trial.expected is None or trial.wants_all:
-            found = self._fitting.find_whole(trial, [] if device.active else [device])
-            place, short = (found, []) if isinstance(found, Place) else (None, found)
+            place, short = self._fitting.find_whole(trial, [] if device.active else [device])
         else:
             now, later = self._fitting.holes(device)
             place = self._fitting.find(trial, [device]) if now >= trial.expected.peak else None

@@ -112,30 +112,30 @@ class Protection:
 
     def tolerates(self, trial: Trial, device: Device) -> bool:
         """Whether everyone's bound is kept, this one's included, if it got a lane of its own there."""
-        if not self.is_on:
-            return True
-        everyone = [*neighbours(trial, device), trial]
-        return all(
-            self._interference.slowdown(one, [other for other in everyone if other is not one]) <= self._bound
-            for one in everyone
-            if one.priority > 0
-        )
+        return not self.is_on or self._victim(trial, device) is None
 
     def explain(self, trial: Trial, devices: Sequence[Device]) -> str | None:
         """Why the trial may not run beside others although there is room, if that is so."""
         for device in devices:
-            everyone = [*neighbours(trial, device), trial]
-            for one in everyone:
-                others = [other for other in everyone if other is not one]
-                slowdown = self._interference.slowdown(one, others)
-                if one.priority > 0 and slowdown > self._bound:
-                    whose = "it" if one is trial else f"trial {one.id}, which has priority,"
-                    return f"on {device.name} {whose} would be slowed {slowdown:.2f} times, {self._bound:g} is allowed"
+            if (victim := self._victim(trial, device)) is not None:
+                one, slowdown = victim
+                whose = "it" if one is trial else f"trial {one.id}, which has priority,"
+                return f"on {device.name} {whose} would be slowed {slowdown:.2f} times, {self._bound:g} is allowed"
         return None
 
     def slowdown_of(self, trial: Trial) -> float | None:
         """The measured slowdown of a trial with priority in its last attempt, on average."""
         return self._slowdowns.get(trial.id)
+
+    def _victim(self, trial: Trial, device: Device) -> tuple[Trial, float] | None:
+        """Whose bound would not be kept, and the slowdown, if the trial got a lane of its own there."""
+        everyone = [*neighbours(trial, device), trial]
+        for one in everyone:
+            if one.priority > 0:
+                slowdown = self._interference.slowdown(one, [other for other in everyone if other is not one])
+                if slowdown > self._bound:
+                    return one, slowdown
+        return None
 
     def _compare(self, trial: Trial, watch: _Watch, others: list[Trial]) -> None:
         """Keeps the speed in the least crowd: that of the trial alone, if there is such a one."""

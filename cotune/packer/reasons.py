@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cotune.demand import format_bytes
 from cotune.packer.company import Company
-from cotune.packer.fitting import Fitting, Place
+from cotune.packer.fitting import Fitting
 from cotune.packer.ledger import Ledger
 from cotune.packer.state import Device, Trial
 
@@ -32,8 +32,7 @@ class Reasons:
             return "a device is kept free for a trial that has waited longer"
         if trial.expected is None or trial.wants_all:
             unused = [device for device in devices if not device.active]
-            whole = self._fitting.find_whole(trial, sorted(unused, key=lambda device: -device.capacity))
-            found, short = (whole, []) if isinstance(whole, Place) else (None, whole)
+            found, short = self._fitting.find_whole(trial, sorted(unused, key=lambda device: -device.capacity))
         else:
             found, short = self._fitting.find(trial, devices), self._fitting.short(trial, devices)
         if found is not None:

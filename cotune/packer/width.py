@@ -38,14 +38,12 @@ class WidthControl:
 
     Attributes:
         limit: Never more lanes than this.
-        fixed: The user's choice, or None to search.
         gain: By what factor one lane more must raise the sum of speeds.
         guesses: Whether the utilisation of one trial says where to begin.
-        width: Lanes that may run at once now.
+        width: Lanes that may run at once now; at the limit from the beginning where the user has chosen it.
     """
 
     limit: int
-    fixed: int | None = None
     gain: float = GAIN
     guesses: bool = True
     width: int = 1
@@ -56,25 +54,22 @@ class WidthControl:
     _hold: int = 0
     _refusals: int = 0
 
-    def __post_init__(self) -> None:
-        if self.fixed is not None:
-            self.width = self.limit = self.fixed
-
     def guess(self, busy: float | None) -> None:
         """Tries the width that leaves no room, by what one trial alone used of the device; only once."""
-        if self.fixed is not None or not self.guesses or self._guessed or self._trying_from or not busy:
+        if not self.guesses or self._guessed or self._trying_from or not busy:
             return
         self._guessed = True
         self._try(max(1, min(self.limit, round(1.0 / busy))))
 
     def widen(self) -> None:
         """Tries a second lane though nothing was ever measured: what runs in the first comes to no iteration."""
-        if self.fixed is None and self.width == 1 < self.limit and not self._now and not self._refusals:
+        if self.width == 1 < self.limit and not self._now and not self._refusals:
             self._try(2)
 
     def measured(self, trial: int, count: int, seconds: float, active: int) -> None:
         """Notes the speed of a trial while `active` lanes ran; only full width tells anything."""
-        if self.fixed is None and active == self.width and count > 0:
+        may_move = self._trying_from or self.width < self.limit
+        if may_move and active == self.width and count > 0:
             self._now.setdefault(trial, Speed()).add(count, seconds)
             if len(self._now) > 4 * self.limit:
                 del self._now[next(iter(self._now))]
@@ -86,8 +81,6 @@ class WidthControl:
             active: Lanes running now.
             waiting: Whether a trial would use another lane.
         """
-        if self.fixed is not None:
-            return
         if self._trying_from:
             if self._is_ready():
                 self._judge()

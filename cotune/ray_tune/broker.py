@@ -26,10 +26,11 @@ from cotune import errors
 from cotune.packer import Outcome, Packer
 from cotune.packer import events as ev
 from cotune.packer import instructions as do
-from cotune.ray_tune.cluster import Cluster, LaneHandle
+from cotune.ray_tune.cluster import Cluster
 from cotune.ray_tune.features import features
 from cotune.ray_tune.inbox import NotHere
 from cotune.ray_tune.lane import Attempt
+from cotune.ray_tune.lane_handle import LaneHandle
 from cotune.ray_tune.lane_trial import OutOfMemory
 from cotune.ray_tune.ticket import Held, Ticket
 

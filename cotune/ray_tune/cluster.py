@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from typing import Any
 
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError
 
-from cotune.engines.frames import event_of
 from cotune.engines.others import OthersOnGpu
 from cotune.engines.stillborn import Stillborn
+from cotune.engines.translation import event_of
 from cotune.errors import RunError
 from cotune.packer import events as ev
 from cotune.packer import instructions as do
 from cotune.ray_tune.lane import Beat
+from cotune.ray_tune.lane_handle import LaneHandle
 from cotune.ray_tune.slots import ON_EVERY_NODE, ClusterOptions, Slot, Slots, alive_nodes, kill
 from cotune.sharing import wire
 from cotune.sharing.lane_options import LaneOptions
@@ -28,41 +27,6 @@ WATCH_EVERY = 1.0
 MISSED_AFTER = 20.0
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(eq=False)
-class LaneHandle:
-    """The driver's side of a lane.
-
-    Attributes:
-        lane: Its number in the brain.
-        actor: Its process.
-        slot: Its device.
-        news: The call of `beat()` under way.
-        opening: The call of `open()`, until it is answered.
-        last: The last beat, and when it came.
-        calls: The last call of each trial in it; a lane is closed when these are answered.
-        leaving: It is to be closed.
-        trainables: Numbers of the pickled classes it has.
-        pid: Its process, once that has opened.
-        unsigned: What Tune was given of trials that began before that, and is to say the process too.
-        unheard: Calls of trials that were stopped: whatever they raise is nobody's concern any more.
-    """
-
-    lane: int
-    actor: Any
-    slot: Slot
-    news: Any
-    opening: Any
-    last: Beat | None = None
-    last_at: float = 0.0
-    ready: bool = False
-    calls: dict[int, Any] = field(default_factory=dict)
-    leaving: bool = False
-    trainables: set[int] = field(default_factory=set)
-    pid: int | None = None
-    unsigned: list[dict[str, Any]] = field(default_factory=list)
-    unheard: list[Any] = field(default_factory=list)
 
 
 class Cluster:
@@ -104,7 +68,7 @@ class Cluster:
         """Lets a device go, with all that runs there; one that is of no use stays ours."""
         for lane in slot.lanes.values():
             self._lanes.pop(lane.lane, None)
-            _look_away([*lane.unheard, *lane.calls.values()])
+            lane.look_away(is_over=True)
             kill(lane.actor)
         self._slots.drop(slot, is_useless)
         if slot.site is not None:
@@ -124,13 +88,8 @@ class Cluster:
             lane.leaving = True
             if instruction.kill:
                 lane.calls.clear()
-            self._leave(lane)
-
-    def _leave(self, lane: LaneHandle) -> None:
-        """Closes a lane once what Tune has asked there is answered: a result may be on its way."""
-        calls = list(lane.calls.values())
-        if not calls or len(ray.wait(calls, num_returns=len(calls), timeout=0)[0]) == len(calls):
-            kill(lane.actor)
+            if lane.is_answered:
+                kill(lane.actor)
 
     def _open(self, instruction: do.OpenLane) -> None:
         slot = next((slot for slot in self._slots.up if slot.name == instruction.device), None)
@@ -174,9 +133,9 @@ class Cluster:
                 self._hear_opening(lane)
             if lane.news in ready and lane.lane in self._lanes:
                 self._hear_beat(lane)
-            if lane.leaving:
-                self._leave(lane)
-            lane.unheard = _look_away(lane.unheard)
+            if lane.leaving and lane.is_answered:
+                kill(lane.actor)
+            lane.look_away()
         if self.is_watch_due:
             self._watch()
         happened, self._pending = self._pending, []
@@ -208,10 +167,7 @@ class Cluster:
             kill(lane.actor)
             self._lane_stillborn(lane.slot, str(error))
             return
-        lane.pid = site.pid
-        for given in lane.unsigned:
-            given["pid"] = site.pid
-        lane.unsigned.clear()
+        lane.opened(site.pid)
         if lane.slot.site is not None and site.place != lane.slot.site.place:
             log.error("lane %d of %s is at %s: closed", lane.lane, lane.slot.name, site.place)
             kill(lane.actor)
@@ -248,8 +204,7 @@ class Cluster:
             slot.others.unsettled()
         # It may only be out of reach.
         kill(lane.actor)
-        holder = lane.last.holder if lane.last else None
-        self._pending.append(ev.LaneLost(self.now(), lane.lane, holder, _first_line(error)))
+        self._pending.append(ev.LaneLost(self.now(), lane.lane, lane.last.holder, _first_line(error)))
         if not lane.ready:
             self._lane_stillborn(slot, _first_line(error))
 
@@ -288,13 +243,12 @@ class Cluster:
             silent = now - lane.last_at
             if lane.ready and silent > 3 * WATCH_EVERY:
                 # Native code holds the interpreter: the last to have had the turn has it still.
-                holder, held = (lane.last.holder, lane.last.held) if lane.last else (None, 0)
-                self._pending.append(ev.LaneQuiet(now, lane.lane, holder, silent, held))
+                self._pending.append(ev.LaneQuiet(now, lane.lane, lane.last.holder, silent, lane.last.held))
         self._pending.append(ev.Tick(now))
 
     def _watch_others(self, slot: Slot, others: OthersOnGpu) -> None:
         beats = [lane.last for lane in slot.lanes.values() if lane.ready]
-        known = [beat for beat in beats if beat is not None and beat.used is not None and beat.quiet < WATCH_EVERY]
+        known = [beat for beat in beats if beat.used is not None and beat.quiet < WATCH_EVERY]
         if len(known) < len(slot.lanes):
             others.unsettled()
         used = max((beat.used or 0 for beat in known), default=None)
@@ -310,15 +264,6 @@ class Cluster:
             self._slots.close()
         self._lanes.clear()
         self._pending.clear()
-
-
-def _look_away(calls: list[Any]) -> list[Any]:
-    """Takes the answers that are there, or Ray would print the errors among them; gives the calls still under way."""
-    done, others = ray.wait(calls, num_returns=len(calls), timeout=0) if calls else ([], [])
-    for answer in done:
-        with contextlib.suppress(Exception):
-            ray.get(answer)
-    return list(others)
 
 
 def _first_line(error: BaseException) -> str:

@@ -1,6 +1,6 @@
 """A lane on a Ray cluster: one long-lived actor in which many trials run, one after the other or by turns.
 
-The process is an ordinary lane (`sharing.host`) on another line: frames leave it as the answer to `beat()`, which the
+The process is an ordinary lane (`sharing.inside`) on another line: frames leave it as the answer to `beat()`, which the
 driver always has one call of under way, and what the driver wants are calls of this actor.
 """
 
@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
@@ -30,9 +30,9 @@ from cotune.ray_tune.outbox import Outbox
 from cotune.ray_tune.sessions import route_sessions
 from cotune.ray_tune.site import Site, look_round
 from cotune.sharing import cuda
-from cotune.sharing.host import THREAD_STACK, Host
+from cotune.sharing.inside.host import THREAD_STACK, Host
 from cotune.sharing.lane_options import LaneOptions
-from cotune.sharing.quiet import Quiet
+from cotune.sharing.page import NOBODY, Page
 
 BEAT_EVERY = 1.0
 EVICT_AFTER = 2.0
@@ -55,11 +55,11 @@ class Beat:
         used: Bytes of the GPU in use by anyone; None for a CPU.
     """
 
-    frames: list[bytes]
-    holder: int | None
-    quiet: float
-    held: int
-    used: int | None
+    frames: list[bytes] = field(default_factory=list)
+    holder: int | None = None
+    quiet: float = 0.0
+    held: int = 0
+    used: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +95,9 @@ class LaneHost(Host):
     """What the trials of a lane share; its line to the driver is an outbox, and Ray takes what is printed there."""
 
     def __init__(self, options: LaneOptions, outbox: Outbox) -> None:
-        page = memoryview(array.array("d", [-1.0, time.monotonic(), 0.0]))
-        super().__init__(options, cast("memoryview[float]", page))
-        self.quiet = Quiet(self.page)
+        numbers = memoryview(array.array("d", [NOBODY, time.monotonic(), 0.0]))
+        super().__init__(options, cast("memoryview[float]", numbers))
+        self.shown = Page(self.page)
         self._outbox = outbox
 
     def send(self, frame: bytes) -> None:
@@ -170,14 +170,13 @@ class Lane:
         late = time.monotonic() - due
         host = self._host
         if host is None:
-            return Beat(frames, None, 0.0, 0, None)
+            return Beat(frames)
         if late > BEAT_EVERY:
             # We did not run. Where that was since native code held the interpreter, the driver has noticed.
-            host.quiet.excuse(late)
+            host.shown.excuse(late)
         host.look()
-        holder = int(host.page[0])
-        used = self._watch.used() if self._watch else None
-        return Beat(frames, holder if holder >= 0 else None, host.quiet.seconds(), int(host.page[2]), used)
+        shown, used = host.shown, self._watch.used() if self._watch else None
+        return Beat(frames, shown.holder, shown.quiet, shown.held, used)
 
     @ray.method(concurrency_group="calls")  # type: ignore[untyped-decorator]
     def call(

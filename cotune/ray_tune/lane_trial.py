@@ -25,13 +25,12 @@ from cotune.ray_tune import _private
 from cotune.ray_tune.inbox import Call, Inbox, NotHere
 from cotune.session import TrialStopped
 from cotune.sharing import wire
-from cotune.sharing.context import Context
+from cotune.sharing.inside.resident import Ending, ResidentTrial, own_stop
 from cotune.sharing.memory import text_of
-from cotune.sharing.resident import Ending, ResidentTrial, own_stop
-from cotune.trial import TrialSpec
+from cotune.trial import Outcome, TrialSpec
 
 if TYPE_CHECKING:
-    from cotune.sharing.host import Host
+    from cotune.sharing.inside.host import Host
 
 UNWIND_WITHIN = 5.0
 # Tune decides by its calls; there is no verdict to wait for.
@@ -56,7 +55,7 @@ class LaneTrial(ResidentTrial):
     """
 
     def __init__(self, host: Host, number: int, seed: int, folder: Path, make: Callable[[], Any]) -> None:
-        super().__init__(host, NO_SEAT, TrialSpec(number, 0, {}, seed, folder), Context(seed, host.home))
+        super().__init__(host, NO_SEAT, TrialSpec(number, 0, {}, seed, folder))
         self.inbox = Inbox()
         self.ray_session: Any = None
         self.runner: threading.Thread | None = None
@@ -169,7 +168,7 @@ class LaneTrial(ResidentTrial):
     def _perform(self, call: Call) -> Any:
         if call.method == "stop":
             self._shut_down()
-            self._end(Ending("done" if self._finished else "stopped"))
+            self._end(Ending(Outcome.DONE if self._finished else Outcome.STOPPED))
             return None
         if self._make is not None:
             make, self._make = self._make, None
@@ -187,7 +186,7 @@ class LaneTrial(ResidentTrial):
             if isinstance(last, Mapping) and _private.RESULT_DUPLICATE in last:
                 # The function has returned: its room is free before Tune comes round to stopping it.
                 self._shut_down()
-                self._end(Ending("done"))
+                self._end(Ending(Outcome.DONE))
             else:
                 self._finished = isinstance(last, Mapping) and bool(last.get(_private.DONE))
                 if self.ray_session is None:
@@ -203,7 +202,7 @@ class LaneTrial(ResidentTrial):
             error = own_stop(error)
         if self._stop:
             self._shut_down()
-            self._end(Ending("stopped"))
+            self._end(Ending(Outcome.STOPPED))
             return NotHere("stopped")
         is_memory, needed = self._ran_out(error)
         text = text_of(error)[:2000]
@@ -213,9 +212,9 @@ class LaneTrial(ResidentTrial):
         if self.host.survives(error):
             clear_frames(error)
         if is_memory:
-            self._end(Ending("out_of_memory", needed, "TrialFailed", text[:500]))
+            self._end(Ending(Outcome.OUT_OF_MEMORY, needed, "TrialFailed", text[:500]))
             return OutOfMemory(text)
-        self._end(Ending("failed", None, "TrialFailed", f"{type(error).__name__}: {text}"))
+        self._end(Ending(Outcome.FAILED, None, "TrialFailed", f"{type(error).__name__}: {text}"))
         if isinstance(error, Exception):
             return error
         told = RuntimeError(f"{type(error).__name__}: {text}")
@@ -253,7 +252,7 @@ class LaneTrial(ResidentTrial):
         self._context = None
         host = self.host
         host.trial_over(self, is_stuck=True)
-        ending = Ending("stopped", None, "TrialFailed", "abandoned", final=True)
+        ending = Ending(Outcome.STOPPED, None, "TrialFailed", "abandoned", final=True)
         host.send(wire.encode_object(wire.Kind.ENDED, (self.trial, *ending)))
         self.inbox.close()
         host.turns.revoke(self)

@@ -8,6 +8,8 @@ in a lane and a "handle" that routes calls there.
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import ray
@@ -71,27 +73,11 @@ class TrialClass:
         return TrialHandle(self._broker, self._ticket)
 
 
+@dataclass(frozen=True, slots=True)
 class _Method:
     """What `handle.method` is: something with `remote()`."""
 
-    def __init__(self, broker: Broker, ticket: Ticket, name: str) -> None:
-        self._broker = broker
-        self._ticket = ticket
-        self._name = name
-
-    def remote(self, *args: Any, **kwargs: Any) -> Any:
-        return self._broker.call(self._ticket, self._name, args, kwargs)
-
-
-class _Ready:
-    """A trial's actor is always ready: what is wrong with it shows at the first call."""
-
-    def __init__(self, broker: Broker, ticket: Ticket) -> None:
-        self._broker = broker
-        self._ticket = ticket
-
-    def remote(self) -> Any:
-        return self._broker.answer(self._ticket)
+    remote: Callable[..., Any]
 
 
 class TrialHandle(_private.ActorHandle):  # type: ignore[misc]
@@ -113,17 +99,18 @@ class TrialHandle(_private.ActorHandle):  # type: ignore[misc]
         return _Decoy.id()
 
     @property
-    def __ray_ready__(self) -> _Ready:
-        return _Ready(self.broker, self.ticket)
+    def __ray_ready__(self) -> _Method:
+        """It always is: what is wrong with a trial shows at the first call."""
+        return _Method(lambda: self.broker.answer(self.ticket))
 
     @property
     def __ray_terminate__(self) -> _Method:
-        return _Method(self.broker, self.ticket, "stop")
+        return _Method(lambda: self.broker.call(self.ticket, "stop", (), {}))
 
     def __getattr__(self, name: str) -> _Method:
         if name.startswith("__"):
             raise AttributeError(name)
-        return _Method(self.broker, self.ticket, name)
+        return _Method(lambda *args, **kwargs: self.broker.call(self.ticket, name, args, kwargs))
 
     def __del__(self) -> None: ...
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from cotune.ray_tune.cluster import LaneHandle
+from cotune.ray_tune.lane_handle import LaneHandle
 
 
 @dataclass(eq=False)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
 from decimal import Decimal
+from functools import cached_property
 from numbers import Integral, Real
 from typing import Any
 
@@ -139,10 +140,19 @@ class Choice:
             raise SpaceError("a choice without options: []", hint="list at least one: choice(['adam', 'sgd'])")
         object.__setattr__(self, "options", options)
 
+    @cached_property
+    def codes(self) -> Codes:
+        """What stands for the options in Optuna."""
+        return Codes(self.options)
+
     @property
     def size(self) -> int:
         """How many options there are, repeated ones counted once."""
-        return len(Codes(self.options).option)
+        return len(self.codes.option)
+
+    def values(self) -> list[Any]:
+        """What stands for every option in Optuna, in order."""
+        return list(self.codes.option)
 
 
 Domain = Float | Integer | Choice

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import queue
+from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from cotune.errors import CotuneError
-from cotune.trial import Question
+from cotune.trial import Question, TrialState
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,41 +77,20 @@ class Configs(Protocol):
     def features(self, params: Mapping[str, Any]) -> dict[str, float]: ...
 
 
-class Proposer(Protocol):
-    """Proposes trials, judges their reports, answers their questions and hears how they ended; never waits.
+class Proposer(ABC):
+    """Proposes trials, judges their reports, answers their questions and hears how they ended.
+
+    It thinks on a thread of its own: what the driver's loop tells it waits there, what it says waits for the loop.
+
+    Args:
+        prepare: Called with the number of every new trial, on that thread, before it is suggested.
+        wake: Called whenever there is an answer.
 
     Attributes:
         judges: Whether every report is passed on, and gets a `Verdict`.
     """
 
     judges: bool
-
-    def ask(self, count: int = 1) -> None: ...
-
-    def report(self, trial: int, attempt: int, step: int, value: float) -> None: ...
-
-    def question(self, question: Question) -> None: ...
-
-    def complete(self, trial: int, value: float, values: Iterable[tuple[int, float]] = ()) -> None: ...
-
-    def prune(self, trial: int, values: Iterable[tuple[int, float]] = ()) -> None: ...
-
-    def fail(self, trial: int, error: CotuneError | None = None) -> None: ...
-
-    def settle(self) -> None: ...
-
-    def answers(self) -> Sequence[Answer]: ...
-
-    def drop_asks(self) -> None: ...
-
-
-class QueuedProposer:
-    """One half of a `Proposer` that thinks on a thread of its own: what it is told waits there, what it says here.
-
-    Args:
-        prepare: Called with the number of every new trial, on that thread, before it is suggested.
-        wake: Called whenever there is an answer.
-    """
 
     def __init__(self, prepare: Callable[[int], None], wake: Callable[[], None]) -> None:
         self._prepare = prepare
@@ -120,9 +100,45 @@ class QueuedProposer:
         self._wanted = 0
         self._dropping = False
 
-    def ask(self, count: int = 1) -> None:
+    def ask(self, count: int) -> None:
         """Asks for trials; each comes as a `Suggestion`."""
         self._commands.put(lambda: self._want(count))
+
+    def drop_asks(self) -> None:
+        """Suggests nothing any more, not even what was asked for already: an `Exhausted` comes instead."""
+        self._dropping = True
+        self._answer(Exhausted())
+
+    @abstractmethod
+    def report(self, trial: int, attempt: int, step: int, value: float) -> None:
+        """Passes a report on; a `Verdict` comes, if it judges."""
+
+    @abstractmethod
+    def question(self, question: Question) -> None:
+        """Passes a trial's question on; a `Reply` comes."""
+
+    @abstractmethod
+    def tell(
+        self,
+        trial: int,
+        state: TrialState,
+        value: float | None,
+        values: Sequence[tuple[int, float]],
+        error: CotuneError | None,
+    ) -> None:
+        """Tells how a trial ended.
+
+        Args:
+            trial: Its number.
+            state: `DONE`, `STOPPED` or `FAILED`.
+            value: Its metric as it was last reported.
+            values: Its reports, step and metric.
+            error: Why it failed, if it did.
+        """
+
+    @abstractmethod
+    def settle(self) -> None:
+        """Nothing runs any more, and trials wait: a `Promotion` or a `Settled` comes, if it has any wait."""
 
     def answers(self) -> list[Answer]:
         """What has been answered since the last call."""
@@ -130,6 +146,30 @@ class QueuedProposer:
         while self._answers:
             found.append(self._answers.popleft())
         return found
+
+    # ---- on its own thread
+
+    @abstractmethod
+    def _ask(self) -> None:
+        """Suggests one trial, or says that there are no more."""
+
+    def _next(
+        self, patience: float | None = None, idle: Callable[[], None] = lambda: None
+    ) -> Callable[[], None] | None:
+        """What is to be done now; None at the end.
+
+        Args:
+            patience: Seconds to wait for something to do.
+            idle: What to do if there was nothing.
+        """
+        try:
+            # Whoever waits for an answer goes before a trial that is not there yet.
+            return self._commands.get_nowait() if self._wanted else self._commands.get(timeout=patience)
+        except queue.Empty:
+            if not self._wanted:
+                return idle
+        self._wanted -= 1
+        return self._ask
 
     def _want(self, count: int) -> None:
         self._wanted += count

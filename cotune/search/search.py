@@ -10,10 +10,9 @@ else to do, so that one lane in lockstep is reproducible.
 from __future__ import annotations
 
 import math
-import queue
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -21,18 +20,24 @@ from typing import Any, Literal
 import optuna
 from optuna.pruners import BasePruner
 from optuna.samplers import BaseSampler
-from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
+from optuna.trial import FrozenTrial, Trial, create_trial
+from optuna.trial import TrialState as OptunaState
 
 from cotune.errors import CotuneError, InputError
 from cotune.search.journal import RunStorage, WriteBehindBackend
 from cotune.search.promotion import AshaPromote, Rungs
-from cotune.search.proposer import Exhausted, Failure, Promotion, QueuedProposer, Reply, Settled, Suggestion, Verdict
+from cotune.search.proposer import Exhausted, Failure, Promotion, Proposer, Reply, Settled, Suggestion, Verdict
 from cotune.search.spaces import Space
-from cotune.trial import Question
+from cotune.trial import Question, TrialState
 
 FLUSH_EVERY = 1.0
 CLOSE_WITHIN = 10.0
 MAX_VALUES = 1000
+_STATES = {
+    TrialState.DONE: OptunaState.COMPLETE,
+    TrialState.STOPPED: OptunaState.PRUNED,
+    TrialState.FAILED: OptunaState.FAIL,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +47,8 @@ class PastTrial:
     Attributes:
         params: By flat name.
         values: Its reports, step and metric.
-        value: Its final metric if it is done.
-        state: As Optuna has it.
+        value: Its metric as it was last reported.
+        state: Where it stands.
     """
 
     params: dict[str, Any]
@@ -52,7 +57,7 @@ class PastTrial:
     state: TrialState
 
 
-class Search(QueuedProposer):
+class Search(Proposer):
     """Asks Optuna for trials and tells it what became of them; none of the methods waits for it.
 
     Args:
@@ -64,7 +69,7 @@ class Search(QueuedProposer):
         journal: Where the study is written.
         name: The study's name.
         past: Trials of the run that is resumed, in their order.
-        prepare: As for `QueuedProposer`.
+        prepare: As for `Proposer`.
         wake: The same.
     """
 
@@ -105,7 +110,7 @@ class Search(QueuedProposer):
         for number, trial in enumerate(past):
             self._restore(trial)
             if self._rungs is not None:
-                self._rungs.restore(number, trial.values, trial.state is not TrialState.RUNNING)
+                self._rungs.restore(number, trial.values, trial.state in _STATES)
         if self._rungs is not None:
             self._rungs.settle()
         self._backend.flush()
@@ -115,22 +120,19 @@ class Search(QueuedProposer):
     # ---- for the driver
 
     def report(self, trial: int, attempt: int, step: int, value: float) -> None:
-        """Passes a report on; a `Verdict` comes if there is a pruner."""
         self._commands.put(lambda: self._report(trial, attempt, step, value))
 
-    def complete(self, trial: int, value: float, values: Iterable[tuple[int, float]] = ()) -> None:
-        """Tells that a trial is done, with its reports unless they were passed on one by one."""
-        values = list(values)
-        self._commands.put(lambda: self._tell(trial, TrialState.COMPLETE, value, values))
-
-    def prune(self, trial: int, values: Iterable[tuple[int, float]] = ()) -> None:
-        """Tells that a trial was stopped early."""
-        values = list(values)
-        self._commands.put(lambda: self._tell(trial, TrialState.PRUNED, None, values))
-
-    def fail(self, trial: int, error: CotuneError | None = None) -> None:
-        """Tells that a trial failed."""
-        self._commands.put(lambda: self._tell(trial, TrialState.FAIL, None, []))
+    def tell(
+        self,
+        trial: int,
+        state: TrialState,
+        value: float | None,
+        values: Sequence[tuple[int, float]],
+        error: CotuneError | None,
+    ) -> None:
+        # Unless they were passed on one by one. Of one that has failed Optuna would make nothing.
+        passed = [] if self.judges or state is TrialState.FAILED else list(values)
+        self._commands.put(lambda: self._tell(trial, state, value, passed))
 
     def question(self, question: Question) -> None:
         """Trials of a run know all there is to know when they start: this one is told nothing."""
@@ -139,11 +141,6 @@ class Search(QueuedProposer):
     def settle(self) -> None:
         """Nothing runs any more: the best of those that wait goes on if none is complete, else a `Settled` comes."""
         self._commands.put(self._settle)
-
-    def drop_asks(self) -> None:
-        """Suggests nothing any more, not even what was asked for already: an `Exhausted` comes instead."""
-        self._dropping = True
-        self._answer(Exhausted())
 
     def close(self) -> None:
         """Tells Optuna what it was not told yet, writes the journal and ends the thread.
@@ -159,27 +156,10 @@ class Search(QueuedProposer):
     def _serve(self) -> None:
         # Samplers end a study by study.stop(), which insists on being called within study.optimize().
         self.study._thread_local.in_optimize_loop = True
-        going = True
-        while going:
-            try:
-                # A trial that waits for a verdict goes before one that is not there yet.
-                command = self._commands.get_nowait() if self._wanted else self._next_command()
-            except queue.Empty:
-                if self._wanted:
-                    self._wanted -= 1
-                    self._guarded(self._ask)
-                else:
-                    self._guarded(self._backend.flush)
-                continue
-            if command is None:
-                going = False
-                self._guarded(self._backend.flush)
-                self._guarded(self._backend.close)
-            else:
-                self._guarded(command)
-
-    def _next_command(self) -> Callable[[], None] | None:
-        return self._commands.get(timeout=FLUSH_EVERY if self._backend.pending else None)
+        while (command := self._next(FLUSH_EVERY if self._backend.pending else None, self._backend.flush)) is not None:
+            self._guarded(command)
+        self._guarded(self._backend.flush)
+        self._guarded(self._backend.close)
 
     def _guarded(self, command: Callable[[], None]) -> None:
         try:
@@ -222,23 +202,23 @@ class Search(QueuedProposer):
         trial.report(value, step)
 
     def _tell(self, number: int, state: TrialState, value: float | None, values: list[tuple[int, float]]) -> None:
-        trial = self._trials.pop(number)
-        self._completed += state is TrialState.COMPLETE
+        trial, is_done = self._trials.pop(number), state is TrialState.DONE
+        self._completed += is_done
         if self._rungs is not None:
             self._rungs.over(number)
         for step, reported in _thinned(values):
             self._store(trial, step, reported)
-        self.study.tell(trial, value, state=state)
+        self.study.tell(trial, value if is_done else None, state=_STATES[state])
         self._backend.flush()
 
     def _restore(self, past: PastTrial) -> None:
-        state = past.state
+        state, is_done = _STATES.get(past.state, OptunaState.RUNNING), past.state is TrialState.DONE
         try:
             frozen: FrozenTrial = create_trial(
                 state=state,
                 params=past.params,
                 distributions={name: self._distributions[name] for name in past.params},
-                value=past.value if state is TrialState.COMPLETE else None,
+                value=past.value if is_done else None,
                 intermediate_values=dict(_thinned(list(past.values))),
             )
         except (KeyError, ValueError) as error:
@@ -246,9 +226,9 @@ class Search(QueuedProposer):
                 f"a trial of the run that is resumed has {past.params}, which this space does not hold: {error}",
                 hint="resume with the same space, or choose another name=",
             ) from error
-        self._completed += state is TrialState.COMPLETE
+        self._completed += is_done
         identity = self.study._storage.create_new_trial(self.study._study_id, template_trial=frozen)
-        if state is TrialState.RUNNING:
+        if state is OptunaState.RUNNING:
             trial = Trial(self.study, identity)
             self._trials[trial.number] = trial
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from cotune.errors import InputError, SpaceError
-from cotune.search.codes import Codes, shown
+from cotune.search.codes import shown
 from cotune.search.domains import Choice, Domain, Float
 from cotune.search.foreign import domain_of, is_grid_search
 
@@ -59,9 +59,6 @@ class Space:
                 _check_constant(name, leaf)
                 self.constants[name] = leaf
             self._order.append(name)
-        self._codes = {
-            name: Codes(domain.options) for name, domain in self.domains.items() if isinstance(domain, Choice)
-        }
 
     def distributions(self) -> dict[str, BaseDistribution]:
         """The domains as Optuna's distributions, by flat name, for `study.ask()`."""
@@ -70,7 +67,7 @@ class Space:
         made: dict[str, BaseDistribution] = {}
         for name, domain in self.domains.items():
             if isinstance(domain, Choice):
-                made[name] = CategoricalDistribution(self._codes[name].codes)
+                made[name] = CategoricalDistribution(domain.codes.codes)
             elif isinstance(domain, Float):
                 step = None if domain.log else domain.step
                 made[name] = FloatDistribution(domain.low, domain.high, log=domain.log, step=step)
@@ -111,13 +108,12 @@ class Space:
             InputError: A parameter is missing, or is not among a choice's options.
         """
         features: dict[str, float] = {}
-        for name in self.domains:
+        for name, domain in self.domains.items():
             value = self._value(name, params)
-            codes = self._codes.get(name)
-            if codes is None or codes.numeric:
-                features[name] = float(value)
-            else:
+            if isinstance(domain, Choice) and not domain.codes.numeric:
                 features[f"{name}={params[name]}"] = 1.0
+            else:
+                features[name] = float(value)
         return features
 
     def grid(self) -> dict[str, list[Any]]:
@@ -134,9 +130,6 @@ class Space:
             )
         grid: dict[str, list[Any]] = {}
         for name, domain in self.domains.items():
-            if isinstance(domain, Choice):
-                grid[name] = list(self._codes[name].option)
-                continue
             try:
                 grid[name] = list(domain.values())
             except SpaceError as error:
@@ -167,10 +160,10 @@ class Space:
             # Optuna counts steps in binary (0.30000000000000004), and knows none on a log scale.
             return domain.round(value) if domain.step is not None else value
         try:
-            return self._codes[name].option[value]
+            return domain.codes.option[value]
         except (KeyError, TypeError):
             raise InputError(
-                f"{name}: {shown(value)} is not one of {list(self._codes[name].codes)}",
+                f"{name}: {shown(value)} is not one of {list(domain.codes.codes)}",
                 hint="the study was made for other options: use a new run name, or the options it began with",
             ) from None
 

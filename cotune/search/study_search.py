@@ -10,22 +10,22 @@ from __future__ import annotations
 
 import copy
 import pickle
-import queue
 import time
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import optuna
 from optuna.storages._heartbeat import get_heartbeat_thread, is_heartbeat_enabled
-from optuna.trial import FrozenTrial, Trial, TrialState
+from optuna.trial import FrozenTrial, Trial
+from optuna.trial import TrialState as OptunaState
 
 from cotune.errors import CotuneError, LaneDied, RunError, TrialFailed, TrialOverdue, TrialTooLarge
 from cotune.search.lane_trial import pack, pack_error, unpack_error
-from cotune.search.proposer import Exhausted, QueuedProposer, Reply, Suggestion, Verdict
+from cotune.search.proposer import Exhausted, Proposer, Reply, Suggestion, Verdict
 from cotune.search.telling import tell
-from cotune.trial import Question
+from cotune.trial import Question, TrialState
 
 # Reports on their way to the storage before trials wait for it.
 BACKLOG = 256
@@ -51,7 +51,7 @@ class _Running:
     end: tuple[str, Any] = ("", None)
 
 
-class StudySearch(QueuedProposer):
+class StudySearch(Proposer):
     """Asks a study for trials, answers what they ask, and tells it what became of them.
 
     Args:
@@ -60,7 +60,7 @@ class StudySearch(QueuedProposer):
         since: Tells from when on, by the monotonic clock; 0 while no trial runs, since lanes take time to start.
         catch: What an objective may raise without ending it all.
         callbacks: Called with the study and each trial that has ended.
-        prepare: As for `QueuedProposer`.
+        prepare: As for `Proposer`.
         wake: The same.
     """
 
@@ -98,22 +98,22 @@ class StudySearch(QueuedProposer):
     def question(self, question: Question) -> None:
         self._commands.put(lambda: self._reply(question))
 
-    def complete(self, trial: int, value: float, values: Iterable[tuple[int, float]] = ()) -> None:
-        self._commands.put(lambda: self._end(trial))
-
-    def prune(self, trial: int, values: Iterable[tuple[int, float]] = ()) -> None:
-        self._commands.put(lambda: self._end(trial, is_pruned=True))
-
-    def fail(self, trial: int, error: CotuneError | None = None) -> None:
-        self._commands.put(lambda: self._end(trial, error))
+    def tell(
+        self,
+        trial: int,
+        state: TrialState,
+        value: float | None,
+        values: Sequence[tuple[int, float]],
+        error: CotuneError | None,
+    ) -> None:
+        self._commands.put(lambda: self._end(trial, error, is_pruned=state is TrialState.STOPPED))
 
     def settle(self) -> None:
         """Nothing to do: the trials of a study are never held."""
 
     def drop_asks(self) -> None:
-        self._dropping = True
+        super().drop_asks()
         self._commands.put(lambda: _logger.warning("Running trials stop now. Press Ctrl-C again to end at once."))
-        self._answer(Exhausted())
 
     def finished(self, failure: BaseException | None) -> None:
         """The loop is over, well or not: `serve` returns, or raises the failure."""
@@ -129,28 +129,19 @@ class StudySearch(QueuedProposer):
             BaseException: What an objective raised that is not to be caught, what a callback, the sampler or the
                 storage raised, or why the loop could not go on.
         """
-        while True:
-            try:
-                # Whoever waits for an answer goes before a trial that is not there yet.
-                command = self._commands.get_nowait() if self._wanted else self._commands.get()
-            except queue.Empty:
-                self._wanted -= 1
-                self._ask()
-                continue
-            if command is None:
-                if self._failure is not None:
-                    raise self._failure
-                return
+        while (command := self._next()) is not None:
             command()
+        if self._failure is not None:
+            raise self._failure
 
     def give_up(self, why: BaseException) -> None:
         """Tells the study how trials ended that it still counts as running: failed, unless they came to their end."""
         for number in list(self._running):
             running = self._running.pop(number)
-            state = {"returned": None, "pruned": TrialState.PRUNED}.get(running.end[0], TrialState.FAIL)
+            state = {"returned": None, "pruned": OptunaState.PRUNED}.get(running.end[0], OptunaState.FAIL)
             try:
                 running.heartbeat.join()
-                tell(self._study, running.trial, state, running.end[1], why if state is TrialState.FAIL else None)
+                tell(self._study, running.trial, state, running.end[1], why if state is OptunaState.FAIL else None)
             except Exception as error:
                 # Such as a storage that is gone, or another process that has told it already.
                 _logger.warning(f"Trial {number} could not be told to have failed: {error!r}")
@@ -202,12 +193,12 @@ class StudySearch(QueuedProposer):
 
     # ---- how trials end
 
-    def _end(self, number: int, error: CotuneError | None = None, *, is_pruned: bool = False) -> None:
+    def _end(self, number: int, error: CotuneError | None, *, is_pruned: bool) -> None:
         """Tells the study how a trial ended, and the callbacks; raises what nobody catches."""
         running = self._running.pop(number)
         raised = None if is_pruned else _raised(running, error)
         running.heartbeat.join()
-        state = TrialState.PRUNED if is_pruned else TrialState.FAIL if raised is not None else None
+        state = OptunaState.PRUNED if is_pruned else OptunaState.FAIL if raised is not None else None
         tell(self._study, running.trial, state, running.end[1], raised)
         if raised is not None and not isinstance(raised, (*_ALONE, *self._catch)):
             raise raised

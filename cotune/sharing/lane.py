@@ -15,7 +15,7 @@ from pathlib import Path
 
 from cotune.sharing import wire
 from cotune.sharing.lane_options import LaneOptions
-from cotune.sharing.quiet import Quiet
+from cotune.sharing.page import HOLDER, NOBODY, Page
 from cotune.sharing.wire import FAULTED, GO_ON, REST, STOP, Kind
 from cotune.sharing.zygote import Zygote
 from cotune.trial import TrialSpec
@@ -46,7 +46,7 @@ class LaneHandle:
     Attributes:
         is_up: It has said that it is ready.
         quota: Bytes that it may hold, as it was last told.
-        quiet: How long it has come to no boundary.
+        page: How it stands, as it shows itself; not to be read after `close()`.
         leaves_since: When it was told to exit; infinite if it was not.
     """
 
@@ -59,9 +59,9 @@ class LaneHandle:
         self._zygote = zygote
         page = os.memfd_create(f"cotune-lane-{options.lane}", os.MFD_CLOEXEC)
         os.ftruncate(page, mmap.PAGESIZE)
-        self._page = memoryview(mmap.mmap(page, mmap.PAGESIZE)).cast("d")
-        self._page[0] = -1.0
-        self.quiet = Quiet(self._page)
+        self._numbers = memoryview(mmap.mmap(page, mmap.PAGESIZE)).cast("d")
+        self._numbers[HOLDER] = NOBODY
+        self.page = Page(self._numbers)
         self._sock, theirs = socket.socketpair()
         for side in (self._sock, theirs):
             side.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 21)
@@ -75,17 +75,6 @@ class LaneHandle:
 
     def fileno(self) -> int:
         return self._sock.fileno()
-
-    @property
-    def holder(self) -> int | None:
-        """The trial that has, or at death had, the turn."""
-        trial = int(self._page[0])
-        return trial if trial >= 0 else None
-
-    @property
-    def held(self) -> int:
-        """Bytes the process keeps from others on its device, as of its last reading."""
-        return int(self._page[2])
 
     @property
     def is_broken(self) -> bool:
@@ -120,7 +109,7 @@ class LaneHandle:
     def stop(self, trial: int) -> None:
         if trial in self._taken:
             self._taken[trial].stop = True
-            self._send(wire.encode_int(Kind.STOP, trial))
+            self._send(wire.encode_object(Kind.STOP, trial))
 
     def verdict(self, trial: int, attempt: int) -> None:
         """Lets an attempt at a trial go past its last report; one that is to stop stops there."""
@@ -140,22 +129,22 @@ class LaneHandle:
 
     def grant(self, trial: int, concurrency: int) -> None:
         if trial in self._taken:
-            self._send(wire.encode_grant(trial, concurrency))
+            self._send(wire.encode_object(Kind.GRANT, (trial, concurrency)))
 
     def prefer(self, trial: int) -> None:
         """Gives a resident every turn it wants."""
-        self._send(wire.encode_int(Kind.TURN, trial))
+        self._send(wire.encode_object(Kind.TURN, trial))
 
     def tell(self, kind: Kind, trial: int) -> None:
         """Has a trial pause, go on or be parked."""
         if trial in self._taken:
             # With its next verdict, too: it may have gone past a report or two before it hears of this.
             self._taken[trial].rest = kind is Kind.PAUSE
-            self._send(wire.encode_int(kind, trial))
+            self._send(wire.encode_object(kind, trial))
 
     def resize(self, quota: int) -> None:
         self.quota = quota
-        self._send(wire.encode_int(Kind.RESIZE, quota))
+        self._send(wire.encode_object(Kind.RESIZE, quota))
 
     def exit(self) -> None:
         self.leaves_since = time.monotonic()
@@ -166,7 +155,7 @@ class LaneHandle:
 
     def close(self) -> None:
         self._sock.close()
-        self._page.release()
+        self._numbers.release()
         for seat in (*self._free, *self._taken.values()):
             os.close(seat.verdicts)
         self._free.clear()
@@ -174,7 +163,7 @@ class LaneHandle:
 
     def _send(self, frame: bytes) -> None:
         # A lane that is gone is reported by the zygote.
-        with contextlib.suppress(BrokenPipeError, ConnectionError):
+        with contextlib.suppress(ConnectionError):
             self._sock.sendall(frame)
 
 

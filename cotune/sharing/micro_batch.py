@@ -125,7 +125,8 @@ class MicroBatches:
                 for micro in self._micros:
                     if group.is_full:
                         group.flush()
-                    group.begin(micro)
+                    group.begin(micro.data)
+                    micro._group = group
                     yield micro
                 group.flush()
             except GeneratorExit:
@@ -134,7 +135,9 @@ class MicroBatches:
                 group.leave()
                 raise
             finally:
-                group.close(self._micros)
+                group.losses.clear()
+                for micro in self._micros:
+                    micro._group = None
 
     def _grouped(self, micros: Sequence[MicroBatch], loan: Loan, loss_of: Callable[..., Any]) -> list[Tensor]:
         """Runs groups as long as there is a grant; gives the losses of what was run."""
@@ -148,12 +151,16 @@ class MicroBatches:
 
 
 class _Group:
-    """Micro-batches of a loop whose backward is still to come."""
+    """Micro-batches whose backward is still to come.
+
+    Attributes:
+        losses: Of those that have been run forward.
+    """
 
     def __init__(self, loan: Loan, stage: Stage) -> None:
+        self.losses: list[Tensor] = []
         self._loan = loan
         self._stage = stage
-        self._losses: list[Tensor] = []
         self._begun = 0
 
     @property
@@ -162,38 +169,31 @@ class _Group:
         loan = self._loan
         return self._begun >= loan.concurrency or (self._begun > 0 and loan.room() < loan.need)
 
-    def begin(self, micro: MicroBatch) -> None:
-        self._stage.begin(self._begun, micro.data)
+    def begin(self, data: Any) -> None:
+        self._stage.begin(self._begun, data)
         self._begun += 1
-        micro._group = self
 
     def add(self, losses: list[Tensor]) -> None:
-        self._losses += losses
+        self.losses += losses
         self._stage.home()
 
     def flush(self) -> None:
         from cotune.sharing.concurrent import joint_backward
 
         self._stage.home()
-        losses, self._losses = self._losses, []
+        losses, self.losses = self.losses, []
         self._begun = 0
         joint_backward(losses)
 
     def leave(self) -> None:
         """The loop ends early."""
         if self._loan.is_stopping:
-            self._losses.clear()
             return
         try:
             self.flush()
         except Exception as error:
             # Raised here it would be lost, and the trial would go on with wrong gradients.
             self._loan.fail(error)
-
-    def close(self, micros: Sequence[MicroBatch]) -> None:
-        self._losses.clear()
-        for micro in micros:
-            micro._group = None
 
 
 def _run_group(
@@ -204,24 +204,22 @@ def _run_group(
     Returns:
         The losses of the micro-batches it took from the front of `micros`.
     """
-    from cotune.sharing.concurrent import Generators, Leaves, joint_backward, set_aside
+    from cotune.sharing.concurrent import Generators, Leaves, set_aside
 
-    generators, leaves = Generators(), None
+    generators, leaves, group = Generators(), None, _Group(loan, stage)
     buffers.begin()
     given: list[Tensor] = []
-    parts: list[Tensor] = []
     mine: list[Tensor] = []
     try:
-        for slot, micro in enumerate(micros[: loan.concurrency]):
-            if slot and loan.room() < loan.need:
+        for micro in micros:
+            if group.is_full:
                 break
-            stage.begin(slot, micro.data)
+            group.begin(micro.data)
             mine = _weighted(micro, _losses(loss_of, micro))
             given.append(_total(mine))
-            parts += mine
-            stage.home()
-        leaves = Leaves(parts)
-        joint_backward(parts)
+            group.add(mine)
+        leaves = Leaves(group.losses)
+        group.flush()
         return given
     except Exception as error:
         if not out_of_memory(error)[0]:
@@ -230,7 +228,7 @@ def _run_group(
     stage.home()
     count = max(len(given), 1)
     finished = leaves.finished() if leaves is not None else []
-    for held in (given, parts, mine):
+    for held in (given, group.losses, mine):
         held.clear()
     buffers.restore()
     generators.restore()

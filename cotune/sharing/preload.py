@@ -43,7 +43,7 @@ def modules_to_preload(blob: bytes, trainable: Any, *, torch_if_loaded: bool = T
     is_loaded = torch_if_loaded and "torch" in sys.modules
     if (leads_to_torch or is_loaded) and importlib.util.find_spec("torch") is not None:
         preload |= set(TORCH)
-    return ["numpy", "numpy.random", "cloudpickle", "cotune.sharing.lane_main", *sorted(preload)]
+    return ["numpy", "numpy.random", "cloudpickle", "cotune.sharing.inside.lane_main", *sorted(preload)]
 
 
 # ---- names

@@ -26,7 +26,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from cotune.demand import MIB, Estimate
-from cotune.sharing.boundary import on_optimizer_step
+from cotune.sharing.inside.boundary import on_optimizer_step
 
 ITERATIONS = 2
 # Of real memory, which nobody has set aside.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from cotune.errors import InputError
@@ -94,26 +94,22 @@ def _lengths(part: Any, name: str) -> Iterator[tuple[str, int]]:
 
 
 def _cut(part: Any, start: int, length: int) -> Any:
-    return mapped(part, lambda tensor: tensor.narrow(0, start, length))
-
-
-def mapped(part: Any, change: Callable[[Any], Any]) -> Any:
-    """The same nest with every tensor changed."""
+    """The same nest with so many samples of every tensor."""
     if _is_tensor(part):
-        return change(part)
+        return part.narrow(0, start, length)
     if isinstance(part, Mapping):
-        values = {key: mapped(value, change) for key, value in part.items()}
+        values = {key: _cut(value, start, length) for key, value in part.items()}
         try:
             return values if type(part) is dict else type(part)(values)  # type: ignore[call-arg]
         except TypeError:
             # Made from something else, as a defaultdict is.
             return values
-    if isinstance(part, tuple) and hasattr(part, "_fields"):
-        return type(part)(*(mapped(value, change) for value in part))
-    if isinstance(part, (tuple, list)):
-        values_in_order = [mapped(value, change) for value in part]
-        return values_in_order if isinstance(part, list) else tuple(values_in_order)
-    return part
+    if not isinstance(part, (tuple, list)):
+        return part
+    in_order = [_cut(value, start, length) for value in part]
+    if isinstance(part, list):
+        return in_order
+    return type(part)(*in_order) if hasattr(part, "_fields") else tuple(in_order)
 
 
 def _is_tensor(part: Any) -> bool:

@@ -1,7 +1,7 @@
 """The messages between the driver and a lane, over an inherited socket pair.
 
-A frame is a length, a kind and a payload. What is sent at every report has a fixed layout; the rest is pickled,
-which is safe here: both ends are processes of one run, and nobody else can reach the socket.
+A frame is a length, a kind and a payload. Reports and questions have a layout of their own, the rest is pickled, which
+is safe here: both ends are processes of one run, and nobody else can reach the socket.
 
 Verdicts alone do not pass here: each seat of a lane has an eventfd for them, on which its trial waits by itself. The
 lane's main thread need not wake up for every report then.
@@ -23,10 +23,6 @@ from cotune.trial import Question, Report, TrialSpec
 _HEADER = struct.Struct("<IB")
 _REPORT = struct.Struct("<IIqd")
 _QUESTION = struct.Struct("<II")
-_PROGRESS = struct.Struct("<IQdqqdII")
-_GRANT = struct.Struct("<II")
-_GRANTED = struct.Struct("<III")
-_INT = struct.Struct("<q")
 _PLAIN = (int, float, str, bool, type(None))
 
 
@@ -83,7 +79,7 @@ def encode_object(kind: Kind, value: Any) -> bytes:
 
 
 def encode_start(seat: int, spec: TrialSpec) -> bytes:
-    """A trial to start; its config may hold anything, also what only cloudpickle can send.
+    """A trial to start: its seat, the trial, and its config if that may hold what only cloudpickle can send.
 
     Such a config is pickled apart: if it cannot be loaded, that fails the trial that loads it, not the lane.
     """
@@ -92,21 +88,6 @@ def encode_start(seat: int, spec: TrialSpec) -> bytes:
         return encode_object(Kind.START, (seat, spec, b""))
     config = dumps(spec.config, f"the config of trial {spec.trial}")
     return encode_object(Kind.START, (seat, replace(spec, config={}), config))
-
-
-def decode_start(payload: bytes) -> tuple[int, TrialSpec, bytes]:
-    """Where a trial sits, the trial, and its config, pickled, if that is not in it."""
-    decoded: tuple[int, TrialSpec, bytes] = pickle.loads(payload)
-    return decoded
-
-
-def encode_int(kind: Kind, value: int) -> bytes:
-    return _HEADER.pack(_INT.size, kind) + _INT.pack(value)
-
-
-def decode_int(payload: bytes) -> int:
-    value: int = _INT.unpack(payload)[0]
-    return value
 
 
 def encode_question(kind: Kind, trial: int, attempt: int, payload: bytes) -> bytes:
@@ -126,46 +107,6 @@ def encode_report(trial: int, attempt: int, step: int, value: float, line: bytes
 def decode_report(payload: bytes) -> Report:
     trial, attempt, step, value = _REPORT.unpack_from(payload)
     return Report(trial, attempt, step, value, payload[_REPORT.size :])
-
-
-def encode_progress(
-    trial: int,
-    count: int,
-    seconds: float,
-    persistent: int,
-    ephemeral: int,
-    busy: float,
-    splits: int = 0,
-    concurrency: int = 1,
-) -> bytes:
-    return _HEADER.pack(_PROGRESS.size, Kind.PROGRESS) + _PROGRESS.pack(
-        trial, count, seconds, persistent, ephemeral, busy, splits, concurrency
-    )
-
-
-def decode_progress(payload: bytes) -> tuple[int, int, float, int, int, float, int, int]:
-    fields: tuple[int, int, float, int, int, float, int, int] = _PROGRESS.unpack(payload)
-    return fields
-
-
-def encode_grant(trial: int, concurrency: int) -> bytes:
-    """How many micro-batches a trial may run at once."""
-    return _HEADER.pack(_GRANT.size, Kind.GRANT) + _GRANT.pack(trial, concurrency)
-
-
-def decode_grant(payload: bytes) -> tuple[int, int]:
-    fields: tuple[int, int] = _GRANT.unpack(payload)
-    return fields
-
-
-def encode_granted(trial: int, concurrency: int, ran_out: int) -> bytes:
-    """How many it runs at once from now on; and with how many memory ran out, if it did."""
-    return _HEADER.pack(_GRANTED.size, Kind.GRANTED) + _GRANTED.pack(trial, concurrency, ran_out)
-
-
-def decode_granted(payload: bytes) -> tuple[int, int, int]:
-    fields: tuple[int, int, int] = _GRANTED.unpack(payload)
-    return fields
 
 
 class Frames:

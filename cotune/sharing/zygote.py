@@ -93,12 +93,12 @@ class Zygote:
 
     def _ask(self, what: str, number: int, fds: Sequence[int]) -> None:
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))]
-        with contextlib.suppress(BrokenPipeError, ConnectionError):
+        with contextlib.suppress(ConnectionError):
             self._sock.sendmsg([pickle.dumps((what, number))], rights)
 
     def kill(self, lane: int) -> None:
         """Asks for the whole process group of a lane or a rehearsal to be killed."""
-        with contextlib.suppress(BrokenPipeError, ConnectionError):
+        with contextlib.suppress(ConnectionError):
             self._sock.send(pickle.dumps(("kill", lane)))
 
     def receive(self) -> tuple[str, int, Any] | None:

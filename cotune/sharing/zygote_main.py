@@ -226,7 +226,7 @@ class Zygote:
         self._tell("forked", lane, pid)
 
     def _serve_lane(self, sock: int, page: int, *verdicts: int) -> NoReturn:
-        from cotune.sharing.lane_main import serve
+        from cotune.sharing.inside.lane_main import serve
 
         view = memoryview(mmap.mmap(page, mmap.PAGESIZE)).cast("d")
         serve(socket.socket(fileno=sock), view, verdicts, self._trainable)

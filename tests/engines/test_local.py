@@ -103,15 +103,15 @@ def test_a_trial_is_lost_with_its_gpu_and_does_not_fail_because_of_it(tmp_path, 
 
 def test_while_the_driver_does_not_run_nobody_is_late(tmp_path):
     engine = LocalEngine(behave, find_devices(devices=["cpu:0@4GiB"]), tmp_path, LocalOptions("loss"))
-    lane = mock.Mock(leaves_since=math.inf, **{"quiet.seconds.return_value": 0.0})
+    lane = mock.Mock(leaves_since=math.inf, page=mock.Mock(quiet=0.0))
     engine._lanes[3] = lane
     engine._watch()
-    lane.quiet.excuse.reset_mock()
+    lane.page.excuse.reset_mock()
     engine._watch()
-    assert not lane.quiet.excuse.called
+    assert not lane.page.excuse.called
     engine._watch_due = engine.now() - 100
     engine._watch()
-    assert lane.quiet.excuse.call_args.args == (pytest.approx(100, abs=10),)
+    assert lane.page.excuse.call_args.args == (pytest.approx(100, abs=10),)
     engine.close()
 
 
@@ -120,7 +120,8 @@ def test_once_a_fault_has_broken_the_contexts_of_mps_clients_lanes_are_apart(tmp
 
     class Lane:
         def __init__(self, zygote, options):
-            self.lane, self.options, self.holder, self.is_up = options.lane, options, 7, True
+            self.lane, self.options, self.is_up = options.lane, options, True
+            self.page = mock.Mock(holder=7)
             self.read, self.write = os.pipe()
             opened[self.lane] = self
 

@@ -37,7 +37,7 @@ def gpu(monkeypatch):
 
 
 def lane(held, quiet=0.0, is_up=True):
-    return SimpleNamespace(held=held, is_up=is_up, quiet=SimpleNamespace(seconds=lambda: quiet))
+    return SimpleNamespace(is_up=is_up, page=SimpleNamespace(held=held, quiet=quiet))
 
 
 def settled(gpu, lanes):

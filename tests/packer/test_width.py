@@ -48,8 +48,8 @@ def test_a_second_lane_is_tried_unasked_only_where_nothing_was_ever_measured() -
     run(refused, lambda width: float(width))
     measured = searching()
     measured.measured(0, 1, 1.0, 1)
-    fixed = WidthControl(limit=8, fixed=1)
-    for control in (refused, measured, fixed, searching(limit=1)):
+    fixed = WidthControl(limit=1)
+    for control in (refused, measured, fixed):
         control.widen()
         assert control.width == 1
 
@@ -104,7 +104,7 @@ def test_says_nothing_of_speeds_below_full_width() -> None:
 
 
 def test_fixed_never_moves() -> None:
-    control = WidthControl(limit=2, fixed=3)
+    control = WidthControl(limit=3, width=3)
     control.guess(0.1)
     assert run(control, lambda width: 1.0) == {3}
 

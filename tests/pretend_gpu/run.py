@@ -36,7 +36,7 @@ COMPUTING = (
 
 # Convolutions then take torch's own way, through cuBLAS.
 WITHOUT_CUDNN = """
-from cotune.sharing.after_import import after_import
+from cotune.sharing.inside.after_import import after_import
 after_import("torch.backends.cudnn", lambda _: __import__("torch")._C._set_cudnn_enabled(False))
 """
 

@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch")
 from cotune.errors import InputError
 from cotune.ray_tune.lane_trial import LaneTrial
 from cotune.session import TrialStopped
-from cotune.sharing.context import Context, Home
+from cotune.sharing.inside.context import Context, Home
 
 
 def test_each_trial_draws_numbers_of_its_own(tmp_path):

@@ -8,10 +8,11 @@ from cotune.ray_tune import outbox as module
 from cotune.ray_tune.outbox import Outbox
 from cotune.sharing import wire
 from cotune.sharing.wire import Kind
+from cotune.trial import Outcome
 
 NEVER = 600.0
-PROGRESS = wire.encode_progress(1, 1, 0.1, 0, 0, 0.5, 0, 1)
-ENDED = wire.encode_object(Kind.ENDED, (1, "done"))
+PROGRESS = wire.encode_object(Kind.PROGRESS, (1, 1, 0.1, 0, 0, 0.5, 0, 1))
+ENDED = wire.encode_object(Kind.ENDED, (1, Outcome.DONE))
 
 
 def test_measurements_wait_for_company_and_come_with_it(monkeypatch):

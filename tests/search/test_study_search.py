@@ -23,9 +23,9 @@ def test_the_timeout_does_not_run_while_no_trial_does(monkeypatch):
         if heard[-1] is Exhausted:
             search.finished(None)
         else:
-            search.ask()
+            search.ask(1)
 
     search = StudySearch(optuna.create_study(), timeout=60, since=lambda: clock.start, wake=wake)
-    search.ask()
+    search.ask(1)
     search.serve()
     assert heard == [Suggestion] * 4 + [Exhausted]

@@ -28,7 +28,7 @@ SERVER = """
 import json, os, signal, sys, traceback
 import torch, torch._dynamo
 from cotune.sharing.cuda import ROUNDING
-from cotune.sharing.cuda_memory import CudaMemory, _used_here
+from cotune.sharing.inside.cuda_memory import CudaMemory, _used_here
 from cotune.sharing.memory import out_of_memory
 MIB = 1 << 20
 def block(mib):

@@ -35,7 +35,7 @@ def preload(trainable):
 
 
 def test_what_a_lane_itself_needs_is_always_preloaded():
-    assert {"numpy", "cloudpickle", "cotune.sharing.lane_main"} <= set(preload(lambda config: 1))
+    assert {"numpy", "cloudpickle", "cotune.sharing.inside.lane_main"} <= set(preload(lambda config: 1))
 
 
 def test_a_library_that_the_function_imports_is_preloaded():

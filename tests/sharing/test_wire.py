@@ -114,27 +114,13 @@ def test_a_report_arrives_as_it_was_sent(trial, step, value, line):
     assert isinstance(got, Report)
 
 
-def test_progress_arrives_as_it_was_sent():
-    sent = (3, 10**12, 1.5, 2**40, 2**35, 0.25, 8, 4)
-    assert wire.decode_progress(payload_of(wire.encode_progress(*sent))) == sent
-
-
-def test_a_busy_share_that_is_not_known_arrives_as_nan():
-    assert math.isnan(wire.decode_progress(payload_of(wire.encode_progress(0, 1, 1.0, 0, 0, math.nan)))[5])
-
-
-@given(st.integers(-(2**63), 2**63 - 1))
-def test_an_integer_arrives_as_it_was_sent(value):
-    assert wire.decode_int(payload_of(wire.encode_int(Kind.RESIZE, value))) == value
-
-
 def test_an_object_arrives_as_it_was_sent():
     assert pickle.loads(payload_of(wire.encode_object(Kind.HOLDS, (1, 2, True)))) == (1, 2, True)
 
 
 def test_a_trial_arrives_with_a_config_that_only_cloudpickle_can_send():
     spec = TrialSpec(3, 1, {"activation": lambda x: x + 1}, 5, Path("/runs/a"), 7)
-    seat, got, config = wire.decode_start(payload_of(wire.encode_start(4, spec)))
+    seat, got, config = pickle.loads(payload_of(wire.encode_start(4, spec)))
     assert seat == 4
     assert (got.trial, got.attempt, got.seed, got.folder, got.reports) == (3, 1, 5, Path("/runs/a"), 7)
     assert pickle.loads(config)["activation"](1) == 2
@@ -142,7 +128,7 @@ def test_a_trial_arrives_with_a_config_that_only_cloudpickle_can_send():
 
 def test_a_trial_arrives_with_a_plain_config_in_it():
     spec = TrialSpec(3, 1, {"lr": 0.1, "name": "a", "deep": True, "none": None}, 5, Path("/runs/a"), 7)
-    assert wire.decode_start(payload_of(wire.encode_start(4, spec))) == (4, spec, b"")
+    assert pickle.loads(payload_of(wire.encode_start(4, spec))) == (4, spec, b"")
 
 
 def test_a_trial_whose_config_cannot_be_sent_is_named():
@@ -155,8 +141,3 @@ def test_a_question_and_its_answer_arrive_as_they_were_sent(trial, attempt, payl
     for kind in (Kind.ASK, Kind.ANSWER):
         got = wire.decode_question(payload_of(wire.encode_question(kind, trial, attempt, payload)))
         assert (got.trial, got.attempt, got.payload) == (trial, attempt, payload)
-
-
-def test_a_grant_and_its_answer_arrive_as_they_were_sent():
-    assert wire.decode_grant(payload_of(wire.encode_grant(7, 4))) == (7, 4)
-    assert wire.decode_granted(payload_of(wire.encode_granted(7, 1, 4))) == (7, 1, 4)

@@ -86,7 +86,7 @@ class World:
     def __init__(self, folder, blob=None):
         self.folder = folder
         blob = dumps(trainable, "it") if blob is None else blob
-        self.zygote = Zygote(["cotune.sharing.lane_main"], blob, 3, folder / "zygote.log")
+        self.zygote = Zygote(["cotune.sharing.inside.lane_main"], blob, 3, folder / "zygote.log")
         self.lanes = []
 
     def options(self, lane):
@@ -482,7 +482,7 @@ def test_a_trainable_that_cannot_be_loaded_fails_its_trial_and_not_the_lane(tmp_
     trial, outcome, _, name, *_ = pickle.loads(world.frame(handle, Kind.ENDED))
     assert (trial, outcome, name) == (0, "failed", "NotPicklable")
     handle.resize(2 * GIB)
-    assert wire.decode_int(world.frame(handle, Kind.RESIZED)) == 2 * GIB
+    assert pickle.loads(world.frame(handle, Kind.RESIZED)) == (2 * GIB,)
     world.close()
 
 

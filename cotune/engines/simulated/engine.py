@@ -40,16 +40,10 @@ class SimulatedEngine(Engine):
         self._trials = Trials(model, self._costs, self._calendar, self._end_lane)
         self._devices = {name: Device() for name in self._found}
         self._lanes: dict[int, Lane] = {}
-        self._handlers: dict[type[do.Instruction], Callable[[Any], None]] = {
-            do.OpenLane: self._open,
+        self._to_lanes: dict[type[do.ToLane], Callable[[Lane, Any], None]] = {
             do.ResizeLane: self._resize,
             do.CloseLane: self._close,
             do.GiveTurn: self._give_turn,
-            do.StopTrial: self._trials.stop,
-            do.GrantTrial: self._trials.grant,
-            do.PauseTrial: self._trials.pause,
-            do.ResumeTrial: self._trials.resume,
-            do.ParkTrial: self._trials.park,
         }
 
     # ---- the contract
@@ -63,8 +57,12 @@ class SimulatedEngine(Engine):
             lane = self._lanes.get(instruction.lane)
             if lane is not None and not lane.gone:
                 self._trials.start(spec, lane)
-        elif handler := self._handlers.get(type(instruction)):
-            handler(instruction)
+        elif isinstance(instruction, do.OpenLane):
+            self._open(instruction)
+        elif isinstance(instruction, do.ToTrial):
+            self._trials.tell(instruction)
+        elif isinstance(instruction, do.ToLane) and instruction.lane in self._lanes:
+            self._to_lanes[type(instruction)](self._lanes[instruction.lane], instruction)
 
     def poll(self, timeout: float) -> list[Happened]:
         """What happens next; the clock jumps there, or by `timeout` seconds if nothing does before."""
@@ -104,20 +102,17 @@ class SimulatedEngine(Engine):
             self._calendar.say(ev.LaneReady(self._calendar.time, lane.id, lane.context))
             self._trials.paces.renew(lane.device)
 
-    def _resize(self, instruction: do.ResizeLane) -> None:
-        lane = self._lanes.get(instruction.lane)
-        if lane is not None:
-            lane.quota = max(instruction.quota, min(lane.quota, lane.held))
-            self._calendar.later(self._costs.resize, self._resized, (lane, lane.quota))
+    def _resize(self, lane: Lane, instruction: do.ResizeLane) -> None:
+        lane.quota = max(instruction.quota, min(lane.quota, lane.held))
+        self._calendar.later(self._costs.resize, self._resized, (lane, lane.quota))
 
     def _resized(self, answer: tuple[Lane, int]) -> None:
         lane, quota = answer
         if not lane.gone:
             self._calendar.say(ev.LaneResized(self._calendar.time, lane.id, quota))
 
-    def _close(self, instruction: do.CloseLane) -> None:
-        lane = self._lanes.get(instruction.lane)
-        if lane is not None and not lane.gone:
+    def _close(self, lane: Lane, instruction: do.CloseLane) -> None:
+        if not lane.gone:
             self._end_lane(lane, "killed" if instruction.kill else "closed", self._costs.close)
 
     def _end_lane(self, lane: Lane, detail: str, after: float = 0.0) -> None:
@@ -134,11 +129,9 @@ class SimulatedEngine(Engine):
         del self._lanes[lane.id], lane.device.lanes[lane.id]
         self._calendar.say(ev.LaneLost(self._calendar.time, lane.id, holder, detail))
 
-    def _give_turn(self, instruction: do.GiveTurn) -> None:
-        lane = self._lanes.get(instruction.lane)
-        if lane is not None:
-            lane.given = instruction.trial
-            self._trials.paces.renew(lane.device)
+    def _give_turn(self, lane: Lane, instruction: do.GiveTurn) -> None:
+        lane.given = instruction.trial
+        self._trials.paces.renew(lane.device)
 
 
 def devices(count: int, capacity: int, context: int = 0, max_width: int = 16) -> Sequence[ev.DeviceFound]:

@@ -11,8 +11,7 @@ from cotune.engines.simulated.model import Costs, Ending, Work
 from cotune.engines.simulated.paces import Paces
 from cotune.packer import events as ev
 from cotune.packer import instructions as do
-from cotune.packer.events import Outcome
-from cotune.trial import Report, TrialSpec
+from cotune.trial import Outcome, Report, TrialSpec
 
 
 class Trials:
@@ -57,42 +56,30 @@ class Trials:
         self._runs[spec.trial] = lane.runs[spec.trial] = run
         self.paces.renew(lane.device)
 
-    def stop(self, instruction: do.StopTrial) -> None:
+    def tell(self, instruction: do.ToTrial) -> None:
+        """Does what a trial that runs is told."""
         run = self._runs.get(instruction.trial)
         if run is None:
             return
-        run.stopping = True
-        if run.blocked or run.paused:
-            self._finish(run, Outcome.STOPPED)
-        else:
-            run.booked = False
-            self.paces.renew(run.lane.device)
-
-    def grant(self, instruction: do.GrantTrial) -> None:
-        run = self._runs.get(instruction.trial)
-        if run is not None:
-            run.granted = instruction.concurrency
-            run.booked = False
-            self.paces.renew(run.lane.device)
-
-    def pause(self, instruction: do.PauseTrial) -> None:
-        run = self._runs.get(instruction.trial)
-        if run is not None:
-            run.pausing = True
-            run.booked = False
-            self.paces.renew(run.lane.device)
-
-    def resume(self, instruction: do.ResumeTrial) -> None:
-        run = self._runs.get(instruction.trial)
-        if run is not None:
-            run.paused, run.booked, run.parked, run.granted = False, False, 0, None
-            self.paces.renew(run.lane.device)
-
-    def park(self, instruction: do.ParkTrial) -> None:
-        run = self._runs.get(instruction.trial)
-        if run is not None:
-            run.parked = run.work.movable
-            self._calendar.say(ev.TrialParked(self._calendar.time, run.trial, run.parked))
+        match instruction:
+            case do.ParkTrial():
+                run.parked = run.work.movable
+                self._calendar.say(ev.TrialParked(self._calendar.time, run.trial, run.parked))
+                return
+            case do.StopTrial():
+                run.stopping = True
+                if run.blocked or run.paused:
+                    self._finish(run, Outcome.STOPPED)
+                    return
+            case do.GrantTrial(concurrency=concurrency):
+                run.granted = concurrency
+            case do.PauseTrial():
+                run.pausing = True
+            case do.ResumeTrial():
+                run.paused, run.parked, run.granted = False, 0, None
+        # What it has to do next may be at another boundary than the one it was on its way to.
+        run.booked = False
+        self.paces.renew(run.lane.device)
 
     def verdict(self, trial: int, attempt: int) -> None:
         """It may go on past its report."""

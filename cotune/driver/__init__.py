@@ -1,0 +1,1 @@
+"""What the process that called `cotune.run` does while trials run: the loop, and what it knows of trials beforehand."""

@@ -1,0 +1,154 @@
+"""Search, brain, body and records of a run, put together as `cotune.run` was asked for."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import secrets
+import time
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from optuna.pruners import BasePruner
+from optuna.samplers import BaseSampler, GridSampler
+
+from cotune.dashboard.views import make_view
+from cotune.driver.profile import Profile
+from cotune.driver.sweep import Sweep, SweepOptions
+from cotune.engines.base import Engine
+from cotune.errors import InputError, RunError
+from cotune.event_log import VERSION, EventLog
+from cotune.packer import Packer
+from cotune.paths import RunFolder
+from cotune.record import Record, Saved
+from cotune.records import Records
+from cotune.search.codes import shown
+from cotune.search.promotion import AshaPromote
+from cotune.search.samplers import learns, make_pruner, make_sampler
+from cotune.search.search import PastTrial, Search
+from cotune.search.spaces import Space
+
+LONGEST_CONSTANT = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The arguments of `cotune.run` that say what is searched and how, checked.
+
+    Attributes:
+        until: What the sweep runs until; of the sampler it knows nothing yet.
+        code: What tells the trainable from what it was before it was changed.
+    """
+
+    space: Space
+    mode: str
+    sampler: str | BaseSampler | None
+    pruner: str | BasePruner | AshaPromote | None
+    seed: int | None
+    dashboard: bool | None
+    until: SweepOptions
+    code: str
+
+
+def assemble(
+    asked: Asked,
+    folder: RunFolder,
+    saved: Saved | None,
+    engine: Engine,
+    packer: Packer,
+    profile: Profile,
+    stack: contextlib.ExitStack,
+) -> tuple[Sweep, Records]:
+    """Builds a sweep.
+
+    Args:
+        asked: What it is to do.
+        folder: Of the run.
+        saved: What an earlier session has left there, if the run is resumed.
+        engine: Runs.
+        packer: Decides.
+        profile: What earlier runs have measured.
+        stack: Ends all that is written to.
+
+    Returns:
+        The sweep, and the records it fills.
+
+    Raises:
+        RunError: The earlier session tuned something else.
+        InputError: There is no such sampler or pruner.
+    """
+    settings, earlier = (saved.settings, saved.records) if saved else ({}, [])
+    _take_up(asked, folder, settings, earlier)
+    base = int(settings["seed"]) if settings else secrets.randbits(32) if asked.seed is None else asked.seed
+    # A sampler that starts again from its seed would make its first suggestions again; a grid must stay the same.
+    is_grid = isinstance(asked.sampler, str) and asked.sampler.lower() == "grid"
+    sampler = make_sampler(asked.sampler, asked.space, base if is_grid else (base + len(earlier)) % 2**32)
+    pruner = make_pruner(asked.pruner)
+    # A grid is run once, also by Optuna's own sampler, which would begin again while its last points are running.
+    points = getattr(sampler, "_n_min_trials", None) if isinstance(sampler, GridSampler) else None
+    wanted = asked.until.trials
+    trials = points if wanted is None else min(wanted, points or wanted)
+    log = EventLog(folder.events)
+    stack.callback(log.close)
+    # Once for each session of a run; the first is what others go by.
+    log.write(
+        "run", time.time(), version=VERSION, name=folder.path.name, kind=asked.until.kind, metric=asked.until.metric,
+        mode=asked.mode, seed=base, trials=trials, code=asked.code,
+        space={name: repr(domain) for name, domain in asked.space.domains.items()},
+        constants={name: _kept(value) for name, value in asked.space.constants.items()},
+    )  # fmt: skip
+    log.flush()
+    folder.journal.unlink(missing_ok=True)
+    search = Search(
+        asked.space,
+        sampler,
+        pruner,
+        direction="minimize" if asked.mode == "min" else "maximize",
+        journal=folder.journal,
+        name=folder.path.name,
+        past=[PastTrial(record.params, record.values, record.last_value, record.state) for record in earlier],
+        prepare=lambda number: folder.trial(number).create(),
+        wake=engine.wake,
+    )
+    stack.callback(profile.save)
+    stack.callback(search.close)
+    options = replace(asked.until, trials=trials, is_blind=not learns(sampler))
+    records = Records(folder, log, asked.mode, base, earlier)
+    sweep = Sweep(asked.space, search, packer, engine, records, make_view(asked.dashboard), options, profile)
+    stack.callback(sweep.display.close)
+    return sweep, records
+
+
+def _kept(constant: Any) -> Any:
+    """A constant as the events file keeps it: itself, if it is short in JSON."""
+    try:
+        encoded = json.dumps(constant)
+    except (TypeError, ValueError, RecursionError):
+        return shown(constant)
+    return constant if len(encoded) <= LONGEST_CONSTANT else shown(constant)
+
+
+def _take_up(asked: Asked, folder: RunFolder, settings: Mapping[str, Any], earlier: list[Record]) -> None:
+    """Gives the trials of the earlier session their configs, if this one tunes the same."""
+    for what, now in (("metric", asked.until.metric), ("mode", asked.mode)):
+        if now != (before := settings.get(what, now)):
+            raise RunError(
+                f"run {folder.path.name!r} tuned {before!r}, now {now!r} is asked for",
+                hint="resume with the same metric= and mode=, or choose another name=",
+            )
+    if any(record.state.is_final for record in earlier) and asked.code != settings.get("code", asked.code):
+        warnings.warn(
+            f"run {folder.path.name!r} goes on with changed code: trials that are over stay as they are. "
+            "To begin anew choose another name=",
+            stacklevel=4,
+        )
+    for record in earlier:
+        try:
+            record.config.update(asked.space.config(record.params))
+        except InputError as error:
+            raise RunError(
+                f"run {folder.path.name!r} was made with another space: its trial {record.trial}: {error.message}",
+                hint="resume with the same space, or choose another name=",
+            ) from error

@@ -1,0 +1,96 @@
+"""What follows for a trial's owner when the brain has concluded it: its record, the search, callbacks."""
+
+from __future__ import annotations
+
+import traceback
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from cotune.dashboard.display import Display
+from cotune.packer import ConcludeTrial, Outcome
+from cotune.record import Record, error_of
+from cotune.records import Records
+from cotune.results import TrialResult
+from cotune.search.proposer import Proposer
+from cotune.trial import TrialState
+
+# Errors that every other trial would repeat: the run ends with them if nothing was ever reported.
+_FATAL = ("UnknownMetric", "NotPicklable")
+
+
+class Conclusions:
+    """Tells all who want to know how a trial ended.
+
+    Args:
+        records: Keeps the trials.
+        search: Hears of every end but an interruption, which is none.
+        display: Shows what went wrong.
+        metric: Without a value of it no trial is done; empty where only the search knows.
+        callbacks: Called with the result of each trial that is over.
+    """
+
+    def __init__(
+        self,
+        records: Records,
+        search: Proposer,
+        display: Display,
+        metric: str,
+        callbacks: Sequence[Callable[[TrialResult], Any]],
+    ) -> None:
+        self._records = records
+        self._search = search
+        self._display = display
+        self._metric = metric
+        self._callbacks = callbacks
+        self._broken: set[int] = set()
+
+    def draw(self, conclusion: ConcludeTrial) -> float | None:
+        """Gives the seconds of the trial's last attempt, if there was one in this session.
+
+        Raises:
+            CotuneError: Every other trial would fail with the same.
+        """
+        record = self._records[conclusion.trial]
+        record.concluded(conclusion)
+        state = self._state(record, conclusion.outcome)
+        if state is TrialState.FAILED:
+            self._blame(record, conclusion)
+        seconds = self._records.ends(record, state)
+        if state is not TrialState.INTERRUPTED:
+            self._search.tell(record.trial, state, record.last_value, record.values, record.error)
+            self._call_back(record)
+        return seconds
+
+    def _state(self, record: Record, outcome: Outcome) -> TrialState:
+        if outcome is Outcome.DONE and (record.last_value is not None or not self._metric):
+            return TrialState.DONE
+        if outcome is Outcome.STOPPED:
+            return record.withdrawn or TrialState.STOPPED
+        return TrialState.FAILED
+
+    def _blame(self, record: Record, conclusion: ConcludeTrial) -> None:
+        error = record.error = error_of(conclusion)
+        if conclusion.error in _FATAL and not self._records.have_reports:
+            raise error
+        said = next(iter(conclusion.reason.splitlines()), "")[:100] or conclusion.error
+        self._display.note = f"trial {record.trial} failed: {said}"
+
+    def _call_back(self, record: Record) -> None:
+        for number, callback in enumerate(self._callbacks):
+            try:
+                callback(record.result())
+            except Exception as error:
+                if number not in self._broken:
+                    self._broken.add(number)
+                    _warn(callback, record.trial, error)
+
+
+def _warn(callback: Callable[[TrialResult], Any], trial: int, error: Exception) -> None:
+    inside = error.__traceback__.tb_next if error.__traceback__ is not None else None
+    said = "".join(traceback.format_exception(type(error), error, inside)).rstrip()
+    warnings.warn(
+        f"callback {callback!r} raised {type(error).__name__} for trial {trial}; the run goes on, and what it raises "
+        f"later is not shown\n{said}",
+        stacklevel=2,
+    )

@@ -1,0 +1,191 @@
+"""What the trials of a trainable were measured to need, kept from one run to the next.
+
+<storage>/.profiles/<trainable>-<fingerprint>.json
+
+A run begins with what earlier ones have measured, so that its first trials need not try a whole device. The brain takes
+it for a hint: it is corrected by measuring like any other prediction, and given up once this run knows better.
+
+Estimates that were made of trials before they ran are kept beside what was measured: how one follows from the other
+(`calibration.py`) is what makes a hint of the next estimate, in this run and in later ones.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import astuple
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from cotune.demand import MIB, Demand, Estimate
+from cotune.driver.calibration import Calibration
+from cotune.driver.fingerprint import digest, identity, plain
+from cotune.packer.prediction import KindModel, Prediction
+from cotune.trainable import unwrapped
+
+VERSION = 2
+KEPT = 256
+ENOUGH = 16
+# What is set aside by an estimate as long as nothing is known of how measurements follow from estimates.
+UNLEARNT_FACTOR = 1.5
+UNLEARNT_ALLOWANCE = 256 * MIB
+
+
+class _Sample(NamedTuple):
+    """A trial, as it is kept."""
+
+    features: Mapping[str, float]
+    demand: Demand
+    seconds: float | None
+    estimate: Estimate | None
+
+
+class Profile:
+    """Measurements of trials of one trainable on one kind of device.
+
+    Args:
+        path: Its file; None to remember nothing beyond this run.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._samples: list[_Sample] = []
+        self._earlier = KindModel()
+        self._whole = Prediction(floor=0.001, upper=False)
+        self._count = 0
+        self._measured = 0
+        self._persistent = Calibration(1.0)
+        self._peak = Calibration(1.0)
+        self._seconds = Calibration()
+        self._busy: float | None = None
+        for sample in _read(path):
+            self.recall(*sample)
+
+    @property
+    def is_calibrated(self) -> bool:
+        """Whether it is known how measurements follow from estimates."""
+        return self._peak.is_learnt
+
+    def recall(
+        self,
+        features: Mapping[str, float],
+        demand: Demand,
+        seconds: float | None,
+        estimate: Estimate | None = None,
+    ) -> None:
+        """Takes in a trial of an earlier session, or of another run."""
+        self._count += 1
+        self._earlier.observe_demand(self._count, features, demand)
+        if seconds is not None:
+            self._whole.observe(self._count, features, seconds)
+        if estimate is not None:
+            # The trials of this session are counted from 0 upwards.
+            self.compare(-self._count, estimate, demand, seconds)
+
+    def compare(self, trial: int, estimate: Estimate, demand: Demand, seconds: float | None = None) -> None:
+        """Notes what a trial that was estimated has been measured to need so far.
+
+        Args:
+            trial: Its number.
+            estimate: As it was estimated.
+            demand: As measured.
+            seconds: From its start to its end, if it has come to that.
+        """
+        self._persistent.learn(trial, estimate.persistent, demand.persistent)
+        self._peak.learn(trial, estimate.peak, demand.peak)
+        self._busy = demand.busy if demand.busy is not None else self._busy
+        if seconds is not None and estimate.flops:
+            self._seconds.learn(trial, estimate.flops, seconds)
+
+    def expect(
+        self, features: Mapping[str, float], estimate: Estimate | None = None
+    ) -> tuple[Demand | None, float | None]:
+        """What a trial needs and how many seconds it takes, as far as earlier runs or its estimate tell.
+
+        Once this run has measured enough, earlier ones are silent and so are FLOPs: a run knows best how many steps its
+        trials make. Bytes go by the estimate as long as there is one, since no regression knows the model.
+        """
+        knows_best = self._measured >= ENOUGH
+        demand = None if knows_best else self._earlier.demand(features)
+        seconds = None if knows_best else self._whole.estimate(features)
+        if estimate is not None:
+            if self.is_calibrated or demand is None:
+                demand = self._calibrated(estimate)
+            if seconds is None and not knows_best:
+                seconds = self._seconds.apply(estimate.flops)
+        return demand, seconds
+
+    def _calibrated(self, estimate: Estimate) -> Demand:
+        persistent, peak = self._persistent.apply(estimate.persistent), self._peak.apply(estimate.peak)
+        if persistent is None or peak is None:
+            persistent = estimate.persistent * UNLEARNT_FACTOR + UNLEARNT_ALLOWANCE
+            peak = estimate.peak * UNLEARNT_FACTOR + UNLEARNT_ALLOWANCE
+        return Demand(int(min(persistent, peak)), int(max(0.0, peak - persistent)), self._busy)
+
+    def learn(
+        self,
+        features: Mapping[str, float],
+        demand: Demand,
+        seconds: float | None,
+        estimate: Estimate | None = None,
+    ) -> None:
+        """Notes a trial of this session that is over.
+
+        Args:
+            features: What predictions go by.
+            demand: As measured.
+            seconds: From its start to its end, if it was not stopped before that.
+            estimate: As it was estimated, if it was; `compare` is told apart, and earlier.
+        """
+        self._measured += 1
+        self._samples.append(_Sample(dict(features), demand, seconds, estimate))
+
+    def save(self) -> None:
+        """Adds this session's trials to the file; a run beside this one may have done so too, and a loss is no harm."""
+        if self._path is None or not self._samples:
+            return
+        kept = [*_read(self._path), *self._samples][-KEPT:]
+        rows = [
+            [features, *astuple(demand), seconds, astuple(estimate) if estimate else None]
+            for features, demand, seconds, estimate in kept
+        ]
+        written = self._path.with_suffix(f".{os.getpid()}")
+        with contextlib.suppress(OSError):
+            self._path.parent.mkdir(exist_ok=True)
+            written.write_text(json.dumps({"version": VERSION, "trials": rows}), encoding="utf-8")
+            written.replace(self._path)
+
+
+def profile_path(storage: Path, trainable: Any, constants: Mapping[str, Any], hardware: str) -> Path:
+    """Where the profile of a trainable is.
+
+    Args:
+        storage: The folder for runs.
+        trainable: Its `identity` is a part of the name: changed code begins anew.
+        constants: Of the space; they may decide about memory just as well.
+        hardware: What kind of device.
+    """
+    given = [(name, plain(value)) for name, value in sorted(constants.items())]
+    name = unwrapped(trainable).__name__.strip("<>")
+    return storage / ".profiles" / f"{name}-{digest(VERSION, hardware, *identity(trainable), given)}.json"
+
+
+def _read(path: Path | None) -> list[_Sample]:
+    """What the file says; nothing if there is none, or it is not one of ours."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8")) if path else {}
+        if content.get("version") != VERSION:
+            return []
+        return [
+            _Sample(
+                {str(key): float(value) for key, value in features.items()},
+                Demand(int(persistent), int(ephemeral), busy),
+                seconds,
+                Estimate(*map(int, estimate)) if estimate else None,
+            )
+            for features, persistent, ephemeral, busy, seconds, estimate in content["trials"]
+        ]
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return []

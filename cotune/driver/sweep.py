@@ -1,0 +1,342 @@
+"""The driver's loop: the brain, a body and the search, brought together.
+
+    search ──Suggestion──▶ TrialAdded ──▶ Packer ──instructions──▶ Engine
+    search ◀───────── tell ────────── ConcludeTrial ◀─┘   ▲           │
+    search ◀──report── Report ◀────────────── events file │ ◀─events──┘
+
+A report is in the events file, handed to the operating system, before the trial gets its verdict.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from cotune import errors
+from cotune.dashboard.display import SHOW_EVERY, Display
+from cotune.dashboard.views import View
+from cotune.driver.conclusions import Conclusions
+from cotune.driver.estimates import Estimates
+from cotune.driver.expectations import Expectations
+from cotune.driver.profile import Profile
+from cotune.driver.supply import Supply
+from cotune.engines.base import Engine
+from cotune.packer import (
+    ConcludeTrial,
+    DeviceFound,
+    Event,
+    IterationsDone,
+    LaneReady,
+    Packer,
+    ResumeTrial,
+    RetryTrial,
+    StartTrial,
+    TrialAdded,
+    TrialHeld,
+    TrialReleased,
+    TrialWithdrawn,
+)
+from cotune.process_wide import process_wide
+from cotune.record import Record
+from cotune.records import Records
+from cotune.results import TrialResult
+from cotune.search.proposer import (
+    Answer,
+    Configs,
+    Exhausted,
+    Failure,
+    Promotion,
+    Proposer,
+    Reply,
+    Settled,
+    Suggestion,
+    Verdict,
+)
+from cotune.trial import Estimated, Question, Report, TrialSpec, TrialState
+
+SWITCH_INTERVAL = 0.0003
+
+
+@process_wide
+def _switching_often() -> Iterator[None]:
+    """Threads of this process take turns more often."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(SWITCH_INTERVAL)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)
+
+
+@dataclass(frozen=True, slots=True)
+class SweepOptions:
+    """What a sweep runs until, and how.
+
+    Attributes:
+        kind: Name of the trainable.
+        metric: What is tuned; empty where only the search knows.
+        trials: How many; None for no limit.
+        time_budget: Seconds after which running trials are interrupted; None for no limit.
+        lockstep: Ask for a trial only when it can start.
+        is_blind: The sampler's suggestions do not depend on results.
+        callbacks: Called with the result of each trial that is over.
+        priority: Of a config.
+        max_steps: Iterations to its end, of a config.
+    """
+
+    kind: str
+    metric: str
+    trials: int | None
+    time_budget: float | None
+    lockstep: bool
+    is_blind: bool = False
+    callbacks: Sequence[Callable[[TrialResult], Any]] = ()
+    priority: Callable[[Mapping[str, Any]], float] = lambda config: 0.0
+    max_steps: Callable[[Mapping[str, Any]], int | None] = lambda config: None
+
+
+class Sweep:
+    """Runs trials until there are no more.
+
+    Args:
+        space: For the configs.
+        search: Proposes and judges.
+        packer: Decides.
+        engine: Runs.
+        records: Keeps the trials, those of the run that is resumed among them.
+        view: Shows it.
+        options: See there.
+        profile: What earlier runs have measured.
+
+    Attributes:
+        interrupted: It was, or its time is used up: trials that have not ended can be resumed.
+        display: Shows how it stands.
+    """
+
+    def __init__(
+        self,
+        space: Configs,
+        search: Proposer,
+        packer: Packer,
+        engine: Engine,
+        records: Records,
+        view: View,
+        options: SweepOptions,
+        profile: Profile | None = None,
+    ) -> None:
+        self.interrupted = False
+        self.display = Display(view, options.metric, options.trials, records, packer)
+        self._space = space
+        self._search = search
+        self._packer = packer
+        self._engine = engine
+        self._records = records
+        self._options = options
+        self._conclusions = Conclusions(records, search, self.display, options.metric, options.callbacks)
+        self._expectations = Expectations(space, profile or Profile(None), records.values())
+        self._estimates = Estimates(engine)
+        self._supply = Supply(search, packer, options.trials, options.lockstep, options.is_blind, proposed=len(records))
+        self._signals = 0
+        self._unacknowledged: list[tuple[int, int]] = []
+        self._began = time.monotonic()
+
+    # ---- from outside of the loop
+
+    def interrupt(self) -> None:
+        """Ctrl-C: the first time running trials stop at their next boundary, the second time all ends at once."""
+        self._signals += 1
+        self._engine.wake()
+
+    # ---- the loop
+
+    def run(self) -> None:
+        """Runs to the end, or until interrupted.
+
+        Raises:
+            CotuneError: The run as a whole cannot go on.
+            KeyboardInterrupt: It was interrupted twice.
+        """
+        # The search thread computes in Python: this one must not wait 5 ms for it whenever something happens.
+        with _switching_often():
+            self._loop()
+
+    def _loop(self) -> None:
+        for found in self._engine.start():
+            self._feed(found)
+        for record in self._records.unfinished():
+            self._add(record)
+        self._ask_more()
+        while self._packer.unfinished or self._supply.asked or self._estimates:
+            only_reports = True
+            for happened in self._engine.poll(SHOW_EVERY):
+                if type(happened) is Report:
+                    self._on_report(happened)
+                elif type(happened) is Question:
+                    self._search.question(happened)
+                elif type(happened) is Estimated:
+                    only_reports = False
+                    self._records.estimated(happened)
+                    self._join(self._estimates.heard(happened))
+                else:
+                    only_reports = False
+                    self._feed(happened)  # type: ignore[arg-type]
+            for answer in self._search.answers():
+                only_reports = False
+                self._on_answer(answer)
+            self._acknowledge()
+            self._check_end()
+            if not only_reports:
+                self._ask_more()
+                if not self._estimates:
+                    self._supply.settle()
+            self.display.show()
+
+    def _ask_more(self) -> None:
+        estimates = self._estimates
+        self._supply.ask(len(estimates), is_guessing=estimates.are_wanted and not self._expectations.are_calibrated)
+
+    def _feed(self, event: Event) -> None:
+        self._records.now = time.time()
+        if isinstance(event, LaneReady):
+            self._records.lane_up(event.lane, event.context)
+        elif isinstance(event, DeviceFound):
+            self._records.device(event, self._packer.options.width)
+        concluded = []
+        for instruction in self._packer.handle(event):
+            if isinstance(instruction, StartTrial):
+                self._engine.execute(instruction, self._spec(instruction))
+            elif isinstance(instruction, ConcludeTrial):
+                concluded.append(instruction)
+            elif isinstance(instruction, RetryTrial):
+                self._retry(instruction)
+            elif isinstance(instruction, ResumeTrial):
+                self._engine.execute(instruction)
+                self._records.goes_on(self._records[instruction.trial])
+            else:
+                self._engine.execute(instruction)
+        if isinstance(event, IterationsDone):
+            self._expectations.compare(self._records[event.trial], self._packer.demand_of(event.trial))
+        # Last, so that a freed lane has its next trial before the search thread has something to do.
+        for conclusion in concluded:
+            seconds = self._conclusions.draw(conclusion)
+            self._expectations.learn(self._records[conclusion.trial])
+            if seconds is not None:
+                self._join(self._estimates.ran(seconds))
+
+    def _acknowledge(self) -> None:
+        self._records.flush()
+        for trial, attempt in self._unacknowledged:
+            self._engine.verdict(trial, attempt)
+        self._unacknowledged.clear()
+
+    # ---- what the search says
+
+    def _on_answer(self, answer: Answer) -> None:
+        if isinstance(answer, Suggestion):
+            self._supply.suggested()
+            self._propose(answer)
+        elif isinstance(answer, Verdict):
+            record = self._records[answer.trial]
+            if answer.attempt == record.attempts - 1 and not record.state.is_final:
+                if answer.stop:
+                    self._withdraw(record, TrialState.STOPPED)
+                elif answer.wait:
+                    self._hold(record)
+            self._unacknowledged.append((answer.trial, answer.attempt))
+        elif isinstance(answer, Reply):
+            if answer.stop and not self._records[answer.trial].state.is_final:
+                self._withdraw(self._records[answer.trial], TrialState.STOPPED)
+            self._engine.answer(answer.trial, answer.attempt, answer.payload)
+        elif isinstance(answer, Promotion):
+            self._supply.settled()
+            if not self._records[answer.trial].state.is_final:
+                self._feed(TrialReleased(self._engine.now(), answer.trial))
+        elif isinstance(answer, Settled):
+            self._supply.settled()
+            for record in self._records.unfinished():
+                self._withdraw(record, TrialState.STOPPED)
+        elif isinstance(answer, Exhausted):
+            self._supply.exhausted()
+        elif isinstance(answer, Failure):
+            if isinstance(answer.error, errors.CotuneError) or not isinstance(answer.error, Exception):
+                raise answer.error
+            raise errors.RunError(
+                f"the sampler or the pruner raised {type(answer.error).__name__}: {answer.error}",
+                hint="see the cause above; what has run so far is kept, resume=True goes on with another one",
+            ) from answer.error
+
+    def _withdraw(self, record: Record, state: TrialState) -> None:
+        record.withdrawn = record.withdrawn or state
+        self._feed(TrialWithdrawn(self._engine.now(), record.trial))
+
+    def _hold(self, record: Record) -> None:
+        if record.state is TrialState.RUNNING:
+            self._records.pauses(record)
+        self._feed(TrialHeld(self._engine.now(), record.trial))
+
+    # ---- trials come
+
+    def _propose(self, suggestion: Suggestion) -> None:
+        config = self._space.config(suggestion.params)
+        record = self._records.proposed(suggestion.trial, suggestion.params, config)
+        if self.interrupted:
+            self._records.put_off(record)
+        else:
+            self._add(record)
+
+    def _add(self, record: Record) -> None:
+        if record.estimate is not None or not self._estimates.ask(record.trial, record.config):
+            self._join([record.trial])
+
+    def _join(self, trials: Iterable[int]) -> None:
+        """Hands trials to the brain, with what is expected of them."""
+        for trial in trials:
+            record = self._records[trial]
+            now, features = self._engine.now(), self._expectations.features(record)
+            options, config = self._options, record.config
+            priority, max_steps = options.priority(config), options.max_steps(config)
+            expected, seconds = self._expectations.about(record)
+            self._feed(TrialAdded(now, trial, options.kind, features, priority, expected, seconds, max_steps))
+
+    def _spec(self, start: StartTrial) -> TrialSpec:
+        where = self._packer.lane_of(start.trial)
+        return self._records.starts(start.trial, where[1] if where else None, start.lane)
+
+    # ---- trials report and end
+
+    def _on_report(self, report: Report) -> None:
+        record = self._records.reported(report)
+        if self._search.judges and not record.withdrawn:
+            self._search.report(report.trial, report.attempt, report.step, report.value)
+        else:
+            self._unacknowledged.append((report.trial, report.attempt))
+
+    def _retry(self, retry: RetryTrial) -> None:
+        record = self._records[retry.trial]
+        self._records.retried(record, retry.reason)
+        if record.state is TrialState.WAITING:
+            self.display.note = f"trial {retry.trial} starts again: {retry.reason.splitlines()[0][:100]}"
+
+    # ---- the end
+
+    def _check_end(self) -> None:
+        budget = self._options.time_budget
+        if self._signals > 1:
+            raise KeyboardInterrupt
+        if self.interrupted:
+            return
+        if self._signals:
+            self._drain("interrupted: running trials stop at their next iteration; press again to end at once")
+        elif budget is not None and time.monotonic() - self._began >= budget:
+            self._drain("the time budget is used up")
+
+    def _drain(self, note: str) -> None:
+        self.interrupted, self.display.note = True, note
+        self._supply.close()
+        for trial in self._estimates.release():
+            self._records.put_off(self._records[trial])
+        for record in self._records.unfinished():
+            self._withdraw(record, TrialState.INTERRUPTED)

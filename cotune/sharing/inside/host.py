@@ -1,0 +1,264 @@
+"""What the trials of a lane process share, whatever line the lane has to its driver."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import resource
+import sys
+import threading
+import time
+from abc import ABC, abstractmethod
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from cotune import session
+from cotune.demand import MIB
+from cotune.sharing import wire
+from cotune.sharing.cpu import CpuMemory
+from cotune.sharing.inside.after_import import after_import
+from cotune.sharing.inside.boundary import on_optimizer_step
+from cotune.sharing.inside.context import Home
+from cotune.sharing.inside.resident import ResidentTrial
+from cotune.sharing.inside.turns import Turns
+from cotune.sharing.lane_options import LaneOptions
+from cotune.sharing.memory import LaneMemory
+from cotune.sharing.page import BOUNDARY, HELD, HOLDER, NOBODY
+from cotune.sharing.wire import Kind
+
+THREAD_STACK = 2 * MIB
+# Seconds without a boundary after which the figures of the last one are out of date.
+LOOK_AFTER = 1.0
+# Limits of a process that others in it would run into, but for the one that is a lane's quota.
+_LIMITS = (
+    resource.RLIMIT_AS,
+    resource.RLIMIT_CPU,
+    resource.RLIMIT_FSIZE,
+    resource.RLIMIT_NOFILE,
+    resource.RLIMIT_NPROC,
+    resource.RLIMIT_STACK,
+)
+
+
+class Host(ABC):
+    """A lane as its trials see it: its memory, its turns, what it says to the driver.
+
+    Args:
+        options: What the lane was told when it opened.
+        page: The numbers that the driver is shown (`sharing.page`).
+
+    Attributes:
+        shared: Objects built once for all trials.
+        level: Bytes in use when the turn last ended, the peak being counted from there.
+        home: Where a trial begins.
+    """
+
+    def __init__(self, options: LaneOptions, page: memoryview[float]) -> None:
+        self.options = options
+        self.page = page
+        self.turns = Turns()
+        self.shared: dict[str, Any] = {}
+        self.level = 0
+        self._trials: dict[int, ResidentTrial] = {}
+        self._context_level = 0
+        self._shared_bytes = 0
+        self._held = (0, 0, False)
+        self._warm = False
+        self._tracing = threading.gettrace(), threading.getprofile()
+        self._limits = {which: resource.getrlimit(which) for which in _LIMITS}
+        self._most_data = resource.getrlimit(resource.RLIMIT_DATA)[1]
+        self._wreckage: list[BaseException] = []
+        if options.uuid:
+            from cotune.sharing.cuda import lane_environment
+            from cotune.sharing.inside.cuda_memory import CudaMemory
+
+            os.environ.update(lane_environment(options.uuid) | options.environment)
+            self.memory: LaneMemory = CudaMemory()
+        else:
+            # "cuda if available" in a trainable must not put CPU lanes, unmeasured, onto somebody's GPU.
+            os.environ["CUDA_VISIBLE_DEVICES"] = ""
+            self.memory = CpuMemory(options.cores)
+        self.home = Home()
+
+    @abstractmethod
+    def send(self, frame: bytes) -> None:
+        """Says something to the driver; from any thread."""
+
+    # ---- for the lane
+
+    def start(self) -> None:
+        """Takes the process as it stands for the bare lane, and says that it is ready."""
+        # A process that a trial forks is not the trial: its reports print, its steps are no boundaries.
+        os.register_at_fork(after_in_child=_leave_session)
+        on_optimizer_step(self._after_step, self._torch_loaded, self.memory.loading)
+        for library in ("tensorflow", "jax", "catboost", "ray", "ray.tune", "ray.train"):
+            after_import(library, lambda module: None, self.memory.loading)
+        after_import("cupy", self._cupy_loaded)
+        self.page[HOLDER] = NOBODY
+        context = self.memory.start()
+        self._context_level = self.level = self.memory.read()[0]
+        self.memory.set_quota(self.options.quota)
+        self.page[HELD] = self.memory.held()
+        self.send(wire.encode_object(Kind.READY, (context,)))
+
+    def let_begin(self) -> None:
+        """Clears the way for a new thread."""
+        # Without room for its stack a thread ends before it begins, and start() waits for ever.
+        self.memory.uncap()
+        # Nor does it begin where the trial before left something that raises in every new thread.
+        threading.settrace(self._tracing[0])
+        threading.setprofile(self._tracing[1])
+
+    def adopt(self, trial: ResidentTrial) -> None:
+        """Counts a trial among the residents."""
+        self._trials[trial.trial] = trial
+
+    def resize(self, quota: int) -> None:
+        """Changes the quota, in bytes, and says what it is now."""
+        quota = self.memory.set_quota(quota)
+        self.page[HELD] = self.memory.held()
+        self.send(wire.encode_object(Kind.RESIZED, (quota,)))
+
+    def look(self) -> None:
+        """Shows the driver what the process holds by now, while a trial is long in coming to a boundary."""
+        if self.page[HOLDER] >= 0 and time.monotonic() - self.page[BOUNDARY] > LOOK_AFTER:
+            self.memory.read()
+            self.page[HELD] = self.memory.held()
+
+    # ---- for the trial that has the turn
+
+    def prepare_thread(self) -> None:
+        torch = sys.modules.get("torch")
+        if torch is not None and hasattr(torch, "set_num_threads"):
+            torch.set_num_threads(self.options.threads)
+
+    def hold_shared(self, grown: int) -> None:
+        self._shared_bytes += max(0, grown)
+        self._send_holds(self._held[1], self._held[2])
+
+    @property
+    def shares_faults(self) -> bool:
+        """Whether a broken device context may be another trial's work."""
+        return bool(self._trials) or self.options.is_mps_client
+
+    def trial_over(self, trial: ResidentTrial, *, is_stuck: bool = False) -> bool:
+        """Returns what an ended trial used, and tells what it left behind.
+
+        Args:
+            trial: It is over.
+            is_stuck: Its thread is not, and may never be; nor may what it computes on the device.
+
+        Returns:
+            Whether anything can go on in this process.
+        """
+        self._trials.pop(trial.trial, None)
+        if self.turns.first is trial:
+            self.turns.prefer(None)
+        residents = list(self._trials.values())
+        if not self._wreckage:
+            self._tidy(shared=bool(residents))
+        others = sum(max(0, other.persistent) for other in residents)
+        self.level = self.memory.read()[0]
+        self.memory.reset_peak()
+        residue = self.level - self._context_level - self._shared_bytes - others
+        is_sound = is_stuck or (not self._wreckage and self.memory.is_sound())
+        tainted = not is_sound or trial.left_threads() or (not residents and bool(_children()))
+        tainted = tainted or _has_process_group() or not self._lift_limits()
+        if abs(residue - self._held[1]) > MIB or tainted != self._held[2]:
+            self._send_holds(max(0, residue), tainted)
+        return is_sound
+
+    def _lift_limits(self) -> bool:
+        """Undoes what a trial did to the limits of the process; False if it cannot be undone."""
+        for which, before in self._limits.items():
+            now = resource.getrlimit(which)
+            # Infinite is -1.
+            if any(a % 2**64 < b % 2**64 for a, b in zip(now, before, strict=True)):
+                try:
+                    resource.setrlimit(which, before)
+                except (ValueError, OSError):
+                    return False
+        return resource.getrlimit(resource.RLIMIT_DATA)[1] == self._most_data
+
+    def survives(self, error: BaseException) -> bool:
+        """Whether another trial can run here after this error; if not, what the error holds is kept until the end.
+
+        A tensor that is freed may need its device to say when, and a process whose device is broken ends there.
+        """
+        if not self._wreckage and self.memory.is_sound():
+            return True
+        self._wreckage.append(error)
+        return False
+
+    def _tidy(self, *, shared: bool) -> None:
+        gc.collect()
+        if not self._warm:
+            # What the first trial imported stays for good; a full collection would look at it every time.
+            self._warm = True
+            gc.freeze()
+        self.memory.trim(shared=shared)
+
+    def _send_holds(self, residue: int, tainted: bool) -> None:
+        self._held = (self._shared_bytes, residue, tainted)
+        self.send(wire.encode_object(Kind.HOLDS, self._held))
+
+    # ---- set-up
+
+    def _after_step(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
+        trial = getattr(session._local, "session", None)
+        if trial is not None:
+            trial.after_step(optimizer)
+
+    def _torch_loaded(self) -> None:
+        """Torch was imported by a trial: what was done for it before, torch has missed."""
+        holder = self.turns.holder
+        if isinstance(holder, ResidentTrial):
+            holder.torch_loaded()
+            self.prepare_thread()
+
+    def _cupy_loaded(self, _cupy: ModuleType) -> None:
+        holder = self.turns.holder
+        if isinstance(holder, ResidentTrial):
+            holder.cupy_loaded()
+
+
+def _leave_session() -> None:
+    session.bind(None)
+    session.set_holder(None)
+
+
+def _has_process_group() -> bool:
+    """Whether torch has a default process group, of which a process can have one."""
+    distributed: Any = sys.modules.get("torch.distributed")
+    return distributed is not None and bool(distributed.is_available() and distributed.is_initialized())
+
+
+def _children() -> list[int]:
+    """Living child processes, without Python's own helpers."""
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return []
+    found: list[int] = []
+    try:
+        tasks = os.listdir("/proc/self/task")
+    except OSError:
+        # Out of file descriptors, for one: which is no reason to lose the end of a trial.
+        return []
+    for task in tasks:
+        with contextlib.suppress(OSError):
+            text = Path(f"/proc/self/task/{task}/children").read_text(encoding="ascii")
+            found.extend(pid for pid in map(int, text.split()) if _counts(pid))
+    return found
+
+
+def _counts(pid: int) -> bool:
+    try:
+        command = Path(f"/proc/{pid}/cmdline").read_bytes()
+        state = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    helpers = (b"resource_tracker", b"forkserver", b"compile_worker")
+    return state != "Z" and not any(helper in command for helper in helpers)

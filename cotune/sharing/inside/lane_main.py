@@ -1,0 +1,173 @@
+"""Inside a lane process that a zygote has forked: the main thread on the socket, a thread per resident trial.
+
+driver ──OPEN, START, RESIZE, EXIT, STOP, PAUSE, RESUME, PARK, ANSWER, GRANT, TURN──▶ main thread ──flags──▶ trials
+driver ──verdicts─────────────────────────────────▶ trial threads
+driver ◀─READY, RESIZED──────────────────────────── main thread
+driver ◀─REPORT, ASK, PROGRESS, GRANTED, HOLDS, PAUSED, PARKED, ENDED─ trial thread that has the turn
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import select
+import socket
+import threading
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from cotune.errors import NotPicklable
+from cotune.sharing import wire
+from cotune.sharing.inside.host import THREAD_STACK, Host
+from cotune.sharing.inside.lane_output import LaneOutput
+from cotune.sharing.inside.ray_session import serve_ray_tune
+from cotune.sharing.inside.resident import ResidentTrial
+from cotune.sharing.inside.trial_session import TrialSession
+from cotune.sharing.lane_options import LaneOptions
+from cotune.sharing.wire import Kind
+from cotune.stopping import StopRule
+
+HANG_UP_WITHIN = 5.0
+LOOK_EVERY = 1.0
+# What a trial is told, without further words.
+_TOLD = {
+    Kind.STOP: ResidentTrial.stop,
+    Kind.PAUSE: ResidentTrial.pause,
+    Kind.RESUME: ResidentTrial.resume,
+    Kind.PARK: ResidentTrial.park,
+}
+
+
+def serve(
+    sock: socket.socket, page: memoryview[float], verdicts: Sequence[int], trainable: bytes | memoryview
+) -> NoReturn:
+    """Runs a lane until the driver says or is gone."""
+    frames = wire.Frames(sock, wire.TO_LANES)
+    backlog: list[tuple[int, bytes]] = []
+    while not backlog:
+        received = frames.receive()
+        if received is None:
+            os._exit(0)
+        backlog.extend(received)
+    options: LaneOptions = pickle.loads(backlog.pop(0)[1])
+    host = ForkedHost(sock, page, verdicts, trainable, options)
+    serve_ray_tune(options.threads)
+    host.start()
+    for kind, payload in backlog:
+        host.handle(kind, payload)
+    arrivals = select.poll()
+    arrivals.register(sock, select.POLLIN)
+    while True:
+        if not arrivals.poll(LOOK_EVERY * 1000):
+            host.look()
+            continue
+        received = frames.receive()
+        if received is None:
+            os._exit(0)
+        for kind, payload in received:
+            host.handle(kind, payload)
+
+
+class ForkedHost(Host):
+    """What the trials of a lane share whose line to the driver is a socket.
+
+    Args:
+        sock: To the driver.
+        page: A page of memory shared with the driver, which can read it also after our death.
+        verdicts: An eventfd for each seat.
+        trainable: Pickled.
+        options: What the lane was told when it opened.
+
+    Attributes:
+        process: Its id; a process that a trial has forked has another.
+        output: Where what is printed goes.
+    """
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        page: memoryview[float],
+        verdicts: Sequence[int],
+        trainable: bytes | memoryview,
+        options: LaneOptions,
+    ) -> None:
+        self.output = LaneOutput(options.log)
+        self.process = os.getpid()
+        super().__init__(options, page)
+        self._sock = sock
+        self._send_lock = threading.Lock()
+        self._verdicts = verdicts
+        self._trainable = trainable
+
+    def handle(self, kind: int, payload: bytes) -> None:
+        """Does what the driver asks."""
+        if kind == Kind.ANSWER:
+            answer = wire.decode_question(payload)
+            asking = self._trials.get(answer.trial)
+            if asking is not None and asking.attempt == answer.attempt:
+                asking.answered(answer.payload)
+        elif kind == Kind.START:
+            seat, spec, config = pickle.loads(payload)
+            trial = TrialSession(self, self._verdicts[seat], spec, config)
+            self.adopt(trial)
+            threading.stack_size(0)
+            self.let_begin()
+            threading.Thread(target=trial.run, name=f"trial-{trial.trial}", daemon=True).start()
+            # Threads of trials: what a stack reserves counts against the quota of a CPU lane.
+            threading.stack_size(THREAD_STACK)
+        elif kind in _TOLD:
+            resident = self._trials.get(pickle.loads(payload))
+            if resident is not None:
+                _TOLD[Kind(kind)](resident)
+        elif kind == Kind.GRANT:
+            number, concurrency = pickle.loads(payload)
+            resident = self._trials.get(number)
+            if resident is not None:
+                resident.grant(concurrency)
+        elif kind == Kind.TURN:
+            self.turns.prefer(self._trials.get(pickle.loads(payload)))
+        elif kind == Kind.RESIZE:
+            self.resize(pickle.loads(payload))
+        elif kind == Kind.EXIT:
+            os._exit(0)
+
+    def send(self, frame: bytes) -> None:
+        with self._send_lock:
+            try:
+                self._sock.sendall(frame)
+            except OSError:
+                # Nobody listens any more. A trial waits for the main thread to see the end of the stream, which it
+                # does not where the trial has closed the socket under it.
+                if threading.current_thread() is not threading.main_thread():
+                    threading.Event().wait(HANG_UP_WITHIN)
+                os._exit(1)
+
+    # ---- for the trial that has the turn
+
+    def load_trainable(self) -> Any:
+        """The trainable, anew for every trial: its module globals are then not its predecessor's."""
+        return _load(self._trainable, "the trainable")
+
+    def load_stop(self) -> StopRule | None:
+        """When a trial is done although it would go on; anew for every trial, too."""
+        rule: StopRule | None = _load(self.options.stop, "stop=") if self.options.stop else None
+        return rule
+
+    def load_config(self, config: bytes, trial: int) -> Any:
+        """The config of a trial, if it was pickled apart."""
+        return _load(config, f"the config of trial {trial}")
+
+    def trial_over(self, trial: ResidentTrial, *, is_stuck: bool = False) -> bool:
+        is_sound = super().trial_over(trial, is_stuck=is_stuck)
+        self.output.redirect(-1)
+        return is_sound
+
+
+def _load(blob: bytes | memoryview, what: str) -> Any:
+    try:
+        return pickle.loads(blob)
+    except Exception as error:
+        raise NotPicklable(
+            f"{what} cannot be loaded in a lane process: {type(error).__name__}: {error}",
+            hint="it must not need what only the driver has; import what it uses inside the function",
+        ) from error

@@ -1,0 +1,99 @@
+"""A trial's side of a grant: what it may use for micro-batches now, and how it gives that back."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from cotune.sharing import wire
+
+if TYPE_CHECKING:
+    from cotune.sharing.inside.host import Host
+
+
+class TrialLoan:
+    """How many micro-batches a trial may run at once: as granted by the driver, from the next boundary on.
+
+    Attributes:
+        concurrency: As of now.
+        need: Bytes a micro-batch takes at most, as measured while one ran at a time.
+        splits: Micro-batches of the last batch; 0 if the trial does not split its batches.
+        most: The largest concurrency since the last progress was sent.
+        failure: What the trial is to fail with at its next boundary.
+        is_open: A batch is being run under the grant, which stays as it is until that is over.
+    """
+
+    def __init__(self, host: Host, trial: int, is_stopping: Callable[[], bool]) -> None:
+        self.concurrency = 1
+        self.need = 0
+        self.splits = 0
+        self.most = 1
+        self.failure: Exception | None = None
+        self.is_open = False
+        self._host = host
+        self._trial = trial
+        self._is_stopping = is_stopping
+        self._asked: int | None = None
+
+    # ---- asked for by the lane's main thread
+
+    def grant(self, concurrency: int) -> None:
+        self._asked = concurrency
+
+    # ---- at a boundary
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether there is a change to take up, now or later."""
+        return self._asked is not None
+
+    @property
+    def is_due(self) -> bool:
+        return (self._asked is not None and not self.is_open) or self.failure is not None
+
+    def measured(self, ephemeral: int) -> None:
+        """Notes the peak of iterations that are over."""
+        if self.most == 1:
+            self.need = max(self.need, ephemeral)
+        self.most = self.concurrency
+
+    def settle(self) -> None:
+        """Takes up what was granted, or raises what could not be raised where it happened."""
+        if self.failure is not None:
+            raise self.failure
+        asked, self._asked = self._asked, None
+        if asked is not None:
+            self._use(asked)
+            self.most = asked
+            self._host.send(wire.encode_object(wire.Kind.GRANTED, (self._trial, asked)))
+
+    def lapse(self) -> None:
+        """The trial pauses: what it was granted is void, and so is what it has not taken up yet."""
+        self._use(1)
+        self.most = 1
+        self._asked = None
+
+    def _use(self, concurrency: int) -> None:
+        if concurrency < self.concurrency:
+            self._host.memory.shrink()
+        self.concurrency = concurrency
+
+    # ---- for a loop over micro-batches
+
+    @property
+    def is_stopping(self) -> bool:
+        return self._is_stopping()
+
+    def room(self) -> int:
+        return self._host.memory.room()
+
+    def ran_out(self) -> None:
+        with_so_many = self.concurrency
+        gc.collect()
+        self._use(1)
+        self._host.memory.trim(shared=True)
+        self._host.send(wire.encode_object(wire.Kind.GRANTED, (self._trial, 1, with_so_many)))
+
+    def fail(self, error: Exception) -> None:
+        self.failure = error

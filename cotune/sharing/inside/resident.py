@@ -1,0 +1,298 @@
+"""A trial as its lane has it: its turn, its boundaries, its measurements, its end."""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+from cotune import session
+from cotune.errors import InputError
+from cotune.paths import TrialFolder
+from cotune.session import TrialStopped
+from cotune.sharing import wire
+from cotune.sharing.inside.context import Context
+from cotune.sharing.inside.loan import TrialLoan
+from cotune.sharing.inside.trial_meter import TrialMeter
+from cotune.sharing.inside.trial_waits import TrialWaits
+from cotune.sharing.memory import out_of_memory
+from cotune.sharing.page import BOUNDARY, HOLDER, NOBODY
+from cotune.trial import Outcome, TrialSpec
+
+if TYPE_CHECKING:
+    from cotune.sharing.inside.host import Host
+
+T = TypeVar("T")
+
+FIRST_MEASURED = 2
+MEASURE_EVERY = 0.5
+# Threads that may stay: the lane's, and those of torch.compile, whose workers serve the next trial too.
+HELPERS = ("trial-", "InductorSubproc", "subproc_worker_timer")
+# Seconds of a turn where trials share a lane.
+QUANTUM = 0.05
+
+
+class Ending(NamedTuple):
+    """How an attempt has ended, as the driver is told.
+
+    Attributes:
+        outcome: The same in a word.
+        needed: Bytes it would have held, if it ran out of memory and that is known.
+        error: Name of the error's class.
+        detail: The error in a line.
+        final: To try again is useless.
+    """
+
+    outcome: Outcome
+    needed: int | None = None
+    error: str = ""
+    detail: str = ""
+    final: bool = False
+
+
+class ResidentTrial(session.Session):
+    """One attempt at a trial, which one thread runs at a time; what its trainable reports is up to the kind of trial.
+
+    At every boundary, and in under 2 us when nothing is due: stop? measure? pass the turn on? The main thread of
+    the lane asks for attention by setting `due` to 0 after the flag it sets.
+
+    Args:
+        host: The lane.
+        verdicts: The eventfd of its seat.
+        spec: What it is.
+    """
+
+    def __init__(self, host: Host, verdicts: int, spec: TrialSpec) -> None:
+        self.trial = spec.trial
+        self.attempt = spec.attempt
+        self.folder = spec.folder
+        self.gate = threading.Lock()
+        self.gate.acquire()
+        self._host = host
+        self._folder = TrialFolder(spec.folder)
+        self._context: Context | None = Context(spec.seed, host.home)
+        # Whoever ends it books it out, once.
+        self._booking = threading.Lock()
+        self._over = False
+        self.is_there = False
+        self._stop = False
+        self._threads: set[threading.Thread] = set()
+        # By the monotonic clock: when a boundary has anything to look at, which is the earliest of the others; when it
+        # looks whether the turn is wanted, never while nobody waits; when the turn ends; when it is measured again. The
+        # main thread sets the first two to 0, which is now; the trial's own, having set them, looks for what it missed.
+        self._due = 0.0
+        self._turn_due = math.inf
+        self._turn_end = 0.0
+        self._measure_due = 0.0
+        self._steps = 0
+        self._stepped: Callable[[], Any] = lambda: None
+        self._iterations = 0
+        self._sent_iterations = 0
+        self._meter = TrialMeter(host)
+        self._loan = TrialLoan(host, spec.trial, lambda: self._stop)
+        self._waits = TrialWaits(self, host, spec.trial, verdicts, self._meter)
+
+    @property
+    def persistent(self) -> int:
+        return self._meter.persistent
+
+    def left_threads(self) -> bool:
+        """Whether threads that were started in its time live on, but for other trials' and harmless helpers."""
+        return any(
+            thread not in self._threads
+            and not thread.name.startswith(HELPERS)
+            and "TMonitor" not in type(thread).__name__
+            # One that Python has not started but met, such as that of torch's backward pass on a GPU.
+            and not isinstance(thread, threading._DummyThread)
+            for thread in threading.enumerate()
+        )
+
+    # ---- asked for by the lane's main thread
+
+    def stop(self) -> None:
+        self._stop = True
+        self._due = 0.0
+        self._waits.wake()
+
+    def pause(self) -> None:
+        self._waits.pause()
+        self._due = 0.0
+
+    def resume(self) -> None:
+        self._waits.resume()
+
+    def park(self) -> None:
+        self._waits.park()
+
+    def answered(self, payload: bytes) -> None:
+        self._waits.answered(payload)
+
+    def grant(self, concurrency: int) -> None:
+        self._loan.grant(concurrency)
+        self._due = 0.0
+
+    def turn_wanted(self) -> None:
+        self._turn_due = 0.0
+        self._due = 0.0
+        self._waits.wake()
+
+    def torch_loaded(self) -> None:
+        """This trial has just imported torch."""
+        if self._context is not None:
+            self._context.seed_torch()
+
+    def cupy_loaded(self) -> None:
+        """This trial has just imported CuPy."""
+        if self._context is not None:
+            self._context.cupy_loaded()
+
+    # ---- the turn
+
+    def turn_begins(self) -> None:
+        host = self._host
+        session.set_holder(self)
+        if self._context is not None:
+            self._context.enter()
+        now = time.monotonic()
+        self._meter.begin(now)
+        self._turn_end = now + QUANTUM
+        # In this order: whoever joins in between sets it to 0, which must stand.
+        self._turn_due = math.inf
+        if host.turns.others_wait:
+            self._turn_due = self._turn_end
+        host.page[BOUNDARY] = now
+        host.page[HOLDER] = self.trial
+        self._due = 0.0
+
+    def turn_ends(self) -> None:
+        host = self._host
+        host.page[HOLDER] = NOBODY
+        session.set_holder(None)
+        if not self._over:
+            self._meter.read(time.monotonic())
+            if self._context is not None:
+                self._context.leave()
+
+    # ---- boundaries
+
+    def after_step(self, optimizer: Any) -> None:
+        """A torch optimizer has made a step."""
+        if self._stepped() is not optimizer:
+            self._stepped = weakref.ref(optimizer)
+            self._waits.parking.saw(optimizer)
+        self._iterations = self._steps = self._steps + 1
+        # As in `_boundary`, without the call.
+        self._host.page[BOUNDARY] = now = time.monotonic()
+        if now >= self._due:
+            self._attend(now)
+
+    def _boundary(self) -> None:
+        now = time.monotonic()
+        self._host.page[BOUNDARY] = now
+        if now >= self._due:
+            self._attend(now)
+
+    def _attend(self, now: float) -> None:
+        is_early = self._sent_iterations < self._iterations <= FIRST_MEASURED
+        rests = self._waits.is_pausing and not self._loan.is_open
+        if now >= self._measure_due or is_early or self._stop or self._loan.is_due or rests:
+            self._meter.read(now)
+            self._send_progress()
+            self._measure_due = now + MEASURE_EVERY
+        self.leave_if_over()
+        if self._loan.is_due:
+            self._loan.settle()
+        if rests:
+            self._rest()
+            now = time.monotonic()
+        if now >= self._turn_due:
+            turns = self._host.turns
+            self._turn_due = self._turn_end
+            if now >= self._turn_end or turns.first_waits:
+                # Should it keep the turn, it has another one.
+                self._turn_due = self._turn_end = now + QUANTUM
+                turns.pass_on(self)
+                self.leave_if_over()
+        self._due = 0.0 if self._iterations < FIRST_MEASURED else min(self._measure_due, self._turn_due)
+        if self._stop or self._turn_due == 0.0 or self._loan.is_asked or self._waits.is_pausing:
+            self._due = 0.0
+
+    def _rest(self) -> None:
+        saved = self._folder.latest_checkpoint() is not None
+        self._waits.rest(max(0, self._meter.persistent), saved, lambda: self._stop)
+        # Not before: the driver may have granted something before it heard of the pause.
+        self._loan.lapse()
+        self.leave_if_over()
+
+    def leave_if_over(self) -> None:
+        if self._stop:
+            raise TrialStopped
+
+    def _send_progress(self) -> None:
+        count, loan, measured = self._iterations - self._sent_iterations, self._loan, self._meter.take()
+        told = (self.trial, count, *measured, loan.splits, loan.most)
+        self._host.send(wire.encode_object(wire.Kind.PROGRESS, told))
+        loan.measured(measured.ephemeral)
+        self._sent_iterations = self._iterations
+
+    # ---- what any trainable may call
+
+    def micro_batches(self, count: int) -> session.Loan:
+        self._loan.splits = count
+        return self._loan
+
+    def device(self) -> str:
+        return self._host.memory.torch_device
+
+    def shared(self, key: str, factory: Callable[[], T]) -> T:
+        host = self._host
+        if key not in host.shared:
+            before = host.memory.read()[0]
+            host.shared[key] = factory()
+            grown = host.memory.read()[0] - before
+            self._meter.shared(grown)
+            host.hold_shared(grown)
+        value: T = host.shared[key]
+        return value
+
+    # ---- the end
+
+    def _ran_out(self, error: BaseException) -> tuple[bool, int | None]:
+        """Whether memory ran out, and the bytes the trial would have held; if so, lifts the cap, so that it unwinds."""
+        is_memory, refused = out_of_memory(error, self._host.memory.is_short)
+        needed = self._meter.wanted(refused) if refused is not None else None
+        if is_memory:
+            self._host.memory.relax()
+        return is_memory, needed
+
+    def _end(self, ending: Ending) -> None:
+        """Books the attempt out and tells the driver, unless that was done."""
+        with self._booking:
+            if self._over:
+                return
+            self._meter.read(time.monotonic(), final=True)
+            self._over = True
+        self._send_progress()
+        if self._context is not None:
+            self._context.close()
+            self._context = None
+        host = self._host
+        if not host.trial_over(self) and host.shares_faults:
+            # Whose fault it is cannot be told: all of them go on from their checkpoints in other lanes.
+            os._exit(wire.FAULTED)
+        host.page[HOLDER] = NOBODY
+        host.send(wire.encode_object(wire.Kind.ENDED, (self.trial, *ending)))
+
+
+def own_stop(stopped: TrialStopped) -> InputError:
+    """What the trial fails with for having raised what only we do."""
+    error = InputError(
+        "the trainable raised TrialStopped by itself",
+        hint="return to end a trial, raise another exception to fail it",
+    )
+    error.__cause__ = stopped
+    return error

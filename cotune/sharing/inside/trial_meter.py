@@ -1,0 +1,94 @@
+"""What a trial holds, what it takes within an iteration, and how long it runs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from cotune.sharing.page import HELD
+
+if TYPE_CHECKING:
+    from cotune.sharing.inside.host import Host
+
+
+class Measured(NamedTuple):
+    """What was measured of a trial since the last time.
+
+    Attributes:
+        seconds: In which it had the turn, less what it waited for others.
+        persistent: Bytes it holds between iterations.
+        ephemeral: Peak bytes on top of those.
+        busy: Share of the device's time it used; None if that is not known.
+    """
+
+    seconds: float
+    persistent: int
+    ephemeral: int
+    busy: float | None
+
+
+class TrialMeter:
+    """Books what the lane's meters say for the trial that has the turn: while it has, they are its alone.
+
+    Attributes:
+        persistent: Bytes that this trial holds.
+    """
+
+    def __init__(self, host: Host) -> None:
+        self.persistent = 0
+        self._host = host
+        # Bytes in use in the process at the last reading, and the peak above what was held then.
+        self._level = 0
+        self._ephemeral = 0
+        self._since = 0.0
+        self._seconds = 0.0
+        self._busy_since: float | None = None
+        self._busy = 0.0
+
+    def begin(self, now: float) -> None:
+        """The turn begins. Whoever had it before has read the meters and reset them."""
+        self._level = self._host.level
+        self._since, self._busy_since = now, self._host.memory.busy_seconds()
+
+    def read(self, now: float, *, final: bool = False) -> None:
+        """Reads the meters, and resets them for whoever is next.
+
+        At the end of a trial its locals are gone: what it held at its last boundary still stands, and only the
+        peak above that is news.
+        """
+        host = self._host
+        level, peak = host.memory.read()
+        if final:
+            self._ephemeral = max(self._ephemeral, peak - self._level)
+        else:
+            self.persistent += level - self._level
+            self._ephemeral = max(self._ephemeral, peak - level)
+        self._level = host.level = level
+        host.memory.reset_peak()
+        host.page[HELD] = host.memory.held()
+        self._seconds += now - self._since
+        self._since = now
+        busy = host.memory.busy_seconds()
+        if busy is not None and self._busy_since is not None:
+            self._busy += busy - self._busy_since
+        self._busy_since = busy
+
+    def leave_out(self, seconds: float) -> None:
+        """Time that was not the trial's own."""
+        self._since += seconds
+
+    def shared(self, grown: int) -> None:
+        """Bytes that are the lane's from now on, though this trial has just taken them."""
+        self._level += grown
+
+    def wanted(self, refused: int) -> int:
+        """Bytes the trial would hold had it not been refused so many."""
+        return self.persistent + self._host.memory.read()[0] - self._level + refused
+
+    def take(self) -> Measured:
+        """What there is to tell, once."""
+        is_known = self._busy_since is not None and self._seconds > 0
+        busy = self._busy / self._seconds if is_known else None
+        measured = Measured(self._seconds, max(0, self.persistent), max(0, self._ephemeral), busy)
+        self._ephemeral = 0
+        self._seconds = self._busy = 0.0
+        return measured

@@ -1,0 +1,284 @@
+"""A trial of `cotune.run` in its lane: what its trainable calls, and the thread that runs it."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cotune import session, trainable
+from cotune.errors import CotuneError, InputError, NoReport
+from cotune.session import TrialStopped
+from cotune.sharing import wire
+from cotune.sharing.inside.checkpoints import Checkpoints
+from cotune.sharing.inside.metrics import number_line, read_report, whole_step
+from cotune.sharing.inside.resident import Ending, ResidentTrial, own_stop
+from cotune.sharing.memory import causes, text_of
+from cotune.stopping import StopRule
+from cotune.trial import Outcome, TrialSpec
+
+if TYPE_CHECKING:
+    from cotune.sharing.inside.lane_main import ForkedHost
+
+# Seconds for what a trial does on its way out.
+LEAVE_WITHIN = 2.0
+
+
+class TrialSession(ResidentTrial):
+    """One attempt at a trial, run by a thread of its own; what it prints goes to its own log.
+
+    Args:
+        host: The lane.
+        verdicts: The eventfd of its seat.
+        spec: What to run.
+        config: Its config, if that was pickled apart.
+    """
+
+    _host: ForkedHost
+
+    def __init__(self, host: ForkedHost, verdicts: int, spec: TrialSpec, config: bytes = b"") -> None:
+        super().__init__(host, verdicts, spec)
+        self._spec = spec
+        self._log = -1
+        self._config = config
+        self._reports = spec.reports
+        self._stop_rule: StopRule | None = None
+        # When it first heard that it has come as far as it was meant to.
+        self._told_at = math.inf
+        self._checkpoints = Checkpoints(spec.trial, self._folder, self._settle_reports)
+        # One question at a time, whichever of its threads asks.
+        self._asking = threading.Lock()
+
+    def turn_begins(self) -> None:
+        self._host.output.redirect(self._log)
+        super().turn_begins()
+
+    # ---- what the trainable calls
+
+    def report(self, metrics: Mapping[str, Any], step: int | None) -> None:
+        metric = self._host.options.metric
+        if not metric:
+            raise InputError(
+                "cotune.report() was called in an Optuna objective",
+                hint="call trial.report(value, step) there, and return the final value",
+            )
+        number = self._reports + 1
+        where = number if step is None else whole_step(step)
+        value, values, line = read_report(metrics, metric, number == 1, self.trial, where, time.time())
+        is_last = self._stop_rule is not None and self._stop_rule.is_met(self.trial, values, number)
+        self._pass_on(where, value, line)
+        if is_last:
+            # Its last report. It ends at its next boundary, when it has saved what belongs to this one.
+            self.is_there = True
+            self._due = 0.0
+
+    def observe(self, value: float, step: int) -> None:
+        self._pass_on(step, value, number_line(self.trial, step, value, time.time()))
+
+    def _pass_on(self, where: int, value: float, line: bytes) -> None:
+        self.leave_if_over()
+        self._await_verdict()
+        if self._waits.is_pausing and not self._loan.is_open:
+            # Before this report: it is to stand where the one before was judged.
+            self._attend(time.monotonic())
+        self._reports += 1
+        self._waits.unjudged = True
+        self._host.send(wire.encode_report(self.trial, self.attempt, where, value, line))
+        if self._host.options.lockstep:
+            self._await_verdict()
+        if self._steps == 0:
+            self._iterations += 1
+        self._boundary()
+
+    def ask(self, payload: bytes) -> bytes:
+        with self._asking:
+            if self._over:
+                raise TrialStopped
+            self.leave_if_over()
+            self._waits.forget_answers()
+            self._host.send(wire.encode_question(wire.Kind.ASK, self.trial, self.attempt, payload))
+            while (answer := self._waits.answer()) is None:
+                if self._stop:
+                    self._meter.read(time.monotonic())
+                    raise TrialStopped
+        self._boundary()
+        return answer
+
+    def _await_verdict(self) -> None:
+        """Waits for the verdict on the last report, and obeys it."""
+        self._hear_verdict()
+        if self._stop:
+            self._meter.read(time.monotonic())
+            raise TrialStopped
+
+    def _hear_verdict(self) -> None:
+        if self._waits.verdict():
+            self._stop = True
+
+    def _settle_reports(self) -> int:
+        # Once judged, they are safe.
+        self._hear_verdict()
+        return self._reports
+
+    @contextlib.contextmanager
+    def checkpoint(self) -> Iterator[Path]:
+        with self._checkpoints.save() as path:
+            yield path
+        self.leave_if_over()
+
+    def restore(self) -> Path | None:
+        return self._folder.latest_checkpoint()
+
+    # ---- the whole attempt
+
+    def run(self) -> None:
+        """The body of the trial's thread."""
+        try:
+            self._run()
+        except BaseException:
+            # A lane in which this fails is of no use: its death is reported, and its residents go on elsewhere.
+            try:
+                traceback.print_exc()
+            finally:
+                # Also where the trial has broken what printing needs: it would have its turn for ever.
+                os._exit(1)
+
+    def _run(self) -> None:
+        host = self._host
+        host.memory.cap()
+        session.bind(self)
+        self._waits.begin()
+        host.turns.take(self)
+        self._threads = set(threading.enumerate())
+        try:
+            self._open_folder()
+            host.output.redirect(self._log)
+            host.output.restore_streams()
+            ending = self._attempt()
+        except BaseException as error:
+            ending = self._explain(error)
+        session.bind(None)
+        self._end(ending)
+        host.turns.give_up(self)
+        if self._log >= 0:
+            os.close(self._log)
+
+    def _open_folder(self) -> None:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+        try:
+            self._log = os.open(self._folder.log, flags, 0o644)
+        except FileNotFoundError:
+            self._folder.create()
+            self._log = os.open(self._folder.log, flags, 0o644)
+
+    def _attempt(self) -> Ending:
+        """Runs the trainable."""
+        host = self._host
+        try:
+            self.leave_if_over()
+            host.prepare_thread()
+            function = host.load_trainable()
+            if self._context is not None:
+                self._context.adopt(function)
+            config = host.load_config(self._config, self.trial) if self._config else self._spec.config
+            self.leave_if_over()
+            self._stop_rule = host.load_stop()
+            returned = self._call(function, config)
+            self._leave_if_forked()
+            del config
+            del function
+            if isinstance(returned, Mapping):
+                self.report(returned, None)
+            elif returned is not None and (self._reports == 0 or _is_number(returned)):
+                self.report({host.options.metric: returned}, None)
+            if self._reports == 0 and host.options.metric:
+                raise NoReport(
+                    "the trainable ended without a report",
+                    hint=f"call cotune.report({{{host.options.metric!r}: ...}}), or return that number",
+                )
+            # What went wrong on the device behind its back would otherwise befall the next trial.
+            host.memory.finish()
+            if host.options.judged:
+                self._await_verdict()
+        except BaseException as error:
+            self._leave_if_forked(error)
+            if not isinstance(error, TrialStopped):
+                return self._explain(error)
+            if not self._stop:
+                # To the driver it would be a pause, after which it starts again, for ever.
+                return self._explain(own_stop(error))
+            traceback.clear_frames(error.__traceback__)
+            return Ending(Outcome.STOPPED)
+        return Ending(Outcome.DONE)
+
+    def _call(self, function: Any, config: Any) -> Any:
+        """Runs the trainable until it returns, or until it has come as far as it was meant to."""
+        returned = None
+        try:
+            returned = trainable.call(function, config)
+        except TrialStopped as stopped:
+            if self._stop or not self.is_there:
+                raise
+            traceback.clear_frames(stopped.__traceback__)
+        # Its last report was made.
+        return None if self.is_there else returned
+
+    def leave_if_over(self) -> None:
+        super().leave_if_over()
+        if not self.is_there:
+            return
+        now = time.monotonic()
+        self._told_at = min(self._told_at, now)
+        if now - self._told_at > LEAVE_WITHIN:
+            # It catches what is to end it, and goes on. Nobody else would end it, for it does come to its boundaries.
+            self._end(Ending(Outcome.DONE))
+            os._exit(1)
+        raise TrialStopped
+
+    def _leave_if_forked(self, error: BaseException | None = None) -> None:
+        """A process that the trainable has forked ends where the trainable does, and says nothing for the trial."""
+        if os.getpid() == self._host.process:
+            return
+        code: Any = 0
+        if isinstance(error, SystemExit):
+            code = error.code if isinstance(error.code, int) else int(error.code is not None)
+        elif error is not None:
+            traceback.print_exception(error)
+            code = 1
+        os._exit(code & 0xFF)
+
+    def _explain(self, error: BaseException) -> Ending:
+        if isinstance(error, SystemExit) and error.code in (None, 0) and self._reports:
+            return Ending(Outcome.DONE)
+        is_memory, needed = self._ran_out(error)
+        text = f"sys.exit({error.code!r}) was called" if isinstance(error, SystemExit) else text_of(error)
+        # A class of the user's own may be named like one of ours.
+        name = type(error).__name__ if isinstance(error, CotuneError) else "TrialFailed"
+        kind = type(error).__name__
+        with contextlib.suppress(Exception):
+            self._folder.error.write_text(trainable.trace_of(error), encoding="utf-8", errors="backslashreplace")
+        if self._host.survives(error):
+            _forget(error)
+        if is_memory:
+            return Ending(Outcome.OUT_OF_MEMORY, needed, name, text[:500])
+        detail = text if isinstance(error, CotuneError) else f"{kind}: {text[:2000]}"
+        return Ending(Outcome.FAILED, None, name, detail, final=isinstance(error, (InputError, NoReport)))
+
+
+def _is_number(value: object) -> bool:
+    return (isinstance(value, (int, float)) and not isinstance(value, bool)) or hasattr(value, "item")
+
+
+def _forget(error: BaseException) -> None:
+    """Lets go of the frames, and so the tensors, that an exception and its causes keep alive."""
+    for cause in causes(error):
+        traceback.clear_frames(cause.__traceback__)
+        cause.__traceback__ = None
+    sys.last_value = None

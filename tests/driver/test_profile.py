@@ -1,0 +1,196 @@
+"""What one run has measured, and the next one begins with."""
+
+from __future__ import annotations
+
+import functools
+import subprocess
+import sys
+
+import pytest
+
+import cotune
+from cotune.demand import MIB, Demand, Estimate
+from cotune.driver.calibration import FEW
+from cotune.driver.profile import ENOUGH, KEPT, UNLEARNT_ALLOWANCE, UNLEARNT_FACTOR, Profile, profile_path
+
+
+def hungry(config):
+    held = bytearray(config["mib"] * MIB)
+    held[::4096] = b"x" * len(held[::4096])
+    for step in range(3):
+        cotune.report({"loss": float(config["mib"])}, step=step)
+
+
+def helper():
+    return 1
+
+
+def uses_helper(config):
+    return helper()
+
+
+class Steps:
+    def setup(self, config): ...
+
+    def step(self):
+        return None
+
+
+def sweep(storage, **options):
+    space = {"mib": cotune.randint(10, 40)}
+    common = {"metric": "loss", "devices": ["cpu:0@4GiB"], "lanes": 2, "seed": 0, "dashboard": False}
+    return cotune.run(hungry, space, trials=8, storage=storage, **common, **options)
+
+
+def test_the_second_sweep_does_not_probe(tmp_path):
+    first, second = sweep(tmp_path), sweep(tmp_path)
+    assert first.trials[0].expected is None
+    for trial in second:
+        assert trial.expected is not None
+        assert trial.persistent < trial.expected < 2 * (trial.persistent + trial.ephemeral) + 64 * MIB
+    assert {trial.attempts for trial in second} == {1}
+
+
+def test_a_resumed_run_does_not_probe_again(tmp_path):
+    sweep(tmp_path, name="one")
+    for path in (tmp_path / ".profiles").iterdir():
+        path.unlink()
+    common = {"metric": "loss", "devices": ["cpu:0@4GiB"], "lanes": 2, "seed": 0, "dashboard": False, "resume": True}
+    space = {"mib": cotune.randint(10, 40)}
+    results = cotune.run(hungry, space, trials=10, storage=tmp_path, name="one", **common)
+    assert all(trial.expected is not None for trial in results.trials[8:])
+
+
+def test_what_is_kept_predicts_by_features(tmp_path):
+    path = tmp_path / ".profiles" / "train.json"
+    profile = Profile(path)
+    assert profile.expect({"width": 1.0}) == (None, None)
+    for width in range(1, 11):
+        profile.learn({"width": width}, Demand(width * 100 * MIB, 10 * MIB, 0.5), float(width))
+    profile.save()
+    demand, seconds = Profile(path).expect({"width": 5.0})
+    assert 500 * MIB <= demand.persistent < 700 * MIB
+    assert demand.busy == pytest.approx(0.5)
+    assert seconds == pytest.approx(5.0, rel=0.1)
+
+
+def test_once_this_run_knows_enough_earlier_ones_are_silent(tmp_path):
+    profile = Profile(None)
+    profile.recall({}, Demand(MIB, 0), None)
+    for _ in range(ENOUGH):
+        assert profile.expect({})[0] is not None
+        profile.learn({}, Demand(MIB, 0), None)
+    assert profile.expect({}) == (None, None)
+
+
+def taught(path, count, start=1):
+    """A profile that has seen trials whose bytes are 1.2 times the estimate and 30 MiB, at 1 s for a GFLOP."""
+    profile = Profile(path)
+    for n in range(start, start + count):
+        estimate = Estimate(n * 100 * MIB, n * 50 * MIB, n * 10**9)
+        demand = Demand(int(n * 120 * MIB) + 30 * MIB, n * 60 * MIB, 0.5)
+        profile.learn({}, demand, float(n), estimate)
+        profile.compare(n, estimate, demand, float(n))
+    return profile
+
+
+def test_before_a_few_were_measured_an_estimate_counts_with_a_stated_margin():
+    estimate = Estimate(100 * MIB, 50 * MIB, 10**9)
+    for count in range(FEW):
+        demand, seconds = taught(None, count).expect({}, estimate)
+        assert demand.persistent == 100 * MIB * UNLEARNT_FACTOR + UNLEARNT_ALLOWANCE
+        assert demand.peak == 150 * MIB * UNLEARNT_FACTOR + UNLEARNT_ALLOWANCE
+        assert seconds is None
+
+
+def test_after_a_few_an_estimate_counts_as_others_were_measured():
+    demand, seconds = taught(None, FEW).expect({}, Estimate(1000 * MIB, 500 * MIB, 10**10))
+    assert demand.persistent == pytest.approx(1230 * MIB, rel=0.02)
+    assert demand.peak == pytest.approx(1830 * MIB, rel=0.02)
+    assert demand.busy == 0.5
+    assert seconds == pytest.approx(10.0, rel=0.02)
+
+
+def test_the_next_run_begins_with_the_ratio(tmp_path):
+    path = tmp_path / ".profiles" / "train.json"
+    taught(path, FEW).save()
+    demand, seconds = Profile(path).expect({}, Estimate(1000 * MIB, 500 * MIB, 10**10))
+    assert demand.peak == pytest.approx(1830 * MIB, rel=0.02)
+    assert seconds is not None
+
+
+def test_a_run_knows_best_how_long_its_trials_are_and_goes_by_estimates_for_their_bytes():
+    demand, seconds = taught(None, ENOUGH).expect({}, Estimate(1000 * MIB, 500 * MIB, 10**10))
+    assert demand.peak == pytest.approx(1830 * MIB, rel=0.02)
+    assert seconds is None
+
+
+def test_what_earlier_runs_have_measured_goes_before_an_estimate_without_a_ratio():
+    profile = Profile(None)
+    profile.recall({}, Demand(70 * MIB, 0), None)
+    demand, _ = profile.expect({}, Estimate(1000 * MIB, 500 * MIB, 10**10))
+    assert demand.peak < 100 * MIB
+
+
+def test_a_trial_without_an_estimate_goes_by_earlier_runs(tmp_path):
+    path = tmp_path / ".profiles" / "train.json"
+    taught(path, FEW).save()
+    assert Profile(path).expect({})[0].persistent >= FEW * 120 * MIB
+
+
+def test_the_file_stays_small(tmp_path):
+    path = tmp_path / ".profiles" / "train.json"
+    for start in range(3):
+        profile = Profile(path)
+        for number in range(KEPT // 2):
+            profile.learn({"n": start * 1000 + number}, Demand(MIB, 0), None)
+        profile.save()
+    assert path.read_text().count('"n"') == KEPT
+
+
+@pytest.mark.parametrize("content", ["", "{}", "[]", '{"version": 1}', '{"version": 1, "trials": [[1]]}', "\x00"])
+def test_a_file_that_is_not_ours_is_no_harm(tmp_path, content):
+    path = tmp_path / "train.json"
+    path.write_text(content)
+    assert Profile(path).expect({}) == (None, None)
+
+
+def test_a_folder_that_cannot_be_written_is_no_harm(tmp_path):
+    (tmp_path / ".profiles").write_text("")
+    profile = Profile(tmp_path / ".profiles" / "train.json")
+    profile.learn({}, Demand(MIB, 0), None)
+    profile.save()
+
+
+def test_the_same_code_has_the_same_profile_in_every_process(tmp_path):
+    here = profile_path(tmp_path, uses_helper, {"batch": 64}, "cpu").name
+    code = (
+        "import sys; sys.path.insert(0, 'tests/driver'); import test_profile as t; from pathlib import Path;"
+        "from cotune.driver.profile import profile_path;"
+        "print(profile_path(Path(), t.uses_helper, {'batch': 64}, 'cpu').name)"
+    )
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    # The module's name counts, and is another when pytest imports it.
+    assert told.stdout.strip() == here
+
+
+def test_other_code_constants_or_devices_have_another_profile(tmp_path, monkeypatch):
+    def name(trainable=uses_helper, constants=None, hardware="cpu"):
+        return profile_path(tmp_path, trainable, constants or {}, hardware).name
+
+    before = name()
+    assert name(functools.partial(uses_helper)) == name(functools.partial(uses_helper))
+    assert name(functools.partial(uses_helper, model="a")) != name(functools.partial(uses_helper, model="b"))
+    assert len({before, name(constants={"batch": 64}), name(hardware="cuda"), name(hungry), name(Steps)}) == 5
+
+    def other():
+        return 2
+
+    other.__module__ = __name__
+    monkeypatch.setitem(globals(), "helper", other)
+    assert name() != before
+
+
+@pytest.mark.parametrize("trainable", [print, Steps(), Steps().setup, lambda config: None, functools.partial(print)])
+def test_anything_that_can_be_called_has_a_profile(tmp_path, trainable):
+    assert profile_path(tmp_path, trainable, {"data": object()}, "cpu").suffix == ".json"

@@ -1,0 +1,159 @@
+"""The driver's loop with a simulated body: when trials wait for estimates, and what is made of them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+
+import pytest
+
+from cotune.dashboard.views import Silent
+from cotune.demand import GIB, MIB, Estimate
+from cotune.driver.calibration import FEW
+from cotune.driver.estimates import FAILURES
+from cotune.driver.sweep import Sweep, SweepOptions, _switching_often
+from cotune.engines.simulated import SimulatedEngine, Work
+from cotune.engines.simulated.engine import devices
+from cotune.event_log import EventLog
+from cotune.packer import Packer, PackerOptions, TrialAdded, TrialEnded
+from cotune.paths import RunFolder
+from cotune.records import Records
+from cotune.search.proposer import Suggestion
+from cotune.trial import Estimated, TrialState
+
+ESTIMATE_TAKES = 0.5
+
+
+class Proposer:
+    """Proposes trials in order, as many as it is asked for."""
+
+    judges = False
+
+    def __init__(self, widths):
+        self.widths = widths
+        self.proposed = 0
+        self._answers = []
+
+    def ask(self, count=1):
+        for _ in range(count):
+            self._answers.append(Suggestion(self.proposed, {"width": self.widths[self.proposed]}))
+            self.proposed += 1
+
+    def answers(self):
+        answers, self._answers = self._answers, []
+        return answers
+
+    def drop_asks(self): ...
+
+    def tell(self, trial, state, value, values, error): ...
+
+    def config(self, params):
+        return dict(params)
+
+    def features(self, params):
+        return {}
+
+
+def work(spec):
+    """What tensors hold and a fifth of it, and 20 MiB; ten iterations a second for a quarter of an hour or more."""
+    tensors = spec.config["width"] * MIB
+    return Work(9000, 0.1, persistent=tensors + 20 * MIB, ephemeral=tensors // 5, busy=0.1)
+
+
+class Body(SimulatedEngine):
+    """Estimates what tensors hold, in half a second; or fails to, or cannot."""
+
+    def __init__(self, lanes, can_estimate, fails):
+        super().__init__(devices(1, 8 * GIB, max_width=lanes), work)
+        self.can_estimate = can_estimate
+        self.fails = fails
+        self.asked = []
+
+    def estimate(self, trial, config):
+        self.asked.append(trial)
+        tensors = config["width"] * MIB
+        found = None if self.fails else Estimate(tensors, 0, 10**9)
+        self.at(self.now() + ESTIMATE_TAKES, Estimated(trial, found, "it raised" if self.fails else "", ESTIMATE_TAKES))
+
+
+class Watched(Packer):
+    """Notes what it is told, and how many wait then."""
+
+    def __init__(self, options):
+        super().__init__(options)
+        self.heard = []
+        self.waited = []
+
+    def handle(self, event):
+        out = super().handle(event)
+        self.heard.append(event)
+        self.waited.append(self.waiting)
+        return out
+
+    def before_the_first_end(self):
+        """What was expected of trials that came while none was over, and how many waited at most."""
+        ends = [number for number, event in enumerate(self.heard) if isinstance(event, TrialEnded)]
+        heard = self.heard[: ends[0]]
+        return [event.expected for event in heard if isinstance(event, TrialAdded)], max(self.waited[: ends[0]])
+
+
+@pytest.fixture
+def sweep(tmp_path):
+    def run(widths, lanes, can_estimate=True, fails=False):
+        folder = RunFolder(tmp_path / ("with" if can_estimate else "without"))
+        folder.create()
+        proposer, body = Proposer(widths), Body(lanes, can_estimate, fails)
+        packer = Watched(PackerOptions(width=lanes))
+        log = EventLog(folder.events)
+        options = SweepOptions("train", "", len(widths), None, False, is_blind=True)
+        records = Records(folder, log, "", 0)
+        Sweep(proposer, proposer, packer, body, records, Silent(), options).run()
+        log.close()
+        assert {record.state for record in records.values()} == {TrialState.DONE}
+        events = [json.loads(line) for line in folder.events.read_text().splitlines()]
+        return packer, body, [event for event in events if event["event"] == "retry"]
+
+    return run
+
+
+def test_of_two_sweeps_in_two_threads_neither_leaves_its_switch_interval_behind():
+    before = sys.getswitchinterval()
+    with contextlib.ExitStack() as first, contextlib.ExitStack() as second:
+        first.enter_context(_switching_often())
+        second.enter_context(_switching_often())
+        first.close()
+        assert sys.getswitchinterval() < before
+    assert sys.getswitchinterval() == before
+
+
+def test_running_trials_calibrate_the_estimates_of_those_that_come(sweep):
+    packer, _, retries = sweep([1000] * 10, lanes=4)
+    expected, _ = packer.before_the_first_end()
+    assert expected[0].peak == 1.5 * 1000 * MIB + 256 * MIB
+    assert expected[-1].peak == pytest.approx(1220 * MIB, rel=0.01)
+    assert not retries
+
+
+def test_as_long_as_little_is_known_of_estimates_one_trial_waits_at_most(sweep):
+    # With one lane no more than one trial is measured before the first is over.
+    packer, _, _ = sweep([100] * (FEW + 60), lanes=1)
+    expected, waited = packer.before_the_first_end()
+    assert (len(expected), waited) == (2, 1)
+    assert max(packer.waited) > 10, "later they are asked for ahead"
+
+
+def test_where_large_trials_come_after_small_ones_estimates_save_probes_and_retries(sweep):
+    widths = [50, 60, 55, 70, 1500, 80, 1600, 60, 1700]
+    packer, _, retries = sweep(widths, lanes=4)
+    assert all(event.expected for event in packer.heard if isinstance(event, TrialAdded))
+    assert not retries
+    packer, _, retries = sweep(widths, lanes=4, can_estimate=False)
+    assert not any(event.expected for event in packer.heard if isinstance(event, TrialAdded))
+    assert retries
+
+
+def test_where_estimates_fail_all_trials_run_as_ever(sweep):
+    packer, body, _ = sweep([100] * 8, lanes=2, fails=True)
+    assert len(body.asked) == FAILURES
+    assert all(event.expected is None for event in packer.heard if isinstance(event, TrialAdded))

@@ -1,0 +1,71 @@
+"""What a trial has of the user's script, in the main module of its lane."""
+
+import functools
+import pickle
+import sys
+from types import FunctionType, SimpleNamespace
+
+import pytest
+
+from cotune.sharing.inside.main_module import MainModule
+
+
+def code(config):
+    return helper_of_the_script(config)  # noqa: F821
+
+
+def helper(config):
+    return config
+
+
+@pytest.fixture
+def script():
+    """A function of a script, as cloudpickle makes it in another process."""
+    names = {"__name__": "__main__", "__file__": "script.py"}
+    function = FunctionType(code.__code__, names, "train_of_the_script")
+    function.__module__ = "__main__"
+    names["helper_of_the_script"] = made = FunctionType(helper.__code__, names, "helper_of_the_script")
+    made.__module__, made.__qualname__ = "__main__", "helper_of_the_script"
+    return function
+
+
+def forms(function):
+    step_class = type("Steps", (), {"setup": function})
+    return [
+        function,
+        functools.partial(function, 1),
+        functools.partial(functools.partial(function)),
+        functools.wraps(function)(lambda config: function(config)),
+        step_class,
+        step_class(),
+        step_class().setup,
+        SimpleNamespace(func=function),
+    ]
+
+
+@pytest.mark.parametrize("form", range(8))
+def test_functions_of_the_script_can_be_pickled_by_name(script, form):
+    main = MainModule(forms(script)[form])
+    main.enter()
+    helper = script.__globals__["helper_of_the_script"]
+    assert pickle.loads(pickle.dumps(helper)) is helper
+    assert getattr(sys.modules["__main__"], "__file__", None) != "script.py"
+    main.leave()
+    assert not hasattr(sys.modules["__main__"], "helper_of_the_script")
+
+
+def test_a_successor_with_the_same_names_keeps_its_own(script):
+    other = FunctionType(code.__code__, {"__name__": "__main__", "helper_of_the_script": 2}, "train")
+    first, second = MainModule(script), MainModule(other)
+    first.enter()
+    second.enter()
+    first.leave()
+    assert sys.modules["__main__"].helper_of_the_script == 2
+    second.leave()
+
+
+@pytest.mark.parametrize("trainable", [print, functools.partial(print), helper, SimpleNamespace(), object(), 3])
+def test_what_is_not_of_the_script_leaves_the_main_module_alone(trainable):
+    before = dict(vars(sys.modules["__main__"]))
+    MainModule(trainable).enter()
+    assert dict(vars(sys.modules["__main__"])) == before
