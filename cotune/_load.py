@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from cotune._arguments import check_run_name
 from cotune.errors import InputError
 from cotune.paths import RunFolder, default_storage
 from cotune.record import read_run
 from cotune.results import Results
+from cotune.search.spaces import nested
 from cotune.trial import TrialState
 
 
@@ -46,15 +45,14 @@ def load(name: str, storage: str | os.PathLike[str] | None = None) -> Results:
             hint="optuna.load_study(study_name=..., storage=...) gives it, if it had a storage",
         )
     goes_on = folder.is_locked
-    is_complete = True
+    unfinished = [record for record in saved.records if not record.state.is_final]
+    for record in unfinished:
+        if record.attempts:
+            record.state = TrialState.RUNNING if goes_on else TrialState.INTERRUPTED
     for record in saved.records:
-        record.config.update(_nested({**record.params, **settings.get("constants", {})}))
-        if not record.state.is_final:
-            is_complete = False
-            if record.attempts:
-                record.state = TrialState.RUNNING if goes_on else TrialState.INTERRUPTED
+        record.config.update(nested({**record.params, **settings.get("constants", {})}))
     trials = tuple(record.result() for record in saved.records)
-    interrupted = not (is_complete or goes_on)
+    interrupted = bool(unfinished) and not goes_on
     return Results(trials, settings["metric"], settings["mode"], name, folder.path, saved.makespan, interrupted)
 
 
@@ -62,14 +60,3 @@ def runs_in(root: Path) -> list[str]:
     """Names of the runs in a storage folder, that of which something was noted last first."""
     events = [path for path in root.glob("*/events.jsonl") if path.is_file()]
     return [path.parent.name for path in sorted(events, key=lambda path: path.stat().st_mtime, reverse=True)]
-
-
-def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
-    tree: dict[str, Any] = {}
-    for name, value in flat.items():
-        *path, key = name.split("/")
-        branch = tree
-        for part in path:
-            branch = branch.setdefault(part, {})
-        branch[key] = value
-    return tree

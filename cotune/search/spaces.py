@@ -88,15 +88,11 @@ class Space:
         Raises:
             InputError: A parameter is missing, or is not among a choice's options.
         """
-        config: dict[str, Any] = {}
+        flat: dict[str, Any] = {}
         for name in self._order:
             value = self._value(name, params) if name in self.domains else self.constants[name]
-            *path, key = name.split("/")
-            branch = config
-            for part in path:
-                branch = branch.setdefault(part, {})
-            branch[key] = copy.deepcopy(value) if isinstance(value, list | dict | set) else value
-        return config
+            flat[name] = copy.deepcopy(value) if isinstance(value, list | dict | set) else value
+        return nested(flat)
 
     def features(self, params: Mapping[str, Any]) -> dict[str, float]:
         """What a regression of memory on hyperparameters sees: numbers as they are, other choices one-hot.
@@ -166,6 +162,18 @@ class Space:
                 f"{name}: {shown(value)} is not one of {list(domain.codes.codes)}",
                 hint="the study was made for other options: use a new run name, or the options it began with",
             ) from None
+
+
+def nested(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """The config whose leaves have these names ("optimizer/lr")."""
+    config: dict[str, Any] = {}
+    for name, value in flat.items():
+        *path, key = name.split("/")
+        branch = config
+        for part in path:
+            branch = branch.setdefault(part, {})
+        branch[key] = value
+    return config
 
 
 def _leaves(tree: Mapping[Any, Any], prefix: str) -> Iterator[tuple[str, Any]]:
