@@ -47,6 +47,9 @@ class Learning:
         device = lane.device
         before = trial.demand, trial.beside, device.width.width
         is_first = trial.iterations == 0
+        if event.count and not lane.has_iterated:
+            lane.has_iterated = True
+            device.width.joined(event.time)
         trial.iterations += event.count
         trial.seconds += event.seconds
         trial.alone_seconds += event.seconds * common_speed([trial, *neighbours(trial, device)])
@@ -61,7 +64,7 @@ class Learning:
             self._company.ran(trial, event.count, event.seconds)
             if not is_first:
                 # The first iteration carries the trial's set-up.
-                device.width.measured(trial.id, event.count, event.seconds, device.active)
+                device.width.measured(trial.id, event.count, event.seconds, device.iterating, event.time)
         self._measured(trial, event)
         if trial.iterations >= PROBE_ITERATIONS or trial.demand is not None:
             self.believe(trial, lane)
@@ -104,7 +107,7 @@ class Learning:
             lane.device.width.guess(trial.demand.busy)
         self._ledger.ensure_need(lane)
 
-    def ended(self, trial: Trial, lane: Lane, *, stopped: bool) -> None:
+    def ended(self, trial: Trial, lane: Lane, now: float, *, stopped: bool) -> None:
         """An attempt has come to its end in the lane, or was stopped; what was seen of it will not change any more."""
         self.believe(trial, lane)
         if trial.alone_seconds:
@@ -116,8 +119,9 @@ class Learning:
         self._company.ended(trial, stopped)
         if trial.iterations == 1:
             # There is no later one to go by, and all of its kind carry their set-up.
-            lane.device.width.measured(trial.id, 1, trial.seconds, lane.device.active)
-            lane.device.width.review(lane.device.active, bool(self._line))
+            device = lane.device
+            device.width.measured(trial.id, 1, trial.seconds, device.iterating, now)
+            device.width.review(device.active, bool(self._line))
 
     def _measured(self, trial: Trial, event: ev.IterationsDone) -> None:
         """Notes the largest of all measurements."""

@@ -256,7 +256,7 @@ class Packer:
             return
         lane, granted = trial.lane, trial.granted
         if event.outcome in (Outcome.DONE, Outcome.STOPPED) and not trial.is_paused:
-            self._learning.ended(trial, lane, stopped=event.outcome is Outcome.STOPPED)
+            self._learning.ended(trial, lane, event.time, stopped=event.outcome is Outcome.STOPPED)
         lane.least = 0
         lane.residents.pop(trial.id, None)
         lane.paused.pop(trial.id, None)

@@ -159,6 +159,7 @@ class Lane:
         residue: Bytes that ended trials left behind.
         first_residue: What the first one left (imports, caches): the price of a warm lane, not a leak.
         served: A trial has ended in it.
+        has_iterated: A trial has come to an iteration in it: what is done once in a process is done.
         retiring: It takes no further trial and is closed when empty.
         overdue: The trial for whose sake it is being killed.
         turn: The resident that was given every turn.
@@ -176,6 +177,7 @@ class Lane:
     residue: int = 0
     first_residue: int | None = None
     served: bool = False
+    has_iterated: bool = False
     residents: dict[int, Trial] = field(default_factory=dict)
     ready: bool = False
     retiring: bool = False
@@ -260,6 +262,12 @@ class Device:
     @property
     def active(self) -> int:
         return sum(1 for lane in self.lanes.values() if lane.residents)
+
+    @property
+    def iterating(self) -> int:
+        """How many lanes run; none as long as one of them has yet to come to its first iteration."""
+        running = [lane for lane in self.lanes.values() if lane.residents]
+        return len(running) if all(lane.has_iterated for lane in running) else 0
 
     @property
     def is_returning(self) -> bool:

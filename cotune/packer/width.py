@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 GAIN = 1.05
+# Of each lane, on average: measurements, and the seconds they cover.
 SAMPLES = 2
+WINDOW = 0.2
 PATIENCE = 16
 
 
@@ -29,16 +32,17 @@ class Speed:
 
 @dataclass(slots=True)
 class WidthControl:
-    """Raises the width one lane at a time while the sum of normalised speeds grows by more than 5%.
+    """Doubles the width while the sum of normalised speeds grows by more than 5%, then looks between the last two.
 
     A trial's speed is normalised by its own before the change, so unequal trials can be added up (Gandiva,
     OSDI'18, section 4.2, keeps a packing by the same test). Where no trial lived through the change, the mean step
     time of the trials of either width stands in. The first guess is Horus's (TPDS'21): as many lanes as the
-    measured utilisation of one trial leaves room for.
+    measured utilisation of one trial leaves room for. Where memory holds fewer lanes than are to be tried, those that
+    run are judged.
 
     Attributes:
         limit: Never more lanes than this.
-        gain: By what factor one lane more must raise the sum of speeds.
+        gain: By what factor more lanes must raise the sum of speeds.
         guesses: Whether the utilisation of one trial says where to begin.
         width: Lanes that may run at once now; at the limit from the beginning where the user has chosen it.
     """
@@ -51,6 +55,11 @@ class WidthControl:
     _trying_from: int = 0
     _now: dict[int, Speed] = field(default_factory=dict)
     _before: dict[int, Speed] = field(default_factory=dict)
+    # The most lanes that ran at once since the width was changed, and since when all of them have.
+    _reached: int = 0
+    _since: float = -math.inf
+    # The least width of the present search that was not worth it.
+    _refused: int = 0
     _hold: int = 0
     _refusals: int = 0
 
@@ -66,10 +75,26 @@ class WidthControl:
         if self.width == 1 < self.limit and not self._now and not self._refusals:
             self._try(2)
 
-    def measured(self, trial: int, count: int, seconds: float, active: int) -> None:
-        """Notes the speed of a trial while `active` lanes ran; only full width tells anything."""
+    def joined(self, now: float) -> None:
+        """A lane has come to its first iteration: what began earlier was not beside as many."""
+        self._since = now
+
+    def measured(self, trial: int, count: int, seconds: float, active: int, now: float = math.inf) -> None:
+        """Notes the speed of a trial.
+
+        Args:
+            trial: Its number.
+            count: Iterations it has just made.
+            seconds: The time they took.
+            active: Lanes that ran all the while, or 0 if some have yet to come to an iteration.
+            now: When it had made them.
+        """
         may_move = self._trying_from or self.width < self.limit
-        if may_move and active == self.width and count > 0:
+        if not may_move or not count or not 0 < active <= self.width or now - seconds < self._since:
+            return
+        if active > self._reached:
+            self._reached, self._now = active, {}
+        if active == self._reached:
             self._now.setdefault(trial, Speed()).add(count, seconds)
             if len(self._now) > 4 * self.limit:
                 del self._now[next(iter(self._now))]
@@ -81,38 +106,48 @@ class WidthControl:
             active: Lanes running now.
             waiting: Whether a trial would use another lane.
         """
+        is_full = self._reached == self.width or (waiting and active == self._reached > self._trying_from)
         if self._trying_from:
-            if self._is_ready():
+            if is_full and self._is_ready():
                 self._judge()
         elif self._hold > 0:
             self._hold -= 1
-        elif waiting and active == self.width < self.limit and self._is_ready():
-            self._try(self.width + 1)
+        elif waiting and active == self.width == self._reached < self.limit and self._is_ready():
+            self._try(min(self.limit, 2 * self.width))
 
     def _is_ready(self) -> bool:
-        return sum(min(speed.samples, SAMPLES) for speed in self._now.values()) >= SAMPLES * self.width
+        samples = sum(min(speed.samples, SAMPLES) for speed in self._now.values())
+        seconds = sum(speed.seconds for speed in self._now.values())
+        return samples >= SAMPLES * self._reached and seconds >= WINDOW * self._reached
 
     def _judge(self) -> None:
-        """Ends a trial of a width that was measured: kept if it was worth it, else half as wide.
+        """Ends a trial of a width that was measured: keeps it if it was worth it.
 
-        One lane more must add `gain` (5% by default) to the sum of speeds. A guess of several must leave each at
-        least half its speed.
+        More lanes must raise the sum of speeds by `gain`; a guess of many must leave each at least half its speed.
+        Once a width was not worth it, those below it are tried in halves, as long as that is a quarter more.
         """
-        before, width = self._trying_from, self.width
-        self._trying_from = 0
-        if self._gain(before) > (self.gain if width == before + 1 else width / before / 2):
-            self._refusals = 0
+        before, reached = self._trying_from, self._reached
+        is_worth_it = self._gain(before) > max(self.gain, reached / before / 2)
+        if is_worth_it:
+            before, self._before, self._refusals = reached, self._now, 0
+        else:
+            self._refused = reached
+        self._trying_from, self.width = 0, before
+        if not self._refused:
             return
+        between = (before + self._refused) // 2
+        self._now, self._reached = {}, 0
+        if 4 * (between - before) >= before:
+            self._trying_from, self.width = before, between
+            return
+        self._refused = 0
         self._refusals += 1
         self._hold = PATIENCE * 2**self._refusals
-        self.width, self._now = max(before, width // 2), {}
-        if self.width > before:
-            self._trying_from = before
 
     def _try(self, width: int) -> None:
         if width > self.width:
             self._trying_from, self._before = self.width, self._now
-            self.width, self._now = width, {}
+            self.width, self._now, self._reached = width, {}, 0
 
     def _gain(self, before: int) -> float:
         """Sum of normalised speeds now, over that at the width before."""
@@ -124,10 +159,10 @@ class WidthControl:
         if not common:
             then, now = (_mean([s.step_seconds for s in speeds.values()]) for speeds in (self._before, self._now))
             if then == 0:
-                # Nothing was measured before a guess: taken as it is, one step at a time from there.
+                # Nothing was measured before a guess: taken as it is, doubled or not from there.
                 return float("inf")
             common = [then / now] if now > 0 else [1.0]
-        return _mean(common) * self.width / before
+        return _mean(common) * self._reached / before
 
 
 def _mean(values: list[float]) -> float:

@@ -61,6 +61,9 @@ class LaneMemory(ABC):
         """Lifts the cap while a large library is loaded, which would not survive a refusal."""
         return contextlib.nullcontext()
 
+    def settle(self) -> None:  # noqa: B027
+        """Waits for what was given to the device until now, unless it may not be waited for; raises what went wrong."""
+
     def finish(self) -> None:  # noqa: B027 - where nothing runs behind the trial's back, nothing is left to wait for
         """Waits for what the trial has still under way on the device, and raises what goes wrong there."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from cotune.packer.width import PATIENCE, WidthControl
+from cotune.packer.width import PATIENCE, WINDOW, WidthControl
 
 
 def run(control: WidthControl, step_seconds: Callable[[int], float], reviews: int = 400) -> set[int]:
@@ -71,10 +71,66 @@ def test_goes_back_where_another_lane_gains_nothing() -> None:
     assert control.width == 1
 
 
-def test_stops_where_the_gain_falls_below_five_percent() -> None:
+def test_doubles_until_the_gain_falls_below_five_percent() -> None:
+    control = searching(limit=32)
+    seen = run(control, lambda width: 1.0 if width <= 4 else width / 4.1)
+    assert seen == {1, 2, 4, 8, 6, 5}
+    assert control.width == 4
+
+
+def test_looks_between_a_width_that_paid_and_one_that_did_not() -> None:
+    control = searching(limit=32)
+    seen = run(control, lambda width: 1.0 if width <= 6 else width / 6.0 * 1.6, reviews=30)
+    assert seen == {1, 2, 4, 8, 6}
+    assert control.width == 6
+
+
+def test_what_began_before_all_lanes_had_come_to_an_iteration_does_not_count() -> None:
+    control = WidthControl(limit=2)
+    for _ in range(2):
+        control.measured(0, 1, 1.0, 1)
+    control.review(1, waiting=True)
+    assert control.width == 2
+    # The second lane is not up yet, and the first runs alone.
+    for now in (1.0, 2.0, 3.0):
+        control.measured(0, 1, 1.0, 0, now)
+    control.joined(4.5)
+    control.measured(0, 1, 1.0, 2, 5.0)
+    control.review(2, waiting=True)
+    assert control.width == 2
+    for now in (7.5, 9.5):
+        control.measured(0, 1, 2.0, 2, now)
+        control.measured(1, 1, 2.0, 2, now)
+    control.review(2, waiting=True)
+    assert control.width == 1
+
+
+def test_a_moment_tells_nothing() -> None:
     control = searching()
-    run(control, lambda width: 1.0 if width <= 3 else width / 3.06)
-    assert control.width == 3
+    for _ in range(50):
+        control.measured(0, 1, WINDOW / 60, 1)
+        control.review(1, waiting=True)
+    assert control.width == 1
+    for _ in range(11):
+        control.measured(0, 1, WINDOW / 60, 1)
+    control.review(1, waiting=True)
+    assert control.width == 2
+
+
+def test_as_many_as_memory_holds_are_judged_where_more_were_to_be_tried() -> None:
+    control = searching(limit=16)
+
+    def run_in(most: int) -> None:
+        for _ in range(20):
+            active = min(control.width, most)
+            for trial in range(active):
+                control.measured(trial, 1, 1.0, active)
+            control.review(active, waiting=True)
+
+    run_in(3)
+    assert control.width == 6  # three were worth it, and no more came to be
+    run_in(16)
+    assert control.width == 16
 
 
 def test_tries_less_and_less_often_after_refusals() -> None:

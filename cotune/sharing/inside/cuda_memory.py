@@ -135,6 +135,11 @@ class CudaMemory(LaneMemory):
     def relax(self) -> None:
         """Unwinding frees device memory without asking for more: the cap may stay."""
 
+    def settle(self) -> None:
+        # While a graph is captured nothing runs, and to wait would end the capture.
+        if not self._torch.cuda.is_current_stream_capturing():
+            self._torch.cuda.synchronize()
+
     def finish(self) -> None:
         self._torch.cuda.synchronize()
 

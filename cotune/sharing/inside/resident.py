@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 FIRST_MEASURED = 2
-MEASURE_EVERY = 0.5
+# Seconds between measurements, at most and at first.
+MEASURE_EVERY, MEASURE_SOON = 0.5, 0.1
 # Threads that may stay: the lane's, and those of torch.compile, whose workers serve the next trial too.
 HELPERS = ("trial-", "InductorSubproc", "subproc_worker_timer")
 # Seconds of a turn where trials share a lane.
@@ -88,6 +89,7 @@ class ResidentTrial(session.Session):
         self._turn_due = math.inf
         self._turn_end = 0.0
         self._measure_due = 0.0
+        self._measure_every = MEASURE_SOON
         self._steps = 0
         self._stepped: Callable[[], Any] = lambda: None
         self._iterations = 0
@@ -200,9 +202,15 @@ class ResidentTrial(session.Session):
         is_early = self._sent_iterations < self._iterations <= FIRST_MEASURED
         rests = self._waits.is_pausing and not self._loan.is_open
         if now >= self._measure_due or is_early or self._stop or self._loan.is_due or rests:
+            if not self._stop:
+                # Iterations count once the device has done them, however far ahead of it the trial is.
+                self._host.memory.settle()
+                now = time.monotonic()
             self._meter.read(now)
             self._send_progress()
-            self._measure_due = now + MEASURE_EVERY
+            self._measure_due = now + self._measure_every
+            if not is_early:
+                self._measure_every = min(MEASURE_EVERY, 2 * self._measure_every)
         self.leave_if_over()
         if self._loan.is_due:
             self._loan.settle()
