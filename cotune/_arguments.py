@@ -59,6 +59,13 @@ def checked_flag(what: str, value: Any, *, or_none: bool = False) -> None:
         raise InputError(f"{what}={value!r} is not a yes or no", hint=f"pass {what}={choices}")
 
 
+def checked_mps(mps: Any, lanes: int | None) -> bool | None:
+    """Whether lanes are to be clients of an MPS daemon; a single lane has nothing of it unless that is asked for."""
+    checked_flag("mps", mps, or_none=True)
+    wanted: bool | None = mps
+    return False if wanted is None and lanes == 1 else wanted
+
+
 def checked_seconds(what: str, value: Any) -> float | None:
     """Seconds from a number or a timedelta."""
     if value is None:

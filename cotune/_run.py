@@ -20,6 +20,7 @@ from cotune._arguments import (
     checked_count,
     checked_flag,
     checked_max_steps,
+    checked_mps,
     checked_priority,
     checked_seconds,
     checked_seed,
@@ -87,7 +88,7 @@ def run(
     max_steps: int | Callable[[dict[str, Any]], int | None] | None = None,
     priority: float | Callable[[dict[str, Any]], float] = 0.0,
     max_slowdown: float = MAX_SLOWDOWN,
-    mps: bool = False,
+    mps: bool | None = None,
     sampler: str | BaseSampler | None = None,
     pruner: str | BasePruner | AshaPromote | None = None,
     seed: int | None = None,
@@ -138,8 +139,9 @@ def run(
         max_slowdown: By what factor, 1 or more, a trial with a priority above 0 may be slowed down by others on its
             device: neighbours are chosen, and if need be left out, so that it is not (`TrialResult.slowdown`).
         mps: Whether the lanes of a GPU compute at the same time, through an MPS daemon of this run's own; else the
-            driver gives them slices of time in turn. A fatal fault of one trial, such as a failed device-side assert,
-            then costs all trials on that GPU their lanes: they go on from their checkpoints, without MPS.
+            driver gives them slices of time in turn. If left out, they do wherever such a daemon can be started. A
+            fatal fault of one trial, such as a failed device-side assert, may then cost others on that GPU their
+            lanes: they go on from their checkpoints, without MPS.
         sampler: `tpe` (the default), `random`, `grid`, or any Optuna sampler.
         pruner: `asha`, `hyperband`, `median`, or any Optuna pruner; none if left out. With `asha-promote` (or an
             `AshaPromote`) trials wait at rungs until they are among the best there, instead of being stopped for good.
@@ -192,9 +194,10 @@ def run(
     check_choice("sampler", sampler, SAMPLERS)
     check_choice("pruner", pruner, PRUNERS)
     check_callbacks(callbacks, "trial")
-    for flag, value in (("grants", grants), ("mps", mps), ("resume", resume), ("lockstep", lockstep)):
+    for flag, value in (("grants", grants), ("resume", resume), ("lockstep", lockstep)):
         checked_flag(flag, value)
     checked_flag("dashboard", dashboard, or_none=True)
+    mps = checked_mps(mps, lanes)
     budget = checked_seconds("time_budget", time_budget)
     is_grid = isinstance(sampler, str) and sampler.lower() == "grid"
     if is_grid:

@@ -24,6 +24,7 @@ from cotune._arguments import (
     check_callbacks,
     check_run_name,
     checked_count,
+    checked_mps,
     checked_seconds,
     checked_seed,
     checked_timeout,
@@ -75,7 +76,7 @@ def optimize(
     threads: int | None = None,
     policy: str | Policy | None = None,
     grants: bool = True,
-    mps: bool = False,
+    mps: bool | None = None,
     seed: int | None = None,
     iteration_timeout: float | None = None,
     dashboard: bool | None = None,
@@ -134,6 +135,7 @@ def optimize(
         iteration_timeout=checked_seconds("iteration_timeout", iteration_timeout),
         grants=bool(grants),
     )
+    mps = checked_mps(mps, lanes)
     wanted, seconds = checked_count("n_trials", n_trials, least=0), checked_timeout(timeout)
     base = secrets.randbits(32) if seed is None else checked_seed(seed) or 0
     found = find_devices(gpus, devices, checked_count("threads", threads))
@@ -144,9 +146,7 @@ def optimize(
         dashboard = show_progress_bar or (optuna.logging.get_verbosity() > optuna.logging.INFO and sys.stderr.isatty())
     with folder.locked(), study_as_proxy(study), contextlib.ExitStack() as stack:
         trainable = StudyObjective(objective, len(study.directions))
-        how = LocalOptions(
-            "", threads, judged=False, residents=options.residents, preload=(_LANE_MODULE,), mps=bool(mps)
-        )
+        how = LocalOptions("", threads, judged=False, residents=options.residents, preload=(_LANE_MODULE,), mps=mps)
         engine = LocalEngine(trainable, found, folder.lanes, how)
         stack.callback(engine.close)
         search = StudySearch(

@@ -170,6 +170,70 @@ def test_a_device_side_assert_costs_its_own_lane_only(run):
     assert states == {0: "done", 1: "failed", 2: "done"}
 
 
+def test_a_graph_that_is_captured_with_its_optimizer_step_is_left_alone(run):
+    def train(config):
+        import torch
+
+        weight = torch.ones(64, 64, device="cuda", requires_grad=True)
+        optimizer = torch.optim.Adam([weight], lr=0.1, capturable=True)
+
+        def step():
+            optimizer.zero_grad(set_to_none=False)
+            (weight @ weight).square().mean().backward()
+            optimizer.step()
+
+        for _ in range(3):
+            step()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            # As many as it takes for a boundary to have something to do.
+            until = time.monotonic() + 1.0
+            while time.monotonic() < until:
+                step()
+        for number in range(3):
+            graph.replay()
+            cotune.report({"loss": weight.sum()}, step=number)
+
+    trial = run(train, {"x": 1}, trials=1)[0]
+    assert trial.error is None
+    assert len(trial.history) == 3
+
+
+@pytest.mark.usefixtures("needs_mps")
+def test_lanes_are_mps_clients_unless_that_is_not_wanted(run):
+    def train(config):
+        return {"loss": 0.0, "client": "CUDA_MPS_PIPE_DIRECTORY" in os.environ}
+
+    assert run(train, {"x": 1}, trials=1)[0].metrics["client"]
+    assert not run(train, {"x": 1}, trials=1, mps=False)[0].metrics["client"]
+
+
+@pytest.mark.usefixtures("needs_mps")
+def test_an_mps_client_that_is_killed_at_work_costs_others_nothing(run, tmp_path):
+    space = {"lr": cotune.choice([1e-3, 3e-3, 1e-2, 3e-2])}
+
+    def train(config):
+        import signal
+
+        import torch
+
+        if config["lr"] == 3e-2:
+            attempt = len(list(tmp_path.glob("attempt-*")))
+            (tmp_path / f"attempt-{attempt}").touch()
+            if attempt < 2:
+                big = torch.ones(8192, 8192, device="cuda")
+                for _ in range(100):
+                    big @ big
+                os.kill(os.getpid(), signal.SIGKILL)
+        dropout(config)
+
+    alone = run(dropout, space, sampler="grid", lanes=1)
+    beside = run(train, space, sampler="grid", lanes=4, mps=True)
+    assert beside[3].attempts == 3
+    for a, b in zip(alone, beside, strict=True):
+        assert [r["loss"] for r in a.history] == [r["loss"] for r in b.history]
+
+
 @pytest.mark.usefixtures("needs_mps")
 def test_lanes_that_are_mps_clients_compute_the_same_bits_as_others(run):
     space = {"lr": cotune.choice([1e-3, 3e-3, 1e-2])}

@@ -160,7 +160,7 @@ def _mps(info: DeviceInfo) -> Finding:
         MpsDaemon(info.uuid).close()
     except DeviceError as error:
         return Finding("MPS", None, error.message, "lanes take slices of time on a GPU, which always works")
-    return Finding("MPS", True, "a daemon of one's own can be started: mps=True lets lanes compute at the same time")
+    return Finding("MPS", True, "a daemon of its own can be started: lanes compute at the same time, unless mps=False")
 
 
 # ---- limits

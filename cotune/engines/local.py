@@ -53,7 +53,8 @@ class LocalOptions:
         residents: How many trials may share a lane.
         paused: How many more may wait in a lane.
         preload: Modules that every trial imports.
-        mps: Whether the lanes of a GPU compute at the same time, as clients of a daemon that is started for them.
+        mps: Whether the lanes of a GPU compute at the same time, as clients of a daemon that is started for them; None
+            where it can be.
     """
 
     metric: str
@@ -64,7 +65,7 @@ class LocalOptions:
     residents: int = 1
     paused: int = 0
     preload: tuple[str, ...] = ()
-    mps: bool = False
+    mps: bool | None = False
 
 
 class LocalEngine(Engine):
@@ -169,7 +170,7 @@ class LocalEngine(Engine):
             # It was given up, of which the brain is about to hear.
             return
         gpu = self._devices.gpus.get(info.name)
-        mps = gpu.mps_environment if gpu is not None else None
+        mps = gpu.mps_environment() if gpu is not None else None
         options = LaneOptions(
             lane=instruction.lane,
             device=info.name,

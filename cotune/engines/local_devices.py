@@ -32,7 +32,7 @@ class LocalDevices:
         self._stillborn = {name: Stillborn(f"see the logs in {folder}") for name in self.there}
         self._useless: dict[str, errors.RunError] = {}
 
-    def watch(self, mps: bool) -> None:
+    def watch(self, mps: bool | None) -> None:
         """Starts to watch the GPUs.
 
         Raises:

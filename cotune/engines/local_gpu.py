@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Sequence
 
 from cotune.engines.others import OthersOnGpu
+from cotune.errors import DeviceError
 from cotune.sharing import cuda
 from cotune.sharing.devices import DeviceInfo
 from cotune.sharing.lane import LaneHandle
 from cotune.sharing.mps import MpsDaemon
 
+log = logging.getLogger(__name__)
+
 BUSY_AFTER = 2.0
 SILENT_AFTER = 1.0
+# Faults of two lanes within so many seconds are one, which has reached both.
+SAME_FAULT = 10.0
 
 
 class LocalGpu:
@@ -19,7 +26,7 @@ class LocalGpu:
 
     Args:
         info: Which one.
-        mps: Whether there is to be such a daemon.
+        mps: Whether there is to be such a daemon; None where it can be had and more than one lane may run.
 
     Attributes:
         name: The device's.
@@ -28,26 +35,36 @@ class LocalGpu:
         DeviceError: MPS was asked for, and cannot be used.
     """
 
-    def __init__(self, info: DeviceInfo, mps: bool) -> None:
+    def __init__(self, info: DeviceInfo, mps: bool | None) -> None:
         self.name = info.name
         self._capacity = info.capacity
-        self._mps = MpsDaemon(info.uuid) if mps else None
-        self._has_faulted = False
+        self._mps = _daemon(info, mps)
+        self._spreads_faults = False
+        self._fault_at = float("-inf")
+        self._apart = 0
         self._watch = cuda.GpuWatch(info.uuid)
         self._others = OthersOnGpu(info.total, info.capacity, lambda free: max(0, free - cuda.RESERVE))
         self._began: dict[int, float] = {}
 
-    @property
     def mps_environment(self) -> dict[str, str] | None:
         """What makes a new lane a client of the daemon; None where it is to do without.
 
-        Where a fault has broken the contexts of all its clients once, lanes are apart from then on.
+        For every lane that a fault has cost the next one is apart, so that the trial at fault fails there by itself.
+        Where one fault has cost several, all are from then on.
         """
-        return self._mps.environment(self._capacity) if self._mps and not self._has_faulted else None
+        if self._mps is None or self._spreads_faults:
+            return None
+        if self._apart:
+            self._apart -= 1
+            return None
+        return self._mps.environment(self._capacity)
 
     def faulted(self) -> None:
-        """A fault has broken the contexts of all clients."""
-        self._has_faulted = True
+        """A fault has broken the context of a client, if not of all."""
+        now = time.monotonic()
+        self._spreads_faults = self._spreads_faults or now - self._fault_at < SAME_FAULT
+        self._fault_at = now
+        self._apart += 1
 
     def is_lost(self) -> bool:
         """Whether the driver says that it is gone."""
@@ -80,7 +97,8 @@ class LocalGpu:
     def busy(self, trial: int, now: float, lanes: int) -> float | None:
         """The share of time in which a kernel ran, told of a trial that has just done an iteration.
 
-        None unless what NVML has averaged over the last second was this trial's training and nothing else.
+        None unless what NVML has averaged over the last second was this trial's training and nothing else; and where
+        kernels of several lanes run at the same time, since the time of one is not taken from the others then.
 
         Args:
             trial: The trial's number.
@@ -88,9 +106,22 @@ class LocalGpu:
             lanes: How many of ours there are.
         """
         began = self._began.setdefault(trial, now)
-        return self._watch.utilization() if lanes == 1 and now - began > BUSY_AFTER else None
+        is_measured = lanes == 1 and now - began > BUSY_AFTER and self._mps is None
+        return self._watch.utilization() if is_measured else None
 
     def close(self) -> None:
         self._watch.close()
         if self._mps:
             self._mps.close()
+
+
+def _daemon(info: DeviceInfo, wanted: bool | None) -> MpsDaemon | None:
+    if wanted is False or (wanted is None and info.max_width == 1):
+        return None
+    try:
+        return MpsDaemon(info.uuid)
+    except DeviceError as error:
+        if wanted:
+            raise
+        log.info("%s: %s", info.name, error.message)
+        return None

@@ -64,7 +64,7 @@ def test_a_machine_with_a_gpu_says_what_it_has_and_what_a_run_would_use(gpu, cap
     assert "H200, 139 GiB free of 140 GiB, GPU-1111" in out
     assert "cuda:0" in out
     assert "139 GiB for trials" in out
-    assert "mps=True lets lanes compute at the same time" in out
+    assert "lanes compute at the same time, unless mps=False" in out
 
 
 def test_why_mps_is_not_to_be_had_is_no_fault(gpu, machine, capsys):

@@ -115,7 +115,7 @@ def test_while_the_driver_does_not_run_nobody_is_late(tmp_path):
     engine.close()
 
 
-def test_once_a_fault_has_broken_the_contexts_of_mps_clients_lanes_are_apart(tmp_path, monkeypatch):
+def test_after_a_fault_as_many_lanes_are_apart_as_it_has_cost_and_all_once_it_has_cost_several(tmp_path, monkeypatch):
     opened, closed = {}, []
 
     class Lane:
@@ -169,6 +169,11 @@ def test_once_a_fault_has_broken_the_contexts_of_mps_clients_lanes_are_apart(tmp
     assert "broke the device context" in lost.detail
     apart = lane(3, "cuda:0")
     assert (apart.is_mps_client, apart.environment) == (False, {})
-    assert lane(4, "cuda:1").is_mps_client
+    assert lane(4, "cuda:0").is_mps_client
+    # Another that the same fault has reached: it spreads here.
+    gone(4, FAULTED << 8)
+    assert not lane(5, "cuda:0").is_mps_client
+    assert not lane(6, "cuda:0").is_mps_client
+    assert lane(7, "cuda:1").is_mps_client
     engine.close()
     assert closed == ["GPU-0", "GPU-1"]

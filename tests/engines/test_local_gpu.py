@@ -10,6 +10,7 @@ from cotune.demand import GIB
 from cotune.engines import local_gpu
 from cotune.engines.local_gpu import BUSY_AFTER, LocalGpu
 from cotune.engines.others import SETTLE
+from cotune.errors import DeviceError
 from cotune.sharing import cuda
 from cotune.sharing.devices import DeviceInfo
 
@@ -31,9 +32,11 @@ class Watch:
 @pytest.fixture
 def gpu(monkeypatch):
     monkeypatch.setattr(local_gpu.cuda, "GpuWatch", Watch)
-    made = LocalGpu(DeviceInfo("cuda:0", 16 * GIB - cuda.RESERVE, 0, 32, 2, "GPU-0", 16 * GIB), mps=False)
-    made.watch = made._watch
-    return made
+    return LocalGpu(info(), mps=False)
+
+
+def info(max_width=32):
+    return DeviceInfo("cuda:0", 16 * GIB - cuda.RESERVE, 0, max_width, 2, "GPU-0", 16 * GIB)
 
 
 def lane(held, quiet=0.0, is_up=True):
@@ -45,20 +48,20 @@ def settled(gpu, lanes):
 
 
 def test_what_no_lane_of_ours_holds_is_taken_by_others(gpu):
-    gpu.watch.bytes = 7 * GIB
+    gpu._watch.bytes = 7 * GIB
     assert settled(gpu, [lane(2 * GIB), lane(GIB)]) == 12 * GIB - cuda.RESERVE
 
 
 @pytest.mark.parametrize("young", [{"is_up": False}, {"quiet": 3.0}])
 def test_nothing_is_concluded_beside_a_lane_whose_figure_is_old(gpu, young):
-    gpu.watch.bytes = 7 * GIB
+    gpu._watch.bytes = 7 * GIB
     assert settled(gpu, [lane(GIB), lane(0, **young)]) is None
 
 
 def test_nothing_is_concluded_when_a_lane_has_just_gone(gpu):
     settled(gpu, [])
     gpu.lane_gone()
-    gpu.watch.bytes = 7 * GIB
+    gpu._watch.bytes = 7 * GIB
     assert gpu.changed_capacity([]) is None
 
 
@@ -75,12 +78,54 @@ def test_the_next_attempt_at_a_trial_is_measured_anew(gpu):
 
 
 def test_without_mps_lanes_are_told_of_none(gpu):
-    assert gpu.mps_environment is None
+    assert gpu.mps_environment() is None
     gpu.close()
-    assert gpu.watch.is_closed
+    assert gpu._watch.is_closed
 
 
 def test_a_lane_that_did_not_come_up_has_the_device_looked_at_at_once(gpu):
     gpu.lane_gone()
-    gpu.watch.bytes = 7 * GIB
+    gpu._watch.bytes = 7 * GIB
     assert gpu.refused_capacity([lane(2 * GIB), lane(0, is_up=False)]) == 11 * GIB - cuda.RESERVE
+
+
+@pytest.fixture
+def daemons(monkeypatch):
+    """Those that were started; one that is refused says why."""
+    started = []
+
+    class Daemon:
+        def __init__(self, uuid):
+            if started and started[0] == "refused":
+                raise DeviceError("MPS cannot be used: nvidia-cuda-mps-control is not installed")
+            started.append(self)
+
+        def environment(self, memory):
+            return {"limit": str(memory)}
+
+        def close(self):
+            started.remove(self)
+
+    monkeypatch.setattr(local_gpu.cuda, "GpuWatch", Watch)
+    monkeypatch.setattr(local_gpu, "MpsDaemon", Daemon)
+    return started
+
+
+def test_lanes_are_mps_clients_wherever_they_can_be_and_several_may_run(daemons):
+    gpu = LocalGpu(info(), mps=None)
+    assert gpu.mps_environment() == {"limit": str(16 * GIB - cuda.RESERVE)}
+    assert gpu.busy(0, 10.0, lanes=1) is gpu.busy(0, 20.0, lanes=1) is None, "what one does is not taken from others"
+    gpu.close()
+    assert daemons == []
+    assert LocalGpu(info(max_width=1), mps=None).mps_environment() is None
+    assert LocalGpu(info(), mps=False).mps_environment() is None
+    assert daemons == []
+
+
+def test_where_mps_is_refused_lanes_do_without_unless_it_was_asked_for(daemons, caplog):
+    daemons.append("refused")
+    with caplog.at_level("INFO"):
+        assert LocalGpu(info(), mps=None).mps_environment() is None
+    assert "nvidia-cuda-mps-control is not installed" in caplog.text
+    with pytest.raises(DeviceError, match="not installed"):
+        LocalGpu(info(), mps=True)
