@@ -71,6 +71,8 @@ class Placement:
         self._fitting = fitting
         self._company = company
         self._reservation = reservation
+        # The version of the devices for which an idle moment found the whole line in order.
+        self._devices = 0
 
     def place(self, is_idle: bool) -> None:
         """Starts what fits.
@@ -80,9 +82,21 @@ class Placement:
         """
         if not self._line or not self._pool.with_seat:
             return
-        more = self._line.sort(self._ledger.version)
-        while more and is_idle:
-            more = self._line.sort(self._ledger.version)
+        devices, waiting = self._ledger.version, len(self._line)
+        is_outdated = self._line.sort(devices)
+        if is_idle and devices != self._devices:
+            self._devices = devices
+            self._sort_all()
+        self._place()
+        if is_outdated and is_idle and len(self._line) == waiting:
+            self._sort_all()
+            self._place()
+
+    def _sort_all(self) -> None:
+        while self._line.sort(self._ledger.version):
+            pass
+
+    def _place(self) -> None:
         self._reservation.check()
         self._try_reserved()
         kept = self._reservation.trial
