@@ -1,6 +1,7 @@
 """`cotune.run` on a real GPU."""
 
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -208,30 +209,55 @@ def test_lanes_are_mps_clients_unless_that_is_not_wanted(run):
     assert not run(train, {"x": 1}, trials=1, mps=False)[0].metrics["client"]
 
 
+def keep_busy(seconds):
+    """Gives the device work for some time, and waits for none of it."""
+    import torch
+
+    big = torch.ones(8192, 8192, device="cuda")
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        for _ in range(50):
+            big @ big
+        torch.cuda.synchronize()
+    for _ in range(100):
+        big @ big
+
+
 @pytest.mark.usefixtures("needs_mps")
-def test_an_mps_client_that_is_killed_at_work_costs_others_nothing(run, tmp_path):
-    space = {"lr": cotune.choice([1e-3, 3e-3, 1e-2, 3e-2])}
-
+def test_an_mps_client_that_dies_at_work_costs_others_an_attempt_at_most(run, tmp_path):
     def train(config):
-        import signal
-
-        import torch
-
-        if config["lr"] == 3e-2:
-            attempt = len(list(tmp_path.glob("attempt-*")))
-            (tmp_path / f"attempt-{attempt}").touch()
-            if attempt < 2:
-                big = torch.ones(8192, 8192, device="cuda")
-                for _ in range(100):
-                    big @ big
-                os.kill(os.getpid(), signal.SIGKILL)
+        if config["lr"] == 3e-2 and not (tmp_path / "died").exists():
+            cotune.report({"loss": 0.0})
+            keep_busy(1.0)
+            (tmp_path / "died").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
         dropout(config)
+        if not (tmp_path / "died").exists():
+            # There when the other dies.
+            keep_busy(5.0)
 
-    alone = run(dropout, space, sampler="grid", lanes=1)
-    beside = run(train, space, sampler="grid", lanes=4, mps=True)
-    assert beside[3].attempts == 3
-    for a, b in zip(alone, beside, strict=True):
-        assert [r["loss"] for r in a.history] == [r["loss"] for r in b.history]
+    alone = run(dropout, {"lr": cotune.choice([1e-3, 3e-3, 1e-2])}, sampler="grid", lanes=1)
+    beside = run(train, {"lr": cotune.choice([1e-3, 3e-3, 1e-2, 3e-2])}, sampler="grid", lanes=4, mps=True)
+    last = {trial.config["lr"]: trial.history[-60:] for trial in beside if trial.error is None}
+    assert len(last) == 4, [trial.error for trial in beside]
+    assert all(trial.attempts <= 2 for trial in beside)
+    for trial in alone:
+        assert [r["loss"] for r in trial.history] == [r["loss"] for r in last[trial.config["lr"]]]
+
+
+@pytest.mark.usefixtures("needs_mps")
+def test_an_mps_client_that_we_kill_at_work_costs_others_nothing(run):
+    def train(config):
+        cotune.report({"loss": 0.0})
+        if config["x"] == 0:
+            keep_busy(3600.0)
+        for step in range(10):
+            keep_busy(0.5)
+            cotune.report({"loss": 1.0}, step=step)
+
+    results = run(train, {"x": cotune.choice([0, 1, 2])}, sampler="grid", lanes=3, mps=True, iteration_timeout=2.5)
+    assert [type(trial.error) for trial in results.errors] == [cotune.TrialOverdue]
+    assert [trial.attempts for trial in results] == [1, 1, 1]
 
 
 @pytest.mark.usefixtures("needs_mps")

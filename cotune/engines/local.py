@@ -7,7 +7,6 @@ Sweep ──instructions──▶ LocalEngine ──▶ Zygote (forks, kills, re
 from __future__ import annotations
 
 import contextlib
-import os
 import selectors
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -31,7 +30,7 @@ from cotune.sharing.estimator import Estimator
 from cotune.sharing.lane import LaneHandle, ended_how
 from cotune.sharing.lane_options import LaneOptions
 from cotune.sharing.pickling import Packed, pack
-from cotune.sharing.wire import FAULTED, Kind
+from cotune.sharing.wire import Kind
 from cotune.sharing.zygote import Zygote
 from cotune.trial import Estimated, Outcome, TrialSpec
 
@@ -188,7 +187,7 @@ class LocalEngine(Engine):
             is_mps_client=mps is not None,
         )
         try:
-            lane = LaneHandle(self._spawn_zygote(), options)
+            lane = LaneHandle(self._spawn_zygote(), options, gpu.dismiss if gpu is not None and mps else None)
         except OSError as error:
             raise errors.RunError(
                 f"lane {instruction.lane} cannot be opened: {error.strerror or error}",
@@ -282,11 +281,12 @@ class LocalEngine(Engine):
             self._estimator.forked(lane)
         elif what == "gone" and lane in self._lanes:
             handle = self._lanes[lane]
-            if handle.options.is_mps_client and os.WIFEXITED(value) and os.WEXITSTATUS(value) == FAULTED:
-                self._devices.gpus[handle.options.device].faulted()
             detail = ended_how(value, handle.options.log)
             self._lane_gone(handle, detail)
-            if not handle.is_up:
+            if handle.options.is_mps_client:
+                # One that did not come up says nothing of the device: the next are no clients.
+                self._devices.gpus[handle.options.device].client_gone(handle, value)
+            elif not handle.is_up:
                 self._devices.lane_stillborn(handle.options.device, detail)
 
     def _zygote_died(self, zygote: Zygote) -> None:

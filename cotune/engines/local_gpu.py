@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Sequence
 
@@ -12,6 +13,7 @@ from cotune.sharing import cuda
 from cotune.sharing.devices import DeviceInfo
 from cotune.sharing.lane import LaneHandle
 from cotune.sharing.mps import MpsDaemon
+from cotune.sharing.wire import FAULTED
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +41,7 @@ class LocalGpu:
         self.name = info.name
         self._capacity = info.capacity
         self._mps = _daemon(info, mps)
-        self._spreads_faults = False
+        self._is_broken = False
         self._fault_at = float("-inf")
         self._apart = 0
         self._watch = cuda.GpuWatch(info.uuid)
@@ -50,21 +52,36 @@ class LocalGpu:
         """What makes a new lane a client of the daemon; None where it is to do without.
 
         For every lane that a fault has cost the next one is apart, so that the trial at fault fails there by itself.
-        Where one fault has cost several, all are from then on.
+        Once a fault has cost several, or a client has died some other way, all are.
         """
-        if self._mps is None or self._spreads_faults:
+        if self._mps is None or self._is_broken:
             return None
         if self._apart:
             self._apart -= 1
             return None
         return self._mps.environment(self._capacity)
 
-    def faulted(self) -> None:
-        """A fault has broken the context of a client, if not of all."""
+    def dismiss(self, process: int) -> None:
+        """Makes sure that a lane can be killed without harm to the others, in whatever thread."""
+        if self._mps is not None:
+            self._mps.dismiss(process)
+
+    def client_gone(self, lane: LaneHandle, status: int) -> None:
+        """A client of the daemon has died.
+
+        Args:
+            lane: The lane that it was.
+            status: Its exit status as `os.wait` gives it.
+        """
+        if lane.is_killed or (lane.is_up and status == 0):
+            return
         now = time.monotonic()
-        self._spreads_faults = self._spreads_faults or now - self._fault_at < SAME_FAULT
-        self._fault_at = now
-        self._apart += 1
+        if os.waitstatus_to_exitcode(status) == FAULTED:
+            self._is_broken = self._is_broken or now - self._fault_at < SAME_FAULT
+            self._fault_at = now
+            self._apart += 1
+        else:
+            self._is_broken = True
 
     def is_lost(self) -> bool:
         """Whether the driver says that it is gone."""

@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass, field
 
 GAIN = 1.05
-# Of each lane, on average: measurements, and the seconds they cover.
-SAMPLES = 2
+# Of each lane, on average: iterations, and the seconds they took.
+ITERATIONS = 2
 WINDOW = 0.2
 PATIENCE = 16
 
@@ -116,9 +116,9 @@ class WidthControl:
             self._try(min(self.limit, 2 * self.width))
 
     def _is_ready(self) -> bool:
-        samples = sum(min(speed.samples, SAMPLES) for speed in self._now.values())
+        iterations = sum(min(speed.count, ITERATIONS) for speed in self._now.values())
         seconds = sum(speed.seconds for speed in self._now.values())
-        return samples >= SAMPLES * self._reached and seconds >= WINDOW * self._reached
+        return iterations >= ITERATIONS * self._reached and seconds >= WINDOW * self._reached
 
     def _judge(self) -> None:
         """Ends a trial of a width that was measured: keeps it if it was worth it.
@@ -127,8 +127,7 @@ class WidthControl:
         Once a width was not worth it, those below it are tried in halves, as long as that is a quarter more.
         """
         before, reached = self._trying_from, self._reached
-        is_worth_it = self._gain(before) > max(self.gain, reached / before / 2)
-        if is_worth_it:
+        if self._gain(before) > max(self.gain, reached / before / 2):
             before, self._before, self._refusals = reached, self._now, 0
         else:
             self._refused = reached

@@ -8,8 +8,9 @@ import mmap
 import os
 import signal
 import socket
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,20 +43,23 @@ class LaneHandle:
     Args:
         zygote: Forks it.
         options: What it is told first.
+        dismiss: Called, in another thread, with the process that is about to be killed.
 
     Attributes:
         is_up: It has said that it is ready.
+        is_killed: It was told to be.
         quota: Bytes that it may hold, as it was last told.
         page: How it stands, as it shows itself; not to be read after `close()`.
         leaves_since: When it was told to exit; infinite if it was not.
     """
 
-    def __init__(self, zygote: Zygote, options: LaneOptions) -> None:
+    def __init__(self, zygote: Zygote, options: LaneOptions, dismiss: Callable[[int], None] | None = None) -> None:
         self.lane = options.lane
         self.options = options
         self.quota = options.quota
-        self.is_up = False
+        self.is_up = self.is_killed = False
         self.leaves_since = math.inf
+        self._dismiss = dismiss
         self._zygote = zygote
         page = os.memfd_create(f"cotune-lane-{options.lane}", os.MFD_CLOEXEC)
         os.ftruncate(page, mmap.PAGESIZE)
@@ -151,7 +155,18 @@ class LaneHandle:
         self._send(wire.encode(Kind.EXIT))
 
     def kill(self) -> None:
-        self._zygote.kill(self.lane)
+        process = self._zygote.process_of(self.lane)
+        if self._dismiss is None or process is None:
+            self._zygote.kill(self.lane)
+        elif not self.is_killed:
+            threading.Thread(target=self._dismiss_and_kill, args=(self._dismiss, process), daemon=True).start()
+        self.is_killed = True
+
+    def _dismiss_and_kill(self, dismiss: Callable[[int], None], process: int) -> None:
+        try:
+            dismiss(process)
+        finally:
+            self._zygote.kill(self.lane)
 
     def close(self) -> None:
         self._sock.close()

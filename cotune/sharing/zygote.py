@@ -96,9 +96,14 @@ class Zygote:
         with contextlib.suppress(ConnectionError):
             self._sock.sendmsg([pickle.dumps((what, number))], rights)
 
+    def process_of(self, lane: int) -> int | None:
+        """The process of a lane that it has forked, as far as it has said so."""
+        return self._groups.get(lane)
+
     def kill(self, lane: int) -> None:
         """Asks for the whole process group of a lane or a rehearsal to be killed."""
-        with contextlib.suppress(ConnectionError):
+        # It may be closed by now.
+        with contextlib.suppress(OSError):
             self._sock.send(pickle.dumps(("kill", lane)))
 
     def receive(self) -> tuple[str, int, Any] | None:

@@ -44,9 +44,9 @@ def test_a_lane_for_which_no_file_may_be_opened_is_told_with_a_way_out(tmp_path,
 
 def test_a_device_on_which_no_lane_comes_up_is_given_up_unless_it_is_the_last(tmp_path, monkeypatch, caplog):
     class Stillborn(LaneHandle):
-        def __init__(self, zygote, options):
+        def __init__(self, zygote, options, dismiss):
             # Killed from here it might have been up before.
-            super().__init__(zygote, replace(options, log=tmp_path / "nowhere" / "log"))
+            super().__init__(zygote, replace(options, log=tmp_path / "nowhere" / "log"), dismiss)
 
     def heard_after_lanes_on(device, numbers):
         for number in numbers:
@@ -115,13 +115,15 @@ def test_while_the_driver_does_not_run_nobody_is_late(tmp_path):
     engine.close()
 
 
-def test_after_a_fault_as_many_lanes_are_apart_as_it_has_cost_and_all_once_it_has_cost_several(tmp_path, monkeypatch):
+@pytest.fixture
+def clients(tmp_path, monkeypatch):
+    """An engine whose lanes on two GPUs are MPS clients; opens one, and has one die."""
     opened, closed = {}, []
 
     class Lane:
-        def __init__(self, zygote, options):
-            self.lane, self.options, self.is_up = options.lane, options, True
-            self.page = mock.Mock(holder=7)
+        def __init__(self, zygote, options, dismiss):
+            self.lane, self.options, self.is_up, self.is_killed = options.lane, options, True, False
+            self.page = mock.Mock(holder=7, held=0)
             self.read, self.write = os.pipe()
             opened[self.lane] = self
 
@@ -147,33 +149,57 @@ def test_after_a_fault_as_many_lanes_are_apart_as_it_has_cost_and_all_once_it_ha
 
     monkeypatch.setattr(local, "LaneHandle", Lane)
     monkeypatch.setattr(local_gpu, "MpsDaemon", Daemon)
-    monkeypatch.setattr(local_gpu.cuda, "GpuWatch", lambda uuid: mock.Mock(is_lost=lambda: False))
+    monkeypatch.setattr(local_gpu.cuda, "GpuWatch", lambda uuid: mock.Mock(is_lost=lambda: False, used=lambda: 0))
     gpus = [DeviceInfo(f"cuda:{n}", 1 << 30, 0, 32, 2, f"GPU-{n}", 1 << 30) for n in range(2)]
-    engine = LocalEngine(behave, gpus, tmp_path, LocalOptions("loss", mps=True))
+    engine = LocalEngine(behave, gpus, tmp_path, LocalOptions("loss", mps=None))
     engine.start()
 
-    def lane(number, device):
+    def lane(number, device="cuda:0"):
         engine.execute(OpenLane(number, device, 1 << 28))
         return opened[number].options
 
-    def gone(number, status):
+    def gone(number, status, **how):
+        vars(opened[number]).update(how)
         engine._hear_zygote(mock.Mock(receive=lambda: ("gone", number, status)))
         return engine._pending.pop()
 
-    first = lane(1, "cuda:0")
-    assert first.is_mps_client
-    assert first.environment == {"CUDA_MPS_PIPE_DIRECTORY": "/mps/GPU-0", "limit": str(1 << 30)}
-    assert gone(1, signal.SIGKILL).holder == 7
-    assert lane(2, "cuda:0").is_mps_client
-    lost = gone(2, FAULTED << 8)
-    assert "broke the device context" in lost.detail
-    apart = lane(3, "cuda:0")
-    assert (apart.is_mps_client, apart.environment) == (False, {})
-    assert lane(4, "cuda:0").is_mps_client
-    # Another that the same fault has reached: it spreads here.
-    gone(4, FAULTED << 8)
-    assert not lane(5, "cuda:0").is_mps_client
-    assert not lane(6, "cuda:0").is_mps_client
-    assert lane(7, "cuda:1").is_mps_client
+    yield lane, gone
     engine.close()
     assert closed == ["GPU-0", "GPU-1"]
+
+
+def test_after_a_fault_as_many_lanes_are_apart_as_it_has_cost_and_all_once_it_has_cost_several(clients):
+    lane, gone = clients
+    first = lane(1)
+    assert first.is_mps_client
+    assert first.environment == {"CUDA_MPS_PIPE_DIRECTORY": "/mps/GPU-0", "limit": str(1 << 30)}
+    assert "broke the device context" in gone(1, FAULTED << 8).detail
+    apart = lane(2)
+    assert (apart.is_mps_client, apart.environment) == (False, {})
+    assert lane(3).is_mps_client
+    # Another that the same fault has reached: it spreads here.
+    gone(3, FAULTED << 8)
+    assert not lane(4).is_mps_client
+    assert not lane(5).is_mps_client
+    assert lane(6, "cuda:1").is_mps_client
+
+
+def test_once_an_mps_client_has_died_by_itself_lanes_are_apart(clients):
+    lane, gone = clients
+    lane(1)
+    lane(2)
+    gone(1, 0)
+    gone(2, signal.SIGKILL, is_killed=True)
+    assert lane(3).is_mps_client, "one has left, and one was killed by us, in order"
+    assert gone(3, signal.SIGKILL).holder == 7
+    assert not lane(4).is_mps_client
+    assert lane(5, "cuda:1").is_mps_client
+
+
+def test_mps_clients_that_do_not_come_up_are_followed_by_lanes_that_are_none(clients):
+    lane, gone = clients
+    for number in range(1, 10):
+        lane(number)
+    for number in range(1, 10):
+        gone(number, 0, is_up=False)
+    assert not lane(10).is_mps_client

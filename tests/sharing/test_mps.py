@@ -30,6 +30,7 @@ fi
 while read -r line; do
     case "$line" in
         get_server_list) cat "$own/servers" 2>/dev/null ;;
+        terminate_client*) echo "$line" >>"$ORDERS" ;;
         quit*) echo "$line" >"$own/quit" ;;
     esac
 done
@@ -73,6 +74,15 @@ def test_a_client_is_made_by_its_environment(orders):
     more = daemon.environment(memory=3 * GIB)
     assert more == own | {"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=3072M"}
     daemon.close()
+
+
+def test_who_is_to_be_killed_is_taken_from_the_server_first(orders):
+    daemon = MpsDaemon(UUID)
+    daemon.dismiss(1234)
+    assert orders.read_text() == "terminate_client 4711 1234\n"
+    daemon.close()
+    daemon.dismiss(1234)
+    assert "1234" not in orders.read_text().partition("quit")[2], "there is no server any more"
 
 
 def test_a_daemon_ends_with_the_process_that_started_it(orders):

@@ -29,8 +29,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 FIRST_MEASURED = 2
-# Seconds between measurements, at most and at first.
-MEASURE_EVERY, MEASURE_SOON = 0.5, 0.1
+MEASURE_EVERY = 0.2
 # Threads that may stay: the lane's, and those of torch.compile, whose workers serve the next trial too.
 HELPERS = ("trial-", "InductorSubproc", "subproc_worker_timer")
 # Seconds of a turn where trials share a lane.
@@ -89,7 +88,6 @@ class ResidentTrial(session.Session):
         self._turn_due = math.inf
         self._turn_end = 0.0
         self._measure_due = 0.0
-        self._measure_every = MEASURE_SOON
         self._steps = 0
         self._stepped: Callable[[], Any] = lambda: None
         self._iterations = 0
@@ -208,9 +206,7 @@ class ResidentTrial(session.Session):
                 now = time.monotonic()
             self._meter.read(now)
             self._send_progress()
-            self._measure_due = now + self._measure_every
-            if not is_early:
-                self._measure_every = min(MEASURE_EVERY, 2 * self._measure_every)
+            self._measure_due = now + MEASURE_EVERY
         self.leave_if_over()
         if self._loan.is_due:
             self._loan.settle()
