@@ -167,13 +167,16 @@ def light(options: Found) -> Found:
     )
 
 
-def light_mps(options: Found) -> Found:
-    """The same trials as in `light`, as clients of an MPS daemon."""
-    if "light" not in options["before"]:
-        raise RuntimeError("needs the figures of light")
-    sizes = {name: options["before"]["light"][name] for name in ("trials", "steps", "alone")}
-    ways = {"width found, MPS": {"mps": True}, "wide, MPS": {"mps": True, "lanes": 16}}
-    return explorations(options, "mlp", sizes, ways)
+def in_slices(options: Found) -> Found:
+    """The same trials as in `light` and `heavy`, with lanes that take slices of time instead of computing at once."""
+    found: Found = {}
+    for name, model in (("light", "mlp"), ("heavy", "heavy cnn")):
+        if name not in options["before"]:
+            raise RuntimeError(f"needs the figures of {name}")
+        sizes = {what: options["before"][name][what] for what in ("trials", "steps", "alone")}
+        found[name] = explorations(options, model, sizes, {"width found": {"mps": False}})
+        keep(options, found)
+    return found
 
 
 def heavy(options: Found) -> Found:

@@ -119,7 +119,7 @@ def turns(options: Found) -> Found:
 
     import cotune
 
-    steps = 500 if options["dry"] else 4000
+    steps = 500 if options["dry"] else 2000
     config = {"trace": f"{options['folder']}/trace", "dry": options["dry"], "steps": steps}
     space = {"index": cotune.choice([0, 1]), **config}
     tuned(stepping, space, options, sampler="grid", lanes=1, residents=2)

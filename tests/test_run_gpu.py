@@ -213,7 +213,7 @@ def keep_busy(seconds):
     """Gives the device work for some time, and waits for none of it."""
     import torch
 
-    big = torch.ones(8192, 8192, device="cuda")
+    big = torch.ones(2048, 2048, device="cuda")
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         for _ in range(50):

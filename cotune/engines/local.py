@@ -234,7 +234,7 @@ class LocalEngine(Engine):
         if frames is None or lane.is_broken:
             # Its process is ending, or has lost its socket; the zygote will say how it went.
             self._selector.unregister(lane)
-            lane.kill()
+            lane.kill(is_dying=True)
 
     def _decode(self, lane: LaneHandle, frames: Iterable[tuple[int, bytes]]) -> None:
         pending = self._pending

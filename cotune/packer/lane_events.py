@@ -68,6 +68,8 @@ class LaneEvents:
         grown = event.context - lane.context
         lane.context = event.context
         device = lane.device
+        if device.knows_context:
+            device.start_seconds = event.time - lane.opened
         device.context = max(device.context, event.context) if device.knows_context else event.context
         device.knows_context = True
         # A guess that was too low must not eat into what the trial was promised.

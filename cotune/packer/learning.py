@@ -11,7 +11,7 @@ from cotune.packer.ledger import Ledger
 from cotune.packer.line import Line
 from cotune.packer.policies import Policy
 from cotune.packer.predictor import Predictor
-from cotune.packer.state import Lane, Trial
+from cotune.packer.state import Device, Lane, Trial
 
 PROBE_ITERATIONS = 2
 # After so many seconds without an iteration others no longer wait for what a probe will show.
@@ -68,7 +68,7 @@ class Learning:
         self._measured(trial, event)
         if trial.iterations >= PROBE_ITERATIONS or trial.demand is not None:
             self.believe(trial, lane)
-        device.width.review(device.active, bool(self._line))
+        self._review(device)
         if (trial.demand, trial.beside, device.width.width) != before:
             self._ledger.touch(device)
 
@@ -121,7 +121,13 @@ class Learning:
             # There is no later one to go by, and all of its kind carry their set-up.
             device = lane.device
             device.width.measured(trial.id, 1, trial.seconds, device.iterating, now)
-            device.width.review(device.active, bool(self._line))
+            self._review(device)
+
+    def _review(self, device: Device) -> None:
+        """Whether another width is to be tried: not one whose lanes would come up when all is nearly done."""
+        left = self._line.work / (device.width.width * len(self._ledger.devices))
+        pays = not left or left > device.start_seconds
+        device.width.review(device.active, bool(self._line) and pays)
 
     def _measured(self, trial: Trial, event: ev.IterationsDone) -> None:
         """Notes the largest of all measurements."""

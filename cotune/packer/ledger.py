@@ -23,6 +23,7 @@ class Ledger:
         capacity: Bytes of all devices.
         stirred: Devices where something has changed, for whoever clears it.
         out: Instructions given and not yet taken away.
+        now: The time, as the last event has it.
 
     Args:
         fitting: Knows what a lane can do without.
@@ -36,6 +37,7 @@ class Ledger:
         self.capacity = 0
         self.stirred: set[Device] = set()
         self.out: list[do.Instruction] = []
+        self.now = 0.0
         self._fitting = fitting
         self._opened = 0
         self._sizes, self._rooms = Largest(), Largest()
@@ -91,7 +93,7 @@ class Ledger:
 
     def open(self, device: Device, quota: int) -> Lane:
         self._opened += 1
-        lane = Lane(self._opened, device, quota, quota, device.context)
+        lane = Lane(self._opened, device, quota, quota, device.context, self.now)
         self.lanes[lane.id] = device.lanes[lane.id] = lane
         device.held += quota
         self.out.append(do.OpenLane(lane.id, device.name, quota))

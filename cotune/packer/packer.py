@@ -90,6 +90,7 @@ class Packer:
 
         Events about lanes and trials that are gone already are ignored: a body may report late.
         """
+        self._ledger.now = event.time
         if isinstance(event, ev.TrialEvent):
             trial = self._trials.get(event.trial)
             if trial is not None:

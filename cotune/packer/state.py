@@ -155,6 +155,7 @@ class Lane:
         unanswered: `ResizeLane` instructions whose `LaneResized` has not come yet.
         least: Bytes it could not go below when it was last asked to shrink.
         context: Bytes of the bare process.
+        opened: When that was asked for.
         shared: Bytes of objects its trials share.
         residue: Bytes that ended trials left behind.
         first_residue: What the first one left (imports, caches): the price of a warm lane, not a leak.
@@ -171,6 +172,7 @@ class Lane:
     quota: int
     asked: int
     context: int
+    opened: float = 0.0
     unanswered: int = 0
     least: int = 0
     shared: int = 0
@@ -230,6 +232,8 @@ class Device:
         held: Sum of the quotas of its lanes, which never grows beyond `capacity`.
         context: Bytes of a bare lane here: a guess at first, then the largest measured.
         knows_context: It is no guess any more.
+        start_seconds: What the last lane took to come up; 0 until there was a second one, since the first waits for
+            imports.
         shared: Bytes of shared objects in a lane here, the largest seen.
         room: The largest peak it has room for when nothing else runs here.
         holes: What fits here, as `Fitting` has worked it out; None after every change.
@@ -244,6 +248,7 @@ class Device:
     most: int = 1
     full: int = 0
     knows_context: bool = False
+    start_seconds: float = 0.0
     shared: int = 0
     held: int = 0
     lanes: dict[int, Lane] = field(default_factory=dict)

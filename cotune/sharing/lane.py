@@ -47,7 +47,7 @@ class LaneHandle:
 
     Attributes:
         is_up: It has said that it is ready.
-        is_killed: It was told to be.
+        is_killed: It was killed by us, and not dying by itself.
         quota: Bytes that it may hold, as it was last told.
         page: How it stands, as it shows itself; not to be read after `close()`.
         leaves_since: When it was told to exit; infinite if it was not.
@@ -60,6 +60,7 @@ class LaneHandle:
         self.is_up = self.is_killed = False
         self.leaves_since = math.inf
         self._dismiss = dismiss
+        self._is_dismissed = False
         self._zygote = zygote
         page = os.memfd_create(f"cotune-lane-{options.lane}", os.MFD_CLOEXEC)
         os.ftruncate(page, mmap.PAGESIZE)
@@ -154,13 +155,15 @@ class LaneHandle:
         self.leaves_since = time.monotonic()
         self._send(wire.encode(Kind.EXIT))
 
-    def kill(self) -> None:
+    def kill(self, *, is_dying: bool = False) -> None:
+        """Has it killed; with `is_dying`, what may be left of it."""
+        self.is_killed = self.is_killed or not is_dying
         process = self._zygote.process_of(self.lane)
         if self._dismiss is None or process is None:
             self._zygote.kill(self.lane)
-        elif not self.is_killed:
+        elif not self._is_dismissed:
+            self._is_dismissed = True
             threading.Thread(target=self._dismiss_and_kill, args=(self._dismiss, process), daemon=True).start()
-        self.is_killed = True
 
     def _dismiss_and_kill(self, dismiss: Callable[[int], None], process: int) -> None:
         try:

@@ -199,11 +199,14 @@ class ResidentTrial(session.Session):
     def _attend(self, now: float) -> None:
         is_early = self._sent_iterations < self._iterations <= FIRST_MEASURED
         rests = self._waits.is_pausing and not self._loan.is_open
-        if now >= self._measure_due or is_early or self._stop or self._loan.is_due or rests:
-            if not self._stop:
-                # Iterations count once the device has done them, however far ahead of it the trial is.
-                self._host.memory.settle()
-                now = time.monotonic()
+        if self._stop:
+            # What is left to tell, its end will.
+            self._meter.read(now)
+            self.leave_if_over()
+        if now >= self._measure_due or is_early or self._loan.is_due or rests:
+            # Iterations count once the device has done them, however far ahead of it the trial is.
+            self._host.memory.settle()
+            now = time.monotonic()
             self._meter.read(now)
             self._send_progress()
             self._measure_due = now + MEASURE_EVERY
