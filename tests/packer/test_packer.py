@@ -258,6 +258,16 @@ def test_width_is_the_most_lanes_that_run() -> None:
     assert world.packer.breadth == 2
 
 
+@pytest.mark.parametrize(("opening", "is_wide"), [(0.1, True), (60.0, False)])
+def test_no_wider_where_all_is_over_before_another_lane_is_up(opening: float, is_wide: bool) -> None:
+    world = make(None, context=0)
+    world.opening = opening
+    for trial in range(20):
+        world.add(trial, MIB, MIB)
+    world.run()
+    assert (len(world.lanes) > 2) == is_wide
+
+
 # ---- order
 
 

@@ -112,6 +112,7 @@ class World:
         self.packer = Packer(self.options)
         self.checked = checked
         self.time = 0.0
+        self.opening = 0.0
         self.devices: dict[str, WorldDevice] = {}
         self.lanes: dict[int, WorldLane] = {}
         self.asleep: set[int] = set()
@@ -340,7 +341,7 @@ class World:
                 assert lane not in self.lanes
                 opened = WorldLane(lane, device, quota, quota, self.devices[device].real_context)
                 self.lanes[lane] = opened
-                self._mail(opened, ev.LaneReady(self.time, lane, opened.context))
+                self._mail(opened, ev.LaneReady(self.time + self.opening, lane, opened.context))
             case do.ResizeLane(lane, quota):
                 assert quota > 0
                 resized = self.lanes[lane]

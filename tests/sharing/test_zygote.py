@@ -113,9 +113,9 @@ class World:
             if got[0] == wanted:
                 return got
 
-    def open(self, lane=0):
+    def open(self, lane=0, dismiss=None):
         """A lane that is ready, and its process id."""
-        handle = LaneHandle(self.zygote, self.options(lane))
+        handle = LaneHandle(self.zygote, self.options(lane), dismiss)
         self.lanes.append(handle)
         what, number, pid = self.message("forked")
         assert (what, number) == ("forked", lane)
@@ -422,6 +422,31 @@ def test_the_driver_sees_a_killed_zygote_as_the_end_of_messages(world):
     os.kill(world.zygote.pid, signal.SIGKILL)
     assert select.select([world.zygote], [], [], PATIENCE)[0]
     assert world.zygote.receive() is None
+
+
+def test_a_lane_is_dismissed_by_its_device_once_and_killed_when_that_is_done(world, watch):
+    told, may_go = [], threading.Event()
+
+    def dismiss(process):
+        told.append(process)
+        assert may_go.wait(PATIENCE)
+
+    handle, pid = world.open(dismiss=dismiss)
+    process = watch(pid)
+    for _ in range(2):
+        handle.kill()
+    assert not process.is_gone(0)
+    may_go.set()
+    assert process.is_gone()
+    assert told == [pid]
+
+
+def test_what_is_left_of_a_lane_that_dies_by_itself_is_not_killed_by_us(world):
+    handle, _ = world.open()
+    handle.kill(is_dying=True)
+    assert not handle.is_killed
+    handle.kill()
+    assert handle.is_killed
 
 
 def test_asking_a_dead_zygote_is_no_error(world, watch):
