@@ -22,6 +22,8 @@ RESERVE = 256 * MIB
 # What the allocator may hold beyond what a small trial asks for: it takes 2 MiB from the device at once for tensors up
 # to 1 MiB and 20 MiB for those up to 10 MiB, of each pool one that is in use and one that is nearly full.
 ROUNDING = 44 * MIB
+# JAX takes three quarters of a GPU at its first touch and TensorFlow all of it, unless told otherwise.
+_AS_NEEDED = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "TF_FORCE_GPU_ALLOW_GROWTH": "true"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,4 +163,5 @@ class GpuWatch:
 
 def lane_environment(uuid: str) -> dict[str, str]:
     """What the environment of a lane on this GPU must say before CUDA is touched."""
-    return {"CUDA_VISIBLE_DEVICES": uuid, "CUDA_MODULE_LOADING": "LAZY"}
+    as_needed = {name: os.environ.get(name, value) for name, value in _AS_NEEDED.items()}
+    return as_needed | {"CUDA_VISIBLE_DEVICES": uuid, "CUDA_MODULE_LOADING": "LAZY"}

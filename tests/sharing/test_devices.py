@@ -314,3 +314,11 @@ def test_hidden_gpus_leave_the_cpu(four_gpus, monkeypatch):
 
 def test_a_lane_sees_its_own_gpu_only():
     assert cuda.lane_environment(UUIDS[1])["CUDA_VISIBLE_DEVICES"] == UUIDS[1]
+
+
+@pytest.mark.parametrize(("chosen", "told"), [(None, "false"), ("true", "true")])
+def test_jax_in_a_lane_takes_memory_as_it_needs_it_unless_the_user_has_said_otherwise(monkeypatch, chosen, told):
+    monkeypatch.delenv("XLA_PYTHON_CLIENT_PREALLOCATE", raising=False)
+    if chosen is not None:
+        monkeypatch.setenv("XLA_PYTHON_CLIENT_PREALLOCATE", chosen)
+    assert cuda.lane_environment(UUIDS[0])["XLA_PYTHON_CLIENT_PREALLOCATE"] == told
