@@ -213,11 +213,11 @@ def run(
     _check_cluster(cluster, gpus, devices)
     if resume and name is None:
         raise InputError("resume=True, but no name= says which run", hint="pass the name= that it had")
-    folder = _open_run(name or made_up(kind), storage, resume)
+    folder = _open_run(name or made_up(kind), storage)
     judged = pruner is not None and pruner != "none"
     heard: list[int] = []
     with folder.locked():
-        saved = _saved(folder) if resume else None
+        saved = _saved(folder, resume)
         paused = MOST_PAUSED if _promotes(pruner) else 0
         how = LocalOptions(
             metric, threads, lockstep, judged, residents=options.residents, paused=paused, mps=mps,
@@ -278,7 +278,7 @@ def _hardware(found: list[DeviceInfo], cluster: str | None, gpus: Any) -> str:
     return "cuda" if on_gpus else "cpu"
 
 
-def _open_run(name: str, storage: str | os.PathLike[str] | None, resume: bool) -> RunFolder:
+def _open_run(name: str, storage: str | os.PathLike[str] | None) -> RunFolder:
     is_path = isinstance(storage, (str, os.PathLike)) and str(storage) and "://" not in str(storage)
     if storage is not None and not is_path:
         raise InputError(
@@ -286,17 +286,17 @@ def _open_run(name: str, storage: str | os.PathLike[str] | None, resume: bool) -
             hint="pass a path, or leave it out; a study in a database goes to cotune.optimize(study, ...)",
         )
     folder = RunFolder(Path(storage if storage is not None else default_storage()).expanduser().absolute() / name)
-    if folder.events.exists() and not resume:
-        raise RunNameInUse(
-            f"a run named {name!r} is in {folder.path.parent} already",
-            hint="pass resume=True to go on with it, or another name=",
-        )
     folder.create()
     return folder
 
 
-def _saved(folder: RunFolder) -> Saved | None:
+def _saved(folder: RunFolder, resume: bool) -> Saved | None:
     """What an earlier session has left, if there was one; only whoever holds the lock may read a consistent state."""
+    if folder.events.exists() and not resume:
+        raise RunNameInUse(
+            f"a run named {folder.path.name!r} is in {folder.path.parent} already",
+            hint="pass resume=True to go on with it, or another name=",
+        )
     from cotune.event_log import read_events
     from cotune.record import read_run
 

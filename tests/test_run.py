@@ -428,6 +428,18 @@ def test_a_name_is_used_once(run):
         run(quadratic, {"x": 1.0}, trials=1, name="mine")
 
 
+def test_a_name_that_was_used_by_another_process_meanwhile_is_used_once(run, monkeypatch):
+    create = RunFolder.create
+
+    def late(folder):
+        create(folder)
+        folder.events.write_text("{}\n")
+
+    monkeypatch.setattr(RunFolder, "create", late)
+    with pytest.raises(cotune.RunNameInUse, match="mine"):
+        run(quadratic, {"x": 1.0}, trials=1, name="mine")
+
+
 def test_a_returned_number_of_any_library_counts(run):
     def train(config):
         import numpy as np
