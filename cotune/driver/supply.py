@@ -58,6 +58,12 @@ class Supply:
             self.asked += wanted
             self._search.ask(wanted)
 
+    @property
+    def is_over(self) -> bool:
+        """Whether all trials there are to be have been suggested."""
+        is_enough = self._limit is not None and self._proposed >= self._limit
+        return is_enough or self._is_exhausted or self._is_closed
+
     def suggested(self) -> None:
         """One has come."""
         self.asked = max(0, self.asked - 1)
@@ -74,8 +80,7 @@ class Supply:
 
     def settle(self) -> None:
         """Where all that are left wait for others to be worse, and there are no others, has the search end it."""
-        more = self._limit is None or self._proposed < self._limit
-        if self._is_settling or self.asked or (more and not self._is_exhausted) or self._is_closed:
+        if self._is_settling or self.asked or not self.is_over or self._is_closed:
             return
         if self._packer.unfinished and self._packer.unfinished == self._packer.held:
             self._is_settling = True

@@ -1,6 +1,7 @@
 """The brain: order, placement, lane sizes. A pure state machine."""
 
 from cotune.packer.events import (
+    AllTrialsAdded,
     DeviceChanged,
     DeviceFound,
     DeviceLost,
@@ -47,6 +48,7 @@ __all__ = [
     "MAX_SLOWDOWN",
     "MOST_PAUSED",
     "POLICIES",
+    "AllTrialsAdded",
     "CloseLane",
     "ConcludeTrial",
     "DeviceChanged",

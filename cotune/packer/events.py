@@ -86,6 +86,11 @@ class TrialAdded(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class AllTrialsAdded(Event):
+    """No more trials will be added: until this is said, another one comes whenever one could run."""
+
+
+@dataclass(frozen=True, slots=True)
 class TrialWithdrawn(TrialEvent):
     """Nobody wants the trial any more: a pruner, the user or the time budget said so."""
 

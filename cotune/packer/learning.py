@@ -49,7 +49,7 @@ class Learning:
         is_first = trial.iterations == 0
         if event.count and not lane.has_iterated:
             lane.has_iterated = True
-            device.width.joined(event.time)
+            device.width.changed(event.time)
         trial.iterations += event.count
         trial.seconds += event.seconds
         trial.alone_seconds += event.seconds * common_speed([trial, *neighbours(trial, device)])
@@ -123,11 +123,22 @@ class Learning:
             device.width.measured(trial.id, 1, trial.seconds, device.iterating, now)
             self._review(device)
 
+    def left(self, lane: Lane, now: float) -> None:
+        """A trial has left the lane, which is one too many where the width was taken back."""
+        if not lane.residents and lane.device.active >= lane.device.width.width:
+            lane.device.width.changed(now)
+
     def _review(self, device: Device) -> None:
         """Whether another width is to be tried: not one whose lanes would come up when all is nearly done."""
-        left = self._line.work / (device.width.width * len(self._ledger.devices))
-        pays = not left or left > device.start_seconds
-        device.width.review(device.active, bool(self._line) and pays)
+        line, width = self._line, device.width.width
+        left = line.seconds / (width * len(self._ledger.devices))
+        # Of trials of unknown length nothing is left, but for what rounding has left.
+        is_ending = not line.is_open and 1e-6 < left < device.start_seconds
+        device.width.review(device.active, (bool(line) or line.is_open) and not is_ending)
+        if device.width.width > width:
+            # Warm or not, those that begin now have to show that they run.
+            for lane in device.idle:
+                lane.has_iterated = False
 
     def _measured(self, trial: Trial, event: ev.IterationsDone) -> None:
         """Notes the largest of all measurements."""

@@ -52,7 +52,9 @@ class Line:
     """Waiting trials, first in line first.
 
     Attributes:
-        work: Device time, in seconds, that they are expected to take to their ends.
+        is_open: More trials are to come.
+        seconds: What they are expected to take to their ends, each alone, all together.
+        work: The same in seconds of device time.
         volume: The same in bytes times seconds.
 
     Args:
@@ -62,7 +64,8 @@ class Line:
     """
 
     def __init__(self, options: PackerOptions, predictor: Predictor) -> None:
-        self.work = self.volume = 0.0
+        self.is_open = True
+        self.seconds = self.work = self.volume = 0.0
         self._policy = options.policy
         self._predictor = predictor
         self._by_persistent = options.residents > 1
@@ -223,6 +226,7 @@ class Line:
 
     def _count(self, waiting: Waiting, sign: int) -> None:
         left = waiting.seconds_left or 0.0
+        self.seconds += sign * left
         self.work += sign * left * (1.0 if waiting.busy is None else waiting.busy)
         self.volume += sign * left * (waiting.need or 0)
 

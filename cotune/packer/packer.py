@@ -82,6 +82,7 @@ class Packer:
             ev.DeviceChanged: self._device_changed,
             ev.DeviceLost: self._device_lost,
             ev.TrialAdded: self._add,
+            ev.AllTrialsAdded: self._close,
             ev.Tick: lambda event: lanes.kill_overdue(self._withdrawn.values(), event.time),
         }
 
@@ -238,6 +239,9 @@ class Packer:
         self._company.protection.joined(trial)
         self._line.join(trial)
 
+    def _close(self, _event: ev.AllTrialsAdded) -> None:
+        self._line.is_open = False
+
     def _withdraw(self, trial: Trial, event: ev.TrialWithdrawn) -> None:
         if trial.withdrawn_at is not None:
             return
@@ -262,6 +266,7 @@ class Packer:
         lane.residents.pop(trial.id, None)
         lane.paused.pop(trial.id, None)
         trial.lane = None
+        self._learning.left(lane, event.time)
         self._left(trial)
         self._endings.attempt(trial, lane, granted, event)
         lane.served = True

@@ -160,7 +160,7 @@ class Lane:
         residue: Bytes that ended trials left behind.
         first_residue: What the first one left (imports, caches): the price of a warm lane, not a leak.
         served: A trial has ended in it.
-        has_iterated: A trial has come to an iteration in it: what is done once in a process is done.
+        has_iterated: A trial has come to an iteration in it, and it runs since: what is done once in a process is done.
         retiring: It takes no further trial and is closed when empty.
         overdue: The trial for whose sake it is being killed.
         turn: The resident that was given every turn.

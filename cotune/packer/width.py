@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass, field
 
 GAIN = 1.05
+# The share of its speed that each has kept where four times as many lanes are tried next.
+EASE = 0.85
 # Of each lane, on average: iterations, and the seconds they took.
 ITERATIONS = 2
 WINDOW = 0.2
@@ -34,6 +36,9 @@ class Speed:
 class WidthControl:
     """Doubles the width while the sum of normalised speeds grows by more than 5%, then looks between the last two.
 
+    It is quadrupled where the last lanes hardly slowed the others down: most of a short sweep's time passes while lanes
+    come up, and every width that is measured on the way is a wait for them.
+
     A trial's speed is normalised by its own before the change, so unequal trials can be added up (Gandiva,
     OSDI'18, section 4.2, keeps a packing by the same test). Where no trial lived through the change, the mean step
     time of the trials of either width stands in. The first guess is Horus's (TPDS'21): as many lanes as the
@@ -60,6 +65,7 @@ class WidthControl:
     _since: float = -math.inf
     # The least width of the present search that was not worth it.
     _refused: int = 0
+    _is_easy: bool = False
     _hold: int = 0
     _refusals: int = 0
 
@@ -75,8 +81,8 @@ class WidthControl:
         if self.width == 1 < self.limit and not self._now and not self._refusals:
             self._try(2)
 
-    def joined(self, now: float) -> None:
-        """A lane has come to its first iteration: what began earlier was not beside as many."""
+    def changed(self, now: float) -> None:
+        """A lane has come to its first iteration, or has fallen away: what began earlier was beside fewer, or more."""
         self._since = now
 
     def measured(self, trial: int, count: int, seconds: float, active: int, now: float = math.inf) -> None:
@@ -113,7 +119,7 @@ class WidthControl:
         elif self._hold > 0:
             self._hold -= 1
         elif waiting and active == self.width == self._reached < self.limit and self._is_ready():
-            self._try(min(self.limit, 2 * self.width))
+            self._try(min(self.limit, (4 if self._is_easy else 2) * self.width))
 
     def _is_ready(self) -> bool:
         iterations = sum(min(speed.count, ITERATIONS) for speed in self._now.values())
@@ -127,7 +133,9 @@ class WidthControl:
         Once a width was not worth it, those below it are tried in halves, as long as that is a quarter more.
         """
         before, reached = self._trying_from, self._reached
-        if self._gain(before) > max(self.gain, reached / before / 2):
+        gain, more = self._gain(before), reached / before
+        self._is_easy = EASE * more < gain < math.inf
+        if gain > max(self.gain, more / 2):
             before, self._before, self._refusals = reached, self._now, 0
         else:
             self._refused = reached

@@ -12,6 +12,7 @@ from cotune.engines.simulated import Costs, SimulatedEngine, Work
 from cotune.engines.simulated.engine import devices
 from cotune.errors import InputError, RunError
 from cotune.packer import (
+    AllTrialsAdded,
     ConcludeTrial,
     Event,
     IterationsDone,
@@ -105,7 +106,7 @@ class _Player:
         self._packer = Packer(options)
         self._notes = Notes(self._jobs, capacity, count, setting.keep)
         self._next = 0
-        self._coming = False
+        self._coming = self._is_all_added = False
         self._attempts: dict[int, int] = {}
 
     def play(self) -> Outcome:
@@ -140,6 +141,9 @@ class _Player:
             else:
                 self._coming = True
                 self._engine.at(job.arrival, self._added(number, job, job.arrival))
+        if self._next == len(jobs) and not self._coming and not self._is_all_added:
+            self._is_all_added = True
+            self._feed(AllTrialsAdded(now))
 
     def _added(self, number: int, job: Job, time: float) -> TrialAdded:
         expected, seconds = None, None

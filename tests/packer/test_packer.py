@@ -264,6 +264,7 @@ def test_no_wider_where_all_is_over_before_another_lane_is_up(opening: float, is
     world.opening = opening
     for trial in range(20):
         world.add(trial, MIB, MIB)
+    world.send(ev.AllTrialsAdded(world.time))
     world.run()
     assert (len(world.lanes) > 2) == is_wide
 

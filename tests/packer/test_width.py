@@ -94,7 +94,7 @@ def test_what_began_before_all_lanes_had_come_to_an_iteration_does_not_count() -
     # The second lane is not up yet, and the first runs alone.
     for now in (1.0, 2.0, 3.0):
         control.measured(0, 1, 1.0, 0, now)
-    control.joined(4.5)
+    control.changed(4.5)
     control.measured(0, 1, 1.0, 2, 5.0)
     control.review(2, waiting=True)
     assert control.width == 2
