@@ -465,6 +465,18 @@ def test_several_lanes_run_at_once_and_every_trial_is_told(optimize):
     assert len({t.user_attrs["pid"] for t in study.trials}) == 2
 
 
+def test_objectives_that_never_report_are_measured_by_their_length_and_run_at_once_too(optimize):
+    def objective(trial):
+        time.sleep(0.15)
+        trial.set_user_attr("pid", os.getpid())
+        return trial.suggest_float("x", 0, 1)
+
+    study = optuna.create_study()
+    # A policy that does not guess how many pay.
+    optimize(study, objective, n_trials=12, policy="gandiva")
+    assert len({t.user_attrs["pid"] for t in study.trials}) == 2
+
+
 def test_a_database_in_memory_is_seen_by_one_thread_only_which_is_ours(optimize):
     study = optuna.create_study(storage="sqlite:///:memory:")
     optimize(study, learning_curve, n_trials=3, lanes=2)

@@ -169,7 +169,7 @@ class LocalEngine(Engine):
             # It was given up, of which the brain is about to hear.
             return
         gpu = self._devices.gpus.get(info.name)
-        mps = gpu.mps_environment() if gpu is not None else None
+        mps = gpu.client_environment(instruction.lane, apart=instruction.apart) if gpu is not None else None
         options = LaneOptions(
             lane=instruction.lane,
             device=info.name,
@@ -234,7 +234,10 @@ class LocalEngine(Engine):
         if frames is None or lane.is_broken:
             # Its process is ending, or has lost its socket; the zygote will say how it went.
             self._selector.unregister(lane)
-            lane.kill(is_dying=True)
+            if lane.is_broken:
+                lane.kill()
+            else:
+                lane.bury()
 
     def _decode(self, lane: LaneHandle, frames: Iterable[tuple[int, bytes]]) -> None:
         pending = self._pending
@@ -282,11 +285,9 @@ class LocalEngine(Engine):
         elif what == "gone" and lane in self._lanes:
             handle = self._lanes[lane]
             detail = ended_how(value, handle.options.log)
-            self._lane_gone(handle, detail)
-            if handle.options.is_mps_client:
-                # One that did not come up says nothing of the device: the next are no clients.
-                self._devices.gpus[handle.options.device].client_gone(handle, value)
-            elif not handle.is_up:
+            self._lane_gone(handle, detail, value)
+            # A client that did not come up says nothing of the device: the next are none.
+            if not handle.is_up and not handle.options.is_mps_client:
                 self._devices.lane_stillborn(handle.options.device, detail)
 
     def _zygote_died(self, zygote: Zygote) -> None:
@@ -307,13 +308,13 @@ class LocalEngine(Engine):
         for device in {lane.options.device for lane in lanes if not lane.is_up}:
             self._devices.lane_stillborn(device, detail)
 
-    def _lane_gone(self, lane: LaneHandle, detail: str) -> None:
+    def _lane_gone(self, lane: LaneHandle, detail: str, status: int | None = None) -> None:
         holder = lane.page.holder
         self._decode(lane, lane.drain())
         self._forget(lane)
         gpu = self._gpu_of(lane)
         if gpu is not None:
-            gpu.lane_gone()
+            gpu.lane_gone(lane, status)
             if not lane.is_up:
                 # First, or the next lane would be opened where this one died.
                 self._refused(lane, gpu)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from cotune import errors
@@ -38,9 +39,15 @@ class LocalDevices:
         Raises:
             DeviceError: MPS was asked for, and cannot be used.
         """
-        for info in self.there.values():
-            if info.is_cuda:
-                self.gpus[info.name] = LocalGpu(info, mps)
+        infos = [info for info in self.there.values() if info.is_cuda]
+        # At once: a daemon takes half a second to start, and half a minute to be given up.
+        with ThreadPoolExecutor(max(1, len(infos))) as pool:
+            begun = {info.name: pool.submit(LocalGpu, info, mps) for info in infos}
+        self.gpus = {name: made.result() for name, made in begun.items() if made.exception() is None}
+        if len(self.gpus) < len(begun):
+            self.close()
+        for made in begun.values():
+            made.result()
 
     def lane_up(self, device: str) -> None:
         self._stillborn[device].lane_up()

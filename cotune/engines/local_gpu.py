@@ -19,8 +19,8 @@ log = logging.getLogger(__name__)
 
 BUSY_AFTER = 2.0
 SILENT_AFTER = 1.0
-# Faults of two lanes within so many seconds are one, which has reached both.
-SAME_FAULT = 10.0
+# Seconds that are worth a word, and the argument that saves them.
+LONG = 5.0
 
 
 class LocalGpu:
@@ -41,24 +41,22 @@ class LocalGpu:
         self.name = info.name
         self._capacity = info.capacity
         self._mps = _daemon(info, mps)
-        self._is_broken = False
-        self._fault_at = float("-inf")
-        self._apart = 0
+        self._clients: set[int] = set()
+        self._is_shut = False
         self._watch = cuda.GpuWatch(info.uuid)
         self._others = OthersOnGpu(info.total, info.capacity, lambda free: max(0, free - cuda.RESERVE))
         self._began: dict[int, float] = {}
 
-    def mps_environment(self) -> dict[str, str] | None:
-        """What makes a new lane a client of the daemon; None where it is to do without.
+    def client_environment(self, lane: int, *, apart: bool) -> dict[str, str] | None:
+        """What makes a new lane a client of the daemon; None if it is to do without.
 
-        For every lane that a fault has cost the next one is apart, so that the trial at fault fails there by itself.
-        Once a fault has cost several, or a client has died some other way, all are.
+        Args:
+            lane: Its number.
+            apart: It is to share no faults with others.
         """
-        if self._mps is None or self._is_broken:
+        if self._mps is None or apart or self._is_shut:
             return None
-        if self._apart:
-            self._apart -= 1
-            return None
+        self._clients.add(lane)
         return self._mps.environment(self._capacity)
 
     def dismiss(self, process: int) -> None:
@@ -66,29 +64,31 @@ class LocalGpu:
         if self._mps is not None:
             self._mps.dismiss(process)
 
-    def client_gone(self, lane: LaneHandle, status: int) -> None:
-        """A client of the daemon has died.
+    def lane_gone(self, lane: LaneHandle, status: int | None = None) -> None:
+        """A lane has gone, client or not.
+
+        Where a client dies with work under way the server takes no others until all that are there have left.
 
         Args:
-            lane: The lane that it was.
-            status: Its exit status as `os.wait` gives it.
+            lane: Which one.
+            status: Its exit status as `os.wait` gives it, if it was not lost with the process that forks lanes.
         """
-        if lane.is_killed or (lane.is_up and status == 0):
+        self._others.unsettled()
+        if self._mps is None or lane.lane not in self._clients:
             return
-        now = time.monotonic()
-        if os.waitstatus_to_exitcode(status) == FAULTED:
-            self._is_broken = self._is_broken or now - self._fault_at < SAME_FAULT
-            self._fault_at = now
-            self._apart += 1
+        self._clients.remove(lane.lane)
+        if status is None or lane.is_killed or (lane.is_up and os.waitstatus_to_exitcode(status) in (0, FAULTED)):
+            self._is_shut = self._is_shut and bool(self._clients)
+        elif self._clients or lane.is_up:
+            self._is_shut = bool(self._clients)
         else:
-            self._is_broken = True
+            log.warning("%s: the MPS daemon serves nobody any more: lanes do without", self.name)
+            self._mps.close()
+            self._mps = None
 
     def is_lost(self) -> bool:
         """Whether the driver says that it is gone."""
         return self._watch.is_lost()
-
-    def lane_gone(self) -> None:
-        self._others.unsettled()
 
     def changed_capacity(self, lanes: Sequence[LaneHandle]) -> int | None:
         """The bytes open to us if that changed enough to act on; called once a second with all our lanes there."""
@@ -114,8 +114,8 @@ class LocalGpu:
     def busy(self, trial: int, now: float, lanes: int) -> float | None:
         """The share of time in which a kernel ran, told of a trial that has just done an iteration.
 
-        None unless what NVML has averaged over the last second was this trial's training and nothing else; and where
-        kernels of several lanes run at the same time, since the time of one is not taken from the others then.
+        None unless what NVML averaged over the last second was this trial's training and nothing else. It is a bound
+        where kernels of several lanes run at once: what one does then is not all taken from the others.
 
         Args:
             trial: The trial's number.
@@ -123,7 +123,7 @@ class LocalGpu:
             lanes: How many of ours there are.
         """
         began = self._began.setdefault(trial, now)
-        is_measured = lanes == 1 and now - began > BUSY_AFTER and self._mps is None
+        is_measured = lanes == 1 and now - began > BUSY_AFTER
         return self._watch.utilization() if is_measured else None
 
     def close(self) -> None:
@@ -135,10 +135,14 @@ class LocalGpu:
 def _daemon(info: DeviceInfo, wanted: bool | None) -> MpsDaemon | None:
     if wanted is False or (wanted is None and info.max_width == 1):
         return None
+    began = time.monotonic()
     try:
         return MpsDaemon(info.uuid)
     except DeviceError as error:
         if wanted:
             raise
-        log.info("%s: %s", info.name, error.message)
+        seconds = time.monotonic() - began
+        # One that hangs holds up every run.
+        level = logging.WARNING if seconds > LONG else logging.INFO
+        log.log(level, "%s: lanes take slices of time: %s (known after %.1f s)", info.name, error.message, seconds)
         return None

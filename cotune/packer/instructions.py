@@ -29,11 +29,16 @@ class ToTrial(Instruction):
 
 @dataclass(frozen=True, slots=True)
 class OpenLane(Instruction):
-    """Start a lane process on a device that may hold `quota` bytes, its own context included."""
+    """Start a lane process on a device that may hold `quota` bytes, its own context included.
+
+    Attributes:
+        apart: It is for a trial under which a lane has died, and shares no faults with others if that can be had.
+    """
 
     lane: int
     device: str
     quota: int
+    apart: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,12 +91,14 @@ class Ledger:
 
     # ---- lanes
 
-    def open(self, device: Device, quota: int) -> Lane:
+    def open(self, device: Device, quota: int, *, apart: bool = False) -> Lane:
+        """Opens a lane; one that is apart is for one trial."""
         self._opened += 1
         lane = Lane(self._opened, device, quota, quota, device.context, self.now)
         self.lanes[lane.id] = device.lanes[lane.id] = lane
+        lane.retiring = apart
         device.held += quota
-        self.out.append(do.OpenLane(lane.id, device.name, quota))
+        self.out.append(do.OpenLane(lane.id, device.name, quota, apart))
         return lane
 
     def close(self, lane: Lane, *, kill: bool = False) -> None:

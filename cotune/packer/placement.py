@@ -150,7 +150,7 @@ class Placement:
     def _rule_out(self, search: _Search, trial: Trial) -> None:
         """Notes what a trial without a place says of those behind it."""
         shape = self._line.shape(trial)
-        others_would_do = trial.exclusive or self._residents > 1
+        others_would_do = trial.exclusive or trial.lane_deaths > 0 or self._residents > 1
         if self._company.is_particular and search.passed < PASS_OVER:
             # One that uses the device less may run where this one may not.
             search.passed += 1
@@ -250,7 +250,7 @@ class Placement:
     def _start(self, trial: Trial, place: Place) -> None:
         device, lane = place.device, place.lane
         if lane is None:
-            lane = self._ledger.open(device, place.quota)
+            lane = self._ledger.open(device, place.quota, apart=trial.lane_deaths > 0)
         else:
             self._ledger.resize(lane, place.quota)
         trial.attempts += 1

@@ -60,9 +60,10 @@ class WidthControl:
     _trying_from: int = 0
     _now: dict[int, Speed] = field(default_factory=dict)
     _before: dict[int, Speed] = field(default_factory=dict)
-    # The most lanes that ran at once since the width was changed, and since when all of them have.
+    # The most lanes that ran at once since the width was changed; since when those that run now have; how often fewer.
     _reached: int = 0
     _since: float = -math.inf
+    _fewer: int = 0
     # The least width of the present search that was not worth it.
     _refused: int = 0
     _is_easy: bool = False
@@ -92,14 +93,16 @@ class WidthControl:
             trial: Its number.
             count: Iterations it has just made.
             seconds: The time they took.
-            active: Lanes that ran all the while, or 0 if some have yet to come to an iteration.
+            active: Lanes that run now, or 0 if some have yet to come to an iteration.
             now: When it had made them.
         """
         may_move = self._trying_from or self.width < self.limit
         if not may_move or not count or not 0 < active <= self.width or now - seconds < self._since:
             return
-        if active > self._reached:
-            self._reached, self._now = active, {}
+        self._fewer = self._fewer + 1 if active < self._reached else 0
+        if active > self._reached or self._fewer > PATIENCE:
+            # Should memory hold no more by now, these are judged.
+            self._reached, self._now, self._fewer = active, {}, 0
         if active == self._reached:
             self._now.setdefault(trial, Speed()).add(count, seconds)
             if len(self._now) > 4 * self.limit:

@@ -155,9 +155,12 @@ class LaneHandle:
         self.leaves_since = time.monotonic()
         self._send(wire.encode(Kind.EXIT))
 
-    def kill(self, *, is_dying: bool = False) -> None:
-        """Has it killed; with `is_dying`, what may be left of it."""
-        self.is_killed = self.is_killed or not is_dying
+    def bury(self) -> None:
+        """Has killed what may be left of it, which ends by itself."""
+        self._zygote.kill(self.lane)
+
+    def kill(self) -> None:
+        self.is_killed = True
         process = self._zygote.process_of(self.lane)
         if self._dismiss is None or process is None:
             self._zygote.kill(self.lane)

@@ -3,8 +3,8 @@
 Without MPS the driver never runs kernels of two processes at once. The price is that a fatal fault in one client may
 break the contexts of all, and that one which dies with work under way does, after which the server takes no further
 client until all have left (NVIDIA, Multi-Process Service, "Error containment", "Client early termination"; seen on an
-H100, driver 580). A lane that finds its context broken therefore dies without a verdict on its trial, and lanes after
-it do without MPS. Who is to be killed is taken from the server first.
+H100, driver 580). A lane that finds its context broken therefore dies without a verdict on its trial, which goes on
+in one that does without MPS. Who is to be killed is taken from the server first.
 
 The daemon has directories of its own, which no other user can enter; compute mode and clocks stay as they are.
 """
@@ -53,17 +53,20 @@ class MpsDaemon:
         if os.environ.get("CUDA_MPS_PIPE_DIRECTORY"):
             raise _refused("CUDA_MPS_PIPE_DIRECTORY is set, which makes lanes clients of that daemon")
         # Not below the run's folder: the path of a socket must be short.
-        self._folder = Path(tempfile.mkdtemp(prefix="cotune-mps-"))
-        self._own = {"CUDA_MPS_PIPE_DIRECTORY": str(self._folder), "CUDA_MPS_LOG_DIRECTORY": str(self._folder)}
-        self._own["CUDA_VISIBLE_DEVICES"] = uuid
-        self._keeper = subprocess.Popen(
-            ["/bin/sh", "-c", _KEEPER, CONTROL],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            env=os.environ | self._own,
-            start_new_session=True,
-        )
+        try:
+            self._folder = Path(tempfile.mkdtemp(prefix="cotune-mps-"))
+            self._own = {"CUDA_MPS_PIPE_DIRECTORY": str(self._folder), "CUDA_MPS_LOG_DIRECTORY": str(self._folder)}
+            self._own["CUDA_VISIBLE_DEVICES"] = uuid
+            self._keeper = subprocess.Popen(
+                ["/bin/sh", "-c", _KEEPER, CONTROL],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                env=os.environ | self._own,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise _refused(f"{CONTROL} cannot be started: {error.strerror or error}") from error
         try:
             self._await_daemon()
             self._try_client()

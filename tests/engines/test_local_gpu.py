@@ -40,7 +40,7 @@ def info(max_width=32):
 
 
 def lane(held, quiet=0.0, is_up=True):
-    return SimpleNamespace(is_up=is_up, page=SimpleNamespace(held=held, quiet=quiet))
+    return SimpleNamespace(lane=1, is_up=is_up, page=SimpleNamespace(held=held, quiet=quiet))
 
 
 def settled(gpu, lanes):
@@ -60,7 +60,7 @@ def test_nothing_is_concluded_beside_a_lane_whose_figure_is_old(gpu, young):
 
 def test_nothing_is_concluded_when_a_lane_has_just_gone(gpu):
     settled(gpu, [])
-    gpu.lane_gone()
+    gpu.lane_gone(lane(0))
     gpu._watch.bytes = 7 * GIB
     assert gpu.changed_capacity([]) is None
 
@@ -78,13 +78,13 @@ def test_the_next_attempt_at_a_trial_is_measured_anew(gpu):
 
 
 def test_without_mps_lanes_are_told_of_none(gpu):
-    assert gpu.mps_environment() is None
+    assert gpu.client_environment(1, apart=False) is None
     gpu.close()
     assert gpu._watch.is_closed
 
 
 def test_a_lane_that_did_not_come_up_has_the_device_looked_at_at_once(gpu):
-    gpu.lane_gone()
+    gpu.lane_gone(lane(0))
     gpu._watch.bytes = 7 * GIB
     assert gpu.refused_capacity([lane(2 * GIB), lane(0, is_up=False)]) == 11 * GIB - cuda.RESERVE
 
@@ -113,19 +113,19 @@ def daemons(monkeypatch):
 
 def test_lanes_are_mps_clients_wherever_they_can_be_and_several_may_run(daemons):
     gpu = LocalGpu(info(), mps=None)
-    assert gpu.mps_environment() == {"limit": str(16 * GIB - cuda.RESERVE)}
-    assert gpu.busy(0, 10.0, lanes=1) is gpu.busy(0, 20.0, lanes=1) is None, "what one does is not taken from others"
+    assert gpu.client_environment(1, apart=False) == {"limit": str(16 * GIB - cuda.RESERVE)}
+    assert gpu.client_environment(2, apart=True) is None
     gpu.close()
     assert daemons == []
-    assert LocalGpu(info(max_width=1), mps=None).mps_environment() is None
-    assert LocalGpu(info(), mps=False).mps_environment() is None
+    assert LocalGpu(info(max_width=1), mps=None).client_environment(1, apart=False) is None
+    assert LocalGpu(info(), mps=False).client_environment(1, apart=False) is None
     assert daemons == []
 
 
 def test_where_mps_is_refused_lanes_do_without_unless_it_was_asked_for(daemons, caplog):
     daemons.append("refused")
     with caplog.at_level("INFO"):
-        assert LocalGpu(info(), mps=None).mps_environment() is None
+        assert LocalGpu(info(), mps=None).client_environment(1, apart=False) is None
     assert "nvidia-cuda-mps-control is not installed" in caplog.text
     with pytest.raises(DeviceError, match="not installed"):
         LocalGpu(info(), mps=True)

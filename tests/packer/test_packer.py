@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest.mock import ANY
+
 import pytest
 from world import MIB, World
 
@@ -256,6 +258,23 @@ def test_width_is_the_most_lanes_that_run() -> None:
     assert world.running() == [1, 2]
     assert world.packer.seats == 0
     assert world.packer.breadth == 2
+
+
+def test_a_trial_whose_lane_has_died_gets_one_of_its_own_and_others_the_warm_ones() -> None:
+    world = taught(3)
+    for trial in range(1, 4):
+        world.add(trial, 10 * MIB, 10 * MIB)
+    world.settle()
+    died = world.lane_of(1).lane
+    world.finish(3)
+    world.crash(died)
+    world.settle()
+    own = world.lane_of(1).lane
+    assert [i for i in world.log if isinstance(i, do.OpenLane) and i.apart] == [do.OpenLane(own, "gpu 0", ANY, True)]
+    world.add(4, 10 * MIB, 10 * MIB)
+    world.finish(1)
+    assert do.CloseLane(own) in world.log
+    assert world.lane_of(4).lane not in (own, died)
 
 
 @pytest.mark.parametrize(("opening", "is_wide"), [(0.1, True), (60.0, False)])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from cotune.packer.width import PATIENCE, WINDOW, WidthControl
+from cotune.packer.width import ITERATIONS, PATIENCE, WINDOW, WidthControl
 
 
 def run(control: WidthControl, step_seconds: Callable[[int], float], reviews: int = 400) -> set[int]:
@@ -71,16 +71,20 @@ def test_goes_back_where_another_lane_gains_nothing() -> None:
     assert control.width == 1
 
 
-def test_doubles_until_the_gain_falls_below_five_percent() -> None:
+def test_quadruples_while_lanes_hardly_slow_each_other() -> None:
+    assert run(searching(limit=32), lambda width: 1.0) == {1, 2, 8, 32}
+
+
+def test_doubles_while_they_do_and_it_gains_five_percent() -> None:
     control = searching(limit=32)
-    seen = run(control, lambda width: 1.0 if width <= 4 else width / 4.1)
-    assert seen == {1, 2, 4, 8, 6, 5}
-    assert control.width == 4
+    seen = run(control, lambda width: width**0.7 if width <= 8 else width / 1.9)
+    assert seen == {1, 2, 4, 8, 16, 12, 10}
+    assert control.width == 8
 
 
 def test_looks_between_a_width_that_paid_and_one_that_did_not() -> None:
     control = searching(limit=32)
-    seen = run(control, lambda width: 1.0 if width <= 6 else width / 6.0 * 1.6, reviews=30)
+    seen = run(control, lambda width: width**0.7 if width <= 6 else width / 1.5, reviews=30)
     assert seen == {1, 2, 4, 8, 6}
     assert control.width == 6
 
@@ -128,9 +132,22 @@ def test_as_many_as_memory_holds_are_judged_where_more_were_to_be_tried() -> Non
             control.review(active, waiting=True)
 
     run_in(3)
-    assert control.width == 6  # three were worth it, and no more came to be
+    assert control.width == 12  # three were worth it, and no more came to be
     run_in(16)
     assert control.width == 16
+
+
+def test_as_many_as_memory_still_holds_are_judged_where_more_have_run_for_a_moment() -> None:
+    control = searching(limit=4)
+    for _ in range(ITERATIONS):
+        control.measured(0, 1, 1.0, 1)
+    control.guess(0.25)
+    control.measured(0, 1, 1.0, 4)
+    for _ in range(3 * PATIENCE):
+        for trial in range(2):
+            control.measured(trial, 1, 2.0, 2)
+        control.review(2, waiting=True)
+    assert control.width == 1
 
 
 def test_tries_less_and_less_often_after_refusals() -> None:

@@ -443,7 +443,7 @@ def test_a_lane_is_dismissed_by_its_device_once_and_killed_when_that_is_done(wor
 
 def test_what_is_left_of_a_lane_that_dies_by_itself_is_not_killed_by_us(world):
     handle, _ = world.open()
-    handle.kill(is_dying=True)
+    handle.bury()
     assert not handle.is_killed
     handle.kill()
     assert handle.is_killed

@@ -9,6 +9,7 @@ from cotune.engines.base import Engine
 from cotune.engines.simulated.calendar import Calendar, Happened
 from cotune.engines.simulated.lanes import Device, Lane
 from cotune.engines.simulated.model import Costs, Work
+from cotune.engines.simulated.paces import speed_by_load
 from cotune.engines.simulated.trials import Trials
 from cotune.packer import events as ev
 from cotune.packer import instructions as do
@@ -26,6 +27,7 @@ class SimulatedEngine(Engine):
         devices: What is there.
         model: What a trial is.
         costs: What acting costs.
+        speed: How fast trials run beside each other, 1 being alone, by what each uses of the device.
     """
 
     def __init__(
@@ -33,11 +35,12 @@ class SimulatedEngine(Engine):
         devices: Iterable[ev.DeviceFound],
         model: Callable[[TrialSpec], Work],
         costs: Costs | None = None,
+        speed: Callable[[list[float]], float] = speed_by_load,
     ) -> None:
         self._found = {found.device: found for found in devices}
         self._costs = costs or Costs()
         self._calendar = Calendar()
-        self._trials = Trials(model, self._costs, self._calendar, self._end_lane)
+        self._trials = Trials(model, self._costs, self._calendar, self._end_lane, speed)
         self._devices = {name: Device() for name in self._found}
         self._lanes: dict[int, Lane] = {}
         self._to_lanes: dict[type[do.ToLane], Callable[[Lane, Any], None]] = {

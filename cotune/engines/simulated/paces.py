@@ -9,24 +9,31 @@ from cotune.engines.simulated.lanes import Device, Run, busy
 from cotune.packer.interference import shared_speed
 
 
+def speed_by_load(loads: list[float]) -> float:
+    """How fast trials run beside each other, 1 being alone, by what each uses of the device."""
+    # Alone nothing slows a trial down, however busy it keeps the device.
+    return shared_speed(sum(loads)) if len(loads) > 1 else 1.0
+
+
 class Paces:
     """Keeps in the calendar when trials come to where something is to be done.
 
     Args:
         calendar: Of everything.
         reach: Called with a trial that has come there.
+        speed: How fast trials run beside each other.
     """
 
-    def __init__(self, calendar: Calendar, reach: Callable[[Run], None]) -> None:
+    def __init__(self, calendar: Calendar, reach: Callable[[Run], None], speed: Callable[[list[float]], float]) -> None:
         self._calendar = calendar
         self._reach = reach
+        self._speed = speed
 
     def renew(self, device: Device) -> None:
         """Works out anew how fast the trials of a device run, and when each comes to its next boundary."""
         lanes = [(lane, lane.moving()) for lane in device.lanes.values()]
         loads = [load for _, moving in lanes if (load := busy(moving))]
-        # Alone nothing slows a trial down, however busy it keeps the device; nor while it starts up.
-        speed = shared_speed(sum(loads)) if len(loads) > 1 else 1.0
+        speed = self._speed(loads)
         for lane, moving in lanes:
             for run in lane.runs.values():
                 share = 1.0 / len(moving) if run in moving else 0.0

@@ -22,6 +22,7 @@ class Trials:
         costs: What acting costs.
         calendar: Of everything.
         end_lane: Called with a lane that a trial takes down, and how.
+        speed: How fast trials run beside each other.
 
     Attributes:
         paces: How fast they run.
@@ -33,8 +34,9 @@ class Trials:
         costs: Costs,
         calendar: Calendar,
         end_lane: Callable[[Lane, str], None],
+        speed: Callable[[list[float]], float],
     ) -> None:
-        self.paces = Paces(calendar, self._reach)
+        self.paces = Paces(calendar, self._reach, speed)
         self._model = model
         self._costs = costs
         self._calendar = calendar

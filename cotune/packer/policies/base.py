@@ -55,7 +55,7 @@ class Policy(ABC):
         name: By which it is chosen.
         uses_predictions: Whether `key` looks at `seconds_left`.
         packs: Run as many lanes as memory holds, instead of searching for the width that pays.
-        gain: By how much another lane must raise the sum of normalised speeds to be kept.
+        gain: By how much more lanes must raise the sum of normalised speeds to be kept.
         guesses: Whether the first width is guessed from the utilisation of one trial.
         preempts: Among the residents of a lane, the first by `key` has every turn (`GiveTurn`).
         spares_critical: Trials get no neighbours because of which they would end after all else is done (`Critical`).

@@ -283,6 +283,9 @@ class ResidentTrial(session.Session):
                 return
             self._meter.read(time.monotonic(), final=True)
             self._over = True
+        if ending.outcome is Outcome.DONE and self._iterations == 0:
+            # An objective that never reports is one iteration, or nothing would be known of how fast any is.
+            self._iterations = 1
         self._send_progress()
         if self._context is not None:
             self._context.close()
