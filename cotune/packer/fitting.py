@@ -142,7 +142,7 @@ class Fitting:
             if len(short) == SHORT:
                 break
             lane = min(device.idle, key=lambda lane: (len(lane.paused), lane.residue), default=None)
-            if lane is not None and (trial.lane_deaths or (trial.wants_all and (lane.residue or lane.paused))):
+            if lane is not None and (trial.is_apart or (trial.wants_all and (lane.residue or lane.paused))):
                 lane = None
             others = device.held - (lane.quota if lane else 0)
             least = 0 if trial.wants_all else sum(o.base for o in device.lanes.values() if o is not lane)
@@ -202,8 +202,7 @@ class Fitting:
     def _places(self, trial: Trial, demand: Demand, device: Device) -> Iterator[Place]:
         """Lanes of its own that the trial could have on this device, room or not."""
         if device.seats and not (trial.exclusive and device.active) and self._protection.tolerates(trial, device):
-            # One under which a lane has died gets a new one, where what it does befalls nobody else.
-            for lane in device.idle if not trial.lane_deaths else ():
+            for lane in device.idle if not trial.is_apart else ():
                 yield self._place(device, lane, lane.need([demand]))
             fresh = device.context + device.shared + demand.peak
             yield Place(device, None, fresh, fresh - device.free)

@@ -17,11 +17,12 @@ from cotune.packer.state import Trial
 # Waiting trials whose place is looked at anew after one event.
 SORT_AT_ONCE = 2
 
-# What a trial wants, a `lane` or all of a device, as a `probe`, `alone` or `oversized`; and of probes, which need the
-# same, their kind.
+# What a trial wants: a `lane`, a new one (`apart`), or all of a device, as a `probe`, `alone` or `oversized`; and of
+# probes, which need the same, their kind.
 Fits = tuple[str, str]
 
 _LANE: Fits = ("lane", "")
+_APART: Fits = ("apart", "")
 
 _Order = tuple[float, float, Key, int]
 
@@ -197,7 +198,7 @@ class Line:
             shape, size = Shape(("alone" if trial.alone else "oversized", ""), group), expected.peak
         else:
             size = expected.persistent if self._by_persistent else expected.peak
-            shape = Shape(_LANE, group)
+            shape = Shape(_APART if trial.is_apart else _LANE, group)
         return _Spot(shape, (-trial.priority, *self._key(waiting)), size, waiting, trial)
 
     def _key(self, waiting: Waiting) -> Key:

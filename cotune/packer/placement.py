@@ -136,6 +136,8 @@ class Placement:
         def limit(fits: Fits) -> float:
             wants, kind = fits
             most = search.limits.get(fits, float("inf"))
+            if wants == "apart":
+                return most
             if wants != "lane":
                 is_outdated = wants == "probe" and self._predictor.is_known(kind)
                 return most if self._pool.has_unused or is_outdated else -1
@@ -150,7 +152,7 @@ class Placement:
     def _rule_out(self, search: _Search, trial: Trial) -> None:
         """Notes what a trial without a place says of those behind it."""
         shape = self._line.shape(trial)
-        others_would_do = trial.exclusive or trial.lane_deaths > 0 or self._residents > 1
+        others_would_do = trial.exclusive or self._residents > 1
         if self._company.is_particular and search.passed < PASS_OVER:
             # One that uses the device less may run where this one may not.
             search.passed += 1
@@ -177,8 +179,13 @@ class Placement:
                 # Where lanes are shared nobody else asks for its room; see `_ask_for_room`.
                 self._make_room(self._fitting.short(trial, self._pool.unused()))
             return place
-        widely = self._policy.places or self._company.is_particular
+        widely = self._policy.places or self._company.is_particular or trial.is_apart
         place = self._fitting.find(trial, self._pool.with_room(demand.peak, widely))
+        if trial.is_apart and self._residents == 1:
+            # Nobody else asks for its room; see `_ask_for_room`.
+            if place is None:
+                self._make_own_room(trial)
+            return place
         if place is not None or self._residents == 1 or self._make_own_room(trial):
             return place
         place = self._fitting.find(trial, self._pool.with_turns(demand.persistent), share=True)
@@ -250,7 +257,7 @@ class Placement:
     def _start(self, trial: Trial, place: Place) -> None:
         device, lane = place.device, place.lane
         if lane is None:
-            lane = self._ledger.open(device, place.quota, apart=trial.lane_deaths > 0)
+            lane = self._ledger.open(device, place.quota, apart=trial.is_apart)
         else:
             self._ledger.resize(lane, place.quota)
         trial.attempts += 1

@@ -123,6 +123,11 @@ class Trial:
         return self.alone or self.oversized
 
     @property
+    def is_apart(self) -> bool:
+        """Whether it gets a new lane of its own: one has died under it, and what it does is to befall nobody else."""
+        return self.lane_deaths > 0
+
+    @property
     def pace(self) -> float:
         """Seconds of an iteration alone, those that carry its set-up left out; of the second one on."""
         more = self.iterations - self.first_iterations

@@ -9,6 +9,7 @@ from cotune.demand import Demand
 from cotune.packer import Packer, PackerOptions
 from cotune.packer import events as ev
 from cotune.packer import instructions as do
+from cotune.packer.line import Line
 from cotune.packer.policies import POLICIES, Fluid, Horus, Policy, Srtf, Waiting, make_policy
 
 GIB = 1024 * MIB
@@ -193,3 +194,37 @@ def test_idle_lanes_make_room_for_a_trial_that_wants_a_device_to_itself_where_la
     assert world.waiting() == [2]
     world.run(rounds=20)
     assert world.outcome(2) is ev.Outcome.DONE
+
+
+def test_a_warm_lane_returns_what_a_trial_needs_that_gets_a_new_one() -> None:
+    world = World(PackerOptions(width=3))
+    world.device("gpu 0", 1000 * MIB, CONTEXT)
+    for trial, persistent, ephemeral in ((0, 200, 50), (1, 250, 60), (2, 100, 50)):
+        world.jobs[trial] = Job(trial, persistent * MIB, ephemeral * MIB, steps=9)
+        hinted(world, trial, persistent, ephemeral)
+    world.settle()
+    world.jobs[3] = Job(3, 220 * MIB, 50 * MIB)
+    hinted(world, 3, 220, 50, seconds=999.0)
+    # The longest is first in line for its room.
+    world.crash(world.lane_of(0).lane)
+    world.settle()
+    assert world.running() == [1, 2, 3]
+    warm = world.lane_of(1).lane
+    world.finish(1)
+    assert world.lane_of(0).lane not in (1, warm)
+
+
+def test_with_one_lane_a_long_line_is_not_sorted_whenever_its_trial_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(PackerOptions(width=1))
+    world.device("gpu 0", GIB, CONTEXT)
+    for trial in range(100):
+        world.add(trial, 10 * MIB, 10 * MIB, steps=2)
+    for trial in world.running():
+        world.finish(trial)
+    looked, refresh = [], Line.refresh
+    monkeypatch.setattr(Line, "refresh", lambda line, trial: looked.append(trial) or refresh(line, trial))
+    before = len(world.started)
+    for _ in range(3):
+        world.finish(world.running()[0])
+    assert len(world.started) == before + 3
+    assert len(looked) < 60

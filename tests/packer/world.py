@@ -549,7 +549,7 @@ class World:
                 if len(running) < device.width.width:
                     assert device.context + device.shared + demand.peak > free, f"{trial_id} fits a new lane"
                     for lane in lanes:
-                        if not lane.residents and not lane.retiring:
+                        if not lane.residents and not lane.retiring and not trial.is_apart:
                             if len(lane.paused) > MOST_PAUSED:
                                 continue
                             asleep = sum(t.resting - t.parked for t in lane.paused.values())

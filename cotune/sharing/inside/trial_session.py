@@ -215,6 +215,9 @@ class TrialSession(ResidentTrial):
                 # To the driver it would be a pause, after which it starts again, for ever.
                 return self._explain(own_stop(error))
             traceback.clear_frames(error.__traceback__)
+            with contextlib.suppress(Exception):
+                # Iterations count once the device has done them; what has gone wrong there is about to be found.
+                host.memory.finish()
             return Ending(Outcome.STOPPED)
         return Ending(Outcome.DONE)
 
