@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dis
 import math
+import os
 import re
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -12,7 +13,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from cotune.errors import InputError
+from cotune.errors import InputError, RunError
+from cotune.process_wide import IN_LANE, module_that_calls
 from cotune.trainable import takes, unwrapped
 
 T = TypeVar("T")
@@ -51,6 +53,21 @@ def checked_count(what: str, value: Any, least: int = 1, most: int | None = None
     if most is not None and value > most:
         raise InputError(f"{what}={value} is too many", hint=f"pass {what}={most} or less")
     return int(value)
+
+
+def refuse_at_import(what: str) -> None:
+    """Refuses to begin a run for every process that imports a module.
+
+    Raises:
+        RunError: A lane has come here by importing the module of its trainable, or one that this imports.
+    """
+    module = module_that_calls() if os.environ.get(IN_LANE) else None
+    if module is not None:
+        raise RunError(
+            f"{what}() was called while a lane imported the module {module!r}",
+            hint="put the call under `if __name__ == '__main__':`, or into a function, or the trainable into a module "
+            "of its own",
+        )
 
 
 def checked_flag(what: str, value: Any, *, or_none: bool = False) -> None:

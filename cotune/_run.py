@@ -26,6 +26,7 @@ from cotune._arguments import (
     checked_seed,
     checked_slowdown,
     made_up,
+    refuse_at_import,
     refuse_unknown,
 )
 from cotune.driver.fingerprint import digest, identity
@@ -175,6 +176,7 @@ def run(
             f"cotune runs on Linux, this is {sys.platform}", hint="use a Linux machine, a container or WSL 2"
         )
     refuse_unknown("run", unsupported, _INSTEAD)
+    refuse_at_import("run")
     kind = check_trainable(trainable)
     tree = Space(space)
     options = PackerOptions(
@@ -202,12 +204,9 @@ def run(
     is_grid = isinstance(sampler, str) and sampler.lower() == "grid"
     if is_grid:
         tree.grid()
-    grid = tree.grid_size() if is_grid else None
     wanted = checked_count("trials", trials)
-    if wanted is None and budget is None and grid is None:
+    if wanted is None and budget is None and not is_grid:
         raise InputError("neither trials= nor time_budget= says when to end", hint="pass trials=50, for example")
-    if grid is not None:
-        wanted = min(grid, wanted or grid)
     threads = checked_count("threads", threads)
     found = find_devices(gpus, devices, threads) if cluster is None else []
     _check_cluster(cluster, gpus, devices)
@@ -300,8 +299,15 @@ def _saved(folder: RunFolder, resume: bool) -> Saved | None:
     from cotune.event_log import read_events
     from cotune.record import read_run
 
+    if folder.events.exists() and any(read_events(folder.events)):
+        return read_run(folder)
     # Its driver may have died, or found the disk full, before anything was written.
-    return read_run(folder) if folder.events.exists() and any(read_events(folder.events)) else None
+    if foreign := [path.name for path in (folder.journal, folder.trials) if path.exists()]:
+        raise RunNameInUse(
+            f"{folder.path} has {' and '.join(foreign)}, but no events of a run",
+            hint="choose another name=, or move that away",
+        )
+    return None
 
 
 def _check_cluster(cluster: Any, gpus: Any, devices: Any) -> None:

@@ -6,7 +6,6 @@ import contextlib
 import inspect
 import os
 import secrets
-import shutil
 import signal
 import sys
 import threading
@@ -29,6 +28,7 @@ from cotune._arguments import (
     checked_seed,
     checked_timeout,
     made_up,
+    refuse_at_import,
     refuse_unknown,
 )
 from cotune.dashboard.views import make_view
@@ -155,7 +155,7 @@ def optimize(
             since=lambda: records.first_start,
             catch=caught,
             callbacks=heard_by,
-            prepare=lambda number: _prepare(folder, number),
+            prepare=lambda number: folder.trial(number).renew(),
             wake=engine.wake,
         )
         log = EventLog(folder.events)
@@ -246,13 +246,6 @@ def _interrupts(sweep: Sweep, serving: threading.Event) -> Iterator[None]:
             signal.raise_signal(received[0])
 
 
-def _prepare(folder: RunFolder, number: int) -> None:
-    """A folder for a new trial, without what an earlier study of the same name may have left there."""
-    trial = folder.trial(number)
-    shutil.rmtree(trial.path, ignore_errors=True)
-    trial.create()
-
-
 def _folder(study: optuna.Study, name: str | None, storage: str | os.PathLike[str] | None) -> RunFolder:
     if storage is not None and (not isinstance(storage, (str, os.PathLike)) or "://" in str(storage)):
         raise InputError(
@@ -277,6 +270,7 @@ def _check(study: Any, objective: Any, catch: Any, name: Any, unsupported: Mappi
     if not sys.platform.startswith("linux"):
         raise RunError(f"cotune runs on Linux, this is {sys.platform}", hint="use a Linux machine, or WSL 2")
     refuse_unknown("optimize", unsupported, _INSTEAD)
+    refuse_at_import("optimize")
     if not isinstance(study, optuna.Study):
         raise InputError(f"study={study!r} is not an Optuna study", hint="write cotune.optimize(study, objective, ...)")
     if study._thread_local.in_optimize_loop:

@@ -55,8 +55,12 @@ class RunFolder:
     def lanes(self) -> Path:
         return self.path / "lanes"
 
+    @property
+    def trials(self) -> Path:
+        return self.path / "trials"
+
     def trial(self, trial: int) -> TrialFolder:
-        return TrialFolder(self.path / "trials" / f"{trial:04d}")
+        return TrialFolder(self.trials / f"{trial:04d}")
 
     def create(self) -> None:
         """Makes the folder.
@@ -98,6 +102,7 @@ class RunFolder:
             RunNameInUse: Another one has it.
         """
         fd = os.open(self.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        _locks.add(fd)
         try:
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -111,7 +116,21 @@ class RunFolder:
             os.pwrite(fd, str(os.getpid()).encode(), 0)
             yield
         finally:
+            _locks.discard(fd)
             os.close(fd)
+
+
+# A process that the driver forks has them too, and would hold them after it.
+_locks: set[int] = set()
+
+
+def _let_go() -> None:
+    for fd in _locks:
+        os.close(fd)
+    _locks.clear()
+
+
+os.register_at_fork(after_in_child=_let_go)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +155,12 @@ class TrialFolder:
         """Makes the folder and an empty log, ahead of the trial: on some file systems that takes a millisecond."""
         self.path.mkdir(parents=True, exist_ok=True)
         os.close(os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644))
+
+    def renew(self) -> None:
+        """Makes the folder, without what an earlier trial of the same number may have left there."""
+        if self.path.exists():
+            shutil.rmtree(self.path, ignore_errors=True)
+        self.create()
 
     def latest_checkpoint(self) -> Path | None:
         """The newest published checkpoint, or None."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import threading
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator
@@ -10,6 +11,20 @@ from contextlib import AbstractContextManager, ExitStack
 from typing import ParamSpec
 
 P = ParamSpec("P")
+
+# Set in whatever a zygote starts, and in what that starts.
+IN_LANE = "COTUNE_LANE"
+
+
+def module_that_calls() -> str | None:
+    """The module that is being imported further down the stack, where a script's own code does not count."""
+    frame = inspect.currentframe()
+    while frame is not None:
+        name: str = frame.f_globals.get("__name__", "")
+        if frame.f_code.co_name == "<module>" and name != "__main__":
+            return name
+        frame = frame.f_back
+    return None
 
 
 def process_wide(change: Callable[P, Iterator[None]]) -> Callable[P, AbstractContextManager[None]]:

@@ -184,7 +184,8 @@ def read_run(folder: RunFolder) -> Saved:
     is_new = True
     for number, (event, line) in enumerate(read_events(folder.events), start=1):
         if event["event"] == "run":
-            settings, is_new = settings or event, True
+            # Constants may change as long as no trial is over.
+            settings, is_new = {**event, **settings, "constants": event.get("constants", {})}, True
             check_version(folder, settings)
         else:
             try:

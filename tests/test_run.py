@@ -243,6 +243,53 @@ def test_optuna_samplers_pruners_and_the_journal_are_the_real_ones(run):
     assert {t.state.name for t in study.trials} <= {"COMPLETE", "PRUNED"}
 
 
+def test_finished_trials_are_not_given_other_constants(run):
+    run(lambda c: c["x"], {"x": cotune.uniform(0, 1), "epochs": 1}, trials=2, name="it")
+    for space, says in (({"epochs": 100}, "'epochs' was 1 .* now it is 100"), ({"epochs": 1, "n": 2}, "'n' was not")):
+        with pytest.raises(cotune.RunError, match=says):
+            run(lambda c: c["x"], {"x": cotune.uniform(0, 1), **space}, trials=3, name="it", resume=True)
+    results = run(lambda c: c["x"], {"x": cotune.uniform(0, 1), "epochs": 1}, trials=3, name="it", resume=True)
+    assert [trial.config["epochs"] for trial in results] == [1, 1, 1]
+
+
+def test_a_folder_with_a_study_or_trials_of_nobody_knows_what_is_left_alone(run, tmp_path):
+    for name in ("optuna.journal", "trials"):
+        theirs = tmp_path / f"has-{name}" / name
+        theirs.parent.mkdir()
+        theirs.write_text("theirs")
+        with pytest.raises(cotune.RunNameInUse, match=name):
+            run(quadratic, {"x": 1.0}, trials=1, name=theirs.parent.name)
+        assert theirs.read_text() == "theirs"
+
+
+def test_a_trial_that_begins_finds_nothing_of_an_earlier_one_of_its_number(run):
+    def train(config):
+        found = cotune.restore()
+        cotune.report({"loss": config["x"], "found": found is not None})
+        with cotune.checkpoint() as path:
+            (Path(path) / "it").touch()
+
+    first = run(train, {"x": cotune.uniform(0, 1)}, trials=4, name="it")
+    lines = (first.folder / "events.jsonl").read_bytes().splitlines(keepends=True)
+    (first.folder / "events.jsonl").write_bytes(b"".join(lines[: len(lines) // 2]))
+    again = run(train, {"x": cotune.uniform(0, 1)}, trials=4, name="it", resume=True)
+    known = sum(b'"event": "trial"' in line or b'"event":"trial"' in line for line in lines[: len(lines) // 2])
+    assert known < 4
+    assert not any(trial.history[0]["found"] for trial in again.trials[known:])
+
+
+def test_a_grid_that_has_grown_meanwhile_is_run_whole_and_once(run):
+    run(lambda c: c["x"], {"x": cotune.choice([1, 2, 3])}, sampler="grid", name="it", trials=9)
+    results = run(lambda c: c["x"], {"x": cotune.choice([0, 1, 2, 3, 4])}, sampler="grid", name="it", resume=True)
+    assert sorted(trial.config["x"] for trial in results) == [0, 1, 2, 3, 4]
+
+
+def test_a_grid_goes_on_after_another_sampler(run):
+    run(lambda c: c["x"], {"x": cotune.choice([1, 2, 3])}, sampler="random", name="it", trials=2)
+    results = run(lambda c: c["x"], {"x": cotune.choice([1, 2, 3])}, sampler="grid", name="it", resume=True)
+    assert {trial.config["x"] for trial in results} == {1, 2, 3}
+
+
 def test_a_grid_is_run_whole_and_once(run):
     results = run(
         lambda c: c["a"] * c["b"], {"a": cotune.choice([1, 2, 3]), "b": cotune.choice([1, 10])}, sampler="grid"

@@ -26,7 +26,7 @@ from cotune.record import Record, Saved
 from cotune.records import Records
 from cotune.search.codes import shown
 from cotune.search.promotion import AshaPromote
-from cotune.search.samplers import learns, make_pruner, make_sampler
+from cotune.search.samplers import Grid, learns, make_pruner, make_sampler
 from cotune.search.search import PastTrial, Search
 from cotune.search.spaces import Space
 
@@ -84,10 +84,13 @@ def assemble(
     base = int(settings["seed"]) if settings else secrets.randbits(32) if asked.seed is None else asked.seed
     # A sampler that starts again from its seed would make its first suggestions again; a grid must stay the same.
     is_grid = isinstance(asked.sampler, str) and asked.sampler.lower() == "grid"
-    sampler = make_sampler(asked.sampler, asked.space, base if is_grid else (base + len(earlier)) % 2**32)
+    seed = base if is_grid else (base + len(earlier)) % 2**32
+    sampler = make_sampler(asked.sampler, asked.space, seed, [record.params for record in earlier])
     pruner = make_pruner(asked.pruner)
     # A grid is run once, also by Optuna's own sampler, which would begin again while its last points are running.
     points = getattr(sampler, "_n_min_trials", None) if isinstance(sampler, GridSampler) else None
+    if isinstance(sampler, Grid):
+        points = len(earlier) + sampler.left
     wanted = asked.until.trials
     trials = points if wanted is None else min(wanted, points or wanted)
     log = EventLog(folder.events)
@@ -109,7 +112,7 @@ def assemble(
         journal=folder.journal,
         name=folder.path.name,
         past=[PastTrial(record.params, record.values, record.last_value, record.state) for record in earlier],
-        prepare=lambda number: folder.trial(number).create(),
+        prepare=lambda number: folder.trial(number).renew(),
         wake=engine.wake,
     )
     stack.callback(profile.save)
@@ -123,11 +126,24 @@ def assemble(
 
 def _kept(constant: Any) -> Any:
     """A constant as the events file keeps it: itself, if it is short in JSON."""
+    return constant if _is_kept(constant) else shown(constant)
+
+
+def _is_kept(constant: Any) -> bool:
     try:
-        encoded = json.dumps(constant)
+        return len(json.dumps(constant)) <= LONGEST_CONSTANT
     except (TypeError, ValueError, RecursionError):
-        return shown(constant)
-    return constant if len(encoded) <= LONGEST_CONSTANT else shown(constant)
+        return False
+
+
+def _changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
+    """A constant that is another than it was, as far as the events file can tell."""
+    for name in {**before, **now}:
+        if name not in before or name not in now:
+            return name
+        if _is_kept(now[name]) and json.dumps(before[name]) != json.dumps(now[name]):
+            return name
+    return None
 
 
 def _take_up(asked: Asked, folder: RunFolder, settings: Mapping[str, Any], earlier: list[Record]) -> None:
@@ -138,11 +154,21 @@ def _take_up(asked: Asked, folder: RunFolder, settings: Mapping[str, Any], earli
                 f"run {folder.path.name!r} tuned {before!r}, now {now!r} is asked for",
                 hint="resume with the same metric= and mode=, or choose another name=",
             )
-    if any(record.state.is_final for record in earlier) and asked.code != settings.get("code", asked.code):
+    is_begun = any(record.state.is_final for record in earlier)
+    if is_begun and asked.code != settings.get("code", asked.code):
         warnings.warn(
             f"run {folder.path.name!r} goes on with changed code: trials that are over stay as they are. "
             "To begin anew choose another name=",
             stacklevel=4,
+        )
+    constants = asked.space.constants
+    had = settings.get("constants", constants)
+    # Trials that go on, do so with what is asked for now.
+    if is_begun and (name := _changed(had, constants)) is not None:
+        was, now = (f"{shown(of[name])}" if name in of else "not there" for of in (had, constants))
+        raise RunError(
+            f"run {folder.path.name!r} was made with another space: the constant {name!r} was {was}, now it is {now}",
+            hint="resume with the same space, or choose another name=; what may change need not be part of it",
         )
     for record in earlier:
         try:

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import random
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import product
+from typing import Any
 
+from optuna.distributions import BaseDistribution
 from optuna.exceptions import ExperimentalWarning
 from optuna.pruners import BasePruner, HyperbandPruner, MedianPruner, SuccessiveHalvingPruner
 from optuna.samplers import (
     BaseSampler,
-    GridSampler,
     QMCSampler,
     RandomSampler,
     TPESampler,
 )
 from optuna.study import Study
-from optuna.trial import FrozenTrial, TrialState
+from optuna.trial import FrozenTrial
 
 from cotune.errors import InputError
 from cotune.search import PRUNERS, SAMPLERS
@@ -23,25 +26,61 @@ from cotune.search.promotion import AshaPromote
 from cotune.search.spaces import Space
 
 
-class AskTellGridSampler(GridSampler):
-    """Optuna's grid sampler, for ask and tell.
+class Grid(BaseSampler):
+    """Every point of a grid once, in an order that the seed says.
 
-    The original ends the study itself once the grid is visited, by `study.stop()`, which raises outside of
-    `study.optimize()`; it also reads all trials after each one to find out. Here the driver counts, by
-    `Space.grid_size()`.
+    Optuna's own sampler goes by the numbers of trials, so that a study which goes on with another grid, or another
+    sampler before, would repeat some points and leave others out; and it ends the study itself, by `study.stop()`,
+    which raises outside of `study.optimize()`.
+
+    Args:
+        space: What it is a grid of.
+        seed: Of the order.
+        tried: Parameters of earlier trials: their points are left out.
+
+    Raises:
+        SpaceError: A domain is continuous, or the grid is too large to enumerate.
     """
 
-    def after_trial(self, study: Study, trial: FrozenTrial, state: TrialState, values: Sequence[float] | None) -> None:
-        """Does nothing."""
+    def __init__(self, space: Space, seed: int | None, tried: Iterable[Mapping[str, Any]] = ()) -> None:
+        grid = space.grid()
+        self._distributions = space.distributions()
+        self._names = list(grid)
+        self._points = list(product(*grid.values()))
+        # By what they look like: 1 is no other option's 1.0 or True.
+        if known := {repr(tuple(params.get(name) for name in grid)) for params in tried}:
+            self._points = [point for point in self._points if repr(point) not in known]
+        random.Random(seed).shuffle(self._points)
+
+    @property
+    def left(self) -> int:
+        """Points not suggested yet."""
+        return len(self._points)
+
+    def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
+        return self._distributions
+
+    def sample_relative(
+        self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
+    ) -> dict[str, Any]:
+        return dict(zip(self._names, self._points.pop(), strict=True))
+
+    def sample_independent(
+        self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
+    ) -> Any:
+        raise InputError(f"no {param_name!r} is in the grid", hint="the grid has what the space has")
 
 
-def make_sampler(sampler: str | BaseSampler | None, space: Space, seed: int | None) -> BaseSampler:
+def make_sampler(
+    sampler: str | BaseSampler | None, space: Space, seed: int | None, tried: Iterable[Mapping[str, Any]] = ()
+) -> BaseSampler:
     """The sampler a run uses.
 
     Args:
         sampler: "tpe" (which None means as well), "random", "grid", or any Optuna sampler.
         space: The search space, which a grid is made of.
         seed: What makes suggestions repeatable; a sampler passed in keeps its own.
+        tried: Parameters of earlier trials, which a grid leaves out.
 
     Raises:
         InputError: There is no such sampler.
@@ -58,7 +97,7 @@ def make_sampler(sampler: str | BaseSampler | None, space: Space, seed: int | No
         case "random":
             return RandomSampler(seed=seed)
         case "grid":
-            return AskTellGridSampler(space.grid(), seed=seed)
+            return Grid(space, seed, tried)
     raise InputError(f"no sampler {sampler!r}", hint=_known("samplers", SAMPLERS, "optuna.samplers"))
 
 
@@ -90,7 +129,7 @@ def make_pruner(pruner: str | BasePruner | AshaPromote | None) -> BasePruner | A
 
 def learns(sampler: BaseSampler) -> bool:
     """Whether suggestions get worse when they are asked for before earlier trials have ended."""
-    return not isinstance(sampler, RandomSampler | AskTellGridSampler | QMCSampler)
+    return not isinstance(sampler, RandomSampler | Grid | QMCSampler)
 
 
 def _known(what: str, names: Sequence[str], module: str) -> str:

@@ -155,6 +155,9 @@ def _unimportable_module(value: Any) -> ModuleType | None:
     module = sys.modules.get(name)
     if module is None or name == "__main__":
         return None
+    if getattr(module.__spec__, "_initializing", False):
+        # It calls us while it is imported, and would again where it is imported by name.
+        return module
     try:
         parent = name.rpartition(".")[0]
         if parent and not hasattr(sys.modules.get(parent), "__path__"):

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from cotune.process_wide import IN_LANE
 from cotune.sharing.zygote_main import kill_group, write_payload
 
 CLOSES_WITHIN = 10.0
@@ -47,6 +48,7 @@ class Zygote:
         environment = dict(os.environ)
         # torch.cuda.is_available() in the zygote must not start CUDA, or no lane could be forked any more.
         environment["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
+        environment[IN_LANE] = "1"
         # The last is what joblib, and so scikit-learn, takes n_jobs=-1 for: not a pool of processes for every trial.
         for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "LOKY_MAX_CPU_COUNT"):
             environment[name] = str(threads)

@@ -5,11 +5,11 @@ from typing import Any
 import optuna
 import pytest
 from optuna.pruners import HyperbandPruner, MedianPruner, NopPruner, SuccessiveHalvingPruner
-from optuna.samplers import GridSampler, RandomSampler, TPESampler
+from optuna.samplers import RandomSampler, TPESampler
 
 from cotune.errors import InputError, SpaceError
 from cotune.search.domains import choice, randint, uniform
-from cotune.search.samplers import learns, make_pruner, make_sampler
+from cotune.search.samplers import Grid, learns, make_pruner, make_sampler
 from cotune.search.spaces import Space
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -19,7 +19,7 @@ SPACE = Space({"a": randint(0, 3), "b": choice(["x", "y"])})
 
 @pytest.mark.parametrize(
     ("name", "kind"),
-    [(None, TPESampler), ("tpe", TPESampler), ("Random", RandomSampler), ("grid", GridSampler)],
+    [(None, TPESampler), ("tpe", TPESampler), ("Random", RandomSampler), ("grid", Grid)],
 )
 def test_samplers_by_name(name: str | None, kind: type) -> None:
     assert isinstance(make_sampler(name, SPACE, seed=1), kind)
@@ -53,6 +53,13 @@ def test_the_grid_is_visited_once_by_ask_and_tell() -> None:
     assert {(trial.params["a"], trial.params["b"]) for trial in trials} == {
         (a, b) for a in range(3) for b in ("x", "y")
     }
+
+
+def test_a_grid_leaves_out_what_was_tried_and_has_all_else() -> None:
+    tried: list[dict[str, Any]] = [{"a": 1, "b": "y"}, {"a": 7, "b": "x"}, {"a": True, "b": "x"}, {"b": "x"}]
+    study = optuna.create_study(sampler=make_sampler("grid", SPACE, 0, tried))
+    asked = [study.ask(SPACE.distributions()).params for _ in range(5)]
+    assert {(p["a"], p["b"]) for p in asked} == {(0, "x"), (0, "y"), (1, "x"), (2, "x"), (2, "y")}
 
 
 def test_a_grid_over_a_continuous_space_is_refused() -> None:
