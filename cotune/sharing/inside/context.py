@@ -2,7 +2,7 @@
 
 Threads keep grad mode, autocast, default device and thread counts apart by themselves. All else that numerics,
 file names or errors depend on is process-wide: random generators, torch's flags, the working directory, the
-environment, the filters of warnings, how multiprocessing starts processes.
+environment, the filters of warnings, how multiprocessing starts processes, settings of the interpreter.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import warnings
 from typing import Any
 
 from cotune.sharing.inside.cupy_pool import CupyRandom
+from cotune.sharing.inside.interpreter import Interpreter, file_mode
 from cotune.sharing.inside.main_module import MainModule
 from cotune.sharing.inside.numpy_random import NumpyRandom
 from cotune.sharing.inside.torch_state import TorchState
@@ -40,6 +41,8 @@ class Context:
         self._path = home.path
         self._filters: Any = list(home.filters)
         self._start_method = home.start_method
+        self._interpreter = home.interpreter
+        self._mask = self._home_mask = home.mask
         self._main: MainModule | None = None
 
     def adopt(self, trainable: Any) -> None:
@@ -76,6 +79,8 @@ class Context:
         if warnings.filters is not self._filters:
             _set_filters(self._filters)
         _processes._actual_context = self._start_method
+        self._interpreter.apply()
+        os.umask(self._mask)
         if self._main is not None:
             self._main.enter()
 
@@ -98,6 +103,8 @@ class Context:
         # The list itself: where the trial is in a `catch_warnings`, the one from before is kept there.
         self._filters = warnings.filters
         self._start_method = _processes._actual_context
+        self._interpreter = Interpreter.now()
+        self._mask = os.umask(self._home_mask)
         _left = self if here is not None else None
 
     def torch_loaded(self) -> None:
@@ -137,6 +144,8 @@ class Home:
         self.path = list(sys.path)
         self.filters = list(warnings.filters)
         self.start_method = _processes._actual_context
+        self.interpreter = Interpreter.now()
+        self.mask = file_mode()
 
 
 def _directory() -> str | None:

@@ -1,5 +1,6 @@
 """What is swapped at a turn: a trial computes the same in company as alone, whatever it does to shared state."""
 
+import gc
 import multiprocessing
 import os
 import random
@@ -482,6 +483,45 @@ def test_every_trial_may_choose_how_processes_are_started():
     other.leave()
     one.enter()
     assert multiprocessing.get_start_method() == "spawn"
+
+
+def mode_of_a_new_file(folder):
+    path = folder / f"{random.random()}"
+    path.touch()
+    return path.stat().st_mode & 0o777
+
+
+@pytest.mark.parametrize(
+    ("change", "look"),
+    [
+        (gc.disable, gc.isenabled),
+        (lambda: gc.set_threshold(5, 6, 7), gc.get_threshold),
+        (lambda: sys.setrecursionlimit(5000), sys.getrecursionlimit),
+        (lambda: sys.setswitchinterval(0.5), sys.getswitchinterval),
+        (lambda: setattr(sys, "excepthook", print), lambda: sys.excepthook),
+        (lambda: sys.argv.append("--more"), lambda: list(sys.argv)),
+        (lambda: os.umask(0o777), mode_of_a_new_file),
+    ],
+    ids=["gc", "gc thresholds", "recursion limit", "switch interval", "hook", "arguments", "umask"],
+)
+def test_a_setting_of_the_interpreter_or_process_stays_with_its_trial(change, look, tmp_path):
+    see = (lambda: look(tmp_path)) if look is mode_of_a_new_file else look
+    home = Home()
+    one, other, later = (Context(seed, home) for seed in range(3))
+    one.enter()
+    before = see()
+    change()
+    changed = see()
+    assert changed != before
+    one.leave()
+    other.enter()
+    assert see() == before
+    other.leave()
+    one.enter()
+    assert see() == changed
+    # It ends, and what is its own with it.
+    later.enter()
+    assert see() == before
 
 
 def test_a_removed_variable_is_back_for_the_others(monkeypatch):
