@@ -106,9 +106,9 @@ def checked_timeout(value: Any) -> float | None:
 def checked_seed(seed: Any) -> int | None:
     if seed is None:
         return None
-    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**32:
+    if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or not 0 <= seed < 2**32:
         raise InputError(f"seed={seed!r} is not an integer from 0 to 2**32 - 1", hint="pass seed=0, for example")
-    return seed
+    return int(seed)
 
 
 def check_choice(what: str, value: Any, names: Sequence[str]) -> None:
@@ -161,12 +161,16 @@ def _of_config(name: str, value: Any, checked: Callable[[Any, str], T]) -> Calla
 
 
 def _priority(value: Any, where: str) -> float:
-    number = isinstance(value, (int, float)) or hasattr(value, "__float__")
-    if isinstance(value, (str, bytes)) or not number or not math.isfinite(value):
+    try:
+        number = math.nan if isinstance(value, (str, bytes)) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if not math.isfinite(number):
         raise InputError(
-            f"priority={value!r}{where} is not a number", hint="write priority=1, or a function of the config"
+            f"priority={str(value)[:100]!r}{where} is not a number",
+            hint="write priority=1, or a function of the config",
         )
-    return float(value)
+    return number
 
 
 def _max_steps(value: Any, where: str) -> int | None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from cotune._arguments import check_run_name
+from cotune._arguments import RUN_NAME, check_run_name
 from cotune.errors import InputError
-from cotune.paths import RunFolder, default_storage
+from cotune.paths import RunFolder, storage_folder
 from cotune.record import read_run
 from cotune.results import Results
 from cotune.search.spaces import nested
@@ -31,9 +31,9 @@ def load(name: str, storage: str | os.PathLike[str] | None = None) -> Results:
         StorageError: It cannot be read.
     """
     check_run_name(name)
-    root = Path(storage if storage is not None else default_storage()).expanduser().absolute()
+    root = storage_folder(storage)
     folder = RunFolder(root / name)
-    if not folder.events.exists():
+    if not folder.has_begun():
         there = runs_in(root)
         newest = f"the newest there: {', '.join(there[:5])}" if there else "pass storage= with the folder of the run"
         raise InputError(f"no run named {name!r} is in {root}", hint=newest)
@@ -58,5 +58,5 @@ def load(name: str, storage: str | os.PathLike[str] | None = None) -> Results:
 
 def runs_in(root: Path) -> list[str]:
     """Names of the runs in a storage folder, that of which something was noted last first."""
-    events = [path for path in root.glob("*/events.jsonl") if path.is_file()]
+    events = [path for path in root.glob("*/events.jsonl") if path.is_file() and RUN_NAME.fullmatch(path.parent.name)]
     return [path.parent.name for path in sorted(events, key=lambda path: path.stat().st_mtime, reverse=True)]

@@ -8,7 +8,6 @@ import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cotune._arguments import (
@@ -36,7 +35,7 @@ from cotune.engines.base import Engine
 from cotune.engines.local import LocalEngine, LocalOptions
 from cotune.errors import InputError, RunError, RunNameInUse
 from cotune.packer import MAX_SLOWDOWN, MOST_PAUSED, Packer, PackerOptions, Policy, make_policy
-from cotune.paths import RunFolder, default_storage
+from cotune.paths import RunFolder, storage_folder
 from cotune.results import Results, TrialResult
 from cotune.search import PRUNERS, SAMPLERS
 from cotune.search.promotion import AshaPromote
@@ -284,14 +283,14 @@ def _open_run(name: str, storage: str | os.PathLike[str] | None) -> RunFolder:
             f"storage={storage!r} is not a folder",
             hint="pass a path, or leave it out; a study in a database goes to cotune.optimize(study, ...)",
         )
-    folder = RunFolder(Path(storage if storage is not None else default_storage()).expanduser().absolute() / name)
+    folder = RunFolder(storage_folder(storage) / name)
     folder.create()
     return folder
 
 
 def _saved(folder: RunFolder, resume: bool) -> Saved | None:
     """What an earlier session has left, if there was one; only whoever holds the lock may read a consistent state."""
-    if folder.events.exists() and not resume:
+    if folder.has_begun() and not resume:
         raise RunNameInUse(
             f"a run named {folder.path.name!r} is in {folder.path.parent} already",
             hint="pass resume=True to go on with it, or another name=",

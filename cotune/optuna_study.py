@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import optuna
@@ -38,7 +37,7 @@ from cotune.engines.local import LocalEngine, LocalOptions
 from cotune.errors import InputError, RunError, RunNameInUse
 from cotune.event_log import VERSION, EventLog, read_events
 from cotune.packer import Packer, PackerOptions, Policy, make_policy
-from cotune.paths import RunFolder, default_storage
+from cotune.paths import RunFolder, storage_folder
 from cotune.records import Records
 from cotune.search.lane_trial import StudyObjective, study_as_proxy
 from cotune.search.study_search import StudySearch
@@ -252,9 +251,9 @@ def _folder(study: optuna.Study, name: str | None, storage: str | os.PathLike[st
             f"storage={storage!r} is not a folder",
             hint="it is where cotune keeps logs; give the study's own storage to optuna.create_study(storage=...)",
         )
-    root = Path(storage if storage is not None else default_storage()).expanduser().absolute()
+    root = storage_folder(storage)
     folder = RunFolder(root / (name or made_up(study.study_name)))
-    if folder.events.exists():
+    if folder.has_begun():
         first, _ = next(read_events(folder.events), ({}, b""))
         if first and first.get("study") != study.study_name:
             raise RunNameInUse(f"a run named {name!r} is in {root} already", hint="choose another name=")

@@ -28,9 +28,20 @@ from cotune.errors import RunNameInUse, StorageError
 _CHECKPOINT = re.compile(r"\d+-\d+")
 
 
-def default_storage() -> Path:
-    """`COTUNE_STORAGE`, or `~/cotune_runs`."""
-    return Path(os.environ.get("COTUNE_STORAGE") or Path.home() / "cotune_runs")
+def storage_folder(named: str | os.PathLike[str] | None = None) -> Path:
+    """The folder for runs that was named, else `COTUNE_STORAGE`, else `~/cotune_runs`; absolute.
+
+    Raises:
+        StorageError: There is none: no home directory, or no working directory for a relative one to begin at.
+    """
+    chosen = named if named is not None else os.environ.get("COTUNE_STORAGE") or "~/cotune_runs"
+    try:
+        return Path(chosen).expanduser().absolute()
+    except (RuntimeError, OSError) as error:
+        raise StorageError(
+            f"{str(chosen)!r} is no folder for runs: {getattr(error, 'strerror', None) or error}",
+            hint="pass storage= with an absolute path, or set COTUNE_STORAGE to one",
+        ) from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +84,25 @@ class RunFolder:
             probe = self.path / f".writable-{os.getpid()}"
             probe.write_bytes(b"x")
             probe.unlink()
-        except OSError as error:
+        except (OSError, ValueError) as error:
             raise StorageError(
-                f"cannot write the run folder {self.path}: {error.strerror or error}",
+                f"cannot write the run folder {self.path}: {getattr(error, 'strerror', None) or error}",
                 hint="pass storage= with a folder you may write to that has room, or set COTUNE_STORAGE",
-            ) from error
+            ) from None
+
+    def has_begun(self) -> bool:
+        """Whether it has the events of a run.
+
+        Raises:
+            StorageError: It cannot be looked into.
+        """
+        try:
+            return self.events.exists()
+        except (OSError, ValueError) as error:
+            raise StorageError(
+                f"cannot look into {self.path}: {getattr(error, 'strerror', None) or error}",
+                hint="pass storage= with a folder you may read, or set COTUNE_STORAGE",
+            ) from None
 
     @property
     def is_locked(self) -> bool:

@@ -5,7 +5,7 @@ import os
 import pytest
 
 from cotune.errors import StorageError
-from cotune.paths import RunFolder, TrialFolder, default_storage
+from cotune.paths import RunFolder, TrialFolder, storage_folder
 
 
 @pytest.fixture
@@ -147,7 +147,40 @@ def test_a_run_folder_that_cannot_be_made_names_path_and_way_out(tmp_path):
 
 def test_the_environment_chooses_the_storage(monkeypatch, tmp_path):
     monkeypatch.setenv("COTUNE_STORAGE", str(tmp_path))
-    assert default_storage() == tmp_path
+    assert storage_folder() == tmp_path
+
+
+@pytest.mark.parametrize("chosen", ["~nobody-has-this-name/x", "relative"])
+def test_a_storage_that_leads_nowhere_is_told_with_a_way_out(monkeypatch, tmp_path, chosen):
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    monkeypatch.setenv("COTUNE_STORAGE", chosen)
+    with pytest.raises(StorageError, match="is no folder for runs") as refused:
+        storage_folder()
+    assert "absolute path" in refused.value.hint
+
+
+def test_a_process_that_the_driver_forks_does_not_keep_the_lock_of_its_run(tmp_path):
+    folder = RunFolder(tmp_path / "it")
+    folder.create()
+    ended, end = os.pipe()
+    held, hold = os.pipe()
+    with folder.locked():
+        child = os.fork()
+        if child == 0:
+            os.close(hold)
+            os.write(end, b"x")
+            os.read(held, 1)
+            os._exit(0)
+        os.read(ended, 1)
+        assert folder.is_locked
+    assert not folder.is_locked
+    os.close(hold)
+    os.waitpid(child, 0)
+    for fd in (ended, end, held):
+        os.close(fd)
 
 
 @pytest.mark.parametrize("value", [None, ""])
@@ -156,4 +189,4 @@ def test_the_storage_is_in_the_home_folder_otherwise(monkeypatch, tmp_path, valu
     monkeypatch.delenv("COTUNE_STORAGE", raising=False)
     if value is not None:
         monkeypatch.setenv("COTUNE_STORAGE", value)
-    assert default_storage() == tmp_path / "cotune_runs"
+    assert storage_folder() == tmp_path / "cotune_runs"

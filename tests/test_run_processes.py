@@ -206,6 +206,46 @@ def test_a_trainable_from_standard_input_works(tmp_path):
     assert done.stdout.split() == ["2", "0"]
 
 
+def imported(tmp_path, name, **modules):
+    """Has a fresh process import a module, beside others."""
+    for module, text in modules.items():
+        (tmp_path / f"{module}.py").write_text(textwrap.dedent(text))
+    return subprocess.run(
+        [sys.executable, "-c", f"import {name}"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "PYTHONPATH": f"{ROOT}:{tmp_path}", "COTUNE_STORAGE": str(tmp_path / "runs")},
+    )
+
+
+SWEEP = """
+    import cotune
+    def train(config):
+        return config["x"]
+    r = cotune.run(train, {"x": cotune.uniform(0, 1)}, metric="loss", trials=3, devices=["cpu:0@2GiB"], dashboard=False)
+    print(len(r), r.errors)
+"""
+
+
+def test_a_module_may_run_a_sweep_of_its_own_function_while_it_is_imported(tmp_path):
+    done = imported(tmp_path, "sweep", sweep=SWEEP)
+    assert done.stdout == "3 []\n", done.stderr
+
+
+def test_a_sweep_begins_no_other_in_a_lane_that_imports_it(tmp_path):
+    model = """
+        def train(config):
+            import sweep
+            return config["x"]
+    """
+    done = imported(
+        tmp_path, "sweep", sweep=SWEEP.replace("def train", "from model import train\n    def other"), model=model
+    )
+    assert "run() was called while a lane imported the module 'sweep'" in done.stdout + done.stderr
+    assert len(list((tmp_path / "runs").glob("*/events.jsonl"))) == 1
+
+
 def test_a_pool_that_a_trial_forks_finds_the_functions_of_the_script(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(

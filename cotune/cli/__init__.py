@@ -36,4 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # Whoever read the output has seen enough.
         sys.stderr.close()
         return 1
+    except OSError as error:
+        print(f"cotune: {error}", file=sys.stderr)
+        return 2
     return code or 0

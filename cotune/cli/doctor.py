@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from cotune.demand import GIB, MIB, format_bytes
-from cotune.errors import DeviceError
-from cotune.paths import default_storage
+from cotune.errors import DeviceError, StorageError
+from cotune.paths import storage_folder
 from cotune.sharing import cuda
 from cotune.sharing.cpu import HEADROOM, available_memory
 from cotune.sharing.devices import DeviceInfo, find_devices
@@ -196,8 +196,12 @@ def _room() -> Iterator[Finding]:
         free = shutil.disk_usage("/dev/shm").free
         fix = "" if free >= LEAST_SHM else "give the container more, as docker run --shm-size=1g; DataLoader needs it"
         yield Finding("/dev/shm", (free >= LEAST_SHM) or None, f"{format_bytes(free)} free", fix)
-    storage = default_storage()
-    there = next(path for path in (storage, *storage.parents) if path.exists())
+    try:
+        storage = storage_folder()
+        there = next(path for path in (storage, *storage.parents) if os.path.exists(path))
+    except StorageError as error:
+        yield Finding("run folders", False, error.message, error.hint)
+        return
     free, writable = shutil.disk_usage(there).free, os.access(there, os.W_OK)
     said = f"{storage}: {format_bytes(free)} free" + ("" if writable else ", not writable")
     is_fine = writable and free >= LEAST_DISK

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from cotune._load import load, runs_in
 from cotune.errors import CotuneError
-from cotune.paths import default_storage
+from cotune.paths import storage_folder
 from cotune.results import SHORT, Results, TrialResult, flat
 
 MOST_RUNS = 20
@@ -34,11 +35,11 @@ def add_to(commands: Any) -> None:
 def run_command(options: argparse.Namespace) -> None:
     """Prints it."""
     if options.name is None:
-        _list(Path(options.storage or default_storage()).expanduser())
+        _list(storage_folder(options.storage))
         return
     results = load(options.name, options.storage)
     if options.json:
-        print(json.dumps(_plain(results), indent=1))
+        print(json.dumps(_finite(_plain(results)), indent=1, allow_nan=False))
         return
     print(results)
     ranked = _ranked(results)[: max(0, options.trials)]
@@ -85,6 +86,15 @@ def _lines(results: Results, ranked: Sequence[TrialResult]) -> Iterator[str]:
 
 def _short(value: Any) -> str:
     return f"{value:.5g}" if isinstance(value, float) else SHORT.repr(value)
+
+
+def _finite(value: Any) -> Any:
+    """Without numbers that JSON does not have."""
+    if isinstance(value, dict):
+        return {name: _finite(part) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _plain(results: Results) -> dict[str, Any]:

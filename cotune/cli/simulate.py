@@ -13,10 +13,11 @@ from typing import Any
 from rich.console import Console
 from rich.progress import Progress
 
+from cotune._arguments import check_run_name
 from cotune.demand import MIB, parse_bytes
 from cotune.errors import InputError
 from cotune.packer import POLICIES
-from cotune.paths import RunFolder, default_storage
+from cotune.paths import RunFolder, storage_folder
 from cotune.simulation import (
     GENERATORS,
     Outcome,
@@ -139,7 +140,8 @@ def _check(options: argparse.Namespace) -> None:
 
 def _workload(options: argparse.Namespace) -> Workload:
     if options.run is not None:
-        return from_run(RunFolder((options.storage or default_storage()) / options.run), options.busy)
+        check_run_name(options.run)
+        return from_run(RunFolder(storage_folder(options.storage) / options.run), options.busy)
     if options.csv is not None:
         return from_csv(options.csv)
     return make_workload(options.workload, options.seed, options.jobs)

@@ -205,7 +205,13 @@ class LocalEngine(Engine):
 
     def _spawn_zygote(self) -> Zygote:
         if self._zygote is None:
-            self._zygote = Zygote(self._modules, self._blob, self._threads, self._folder / "zygote.log")
+            try:
+                self._zygote = Zygote(self._modules, self._blob, self._threads, self._folder / "zygote.log")
+            except OSError as error:
+                raise errors.RunError(
+                    f"no process can be started: {error.strerror or error}",
+                    hint="raise the limits of this process (`ulimit -u`, `ulimit -n`), or end others",
+                ) from error
             self._selector.register(self._zygote, selectors.EVENT_READ, partial(self._hear_zygote, self._zygote))
         return self._zygote
 

@@ -46,7 +46,7 @@ class Space:
         self.domains: dict[str, Domain] = {}
         self.constants: dict[str, Any] = {}
         self._order: list[str] = []
-        for name, leaf in _leaves(tree, ""):
+        for name, leaf in _flattened(tree):
             try:
                 domain = domain_of(leaf)
                 if isinstance(domain, Choice):
@@ -176,6 +176,15 @@ def nested(flat: Mapping[str, Any]) -> dict[str, Any]:
     return config
 
 
+def _flattened(tree: Mapping[Any, Any]) -> list[tuple[str, Any]]:
+    try:
+        return list(_leaves(tree, ""))
+    except RecursionError:
+        raise SpaceError(
+            "the search space has no end, or is nested hundreds of times", hint="a dict in it may hold itself"
+        ) from None
+
+
 def _leaves(tree: Mapping[Any, Any], prefix: str) -> Iterator[tuple[str, Any]]:
     for key, value in tree.items():
         if not isinstance(key, str) or not key or "/" in key:
@@ -217,10 +226,17 @@ def _check_constant(name: str, value: Any) -> None:
 
 def _domain_within(value: Any) -> Any:
     """A domain that is somewhere in a constant, or is it; None if there is none."""
+    try:
+        return _search_domain(value)
+    except RecursionError:
+        raise SpaceError("it has no end, or is nested hundreds of times", hint="it may hold itself") from None
+
+
+def _search_domain(value: Any) -> Any:
     if isinstance(value, Mapping) and not is_grid_search(value):
         inside: Iterable[Any] = value.values()
     elif isinstance(value, list | tuple | set | frozenset):
         inside = value
     else:
         return value if domain_of(value) is not None else None
-    return next((found for one in inside if (found := _domain_within(one)) is not None), None)
+    return next((found for one in inside if (found := _search_domain(one)) is not None), None)

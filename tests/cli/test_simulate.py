@@ -93,7 +93,7 @@ def test_a_table_of_jobs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
         ([*QUICK[1:], "--trace", "/nowhere/at/all.json"], "choose another --trace"),
         ([*QUICK[1:], "--memory", ""], "'' is not a size"),
         (["--csv", "/nowhere.csv"], "check the path"),
-        (["--run", "", "--storage", "/nowhere"], "cannot read"),
+        (["--run", "", "--storage", "/nowhere"], "cannot name a folder"),
         (["--run", "nope", "--storage", "/nowhere"], "cannot read"),
     ],
 )
