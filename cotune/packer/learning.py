@@ -48,7 +48,8 @@ class Learning:
         before = trial.demand, trial.beside, device.width.width
         is_first = trial.iterations == 0
         if event.count and not lane.has_iterated:
-            self._iterates(lane, event.time)
+            lane.has_iterated = True
+            device.width.changed(event.time)
         trial.iterations += event.count
         trial.seconds += event.seconds
         trial.alone_seconds += event.seconds * common_speed([trial, *neighbours(trial, device)])
@@ -80,12 +81,7 @@ class Learning:
         of memory with that.
         """
         device = lane.device
-        if event.seconds < PROBE_SECONDS:
-            return
-        if not lane.has_iterated:
-            # Others are measured beside it as it is, or not for as long as it loads.
-            self._iterates(lane, event.time)
-        if trial.iterations >= PROBE_ITERATIONS or trial.wants_all or lane.closing:
+        if event.seconds < PROBE_SECONDS or trial.iterations >= PROBE_ITERATIONS or trial.wants_all or lane.closing:
             return
         before = trial.expected, device.width.width
         device.width.widen()
@@ -131,10 +127,6 @@ class Learning:
         """A trial has left the lane, which is one too many where the width was taken back."""
         if not lane.residents and lane.device.active >= lane.device.width.width:
             lane.device.width.changed(now)
-
-    def _iterates(self, lane: Lane, now: float) -> None:
-        lane.has_iterated = True
-        lane.device.width.changed(now)
 
     def _review(self, device: Device) -> None:
         """Whether another width is to be tried: not one whose lanes would come up when all is nearly done."""
