@@ -141,8 +141,9 @@ class RunFolder:
             os.pwrite(fd, str(os.getpid()).encode(), 0)
             yield
         finally:
-            _locks.discard(fd)
-            os.close(fd)
+            if fd in _locks:
+                _locks.remove(fd)
+                os.close(fd)
 
 
 # A process that the driver forks has them too, and would hold them after it.

@@ -21,7 +21,7 @@ def module_that_calls() -> str | None:
     frame = inspect.currentframe()
     while frame is not None:
         name: str = frame.f_globals.get("__name__", "")
-        if frame.f_code.co_name == "<module>" and name != "__main__":
+        if frame.f_code.co_name == "<module>" and name not in ("", "__main__"):
             return name
         frame = frame.f_back
     return None

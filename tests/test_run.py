@@ -321,6 +321,7 @@ def test_a_time_budget_interrupts_what_is_running_and_it_can_be_resumed(run):
     assert "1 waiting, 1 interrupted" in repr(results)
     results = run(train, {"x": 0}, trials=2, lanes=1, name="budget", resume=True)
     assert [trial.state for trial in results] == ["done", "done"]
+    assert [trial.config["x"] for trial in cotune.load("budget", results.folder.parent)] == [0, 0]
 
 
 def test_a_failing_trial_fails_alone_and_is_retried_as_often_as_asked(run, tmp_path):

@@ -82,9 +82,8 @@ def assemble(
     settings, earlier = (saved.settings, saved.records) if saved else ({}, [])
     _take_up(asked, folder, settings, earlier)
     base = int(settings["seed"]) if settings else secrets.randbits(32) if asked.seed is None else asked.seed
-    # A sampler that starts again from its seed would make its first suggestions again; a grid must stay the same.
-    is_grid = isinstance(asked.sampler, str) and asked.sampler.lower() == "grid"
-    seed = base if is_grid else (base + len(earlier)) % 2**32
+    # A sampler that starts again from its seed would make its first suggestions again.
+    seed = (base + len(earlier)) % 2**32
     sampler = make_sampler(asked.sampler, asked.space, seed, [record.params for record in earlier])
     pruner = make_pruner(asked.pruner)
     # A grid is run once, also by Optuna's own sampler, which would begin again while its last points are running.

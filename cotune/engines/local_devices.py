@@ -44,8 +44,6 @@ class LocalDevices:
         with ThreadPoolExecutor(max(1, len(infos))) as pool:
             begun = {info.name: pool.submit(LocalGpu, info, mps) for info in infos}
         self.gpus = {name: made.result() for name, made in begun.items() if made.exception() is None}
-        if len(self.gpus) < len(begun):
-            self.close()
         for made in begun.values():
             made.result()
 

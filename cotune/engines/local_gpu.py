@@ -114,8 +114,8 @@ class LocalGpu:
     def busy(self, trial: int, now: float, lanes: int) -> float | None:
         """The share of time in which a kernel ran, told of a trial that has just done an iteration.
 
-        None unless what NVML averaged over the last second was this trial's training and nothing else. It is a bound
-        where kernels of several lanes run at once: what one does then is not all taken from the others.
+        None unless what NVML has averaged over the last second was this trial's training and nothing else; and where
+        kernels of several lanes run at the same time, since the time of one is not taken from the others then.
 
         Args:
             trial: The trial's number.
@@ -123,7 +123,7 @@ class LocalGpu:
             lanes: How many of ours there are.
         """
         began = self._began.setdefault(trial, now)
-        is_measured = lanes == 1 and now - began > BUSY_AFTER
+        is_measured = lanes == 1 and now - began > BUSY_AFTER and self._mps is None
         return self._watch.utilization() if is_measured else None
 
     def close(self) -> None:

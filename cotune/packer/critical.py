@@ -121,7 +121,8 @@ class Critical:
     def _most_beside(self, trial: Trial, device: Device, left: float) -> int:
         """How many trials that use the device as it does may run beside it so that it does not end last."""
         share = known_load(trial)
-        if not share or len(self._ledger.devices) == 1:
+        if not share or len(self._ledger.devices) == 1 or self._line.is_open:
+            # Nobody knows yet what all will end with.
             return MANY
         slowest = min(SLIGHT, left / max(self._rest(), TINY))
         width = device.width.width

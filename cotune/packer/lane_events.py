@@ -110,6 +110,7 @@ class LaneEvents:
 
     def _lost(self, lane: Lane, event: ev.LaneLost) -> None:
         paused = set(lane.paused)
+        lane.device.width.changed(event.time)
         for trial in self._ledger.forget(lane):
             self._left(trial)
             self._endings.lane_lost(trial, lane, trial.id in paused, event)

@@ -48,7 +48,7 @@ class Learning:
         before = trial.demand, trial.beside, device.width.width
         is_first = trial.iterations == 0
         if event.count and not lane.has_iterated:
-            lane.has_iterated = True
+            lane.has_iterated, lane.is_stalled = True, False
             device.width.changed(event.time)
         trial.iterations += event.count
         trial.seconds += event.seconds
@@ -81,7 +81,13 @@ class Learning:
         of memory with that.
         """
         device = lane.device
-        if event.seconds < PROBE_SECONDS or trial.iterations >= PROBE_ITERATIONS or trial.wants_all or lane.closing:
+        if event.seconds < PROBE_SECONDS:
+            return
+        if not lane.has_iterated and not lane.is_stalled:
+            # Others are measured without it, or their number would not be judged for as long as it loads, or hangs.
+            lane.is_stalled = True
+            lane.device.width.changed(event.time)
+        if trial.iterations >= PROBE_ITERATIONS or trial.wants_all or lane.closing:
             return
         before = trial.expected, device.width.width
         device.width.widen()
@@ -125,6 +131,7 @@ class Learning:
 
     def left(self, lane: Lane, now: float) -> None:
         """A trial has left the lane, which is one too many where the width was taken back."""
+        lane.is_stalled = lane.is_stalled and bool(lane.residents)
         if not lane.residents and lane.device.active >= lane.device.width.width:
             lane.device.width.changed(now)
 
@@ -134,7 +141,7 @@ class Learning:
         left = line.seconds / (width * len(self._ledger.devices))
         # Of trials of unknown length nothing is left, but for what rounding has left.
         is_ending = not line.is_open and 1e-6 < left < device.start_seconds
-        device.width.review(device.active, (bool(line) or line.is_open) and not is_ending)
+        device.width.review(device.computing, (bool(line) or line.is_open) and not is_ending)
         if device.width.width > width:
             # Warm or not, those that begin now have to show that they run.
             for lane in device.idle:

@@ -285,6 +285,7 @@ class Packer:
                 self._learning.believe(trial, trial.lane)
             self._stopped_running(trial)
             self._pauses.paused(trial, event)
+            self._learning.left(trial.lane, event.time)
 
     def _parked(self, trial: Trial, event: ev.TrialParked) -> None:
         if trial.is_paused:

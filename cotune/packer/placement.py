@@ -179,9 +179,9 @@ class Placement:
                 # Where lanes are shared nobody else asks for its room; see `_ask_for_room`.
                 self._make_room(self._fitting.short(trial, self._pool.unused()))
             return place
-        widely = self._policy.places or self._company.is_particular or trial.is_apart
+        widely = self._policy.places or self._company.is_particular
         place = self._fitting.find(trial, self._pool.with_room(demand.peak, widely))
-        if trial.is_apart and self._residents == 1:
+        if trial.is_apart:
             # Nobody else asks for its room; see `_ask_for_room`.
             if place is None:
                 self._make_own_room(trial)
@@ -246,7 +246,8 @@ class Placement:
             now, later = self._fitting.holes(device)
             place = self._fitting.find(trial, [device]) if now >= trial.expected.peak else None
             short = self._fitting.short(trial, [device]) if place is None and later >= trial.expected.peak else []
-        if place is None and self._make_room(short) is None and self._residents > 1 and not trial.wants_all:
+        may_share = self._residents > 1 and not trial.wants_all and not trial.is_apart
+        if place is None and self._make_room(short) is None and may_share:
             # No lane of its own is to be had here for now: turns in one are better than to go on waiting.
             place = self._fitting.find(trial, [device], share=True) if trial.expected is not None else None
         if place is not None:

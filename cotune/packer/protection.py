@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from cotune.packer.interference import Interference, neighbours
+from cotune.packer.interference import Interference, known_load, neighbours
 from cotune.packer.state import MANY, Device, Trial
 from cotune.packer.width import PATIENCE, Speed
 
@@ -131,11 +131,16 @@ class Protection:
         """Whose bound would not be kept, and the slowdown, if the trial got a lane of its own there."""
         everyone = [*neighbours(trial, device), trial]
         for one in everyone:
-            if one.priority > 0:
+            if one.priority > 0 and not self._is_tried(one):
                 slowdown = self._interference.slowdown(one, [other for other in everyone if other is not one])
                 if slowdown > self._bound:
                     return one, slowdown
         return None
+
+    def _is_tried(self, trial: Trial) -> bool:
+        """Whether neighbours are measured only: it has run alone, and nothing tells what it uses of the device."""
+        watch = self._watches.get(trial.id)
+        return watch is not None and not watch.crowded and watch.least.count > 0 and known_load(trial) is None
 
     def _compare(self, trial: Trial, watch: _Watch, others: list[Trial]) -> None:
         """Keeps the speed in the least crowd: that of the trial alone, if there is such a one."""

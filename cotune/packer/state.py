@@ -166,6 +166,7 @@ class Lane:
         first_residue: What the first one left (imports, caches): the price of a warm lane, not a leak.
         served: A trial has ended in it.
         has_iterated: A trial has come to an iteration in it, and it runs since: what is done once in a process is done.
+        is_stalled: No trial has for so long that it is not waited for.
         retiring: It takes no further trial and is closed when empty.
         overdue: The trial for whose sake it is being killed.
         turn: The resident that was given every turn.
@@ -185,6 +186,7 @@ class Lane:
     first_residue: int | None = None
     served: bool = False
     has_iterated: bool = False
+    is_stalled: bool = False
     residents: dict[int, Trial] = field(default_factory=dict)
     ready: bool = False
     retiring: bool = False
@@ -274,9 +276,14 @@ class Device:
         return sum(1 for lane in self.lanes.values() if lane.residents)
 
     @property
+    def computing(self) -> int:
+        """How many lanes run, those left out that do nothing for long before their first iteration."""
+        return sum(1 for lane in self.lanes.values() if lane.residents and not lane.is_stalled)
+
+    @property
     def iterating(self) -> int:
-        """How many lanes run; none as long as one of them has yet to come to its first iteration."""
-        running = [lane for lane in self.lanes.values() if lane.residents]
+        """The same; none as long as one of them has yet to come to its first iteration."""
+        running = [lane for lane in self.lanes.values() if lane.residents and not lane.is_stalled]
         return len(running) if all(lane.has_iterated for lane in running) else 0
 
     @property

@@ -150,7 +150,7 @@ class WidthControl:
         if 4 * (between - before) >= before:
             self._trying_from, self.width = before, between
             return
-        self._refused = 0
+        self._refused, self._is_easy = 0, False
         self._refusals += 1
         self._hold = PATIENCE * 2**self._refusals
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import random
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
 from typing import Any
 
+import numpy as np
 from optuna.distributions import BaseDistribution
 from optuna.exceptions import ExperimentalWarning
 from optuna.pruners import BasePruner, HyperbandPruner, MedianPruner, SuccessiveHalvingPruner
@@ -45,12 +45,14 @@ class Grid(BaseSampler):
     def __init__(self, space: Space, seed: int | None, tried: Iterable[Mapping[str, Any]] = ()) -> None:
         grid = space.grid()
         self._distributions = space.distributions()
-        self._names = list(grid)
-        self._points = list(product(*grid.values()))
+        self._names = sorted(grid)
+        points = list(product(*(grid[name] for name in self._names)))
+        # In the order of Optuna's, of which the last is taken first.
+        np.random.RandomState(seed).shuffle(points)
+        self._points = points[::-1]
         # By what they look like: 1 is no other option's 1.0 or True.
-        if known := {repr(tuple(params.get(name) for name in grid)) for params in tried}:
+        if known := {repr(tuple(space.rounded(name, params.get(name)) for name in self._names)) for params in tried}:
             self._points = [point for point in self._points if repr(point) not in known]
-        random.Random(seed).shuffle(self._points)
 
     @property
     def left(self) -> int:

@@ -141,6 +141,12 @@ class Space:
             size *= domain.size
         return size
 
+    def rounded(self, name: str, value: Any) -> Any:
+        """A parameter as the grid has it: Optuna counts steps in binary (0.30000000000000004), and logs have none."""
+        domain = self.domains[name]
+        has_steps = not isinstance(domain, Choice) and domain.step is not None and isinstance(value, int | float)
+        return domain.round(value) if has_steps else value  # type: ignore[union-attr]
+
     def __repr__(self) -> str:
         return f"Space(domains={self.domains!r}, constants={self.constants!r})"
 
@@ -153,8 +159,7 @@ class Space:
         value = params[name]
         domain = self.domains[name]
         if not isinstance(domain, Choice):
-            # Optuna counts steps in binary (0.30000000000000004), and knows none on a log scale.
-            return domain.round(value) if domain.step is not None else value
+            return self.rounded(name, value)
         try:
             return domain.codes.option[value]
         except (KeyError, TypeError):

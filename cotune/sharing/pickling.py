@@ -155,7 +155,7 @@ def _unimportable_module(value: Any) -> ModuleType | None:
     module = sys.modules.get(name)
     if module is None or name == "__main__":
         return None
-    if getattr(module.__spec__, "_initializing", False):
+    if getattr(getattr(module, "__spec__", None), "_initializing", False):
         # It calls us while it is imported, and would again where it is imported by name.
         return module
     try:

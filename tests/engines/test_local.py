@@ -195,6 +195,13 @@ def test_once_an_mps_client_has_died_by_itself_lanes_are_none_until_all_that_wer
     assert lane(9).is_mps_client
 
 
+def test_an_mps_client_that_has_died_alone_is_followed_by_another(clients):
+    lane, gone = clients
+    lane(1)
+    gone(1, signal.SIGKILL)
+    assert lane(2).is_mps_client
+
+
 def test_mps_clients_that_do_not_come_up_are_followed_by_lanes_that_are_none(clients, caplog):
     lane, gone = clients
     for number in range(1, 10):

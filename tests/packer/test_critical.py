@@ -6,6 +6,7 @@ import pytest
 from world import MIB, World
 
 from cotune.packer import PackerOptions
+from cotune.packer import events as ev
 from cotune.packer.policies import Fifo, Makespan, Policy
 
 GIB = 1024 * MIB
@@ -13,10 +14,13 @@ STEPS = 100
 LONG = 1000
 
 
-def make(devices: int = 2, policy: Policy | None = None) -> World:
+def make(devices: int = 2, policy: Policy | None = None, is_open: bool = False) -> World:
     world = World(PackerOptions(width=2, policy=policy or Makespan()))
     for number in range(devices):
         world.device(f"gpu {number}", 8 * GIB)
+    if not is_open:
+        # It does not matter that tests add some more.
+        world.send(ev.AllTrialsAdded(world.time))
     return world
 
 
@@ -33,9 +37,11 @@ def stop(world: World, trial: int) -> None:
     world.go(trial)
 
 
-def sweep(devices: int = 2, policy: Policy | None = None, stopped_after: int = 5) -> tuple[World, list[int]]:
+def sweep(
+    devices: int = 2, policy: Policy | None = None, stopped_after: int = 5, is_open: bool = False
+) -> tuple[World, list[int]]:
     """A long trial on every device, among many that end early, as those with a stopping rule do."""
-    world = make(devices, policy)
+    world = make(devices, policy, is_open)
     long = [add(world, LONG) for _ in range(devices)]
     for _ in range(8 * devices):
         trial = add(world)
@@ -48,6 +54,11 @@ def sweep(devices: int = 2, policy: Policy | None = None, stopped_after: int = 5
 
 def runs(world: World, trial: int) -> bool:
     return world.where[trial] is not None
+
+
+def test_as_long_as_trials_are_to_come_nobody_is_taken_for_the_last() -> None:
+    world, _ = sweep(is_open=True)
+    assert runs(world, add(world, 20))
 
 
 def test_a_short_trial_waits_where_the_last_long_ones_would_be_slowed() -> None:

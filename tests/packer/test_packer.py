@@ -14,7 +14,7 @@ from cotune.packer import instructions as do
 from cotune.packer.endings import MOST_LOSSES
 from cotune.packer.events import Outcome
 from cotune.packer.interference import shared_speed
-from cotune.packer.policies import Fifo
+from cotune.packer.policies import Fifo, make_policy
 from cotune.packer.state import Device, padded
 from cotune.packer.width import WidthControl
 
@@ -277,12 +277,43 @@ def test_a_trial_whose_lane_has_died_gets_one_of_its_own_and_others_the_warm_one
     assert world.lane_of(4).lane not in (own, died)
 
 
-@pytest.mark.parametrize(("opening", "is_wide"), [(0.1, True), (60.0, False)])
+def test_a_trial_that_is_to_run_alone_after_two_deaths_gets_a_new_lane_too() -> None:
+    world = taught(2)
+    for trial in (1, 2):
+        world.add(trial, 10 * MIB, 10 * MIB)
+    world.settle()
+    for _ in range(2):
+        world.crash(world.lane_of(1).lane)
+        world.settle()
+    world.finish(2)
+    assert world.running() == [1]
+    assert do.OpenLane(world.lane_of(1).lane, "gpu 0", ANY, True) in world.log
+
+
+@pytest.mark.parametrize("residents", [1, 2])
+def test_a_trial_whose_lane_has_died_shares_none(residents: int) -> None:
+    world = taught(1, residents=residents)
+    for trial in (1, 2, 3):
+        world.add(trial, 10 * MIB, 10 * MIB)
+    world.settle()
+    world.crash(world.lane_of(1).lane)
+    world.settle()
+    while world.waiting():
+        for trial in world.running():
+            assert trial in (2, 3) or len(world.lane_of(trial).residents) == 1
+            world.go(trial)
+    assert len(world.concluded) + len(world.running()) == 4
+
+
+@pytest.mark.parametrize(("opening", "is_wide"), [(0.1, True), (10.0, True), (60.0, False)])
 def test_no_wider_where_all_is_over_before_another_lane_is_up(opening: float, is_wide: bool) -> None:
-    world = make(None, context=0)
+    policy = make_policy("makespan")
+    policy.guesses = False
+    world = make(None, context=0, policy=policy)
     world.opening = opening
     for trial in range(20):
-        world.add(trial, MIB, MIB)
+        # Each alone takes 4 seconds, however little of the device it uses.
+        world.add(trial, MIB, MIB, busy=0.1)
     world.send(ev.AllTrialsAdded(world.time))
     world.run()
     assert (len(world.lanes) > 2) == is_wide

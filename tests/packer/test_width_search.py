@@ -49,12 +49,19 @@ class Play:
     """
 
     def __init__(
-        self, rates: tuple[int, ...], trials: int, seconds: float, *, width: int | None = None, ahead: int | None = None
+        self,
+        rates: tuple[int, ...],
+        trials: int,
+        seconds: float,
+        *,
+        width: int | None = None,
+        ahead: int | None = None,
+        gpus: int = 1,
     ) -> None:
         steps = int(seconds * rates[0])
         work = Work(steps, 1 / rates[0], startup=0.01, persistent=20 * MIB, ephemeral=20 * MIB)
         self.engine = SimulatedEngine(
-            devices(1, 80 * GIB, 600 * MIB),
+            devices(gpus, 80 * GIB, 600 * MIB),
             lambda spec: work,
             # A lane tells of its progress five times a second.
             Costs(open=0.7, start=0.003, progress=max(1, int(5 * seconds))),
@@ -95,6 +102,17 @@ def test_a_long_sweep_takes_hardly_longer_than_with_the_best_number_of_lanes(wha
     best = min(Play(rates, 150, 5.0, width=width).makespan for width in WIDTHS)
     for ahead in (None, 1, 0):
         assert Play(rates, 150, 5.0, ahead=ahead).makespan < 1.12 * best, f"{ahead} ahead"
+
+
+@pytest.mark.parametrize("ahead", [1, 0])
+def test_two_devices_take_half_as_long_also_where_trials_come_one_by_one(ahead: int) -> None:
+    one, two = (Play(RATES["light, MPS"], 60 * gpus, 3.0, ahead=ahead, gpus=gpus) for gpus in (1, 2))
+    assert two.makespan < 1.1 * one.makespan
+
+
+@pytest.mark.parametrize("seconds", [0.6, 2.0, 5.0, 30.0])
+def test_what_four_lanes_do_no_faster_than_two_is_tried_again_and_again_and_never_kept(seconds: float) -> None:
+    assert Play(RATES["compute-bound, MPS"], 60, seconds).widest == 4
 
 
 @pytest.mark.parametrize("seconds", [0.6, 30.0])

@@ -8,7 +8,7 @@ from optuna.pruners import HyperbandPruner, MedianPruner, NopPruner, SuccessiveH
 from optuna.samplers import RandomSampler, TPESampler
 
 from cotune.errors import InputError, SpaceError
-from cotune.search.domains import choice, randint, uniform
+from cotune.search.domains import choice, quniform, randint, uniform
 from cotune.search.samplers import Grid, learns, make_pruner, make_sampler
 from cotune.search.spaces import Space
 
@@ -56,10 +56,17 @@ def test_the_grid_is_visited_once_by_ask_and_tell() -> None:
 
 
 def test_a_grid_leaves_out_what_was_tried_and_has_all_else() -> None:
-    tried: list[dict[str, Any]] = [{"a": 1, "b": "y"}, {"a": 7, "b": "x"}, {"a": True, "b": "x"}, {"b": "x"}]
+    tried: list[dict[str, Any]] = [{"a": 1, "b": "y"}, {"b": "x"}]
     study = optuna.create_study(sampler=make_sampler("grid", SPACE, 0, tried))
     asked = [study.ask(SPACE.distributions()).params for _ in range(5)]
     assert {(p["a"], p["b"]) for p in asked} == {(0, "x"), (0, "y"), (1, "x"), (2, "x"), (2, "y")}
+
+
+def test_a_grid_leaves_out_what_optuna_counted_in_binary() -> None:
+    space = Space({"x": quniform(0, 1, 0.1)})
+    grid = make_sampler("grid", space, 0, [{"x": 0.1 * step} for step in range(11)])
+    assert isinstance(grid, Grid)
+    assert grid.left == 0
 
 
 def test_a_grid_over_a_continuous_space_is_refused() -> None:

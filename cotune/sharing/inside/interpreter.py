@@ -27,8 +27,9 @@ class Interpreter(NamedTuple):
     @classmethod
     def now(cls) -> Interpreter:
         hooks = sys.excepthook, sys.unraisablehook, sys.displayhook, threading.excepthook
+        arguments = tuple(getattr(sys, "argv", None) or ())
         return cls(
-            gc.isenabled(), gc.get_threshold(), sys.getrecursionlimit(), sys.getswitchinterval(), hooks, (*sys.argv,)
+            gc.isenabled(), gc.get_threshold(), sys.getrecursionlimit(), sys.getswitchinterval(), hooks, arguments
         )
 
     def apply(self) -> None:
@@ -42,7 +43,7 @@ class Interpreter(NamedTuple):
             sys.setrecursionlimit(self.recursion)
         sys.setswitchinterval(self.switch)
         sys.excepthook, sys.unraisablehook, sys.displayhook, threading.excepthook = self.hooks
-        sys.argv[:] = self.arguments
+        sys.argv = list(self.arguments)
 
 
 def file_mode() -> int:
