@@ -16,7 +16,7 @@ from cotune.driver.sweep import Sweep, SweepOptions, _switching_often
 from cotune.engines.simulated import SimulatedEngine, Work
 from cotune.engines.simulated.engine import devices
 from cotune.event_log import EventLog
-from cotune.packer import Packer, PackerOptions, TrialAdded, TrialEnded
+from cotune.packer import AllTrialsAdded, Packer, PackerOptions, TrialAdded, TrialEnded
 from cotune.paths import RunFolder
 from cotune.records import Records
 from cotune.search.proposer import Suggestion
@@ -125,6 +125,12 @@ def test_of_two_sweeps_in_two_threads_neither_leaves_its_switch_interval_behind(
         first.close()
         assert sys.getswitchinterval() < before
     assert sys.getswitchinterval() == before
+
+
+def test_the_packer_hears_once_that_all_trials_were_added_after_the_last_of_them(sweep):
+    packer, _, _ = sweep([1000] * 10, lanes=4)
+    added = [type(event) for event in packer.heard if isinstance(event, TrialAdded | AllTrialsAdded)]
+    assert added == [TrialAdded] * 10 + [AllTrialsAdded]
 
 
 def test_running_trials_calibrate_the_estimates_of_those_that_come(sweep):

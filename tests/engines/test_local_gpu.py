@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
 from cotune.demand import GIB
 from cotune.engines import local_gpu
+from cotune.engines.local_devices import LocalDevices
 from cotune.engines.local_gpu import BUSY_AFTER, LocalGpu
 from cotune.engines.others import SETTLE
 from cotune.errors import DeviceError
@@ -17,7 +19,7 @@ from cotune.sharing.devices import DeviceInfo
 
 class Watch:
     def __init__(self, uuid):
-        self.bytes, self.is_closed = 0, False
+        self.bytes, self.closed = 0, 0
 
     def used(self):
         return self.bytes
@@ -26,7 +28,7 @@ class Watch:
         return 0.75
 
     def close(self):
-        self.is_closed = True
+        self.closed += 1
 
 
 @pytest.fixture
@@ -80,7 +82,7 @@ def test_the_next_attempt_at_a_trial_is_measured_anew(gpu):
 def test_without_mps_lanes_are_told_of_none(gpu):
     assert gpu.client_environment(1, apart=False) is None
     gpu.close()
-    assert gpu._watch.is_closed
+    assert gpu._watch.closed == 1
 
 
 def test_a_lane_that_did_not_come_up_has_the_device_looked_at_at_once(gpu):
@@ -115,11 +117,30 @@ def test_lanes_are_mps_clients_wherever_they_can_be_and_several_may_run(daemons)
     gpu = LocalGpu(info(), mps=None)
     assert gpu.client_environment(1, apart=False) == {"limit": str(16 * GIB - cuda.RESERVE)}
     assert gpu.client_environment(2, apart=True) is None
+    assert gpu.busy(0, 10.0, lanes=1) is gpu.busy(0, 20.0, lanes=1) is None, "what one does is not taken from others"
     gpu.close()
     assert daemons == []
     assert LocalGpu(info(max_width=1), mps=None).client_environment(1, apart=False) is None
     assert LocalGpu(info(), mps=False).client_environment(1, apart=False) is None
     assert daemons == []
+
+
+def test_where_one_gpu_of_two_refuses_mps_that_was_asked_for_the_other_is_left_in_order(daemons, monkeypatch, tmp_path):
+    infos = [replace(info(), name=f"cuda:{number}", uuid=f"GPU-{number}") for number in range(2)]
+    start = local_gpu.MpsDaemon
+
+    def refuses(uuid):
+        if uuid == "GPU-1":
+            raise DeviceError("MPS cannot be used: no")
+        return start(uuid)
+
+    monkeypatch.setattr(local_gpu, "MpsDaemon", refuses)
+    devices = LocalDevices(infos, tmp_path)
+    with pytest.raises(DeviceError, match="MPS cannot be used"):
+        devices.watch(mps=True)
+    watch = devices.gpus["cuda:0"]._watch
+    devices.close()
+    assert (daemons, watch.closed) == ([], 1)
 
 
 def test_where_mps_is_refused_lanes_do_without_unless_it_was_asked_for(daemons, caplog):

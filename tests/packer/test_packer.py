@@ -14,6 +14,7 @@ from cotune.packer import instructions as do
 from cotune.packer.endings import MOST_LOSSES
 from cotune.packer.events import Outcome
 from cotune.packer.interference import shared_speed
+from cotune.packer.learning import PROBE_SECONDS
 from cotune.packer.policies import Fifo, make_policy
 from cotune.packer.state import Device, padded
 from cotune.packer.width import WidthControl
@@ -258,6 +259,27 @@ def test_width_is_the_most_lanes_that_run() -> None:
     assert world.running() == [1, 2]
     assert world.packer.seats == 0
     assert world.packer.breadth == 2
+
+
+def test_a_lane_that_loads_for_long_is_left_out_of_the_search_for_a_width() -> None:
+    world = taught(None)
+    for trial in range(1, 20):
+        world.add(trial, MIB, MIB, steps=1000)
+
+    def go_on(times: int, loads: int | None) -> int:
+        for _ in range(times):
+            world.wait(1.0)
+            for trial in world.running():
+                if trial != loads:
+                    world.go(trial)
+        return len(world.running())
+
+    while go_on(1, None) < 3:
+        pass
+    loads = next(trial for trial in world.running() if not world.jobs[trial].done)
+    assert go_on(12, loads) == go_on(12, loads) == 8, "it may yet be as fast as the others"
+    world.send(ev.LaneQuiet(world.time, world.lane_of(loads).lane, loads, PROBE_SECONDS, 0))
+    assert go_on(12, loads) > 8
 
 
 def test_a_trial_whose_lane_has_died_gets_one_of_its_own_and_others_the_warm_ones() -> None:

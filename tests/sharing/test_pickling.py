@@ -6,6 +6,7 @@ import pickle
 import subprocess
 import sys
 import threading
+import types
 
 import numpy as np
 import pytest
@@ -104,6 +105,12 @@ def test_a_locally_defined_class_travels():
             return config["x"] * 2
 
     assert called_elsewhere(dumps(Local(), "it"), {"x": 4}) == 8
+
+
+def test_a_function_whose_module_was_replaced_by_an_object_travels(monkeypatch):
+    monkeypatch.setitem(sys.modules, "replaced", types.SimpleNamespace())
+    monkeypatch.setattr(importable, "__module__", "replaced")
+    assert called_elsewhere(dumps(importable, "it"), {"x": 4}) == 7
 
 
 def test_a_function_of_a_module_on_the_import_path_travels():

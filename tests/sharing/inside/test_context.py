@@ -500,9 +500,10 @@ def mode_of_a_new_file(folder):
         (lambda: sys.setswitchinterval(0.5), sys.getswitchinterval),
         (lambda: setattr(sys, "excepthook", print), lambda: sys.excepthook),
         (lambda: sys.argv.append("--more"), lambda: list(sys.argv)),
+        (lambda: setattr(sys, "argv", None), lambda: sys.argv or []),
         (lambda: os.umask(0o777), mode_of_a_new_file),
     ],
-    ids=["gc", "gc thresholds", "recursion limit", "switch interval", "hook", "arguments", "umask"],
+    ids=["gc", "gc thresholds", "recursion limit", "switch interval", "hook", "arguments", "no arguments", "umask"],
 )
 def test_a_setting_of_the_interpreter_or_process_stays_with_its_trial(change, look, tmp_path):
     see = (lambda: look(tmp_path)) if look is mode_of_a_new_file else look
