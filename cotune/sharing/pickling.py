@@ -153,9 +153,9 @@ def _unimportable_module(value: Any) -> ModuleType | None:
     """The module of `value`, if a fresh process would not find the same one under its name."""
     name = getattr(getattr(value, "func", value), "__module__", None) or type(value).__module__
     module = sys.modules.get(name)
-    if module is None or name == "__main__":
+    if not isinstance(module, ModuleType) or name == "__main__":
         return None
-    if getattr(getattr(module, "__spec__", None), "_initializing", False):
+    if getattr(module.__spec__, "_initializing", False):
         # It calls us while it is imported, and would again where it is imported by name.
         return module
     try:
