@@ -23,7 +23,7 @@ class StopRule:
     """Says of a report whether it is a trial's last.
 
     Attributes:
-        bounds: Of metrics: a value that is as large, or larger, is enough.
+        bounds: Of metrics: a value that is as large, or larger, is enough; True is 1.
         func: Asked as well, with the number of the trial and what it has reported.
     """
 
@@ -76,7 +76,7 @@ def checked_stop(stop: Any) -> StopRule | None:
         )
     if isinstance(stop, Mapping):
         for name, bound in stop.items():
-            is_number = isinstance(bound, (int, float)) and not isinstance(bound, bool) and not math.isnan(bound)
+            is_number = isinstance(bound, (int, float)) and not math.isnan(bound)
             if not isinstance(name, str) or not is_number:
                 raise InputError(f"stop={stop!r} has {name!r}: {bound!r}, which is no name with a number", hint=_HINT)
         return StopRule(bounds=dict(stop))

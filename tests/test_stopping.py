@@ -35,13 +35,24 @@ def for_ever(config):
         (StopRule({"accuracy": 2.0, "training_iteration": 3}), 3, True),
         (StopRule({"training_iteration": 3}), 2, False),
         (StopRule({"note": 1}), 2, False),
+        (StopRule({"solved": True}), 2, False),
+        (StopRule({"learns": True}), 2, True),
         (StopRule(func=lambda trial, metrics: metrics["accuracy"] > 0.8 and trial == 7), 1, True),
         (StopRule(func=lambda trial, metrics: metrics["training_iteration"] > 5), 5, False),
         (StopRule(), 1, False),
     ],
 )
 def test_a_bound_is_met_from_its_value_on(rule, reports, expected):
-    assert rule.is_met(7, {"accuracy": 0.9, "note": "fine"}, reports) is expected
+    assert rule.is_met(7, {"accuracy": 0.9, "note": "fine", "solved": False, "learns": True}, reports) is expected
+
+
+def test_a_metric_that_becomes_true_ends_a_trial(run):
+    def train(config):
+        for step in range(9):
+            cotune.report({"loss": 1.0, "done": step == 3})
+
+    (trial,) = run(train, {"x": 1}, stop={"done": True, "training_iteration": 20})
+    assert (trial.state, len(trial.history)) == ("done", 4)
 
 
 def test_a_bound_of_what_is_not_reported_is_named_at_the_first_report():
@@ -72,7 +83,7 @@ class Stopper:
         (lambda metrics: True, "two arguments"),
         ({"loss": "low"}, "'loss': 'low'"),
         ({"loss": float("nan")}, "'loss': nan"),
-        ({"done": True}, "'done': True"),
+        ({"loss": None}, "'loss': None"),
         ({3: 3}, "3: 3"),
         (Stopper(), "Stopper of Ray Tune"),
     ],
