@@ -87,7 +87,7 @@ class TrialAdded(Event):
 
 @dataclass(frozen=True, slots=True)
 class AllTrialsAdded(Event):
-    """No more trials will be added: until this is said, another one comes whenever one could run."""
+    """None will be added any more because it could run: until this is said, another one comes whenever one could."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -141,7 +141,8 @@ class _Player:
             else:
                 self._coming = True
                 self._engine.at(job.arrival, self._added(number, job, job.arrival))
-        if self._next == len(jobs) and not self._coming and not self._is_all_added:
+        if not self._is_all_added and (self._coming or self._next == len(jobs)):
+            # What is still to arrive does so in its own time, and not because there is room for it.
             self._is_all_added = True
             self._feed(AllTrialsAdded(now))
 
