@@ -6,6 +6,7 @@ import threading
 import time
 from pathlib import Path
 
+import numpy as np
 import optuna
 import pytest
 
@@ -276,6 +277,13 @@ def test_a_trial_that_begins_finds_nothing_of_an_earlier_one_of_its_number(run):
     known = sum(b'"event": "trial"' in line or b'"event":"trial"' in line for line in lines[: len(lines) // 2])
     assert known < 4
     assert not any(trial.history[0]["found"] for trial in again.trials[known:])
+
+
+def test_a_seed_of_any_library_counts(run):
+    first, second = (
+        run(lambda c: c["x"], {"x": cotune.uniform(0, 1)}, trials=1, seed=seed) for seed in (7, np.int64(7))
+    )
+    assert first.best.config == second.best.config
 
 
 def test_a_grid_that_has_grown_meanwhile_is_run_whole_and_once(run):
@@ -570,7 +578,9 @@ def test_a_trial_with_priority_starts_before_those_that_were_proposed_earlier(ru
     assert set(slowdowns.values()) == {None}
 
 
-@pytest.mark.parametrize("priority", ["high", None, float("nan"), lambda config: "high", lambda config: config["y"]])
+@pytest.mark.parametrize(
+    "priority", ["high", None, float("nan"), 10**400, lambda config: "high", lambda config: config["y"]]
+)
 def test_a_priority_that_is_no_number_ends_the_run_by_name(run, priority):
     with pytest.raises(cotune.InputError, match="priority=") as raised:
         run(quadratic, {"x": 1.0}, trials=1, priority=priority)

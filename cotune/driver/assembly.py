@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from optuna.pruners import BasePruner
-from optuna.samplers import BaseSampler, GridSampler
+from optuna.samplers import BaseSampler
 
 from cotune.dashboard.views import make_view
 from cotune.driver.profile import Profile
@@ -26,7 +26,7 @@ from cotune.record import Record, Saved
 from cotune.records import Records
 from cotune.search.codes import shown
 from cotune.search.promotion import AshaPromote
-from cotune.search.samplers import Grid, learns, make_pruner, make_sampler
+from cotune.search.samplers import learns, make_pruner, make_sampler, most_trials
 from cotune.search.search import PastTrial, Search
 from cotune.search.spaces import Space
 
@@ -86,11 +86,7 @@ def assemble(
     seed = (base + len(earlier)) % 2**32
     sampler = make_sampler(asked.sampler, asked.space, seed, [record.params for record in earlier])
     pruner = make_pruner(asked.pruner)
-    # A grid is run once, also by Optuna's own sampler, which would begin again while its last points are running.
-    points = getattr(sampler, "_n_min_trials", None) if isinstance(sampler, GridSampler) else None
-    if isinstance(sampler, Grid):
-        points = len(earlier) + sampler.left
-    wanted = asked.until.trials
+    points, wanted = most_trials(sampler, len(earlier)), asked.until.trials
     trials = points if wanted is None else min(wanted, points or wanted)
     log = EventLog(folder.events)
     stack.callback(log.close)

@@ -140,7 +140,6 @@ class Sweep:
         self._expectations = Expectations(space, profile or Profile(None), records.values())
         self._estimates = Estimates(engine)
         self._supply = Supply(search, packer, options.trials, options.lockstep, options.is_blind, proposed=len(records))
-        self._is_all_added = False
         self._signals = 0
         self._unacknowledged: list[tuple[int, int]] = []
         self._began = time.monotonic()
@@ -199,8 +198,7 @@ class Sweep:
     def _ask_more(self) -> None:
         estimates = self._estimates
         self._supply.ask(len(estimates), is_guessing=estimates.are_wanted and not self._expectations.are_calibrated)
-        if self._supply.is_over and not self._estimates and not self._is_all_added:
-            self._is_all_added = True
+        if self._packer.is_open and self._supply.is_over and not self._estimates:
             self._feed(AllTrialsAdded(self._engine.now()))
 
     def _feed(self, event: Event) -> None:

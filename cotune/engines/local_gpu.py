@@ -74,17 +74,16 @@ class LocalGpu:
             status: Its exit status as `os.wait` gives it, if it was not lost with the process that forks lanes.
         """
         self._others.unsettled()
-        if self._mps is None or lane.lane not in self._clients:
+        if lane.lane not in self._clients:
             return
         self._clients.remove(lane.lane)
         if status is None or lane.is_killed or (lane.is_up and os.waitstatus_to_exitcode(status) in (0, FAULTED)):
             self._is_shut = self._is_shut and bool(self._clients)
-        elif self._clients or lane.is_up:
-            self._is_shut = bool(self._clients)
-        else:
+            return
+        # One that did not come up though nobody was there: no other will.
+        self._is_shut = bool(self._clients) or not lane.is_up
+        if self._is_shut and not self._clients:
             log.warning("%s: the MPS daemon serves nobody any more: lanes do without", self.name)
-            self._mps.close()
-            self._mps = None
 
     def is_lost(self) -> bool:
         """Whether the driver says that it is gone."""

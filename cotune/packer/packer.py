@@ -121,6 +121,11 @@ class Packer:
         return len(self._trials)
 
     @property
+    def is_open(self) -> bool:
+        """Whether its owner has not said yet that all trials are added."""
+        return self._line.is_open
+
+    @property
     def waiting(self) -> int:
         return len(self._line)
 

@@ -13,6 +13,7 @@ from optuna.exceptions import ExperimentalWarning
 from optuna.pruners import BasePruner, HyperbandPruner, MedianPruner, SuccessiveHalvingPruner
 from optuna.samplers import (
     BaseSampler,
+    GridSampler,
     QMCSampler,
     RandomSampler,
     TPESampler,
@@ -127,6 +128,20 @@ def make_pruner(pruner: str | BasePruner | AshaPromote | None) -> BasePruner | A
         case "median":
             return MedianPruner()
     raise InputError(f"no pruner {pruner!r}", hint=_known("pruners", PRUNERS, "optuna.pruners"))
+
+
+def most_trials(sampler: BaseSampler, earlier: int) -> int | None:
+    """How many trials a sampler has points for; None if there is no end to them.
+
+    A grid is run once, also by Optuna's own sampler, which would begin again while its last points are running.
+
+    Args:
+        sampler: Any.
+        earlier: Trials there are already, which count.
+    """
+    if isinstance(sampler, Grid):
+        return earlier + sampler.left
+    return sampler._n_min_trials if isinstance(sampler, GridSampler) else None
 
 
 def learns(sampler: BaseSampler) -> bool:

@@ -46,19 +46,13 @@ class Space:
         self.domains: dict[str, Domain] = {}
         self.constants: dict[str, Any] = {}
         self._order: list[str] = []
-        for name, leaf in _flattened(tree):
-            try:
-                domain = domain_of(leaf)
-                if isinstance(domain, Choice):
-                    _check_options(domain)
-            except SpaceError as error:
-                raise SpaceError(f"{name}: {error.message}", hint=error.hint) from None
-            if domain is not None:
-                self.domains[name] = domain
-            else:
-                _check_constant(name, leaf)
-                self.constants[name] = leaf
-            self._order.append(name)
+        try:
+            for name, leaf in _leaves(tree, ""):
+                self._add(name, leaf)
+        except RecursionError:
+            raise SpaceError(
+                "the search space has no end, or is nested hundreds of times", hint="something in it may hold itself"
+            ) from None
 
     def distributions(self) -> dict[str, BaseDistribution]:
         """The domains as Optuna's distributions, by flat name, for `study.ask()`."""
@@ -147,6 +141,20 @@ class Space:
         has_steps = not isinstance(domain, Choice) and domain.step is not None and isinstance(value, int | float)
         return domain.round(value) if has_steps else value  # type: ignore[union-attr]
 
+    def _add(self, name: str, leaf: Any) -> None:
+        try:
+            domain = domain_of(leaf)
+            if isinstance(domain, Choice):
+                _check_options(domain)
+        except SpaceError as error:
+            raise SpaceError(f"{name}: {error.message}", hint=error.hint) from None
+        if domain is not None:
+            self.domains[name] = domain
+        else:
+            _check_constant(name, leaf)
+            self.constants[name] = leaf
+        self._order.append(name)
+
     def __repr__(self) -> str:
         return f"Space(domains={self.domains!r}, constants={self.constants!r})"
 
@@ -179,15 +187,6 @@ def nested(flat: Mapping[str, Any]) -> dict[str, Any]:
             branch = branch.setdefault(part, {})
         branch[key] = value
     return config
-
-
-def _flattened(tree: Mapping[Any, Any]) -> list[tuple[str, Any]]:
-    try:
-        return list(_leaves(tree, ""))
-    except RecursionError:
-        raise SpaceError(
-            "the search space has no end, or is nested hundreds of times", hint="a dict in it may hold itself"
-        ) from None
 
 
 def _leaves(tree: Mapping[Any, Any], prefix: str) -> Iterator[tuple[str, Any]]:
@@ -231,17 +230,10 @@ def _check_constant(name: str, value: Any) -> None:
 
 def _domain_within(value: Any) -> Any:
     """A domain that is somewhere in a constant, or is it; None if there is none."""
-    try:
-        return _search_domain(value)
-    except RecursionError:
-        raise SpaceError("it has no end, or is nested hundreds of times", hint="it may hold itself") from None
-
-
-def _search_domain(value: Any) -> Any:
     if isinstance(value, Mapping) and not is_grid_search(value):
         inside: Iterable[Any] = value.values()
     elif isinstance(value, list | tuple | set | frozenset):
         inside = value
     else:
         return value if domain_of(value) is not None else None
-    return next((found for one in inside if (found := _search_domain(one)) is not None), None)
+    return next((found for one in inside if (found := _domain_within(one)) is not None), None)

@@ -69,6 +69,9 @@ class Zygote:
                     env=environment,
                     start_new_session=True,
                 )
+        except OSError:
+            ours.close()
+            raise
         finally:
             os.close(payload)
             theirs.close()

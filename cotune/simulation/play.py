@@ -106,7 +106,7 @@ class _Player:
         self._packer = Packer(options)
         self._notes = Notes(self._jobs, capacity, count, setting.keep)
         self._next = 0
-        self._coming = self._is_all_added = False
+        self._coming = False
         self._attempts: dict[int, int] = {}
 
     def play(self) -> Outcome:
@@ -141,9 +141,8 @@ class _Player:
             else:
                 self._coming = True
                 self._engine.at(job.arrival, self._added(number, job, job.arrival))
-        if not self._is_all_added and (self._coming or self._next == len(jobs)):
+        if packer.is_open and (self._coming or self._next == len(jobs)):
             # What is still to arrive does so in its own time, and not because there is room for it.
-            self._is_all_added = True
             self._feed(AllTrialsAdded(now))
 
     def _added(self, number: int, job: Job, time: float) -> TrialAdded:

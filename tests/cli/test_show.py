@@ -43,6 +43,14 @@ def test_it_shows_the_best_first_and_what_has_failed(storage, capsys):
     ]
 
 
+def test_json_has_no_numbers_that_json_does_not_know(storage, capsys):
+    events = storage / "mine" / "events.jsonl"
+    events.write_text(events.read_text().replace('"width": 3', '"width": NaN').replace('"width":3', '"width":NaN'))
+    assert main(["show", "mine", "--storage", str(storage), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    assert told["trials"][0]["config"]["width"] is None
+
+
 def test_it_gives_everything_as_json(storage, capsys):
     assert main(["show", "mine", "--storage", str(storage), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)

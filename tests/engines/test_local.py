@@ -81,6 +81,14 @@ def test_lanes_that_wait_for_a_zygote_that_is_killed_do_not_cost_their_device(tm
             lost |= {happened.lane for happened in engine.poll(30.0) if isinstance(happened, LaneLost)}
 
 
+def test_where_no_process_can_be_started_that_is_said_with_what_to_do(tmp_path, monkeypatch):
+    no = mock.Mock(side_effect=BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable"))
+    monkeypatch.setattr("cotune.sharing.zygote.subprocess.Popen", no)
+    with pytest.raises(RunError, match="no process can be started: Resource temporarily unavailable") as refused:
+        LocalEngine(behave, find_devices(devices=["cpu:0@4GiB"]), tmp_path, LocalOptions("loss"))
+    assert "ulimit -u" in refused.value.hint
+
+
 @pytest.mark.parametrize("how", ["fails", "goes on"])
 def test_a_trial_is_lost_with_its_gpu_and_does_not_fail_because_of_it(tmp_path, how):
     devices = find_devices(devices=["cpu:0@1GiB", "cpu:1@1GiB"])

@@ -73,6 +73,16 @@ def test_wrong_spaces_name_the_value_and_hint(tree: Any, value: str) -> None:
     assert caught.value.hint
 
 
+def test_a_space_that_holds_itself_is_refused() -> None:
+    tree: dict[str, Any] = {"lr": uniform(0, 1)}
+    tree["again"] = tree
+    endless: list[Any] = [1]
+    endless.append(endless)
+    for space in (tree, {"constant": endless}):
+        with pytest.raises(SpaceError, match="has no end"):
+            Space(space)
+
+
 def test_nested_dicts_are_flattened_and_rebuilt_in_order() -> None:
     space = Space(
         {
