@@ -295,8 +295,7 @@ def _saved(folder: RunFolder, resume: bool) -> Saved | None:
             f"a run named {folder.path.name!r} is in {folder.path.parent} already",
             hint="pass resume=True to go on with it, or another name=",
         )
-    from cotune.event_log import read_events
-    from cotune.record import read_run
+    from cotune.record import read_events, read_run
 
     if folder.events.exists() and any(read_events(folder.events)):
         return read_run(folder)

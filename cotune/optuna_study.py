@@ -35,10 +35,9 @@ from cotune.driver.signals import handled_by
 from cotune.driver.sweep import Sweep, SweepOptions
 from cotune.engines.local import LocalEngine, LocalOptions
 from cotune.errors import InputError, RunError, RunNameInUse
-from cotune.event_log import VERSION, EventLog, read_events
 from cotune.packer import Packer, PackerOptions, Policy, make_policy
 from cotune.paths import RunFolder, storage_folder
-from cotune.records import Records
+from cotune.record import VERSION, EventLog, Records, read_events
 from cotune.search.lane_trial import StudyObjective, study_as_proxy
 from cotune.search.study_search import StudySearch
 from cotune.sharing.devices import find_devices

@@ -16,7 +16,7 @@ PACKAGE = Path(cotune.__file__).parent
 LAYERS = [
     [{"errors", "demand", "trial", "paths", "session", "trainable", "stopping", "process_wide"}],
     [{"packer"}, {"sharing"}, {"search"}],
-    [{"event_log", "results", "accuracy", "record", "records", "_arguments"}],
+    [{"results", "accuracy", "record", "_arguments"}],
     [{"engines"}, {"dashboard"}],
     [{"driver"}, {"simulation"}, {"ray_tune"}],
     [{"_run", "_load", "optuna_study"}],

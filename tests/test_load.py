@@ -3,9 +3,8 @@
 import pytest
 
 import cotune
-from cotune.event_log import VERSION, EventLog
 from cotune.paths import RunFolder
-from cotune.records import Records
+from cotune.record import VERSION, EventLog, Records
 from cotune.trial import TrialState
 
 

@@ -7,7 +7,7 @@ import time
 from cotune.dashboard.snapshot import RunningView, Snapshot
 from cotune.dashboard.views import View
 from cotune.packer import Packer
-from cotune.records import Records
+from cotune.record import Records
 
 SHOW_EVERY = 0.25
 

@@ -19,11 +19,9 @@ from cotune.driver.profile import Profile
 from cotune.driver.sweep import Sweep, SweepOptions
 from cotune.engines.base import Engine
 from cotune.errors import InputError, RunError
-from cotune.event_log import VERSION, EventLog
 from cotune.packer import Packer
 from cotune.paths import RunFolder
-from cotune.record import Record, Saved
-from cotune.records import Records
+from cotune.record import VERSION, EventLog, Record, Records, Saved
 from cotune.search.codes import shown
 from cotune.search.promotion import AshaPromote
 from cotune.search.samplers import learns, make_pruner, make_sampler, most_trials

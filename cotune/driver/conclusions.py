@@ -9,8 +9,7 @@ from typing import Any
 
 from cotune.dashboard.display import Display
 from cotune.packer import ConcludeTrial, Outcome
-from cotune.record import Record, error_of
-from cotune.records import Records
+from cotune.record import Record, Records, error_of
 from cotune.results import TrialResult
 from cotune.search.proposer import Proposer
 from cotune.trial import TrialState

@@ -41,8 +41,7 @@ from cotune.packer import (
     TrialWithdrawn,
 )
 from cotune.process_wide import process_wide
-from cotune.record import Record
-from cotune.records import Records
+from cotune.record import Record, Records
 from cotune.results import TrialResult
 from cotune.search.proposer import (
     Answer,

@@ -10,9 +10,8 @@ from typing import Any
 
 from cotune.demand import Demand
 from cotune.errors import StorageError
-from cotune.event_log import DAMAGED, read_events
 from cotune.paths import RunFolder
-from cotune.record import check_version
+from cotune.record import DAMAGED, check_version, read_events
 from cotune.trial import TrialState
 
 

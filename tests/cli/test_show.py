@@ -6,9 +6,8 @@ import pytest
 
 from cotune.cli import main
 from cotune.errors import TrialFailed
-from cotune.event_log import VERSION, EventLog
 from cotune.paths import RunFolder
-from cotune.records import Records
+from cotune.record import VERSION, EventLog, Records
 from cotune.trial import Report, TrialState
 
 

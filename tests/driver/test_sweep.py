@@ -15,10 +15,9 @@ from cotune.driver.estimates import FAILURES
 from cotune.driver.sweep import Sweep, SweepOptions, _switching_often
 from cotune.engines.simulated import SimulatedEngine, Work
 from cotune.engines.simulated.engine import devices
-from cotune.event_log import EventLog
 from cotune.packer import AllTrialsAdded, Packer, PackerOptions, TrialAdded, TrialEnded
 from cotune.paths import RunFolder
-from cotune.records import Records
+from cotune.record import EventLog, Records
 from cotune.search.proposer import Suggestion
 from cotune.trial import Estimated, TrialState
 

@@ -7,9 +7,8 @@ import pytest
 
 from cotune.demand import Demand
 from cotune.errors import LaneDied, StorageError, TrialFailed, TrialTooLarge
-from cotune.event_log import VERSION, EventLog
 from cotune.paths import RunFolder
-from cotune.record import Record, best_of, end_event, json_safe, read_run
+from cotune.record import VERSION, EventLog, Record, best_of, end_event, json_safe, read_run
 from cotune.trial import Report, TrialState
 
 

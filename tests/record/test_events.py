@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cotune.errors import StorageError
-from cotune.event_log import EventLog, read_events
+from cotune.record import EventLog, read_events
 
 
 @pytest.fixture

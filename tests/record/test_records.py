@@ -9,14 +9,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cotune import records as module
 from cotune.demand import Demand, Estimate
 from cotune.errors import TrialFailed
-from cotune.event_log import VERSION, EventLog
 from cotune.packer import DeviceFound
 from cotune.paths import RunFolder
-from cotune.record import read_run
-from cotune.records import Records, seed_of
+from cotune.record import VERSION, EventLog, Records, read_run, seed_of
+from cotune.record import records as module
 from cotune.trial import Estimated, Report, TrialState
 
 WAITING, RUNNING, PAUSED = TrialState.WAITING, TrialState.RUNNING, TrialState.PAUSED

@@ -1,4 +1,4 @@
-"""The trials of a run, and the events file that keeps them: what is noted here is what `record.read_run` reads back."""
+"""The trials of a run, and the events file that keeps them: what is noted here is what `read_run` reads back."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from cotune.event_log import EventLog
 from cotune.packer import DeviceFound
 from cotune.paths import RunFolder
-from cotune.record import Record, best_of, end_event, json_safe
+from cotune.record.events import EventLog
+from cotune.record.record import Record, best_of, end_event, json_safe
 from cotune.trial import Estimated, Report, TrialSpec, TrialState
 
 

@@ -1,0 +1,117 @@
+"""Reading a run back from its events file."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from cotune import errors
+from cotune.demand import Demand, Estimate
+from cotune.errors import StorageError
+from cotune.paths import RunFolder
+from cotune.record.events import DAMAGED, VERSION, read_events
+from cotune.record.record import Record
+from cotune.trial import Report, TrialState
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """What the events file of an earlier session says.
+
+    Attributes:
+        settings: Of the run.
+        records: Its trials, without their configs.
+        makespan: Seconds from the first start of a trial to the last that is told of one, in the last session.
+    """
+
+    settings: dict[str, Any]
+    records: list[Record]
+    makespan: float
+
+
+def read_run(folder: RunFolder) -> Saved:
+    """Reads a run back.
+
+    Raises:
+        StorageError: The events file is unreadable or of another version.
+    """
+    settings: dict[str, Any] = {}
+    records: dict[int, Record] = {}
+    first = last = 0.0
+    is_new = True
+    for number, (event, line) in enumerate(read_events(folder.events), start=1):
+        if event["event"] == "run":
+            # Constants may change as long as no trial is over.
+            settings, is_new = {**event, **settings, "constants": event.get("constants", {})}, True
+            check_version(folder, settings)
+        else:
+            try:
+                if event["event"] == "ready" and is_new:
+                    first, is_new = event["time"], False
+                last = last if is_new else event["time"]
+                _read(event, line, folder, records, settings.get("metric", ""))
+            except (KeyError, TypeError, ValueError, AttributeError) as error:
+                raise StorageError(
+                    f"line {number} of {folder.events} makes no sense: {line[:80]!r}", hint=DAMAGED
+                ) from error
+    check_version(folder, settings)
+    return Saved(settings, [records[number] for number in sorted(records)], max(0.0, last - first))
+
+
+def check_version(folder: RunFolder, settings: Mapping[str, Any]) -> None:
+    """Whether an events file that begins so can be read.
+
+    Raises:
+        StorageError: It is of another version.
+    """
+    if "version" not in settings:
+        raise StorageError(f"{folder.events} does not begin with a run", hint="choose another name=")
+    if settings["version"] != VERSION:
+        raise StorageError(
+            f"{folder.events} is of version {settings['version']}, this cotune writes version {VERSION}",
+            hint="choose another name=, or resume with the cotune that wrote it",
+        )
+
+
+def _read(event: dict[str, Any], line: bytes, folder: RunFolder, records: dict[int, Record], metric: str) -> None:
+    if event["event"] == "trial":
+        number = event["trial"]
+        records[number] = Record(number, event["params"], {}, event["seed"], folder.trial(number).path)
+    elif event.get("trial") in records:
+        _replay(records[event["trial"]], event, line, metric)
+
+
+def _replay(record: Record, event: dict[str, Any], line: bytes, metric: str) -> None:
+    kind = event["event"]
+    if kind == "start":
+        record.starts(event["device"], event["lane"], event["time"])
+    elif kind == "ready":
+        record.lane_up(event["time"])
+    elif kind == "pause":
+        record.pauses(event["time"])
+    elif kind == "resume":
+        record.goes_on(event["time"])
+    elif kind == "report":
+        value = event["metrics"].get(metric)
+        record.add(
+            Report(record.trial, record.attempts - 1, event["step"], math.nan if value is None else float(value), line)
+        )
+    elif kind == "estimate":
+        record.estimate = Estimate(*event["estimate"]) if event["estimate"] else None
+    elif kind == "end":
+        if event["error"] is not None and event["error"][0] == errors.StorageError.__name__:
+            # There was no room for its checkpoint: it has not failed for good, and is run again.
+            return
+        record.state = TrialState(event["state"])
+        record.end = event["time"]
+        record.goes_on(event["time"])
+        if event["persistent"] is not None:
+            record.demand = Demand(event["persistent"], event["ephemeral"], event.get("busy"))
+        record.expected = event.get("expected")
+        record.slowdown, record.speed = event.get("slowdown"), event.get("speed", 1.0)
+        record.ran, record.expected_seconds = event.get("seconds"), event.get("expected_seconds")
+        if event["error"] is not None:
+            name, message, hint = event["error"]
+            record.error = errors.named(name)(message, hint=hint)
