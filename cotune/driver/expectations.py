@@ -1,17 +1,19 @@
-"""What is expected of a trial before it runs: by what earlier runs have measured, and by its estimate."""
+"""What is expected of trials and devices beforehand: by what earlier runs have measured, and by estimates."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 from cotune.demand import Demand
 from cotune.driver.profile import Profile
+from cotune.packer import DeviceFound
 from cotune.record import Record
 from cotune.search.proposer import Configs
 
 
 class Expectations:
-    """Says what a trial is expected to need, and learns from what it needed.
+    """Says what a trial is expected to need, and how many lanes to pay; learns from what was needed, and did.
 
     Args:
         space: Says what predictions go by.
@@ -22,6 +24,7 @@ class Expectations:
     def __init__(self, space: Configs, profile: Profile, earlier: Iterable[Record]) -> None:
         self._space = space
         self._profile = profile
+        self._devices: dict[str, DeviceFound] = {}
         for record in earlier:
             if record.demand is not None:
                 profile.recall(self.features(record), record.demand, record.seconds, record.comparable)
@@ -37,6 +40,17 @@ class Expectations:
     def about(self, record: Record) -> tuple[Demand | None, float | None]:
         """What a trial needs, and how many seconds it takes, as far as can be told."""
         return self._profile.expect(self.features(record), record.estimate)
+
+    def of_device(self, found: DeviceFound) -> DeviceFound:
+        """A device, with how many lanes it is to begin with."""
+        self._devices[found.device] = found
+        return replace(found, width=self._profile.begin_with(found.capacity, found.max_width))
+
+    def learn_widths(self, proven: Mapping[str, int]) -> None:
+        """So many lanes have paid on these devices."""
+        for device, lanes in proven.items():
+            found = self._devices[device]
+            self._profile.learn_width(found.capacity, found.max_width, lanes)
 
     def compare(self, record: Record, demand: Demand | None) -> None:
         """Holds what a running trial was measured to need against its estimate, for the sake of other estimates."""

@@ -42,6 +42,25 @@ class _Sample(NamedTuple):
     estimate: Estimate | None
 
 
+class _Width(NamedTuple):
+    """How many lanes paid on a device of that many bytes, of so many at most."""
+
+    capacity: int
+    most: int
+    lanes: int
+
+    def is_like(self, other: _Width) -> bool:
+        """Whether both are of one kind of device; how much memory others take differs from run to run."""
+        return self.most == other.most and self.capacity < 2 * other.capacity < 4 * self.capacity
+
+
+class _Kept(NamedTuple):
+    """What a file holds."""
+
+    samples: list[_Sample]
+    widths: list[_Width]
+
+
 class Profile:
     """Measurements of trials of one trainable on one kind of device.
 
@@ -60,7 +79,10 @@ class Profile:
         self._peak = Calibration(1.0)
         self._seconds = Calibration()
         self._busy: float | None = None
-        for sample in _read(path):
+        self._found: list[_Width] = []
+        earlier = _read(path)
+        self._widths = earlier.widths
+        for sample in earlier.samples:
             self.recall(*sample)
 
     @property
@@ -142,19 +164,35 @@ class Profile:
         self._measured += 1
         self._samples.append(_Sample(dict(features), demand, seconds, estimate))
 
+    def begin_with(self, capacity: int, most: int) -> int:
+        """Lanes to begin with on a device of so many bytes and so many lanes at most.
+
+        Half of those that paid on one like it: the other half is tried as ever, and so found out if it no longer pays.
+        """
+        like = _Width(capacity, most, 0)
+        return next((max(1, width.lanes // 2) for width in reversed(self._widths) if width.is_like(like)), 1)
+
+    def learn_width(self, capacity: int, most: int, lanes: int) -> None:
+        """Notes how many lanes have paid on a device."""
+        self._found.append(_Width(capacity, most, lanes))
+
     def save(self) -> None:
         """Adds this session's trials to the file; a run beside this one may have done so too, and a loss is no harm."""
         if self._path is None or not self._samples:
             return
-        kept = [*_read(self._path), *self._samples][-KEPT:]
+        kept = _read(self._path)
         rows = [
             [features, *astuple(demand), seconds, astuple(estimate) if estimate else None]
-            for features, demand, seconds, estimate in kept
+            for features, demand, seconds, estimate in [*kept.samples, *self._samples][-KEPT:]
         ]
+        widths: list[_Width] = []
+        for width in [*kept.widths, *self._found]:
+            widths = [*(other for other in widths if not other.is_like(width)), width][-KEPT:]
         written = self._path.with_suffix(f".{os.getpid()}")
         with contextlib.suppress(OSError):
             self._path.parent.mkdir(exist_ok=True)
-            written.write_text(json.dumps({"version": VERSION, "trials": rows}), encoding="utf-8")
+            content = {"version": VERSION, "trials": rows, "widths": widths}
+            written.write_text(json.dumps(content), encoding="utf-8")
             written.replace(self._path)
 
 
@@ -172,13 +210,13 @@ def profile_path(storage: Path, trainable: Any, constants: Mapping[str, Any], ha
     return storage / ".profiles" / f"{name}-{digest(VERSION, hardware, *identity(trainable), given)}.json"
 
 
-def _read(path: Path | None) -> list[_Sample]:
+def _read(path: Path | None) -> _Kept:
     """What the file says; nothing if there is none, or it is not one of ours."""
     try:
         content = json.loads(path.read_text(encoding="utf-8")) if path else {}
         if content.get("version") != VERSION:
-            return []
-        return [
+            return _Kept([], [])
+        samples = [
             _Sample(
                 {str(key): float(value) for key, value in features.items()},
                 Demand(int(persistent), int(ephemeral), busy),
@@ -187,5 +225,6 @@ def _read(path: Path | None) -> list[_Sample]:
             )
             for features, persistent, ephemeral, busy, seconds, estimate in content["trials"]
         ]
+        return _Kept(samples, [_Width(*map(int, width)) for width in content.get("widths", [])])
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
-        return []
+        return _Kept([], [])

@@ -161,7 +161,10 @@ class Sweep:
         """
         # The search thread computes in Python: this one must not wait 5 ms for it whenever something happens.
         with _switching_often():
-            self._loop()
+            try:
+                self._loop()
+            finally:
+                self._expectations.learn_widths(self._packer.proven_widths())
 
     def _loop(self) -> None:
         for found in self._engine.start():
@@ -205,6 +208,7 @@ class Sweep:
         if isinstance(event, LaneReady):
             self._records.lane_up(event.lane, event.context)
         elif isinstance(event, DeviceFound):
+            event = self._expectations.of_device(event)
             self._records.device(event, self._packer.options.width)
         concluded = []
         for instruction in self._packer.handle(event):

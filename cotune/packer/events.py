@@ -39,12 +39,14 @@ class DeviceFound(Event):
         capacity: Bytes all lanes on it may hold together.
         context: Bytes a lane costs before any trial, a first guess until a lane has measured it.
         max_width: More lanes than this never pay (cores of a CPU device, client limit of a GPU).
+        width: Lanes to begin with, where an earlier sweep tells.
     """
 
     device: str
     capacity: int
     context: int = 0
     max_width: int = 16
+    width: int = 1
 
 
 @dataclass(frozen=True, slots=True)

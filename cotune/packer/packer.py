@@ -153,6 +153,11 @@ class Packer:
         """What an unfinished trial was measured to need."""
         return self._trials[trial].demand if trial in self._trials else None
 
+    def proven_widths(self) -> dict[str, int]:
+        """How many lanes were measured to pay, by device, as far as that is known."""
+        widths = {device.name: device.width.proven for device in self._ledger.devices.values()}
+        return {device: width for device, width in widths.items() if width}
+
     def slowdown_of(self, trial: int) -> float | None:
         """By what factor others have slowed an unfinished trial with priority, on average, as measured."""
         return self._company.protection.slowdown_of(self._trials[trial]) if trial in self._trials else None
@@ -189,7 +194,8 @@ class Packer:
             return self._device_changed(ev.DeviceChanged(event.time, event.device, event.capacity))
         policy = self.options.policy
         fixed = self.options.width or (event.max_width if policy.packs else None)
-        width = WidthControl(fixed or event.max_width, policy.gain, policy.guesses, width=fixed or 1)
+        begin = min(event.width, event.max_width)
+        width = WidthControl(fixed or event.max_width, policy.gain, policy.guesses and begin == 1, fixed or begin)
         self._found += 1
         device = Device(
             event.device,

@@ -50,12 +50,14 @@ class WidthControl:
         gain: By what factor more lanes must raise the sum of speeds.
         guesses: Whether the utilisation of one trial says where to begin.
         width: Lanes that may run at once now; at the limit from the beginning where the user has chosen it.
+        proven: The last width that was kept for what was measured, or gone back to; 0 before that.
     """
 
     limit: int
     gain: float = GAIN
     guesses: bool = True
     width: int = 1
+    proven: int = 0
     _guessed: bool = False
     _trying_from: int = 0
     _now: dict[int, Speed] = field(default_factory=dict)
@@ -142,7 +144,7 @@ class WidthControl:
             before, self._before, self._refusals = reached, self._now, 0
         else:
             self._refused = reached
-        self._trying_from, self.width = 0, before
+        self._trying_from, self.width, self.proven = 0, before, before
         if not self._refused:
             return
         between = (before + self._refused) // 2

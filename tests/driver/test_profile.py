@@ -9,7 +9,7 @@ import sys
 import pytest
 
 import cotune
-from cotune.demand import MIB, Demand, Estimate
+from cotune.demand import GIB, MIB, Demand, Estimate
 from cotune.driver.calibration import FEW
 from cotune.driver.profile import ENOUGH, KEPT, UNLEARNT_ALLOWANCE, UNLEARNT_FACTOR, Profile, profile_path
 
@@ -194,3 +194,19 @@ def test_other_code_constants_or_devices_have_another_profile(tmp_path, monkeypa
 @pytest.mark.parametrize("trainable", [print, Steps(), Steps().setup, lambda config: None, functools.partial(print)])
 def test_anything_that_can_be_called_has_a_profile(tmp_path, trainable):
     assert profile_path(tmp_path, trainable, {"data": object()}, "cpu").suffix == ".json"
+
+
+def test_how_many_lanes_paid_holds_for_devices_alike_and_the_last_says_most(tmp_path):
+    path = tmp_path / "one.json"
+    for capacity, most, lanes in [(80 * GIB, 32, 16), (70 * GIB, 32, 12), (16 * GIB, 32, 4), (16 * GIB, 2, 2)]:
+        profile = Profile(path)
+        profile.learn({}, Demand(MIB, MIB), 1.0)
+        profile.learn_width(capacity, most, lanes)
+        profile.save()
+    later = Profile(path)
+    assert later.begin_with(79 * GIB, 32) == 6
+    assert later.begin_with(12 * GIB, 32) == 2
+    assert later.begin_with(16 * GIB, 2) == 1
+    assert later.begin_with(39 * GIB, 32) == 6
+    assert later.begin_with(200 * GIB, 32) == 1
+    assert later.begin_with(80 * GIB, 48) == 1

@@ -12,10 +12,11 @@ from cotune.dashboard.views import Silent
 from cotune.demand import GIB, MIB, Estimate
 from cotune.driver.calibration import FEW
 from cotune.driver.estimates import FAILURES
+from cotune.driver.profile import Profile
 from cotune.driver.sweep import Sweep, SweepOptions, _switching_often
 from cotune.engines.simulated import SimulatedEngine, Work
 from cotune.engines.simulated.engine import devices
-from cotune.packer import AllTrialsAdded, Packer, PackerOptions, TrialAdded, TrialEnded
+from cotune.packer import AllTrialsAdded, DeviceFound, Packer, PackerOptions, TrialAdded, TrialEnded
 from cotune.paths import RunFolder
 from cotune.record import EventLog, Records
 from cotune.search.proposer import Suggestion
@@ -97,17 +98,24 @@ class Watched(Packer):
         return [event.expected for event in heard if isinstance(event, TrialAdded)], max(self.waited[: ends[0]])
 
 
+class Timeless(Profile):
+    """Does not keep how long trials took by the real clock, of which their virtual one knows nothing."""
+
+    def learn(self, features, demand, seconds, estimate=None):
+        super().learn(features, demand, None, estimate)
+
+
 @pytest.fixture
 def sweep(tmp_path):
-    def run(widths, lanes, can_estimate=True, fails=False):
-        folder = RunFolder(tmp_path / ("with" if can_estimate else "without"))
+    def run(widths, lanes, can_estimate=True, fails=False, profile=None):
+        folder = RunFolder(tmp_path / str(len(list(tmp_path.iterdir()))))
         folder.create()
         proposer, body = Proposer(widths), Body(lanes, can_estimate, fails)
-        packer = Watched(PackerOptions(width=lanes))
+        packer = Watched(PackerOptions(width=None if profile else lanes))
         log = EventLog(folder.events)
         options = SweepOptions("train", "", len(widths), None, False, is_blind=True)
         records = Records(folder, log, "", 0)
-        Sweep(proposer, proposer, packer, body, records, Silent(), options).run()
+        Sweep(proposer, proposer, packer, body, records, Silent(), options, profile).run()
         log.close()
         assert {record.state for record in records.values()} == {TrialState.DONE}
         events = [json.loads(line) for line in folder.events.read_text().splitlines()]
@@ -162,3 +170,21 @@ def test_where_estimates_fail_all_trials_run_as_ever(sweep):
     packer, body, _ = sweep([100] * 8, lanes=2, fails=True)
     assert len(body.asked) == FAILURES
     assert all(event.expected is None for event in packer.heard if isinstance(event, TrialAdded))
+
+
+def test_a_sweep_begins_with_half_as_many_lanes_as_paid_in_the_one_before_on_such_a_device(sweep, tmp_path):
+    def begun_with(lanes):
+        profile = Timeless(tmp_path / "profile.json")
+        packer, _, _ = sweep([100] * 60, lanes, can_estimate=False, profile=profile)
+        profile.save()
+        return next(event.width for event in packer.heard if isinstance(event, DeviceFound)), packer.proven_widths()
+
+    assert begun_with(8) == (1, {"gpu 0": 8})
+    assert begun_with(8) == (4, {"gpu 0": 8})
+    assert begun_with(4)[0] == 1, "another device"
+    assert begun_with(8)[0] == 4
+
+
+def test_how_many_lanes_were_chosen_says_nothing_of_how_many_pay(sweep):
+    packer, _, _ = sweep([100] * 20, lanes=4)
+    assert packer.proven_widths() == {}

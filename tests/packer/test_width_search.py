@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,7 @@ class Play:
         width: int | None = None,
         ahead: int | None = None,
         gpus: int = 1,
+        begin: int = 1,
     ) -> None:
         steps = int(seconds * rates[0])
         work = Work(steps, 1 / rates[0], startup=0.01, persistent=20 * MIB, ephemeral=20 * MIB)
@@ -71,7 +73,7 @@ class Play:
         self.widest = 1
         self._left, self._trials, self._ahead = trials, trials, ahead
         for found in self.engine.start():
-            self._feed(found)
+            self._feed(replace(found, width=begin))
         self._add()
         while self.packer.unfinished:
             for happened in self.engine.poll(5.0) or [Tick(self.engine.now())]:
@@ -108,6 +110,16 @@ def test_a_long_sweep_takes_hardly_longer_than_with_the_best_number_of_lanes(wha
 def test_two_devices_take_half_as_long_also_where_trials_come_one_by_one(ahead: int) -> None:
     one, two = (Play(RATES["light, MPS"], 60 * gpus, 3.0, ahead=ahead, gpus=gpus) for gpus in (1, 2))
     assert two.makespan < 1.1 * one.makespan
+
+
+@pytest.mark.parametrize("what", RATES)
+@pytest.mark.parametrize("seconds", [0.6, 3.0])
+def test_to_begin_with_half_of_what_paid_before_costs_nothing_and_helps_where_many_pay(
+    what: str, seconds: float
+) -> None:
+    first = Play(RATES[what], 60, seconds)
+    again = Play(RATES[what], 60, seconds, begin=max(1, max(first.packer.proven_widths().values()) // 2))
+    assert again.makespan < (0.91 if what == "light, MPS" else 1.01) * first.makespan
 
 
 @pytest.mark.parametrize("seconds", [0.6, 2.0, 5.0, 30.0])
