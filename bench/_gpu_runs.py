@@ -159,7 +159,8 @@ def counters(options: Found) -> Found:
 
 def lane_start(options: Found) -> Found:
     """From the order to open lanes to their being ready, and what each takes of the device."""
-    from cotune.engines.local import LocalEngine, LocalOptions
+    from cotune.engines.local import LocalEngine
+    from cotune.engines.local_options import LocalOptions
     from cotune.packer import CloseLane, LaneLost, LaneReady, OpenLane
     from cotune.sharing import cuda
     from cotune.sharing.devices import find_devices

@@ -32,7 +32,8 @@ from cotune.driver.fingerprint import digest, identity
 from cotune.driver.profile import Profile, profile_path
 from cotune.driver.signals import handled_by
 from cotune.engines.base import Engine
-from cotune.engines.local import LocalEngine, LocalOptions
+from cotune.engines.local import LocalEngine
+from cotune.engines.local_options import LocalOptions
 from cotune.errors import InputError, RunError, RunNameInUse
 from cotune.packer import MAX_SLOWDOWN, MOST_PAUSED, Packer, PackerOptions, Policy, make_policy
 from cotune.paths import RunFolder, storage_folder

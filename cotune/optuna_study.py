@@ -33,7 +33,8 @@ from cotune._arguments import (
 from cotune.dashboard.views import make_view
 from cotune.driver.signals import handled_by
 from cotune.driver.sweep import Sweep, SweepOptions
-from cotune.engines.local import LocalEngine, LocalOptions
+from cotune.engines.local import LocalEngine
+from cotune.engines.local_options import LocalOptions
 from cotune.errors import InputError, RunError, RunNameInUse
 from cotune.packer import Packer, PackerOptions, Policy, make_policy
 from cotune.paths import RunFolder, storage_folder

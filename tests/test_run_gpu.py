@@ -11,7 +11,8 @@ import pytest
 
 import cotune
 from cotune.demand import GIB, MIB
-from cotune.engines.local import LocalEngine, LocalOptions
+from cotune.engines.local import LocalEngine
+from cotune.engines.local_options import LocalOptions
 from cotune.packer import DeviceChanged
 from cotune.sharing import cuda
 from cotune.sharing.devices import find_devices

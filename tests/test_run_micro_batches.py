@@ -10,7 +10,8 @@ from optuna.samplers import TPESampler
 
 import cotune
 from cotune.demand import MIB
-from cotune.engines.local import LocalEngine, LocalOptions
+from cotune.engines.local import LocalEngine
+from cotune.engines.local_options import LocalOptions
 from cotune.packer import GrantChanged, GrantTrial, IterationsDone, Outcome, StopTrial
 from cotune.sharing.devices import find_devices
 from cotune.testing import EngineUnderTest

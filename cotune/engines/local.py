@@ -10,7 +10,7 @@ import contextlib
 import selectors
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,8 @@ from cotune.engines.base import Engine, Happened
 from cotune.engines.bell import Bell
 from cotune.engines.local_devices import LocalDevices
 from cotune.engines.local_gpu import LocalGpu
+from cotune.engines.local_lanes import LocalLanes
+from cotune.engines.local_options import LocalOptions
 from cotune.engines.translation import carry_out, event_of
 from cotune.packer import events as ev
 from cotune.packer import instructions as do
@@ -28,7 +30,6 @@ from cotune.sharing.cuda import CONTEXT_GUESS
 from cotune.sharing.devices import DeviceInfo
 from cotune.sharing.estimator import Estimator
 from cotune.sharing.lane import LaneHandle, ended_how
-from cotune.sharing.lane_options import LaneOptions
 from cotune.sharing.pickling import Packed, pack
 from cotune.sharing.wire import Kind
 from cotune.sharing.zygote import Zygote
@@ -37,34 +38,6 @@ from cotune.trial import Estimated, Outcome, TrialSpec
 WATCH_EVERY = 1.0
 QUIET_AFTER = 1.0
 EXIT_WITHIN = 5.0
-
-
-@dataclass(frozen=True, slots=True)
-class LocalOptions:
-    """How trials run in the lanes of this machine.
-
-    Attributes:
-        metric: The run's metric; empty where trials need not report.
-        threads: Threads per operation; None for 1 on CPU devices, a quarter of the cores of each GPU otherwise.
-        lockstep: Whether a report waits for the verdict on itself.
-        judged: Whether a verdict may be to stop.
-        stop: When a trial is done although it would go on, a pickled `StopRule`; empty if it is to end by itself.
-        residents: How many trials may share a lane.
-        paused: How many more may wait in a lane.
-        preload: Modules that every trial imports.
-        mps: Whether the lanes of a GPU compute at the same time, as clients of a daemon that is started for them; None
-            where it can be.
-    """
-
-    metric: str
-    threads: int | None = None
-    lockstep: bool = False
-    judged: bool = True
-    stop: bytes = b""
-    residents: int = 1
-    paused: int = 0
-    preload: tuple[str, ...] = ()
-    mps: bool | None = False
 
 
 class LocalEngine(Engine):
@@ -91,8 +64,7 @@ class LocalEngine(Engine):
         if any(info.is_cuda for info in devices):
             self._modules.append("torch")
         self._threads = options.threads or min(max(1, info.cores // 4) if info.is_cuda else 1 for info in devices)
-        self._lanes: dict[int, LaneHandle] = {}
-        self._trial_lane: dict[int, LaneHandle] = {}
+        self._lanes = LocalLanes()
         self._pending: list[Happened] = []
         self._watch_due = 0.0
         self._closed = False
@@ -126,7 +98,7 @@ class LocalEngine(Engine):
             assert spec is not None
             self._start(instruction, spec)
         elif isinstance(instruction, do.ToTrial):
-            carry_out(instruction, self._trial_lane.get(instruction.trial))
+            carry_out(instruction, self._lanes.of(instruction.trial))
         elif isinstance(instruction, do.ToLane):
             carry_out(instruction, self._lanes.get(instruction.lane))
 
@@ -134,7 +106,7 @@ class LocalEngine(Engine):
         lane = self._lanes.get(start.lane)
         if lane is None:
             return
-        self._trial_lane[start.trial] = lane
+        self._lanes.starts(start.trial, lane)
         gpu = self._gpu_of(lane)
         if gpu is not None:
             gpu.forget(start.trial)
@@ -154,12 +126,12 @@ class LocalEngine(Engine):
             self.wake()
 
     def verdict(self, trial: int, attempt: int) -> None:
-        lane = self._trial_lane.get(trial)
+        lane = self._lanes.of(trial)
         if lane is not None:
             lane.verdict(trial, attempt)
 
     def answer(self, trial: int, attempt: int, payload: bytes) -> None:
-        lane = self._trial_lane.get(trial)
+        lane = self._lanes.of(trial)
         if lane is not None:
             lane.answer(trial, attempt, payload)
 
@@ -170,22 +142,7 @@ class LocalEngine(Engine):
             return
         gpu = self._devices.gpus.get(info.name)
         mps = gpu.client_environment(instruction.lane, apart=instruction.apart) if gpu is not None else None
-        options = LaneOptions(
-            lane=instruction.lane,
-            device=info.name,
-            uuid=info.uuid,
-            cores=info.cores,
-            quota=instruction.quota,
-            threads=self._threads,
-            seats=self._options.residents + self._options.paused,
-            lockstep=self._options.lockstep,
-            judged=self._options.judged,
-            metric=self._options.metric,
-            stop=self._options.stop,
-            log=self._folder / f"lane-{instruction.lane}.log",
-            environment=mps or {},
-            is_mps_client=mps is not None,
-        )
+        options = self._options.for_lane(instruction, info, self._threads, self._folder, mps)
         try:
             lane = LaneHandle(self._spawn_zygote(), options, gpu.dismiss if gpu is not None and mps else None)
         except OSError as error:
@@ -194,14 +151,11 @@ class LocalEngine(Engine):
                 hint=f"each lane takes {options.seats + 1} files of this process: raise `ulimit -n`, or pass "
                 "a smaller lanes=; what has run so far is kept",
             ) from error
-        self._lanes[lane.lane] = lane
+        self._lanes.add(lane)
         self._selector.register(lane, selectors.EVENT_READ, partial(self._hear_lane, lane))
 
     def _gpu_of(self, lane: LaneHandle) -> LocalGpu | None:
         return self._devices.gpus.get(lane.options.device)
-
-    def _lanes_on(self, device: str) -> list[LaneHandle]:
-        return [lane for lane in self._lanes.values() if lane.options.device == device]
 
     def _spawn_zygote(self) -> Zygote:
         if self._zygote is None:
@@ -266,9 +220,9 @@ class LocalEngine(Engine):
         gpu = self._gpu_of(lane)
         if isinstance(event, ev.IterationsDone) and gpu is not None:
             # A lane on a GPU cannot tell that itself.
-            return replace(event, busy=gpu.busy(event.trial, event.time, len(self._lanes_on(gpu.name))))
+            return replace(event, busy=gpu.busy(event.trial, event.time, len(self._lanes.on(gpu.name))))
         if isinstance(event, ev.TrialEnded):
-            self._trial_lane.pop(event.trial, None)
+            self._lanes.ended(event.trial)
             lane.ended(event.trial)
             if gpu is not None:
                 gpu.forget(event.trial)
@@ -288,8 +242,7 @@ class LocalEngine(Engine):
         what, lane, value = message
         if what == "forked":
             self._estimator.forked(lane)
-        elif what == "gone" and lane in self._lanes:
-            handle = self._lanes[lane]
+        elif what == "gone" and (handle := self._lanes.get(lane)) is not None:
             detail = ended_how(value, handle.options.log)
             self._lane_gone(handle, detail, value)
             # A client that did not come up says nothing of the device: the next are none.
@@ -307,7 +260,7 @@ class LocalEngine(Engine):
                 f"the process that forks lanes died at its start: {words or 'it said nothing'}",
                 hint=f"see {self._folder / 'zygote.log'}; importing what the trainable uses must work by itself",
             )
-        lanes, detail = list(self._lanes.values()), "the process that forks lanes was killed"
+        lanes, detail = list(self._lanes), "the process that forks lanes was killed"
         for lane in lanes:
             self._lane_gone(lane, detail)
         # Counted once, however many waited for it.
@@ -329,15 +282,12 @@ class LocalEngine(Engine):
     def _forget(self, lane: LaneHandle) -> None:
         with contextlib.suppress(KeyError):
             self._selector.unregister(lane)
-        lane.close()
-        del self._lanes[lane.lane]
-        for trial in [trial for trial, other in self._trial_lane.items() if other is lane]:
-            del self._trial_lane[trial]
+        self._lanes.forget(lane)
 
     def _give_up_devices(self) -> None:
         """Lets devices go that are of no more use, with all that runs there, of which nothing is heard any more."""
         for device in self._devices.give_up():
-            for lane in self._lanes_on(device):
+            for lane in self._lanes.on(device):
                 lane.kill()
                 self._forget(lane)
             self._devices.release(device)
@@ -345,7 +295,7 @@ class LocalEngine(Engine):
 
     def _refused(self, lane: LaneHandle, gpu: LocalGpu) -> None:
         """A lane got less than it was to have: others may have it."""
-        capacity = gpu.refused_capacity(self._lanes_on(gpu.name))
+        capacity = gpu.refused_capacity(self._lanes.on(gpu.name))
         if capacity is not None:
             self._pending.append(ev.DeviceChanged(self.now(), gpu.name, capacity))
 
@@ -353,7 +303,7 @@ class LocalEngine(Engine):
         """Once a second: lanes that make no progress, and what others do to our devices."""
         now = self.now()
         late, self._watch_due = now - self._watch_due, now + WATCH_EVERY
-        for lane in self._lanes.values():
+        for lane in self._lanes:
             if late > WATCH_EVERY:
                 # We did not run, and so perhaps nobody did: a container was paused, a job suspended.
                 lane.page.excuse(late)
@@ -365,7 +315,7 @@ class LocalEngine(Engine):
                 self._pending.append(ev.LaneQuiet(now, lane.lane, page.holder, seconds, page.held))
         for gpu in self._devices.gpus.values():
             self._devices.note_loss(gpu.name)
-            capacity = gpu.changed_capacity(self._lanes_on(gpu.name))
+            capacity = gpu.changed_capacity(self._lanes.on(gpu.name))
             if capacity is not None:
                 self._pending.append(ev.DeviceChanged(now, gpu.name, capacity))
         self._pending.append(ev.Tick(now))
@@ -374,9 +324,7 @@ class LocalEngine(Engine):
         if self._closed:
             return
         self._closed = True
-        for lane in self._lanes.values():
-            lane.close()
-        self._lanes.clear()
+        self._lanes.close()
         self._estimator.close()
         if self._zygote is not None:
             self._zygote.close()

@@ -23,7 +23,7 @@ from typing import Any
 
 from cotune import errors
 from cotune.engines.base import Engine
-from cotune.engines.local import LocalOptions
+from cotune.engines.local_options import LocalOptions
 from cotune.engines.ray_member import Down, Joined, News
 from cotune.engines.ray_roster import Membership, Roster
 from cotune.packer import events as ev

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from cotune import errors
-from cotune.engines.local import LocalEngine, LocalOptions
+from cotune.engines.local import LocalEngine
+from cotune.engines.local_options import LocalOptions
 from cotune.packer import DeviceFound, Event
 from cotune.sharing.devices import DeviceInfo, find_devices
 from cotune.sharing.pickling import Packed

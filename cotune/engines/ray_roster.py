@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from cotune import errors
-from cotune.engines.local import LocalOptions
+from cotune.engines.local_options import LocalOptions
 from cotune.engines.ray_member import Joined, Member, Slot
 from cotune.packer import events as ev
 from cotune.sharing.pickling import Packed

@@ -9,8 +9,9 @@ from unittest import mock
 import pytest
 
 from cotune.engines import local, local_gpu
-from cotune.engines.local import LocalEngine, LocalOptions
+from cotune.engines.local import LocalEngine
 from cotune.engines.local_gpu import LocalGpu
+from cotune.engines.local_options import LocalOptions
 from cotune.errors import RunError
 from cotune.packer.events import DeviceLost, LaneLost, TrialEnded
 from cotune.packer.instructions import OpenLane
@@ -105,14 +106,14 @@ def test_a_trial_is_lost_with_its_gpu_and_does_not_fail_because_of_it(tmp_path, 
         ended = under_test.wait((DeviceLost, TrialEnded))
         assert (type(ended), ended.device) == (DeviceLost, "cpu:0")
         assert not any(isinstance(heard, TrialEnded) for heard in under_test.heard)
-        assert engine._lanes == {}, "nothing more is heard of it"
+        assert not list(engine._lanes), "nothing more is heard of it"
         gpu.close.assert_called_once_with()
 
 
 def test_while_the_driver_does_not_run_nobody_is_late(tmp_path):
     engine = LocalEngine(behave, find_devices(devices=["cpu:0@4GiB"]), tmp_path, LocalOptions("loss"))
     lane = mock.Mock(leaves_since=math.inf, page=mock.Mock(quiet=0.0))
-    engine._lanes[3] = lane
+    engine._lanes.add(lane)
     engine._watch()
     lane.page.excuse.reset_mock()
     engine._watch()

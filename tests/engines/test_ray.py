@@ -10,7 +10,7 @@ pytestmark = pytest.mark.ray
 @pytest.fixture(scope="module")
 def started(in_ray, tmp_path_factory):
     """An engine on a cluster of one node, with this process in it."""
-    from cotune.engines.local import LocalOptions
+    from cotune.engines.local_options import LocalOptions
     from cotune.engines.ray import RayEngine
 
     in_ray.start(gpus=0)
