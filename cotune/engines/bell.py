@@ -7,28 +7,24 @@ import os
 
 
 class Bell:
-    """A pipe to oneself; to be registered for reading."""
+    """To be registered for reading; it may be rung for as long as anybody has it."""
 
     def __init__(self) -> None:
-        self._read, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
 
     def fileno(self) -> int:
-        return self._read
+        return self._event
 
     def ring(self) -> None:
-        """From any thread or signal handler, also after `close()`."""
+        """From any thread or signal handler."""
         with contextlib.suppress(OSError):
-            os.write(self._write, b"x")
+            os.eventfd_write(self._event, 1)
 
     def hush(self) -> None:
         """Takes note of all rings so far."""
         with contextlib.suppress(BlockingIOError):
-            os.read(self._read, 4096)
-
-    def close(self) -> None:
-        os.close(self._read)
+            os.eventfd_read(self._event)
 
     def __del__(self) -> None:
-        # Not before: another thread may still ring.
         with contextlib.suppress(AttributeError, OSError):
-            os.close(self._write)
+            os.close(self._event)

@@ -331,4 +331,3 @@ class LocalEngine(Engine):
             self._zygote = None
         self._devices.close()
         self._selector.close()
-        self._bell.close()

@@ -77,7 +77,12 @@ class LocalGpu:
         if lane.lane not in self._clients:
             return
         self._clients.remove(lane.lane)
-        if status is None or lane.is_killed or (lane.is_up and os.waitstatus_to_exitcode(status) in (0, FAULTED)):
+        if (
+            status is None
+            or status < 0
+            or lane.is_killed
+            or (lane.is_up and os.waitstatus_to_exitcode(status) in (0, FAULTED))
+        ):
             self._is_shut = self._is_shut and bool(self._clients)
             return
         # One that did not come up though nobody was there: no other will.

@@ -108,8 +108,7 @@ class LaneTrial(ResidentTrial):
     def iteration_done(self) -> None:
         """The trial is about to report: an iteration, where no optimizer has made one of it."""
         self.leave_if_over()
-        if self._steps == 0:
-            self._iterations += 1
+        self._count_report()
         # The turn ends with the report anyway.
         self._turn_due = float("inf")
         self._boundary()

@@ -38,16 +38,23 @@ class CpuMemory(LaneMemory):
     def __init__(self, cores: int) -> None:
         self._cores = max(cores, 1)
         self._libc = ctypes.CDLL(None)
-        # With one arena, what one resident frees the next one can use.
-        self._libc.mallopt(_M_ARENA_MAX, 1)
+        # With one arena, what one resident frees the next one can use. Other C libraries than glibc have no such calls.
+        getattr(self._libc, "mallopt", _nothing)(_M_ARENA_MAX, 1)
         # Ray's handler of a crash needs memory, and where it is refused aborts into itself again, hundreds of times.
         self._libc.signal(signal.SIGABRT, int(signal.SIG_DFL))
         self._status = os.open("/proc/self/status", os.O_RDONLY | os.O_CLOEXEC)
         self._refs = os.open("/proc/self/clear_refs", os.O_WRONLY | os.O_CLOEXEC)
+        # A member of hundreds of groups has a longer one.
+        self._length = 4096
+        while len(os.pread(self._status, self._length, 0)) == self._length:
+            self._length *= 2
         self._context = self._quota = self._bare = 0
         self._limit = resource.RLIM_INFINITY
+        # Why the cap is lifted now: a trial unwinds, libraries are loaded, threads start.
         self._is_relaxed = False
         self._loading = 0
+        # By list, which several threads may change at once.
+        self._starting: list[None] = []
         self._resident = 0
 
     def start(self) -> int:
@@ -59,14 +66,15 @@ class CpuMemory(LaneMemory):
         return self._context
 
     def read(self) -> tuple[int, int]:
-        match = _RESIDENT.search(os.pread(self._status, 4096, 0))
+        match = _RESIDENT.search(os.pread(self._status, self._length, 0))
         assert match is not None
         high, resident, anonymous = (int(kib) * 1024 for kib in match.groups())
         self._resident = anonymous
         return anonymous, anonymous + max(0, high - resident)
 
     def held(self) -> int:
-        return self._resident
+        # Pages that are still the zygote's cost nothing.
+        return self._context + max(0, self._resident - self._bare)
 
     def reset_peak(self) -> None:
         os.pwrite(self._refs, b"5", 0)
@@ -74,38 +82,38 @@ class CpuMemory(LaneMemory):
     def set_quota(self, quota: int) -> int:
         self._quota = quota
         self._tighten()
-        return quota
+        return max(quota, self.held())
 
     def room(self) -> int:
-        # Resident pages that are still the zygote's were there from the start, and cost nothing.
         return self._quota - self._context - (self.read()[0] - self._bare)
 
     def relax(self) -> None:
         self._is_relaxed = True
-        self._apply(resource.RLIM_INFINITY)
+        self._apply()
 
     def uncap(self) -> None:
-        self._apply(resource.RLIM_INFINITY)
+        self._starting.append(None)
+        self._apply()
 
     def cap(self) -> None:
-        if not self._is_relaxed:
-            self._apply(self._limit)
+        with contextlib.suppress(IndexError):
+            self._starting.pop()
+        self._apply()
 
     @contextlib.contextmanager
     def loading(self) -> Iterator[None]:
         # A build of torch for CUDA reserves 700 MB when imported, uses 280, and crashes if refused any of it.
         self._loading += 1
-        self._apply(resource.RLIM_INFINITY)
+        self._apply()
         try:
             yield
         finally:
             # One library may load another, and go on with its own.
             self._loading -= 1
-            if not self._is_relaxed and not self._loading:
-                self._tighten()
+            self._tighten()
 
     def trim(self, *, shared: bool) -> None:
-        self._libc.malloc_trim(0)
+        getattr(self._libc, "malloc_trim", _nothing)(0)
         self._is_relaxed = False
         self._tighten()
 
@@ -116,16 +124,21 @@ class CpuMemory(LaneMemory):
         return time.process_time() / self._cores
 
     def _tighten(self) -> None:
-        text = os.pread(self._status, 4096, 0)
+        text = os.pread(self._status, self._length, 0)
         reserved = int(text[text.index(b"VmData:") + 7 :].split(None, 1)[0]) * 1024
         self._limit = reserved + max(0, self.room()) + HEADROOM
-        self._apply(self._limit)
+        self._apply()
 
-    def _apply(self, soft: int) -> None:
+    def _apply(self) -> None:
+        is_lifted = self._is_relaxed or self._loading or self._starting
+        soft = resource.RLIM_INFINITY if is_lifted else self._limit
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
         if hard != resource.RLIM_INFINITY and (soft == resource.RLIM_INFINITY or soft > hard):
             soft = hard
         resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+
+
+def _nothing(*_: int) -> None: ...
 
 
 def available_memory(root: Path = Path("/")) -> int:

@@ -6,6 +6,7 @@ import contextlib
 import math
 import mmap
 import os
+import queue
 import signal
 import socket
 import threading
@@ -61,6 +62,8 @@ class LaneHandle:
         self.leaves_since = math.inf
         self._dismiss = dismiss
         self._is_dismissed = False
+        # What a thread is to send, once it has not gone out at once.
+        self._unsent: queue.SimpleQueue[memoryview | None] | None = None
         self._zygote = zygote
         page = os.memfd_create(f"cotune-lane-{options.lane}", os.MFD_CLOEXEC)
         os.ftruncate(page, mmap.PAGESIZE)
@@ -69,6 +72,7 @@ class LaneHandle:
         self.page = Page(self._numbers)
         self._sock, theirs = socket.socketpair()
         for side in (self._sock, theirs):
+            side.settimeout(None)
             side.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 21)
         self._frames = wire.Frames(self._sock, wire.FROM_LANES)
         self._free = [_Seat(n, os.eventfd(0, os.EFD_CLOEXEC)) for n in range(options.seats)]
@@ -175,6 +179,11 @@ class LaneHandle:
             self._zygote.kill(self.lane)
 
     def close(self) -> None:
+        if self._unsent is not None:
+            # Else it would wait there for ever.
+            with contextlib.suppress(OSError):
+                self._sock.shutdown(socket.SHUT_RDWR)
+            self._unsent.put(None)
         self._sock.close()
         self._numbers.release()
         for seat in (*self._free, *self._taken.values()):
@@ -183,18 +192,35 @@ class LaneHandle:
         self._taken.clear()
 
     def _send(self, frame: bytes) -> None:
-        # A lane that is gone is reported by the zygote.
+        # A lane that is gone is reported by the zygote. One that does not read, in native code or not up yet, must not
+        # hold up the driver: a thread waits for it.
         with contextlib.suppress(ConnectionError):
-            self._sock.sendall(frame)
+            sent = 0
+            if self._unsent is None:
+                with contextlib.suppress(BlockingIOError):
+                    sent = self._sock.send(frame, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+                if sent == len(frame):
+                    return
+                self._unsent = queue.SimpleQueue()
+                threading.Thread(target=_send_all, args=(self._sock, self._unsent), daemon=True).start()
+            self._unsent.put(memoryview(frame)[sent:])
+
+
+def _send_all(sock: socket.socket, unsent: queue.SimpleQueue[memoryview | None]) -> None:
+    with contextlib.suppress(OSError):
+        while (part := unsent.get()) is not None:
+            sock.sendall(part, socket.MSG_NOSIGNAL)
 
 
 def ended_how(status: int, log: Path) -> str:
     """How a lane's process ended, in words, with the last line it wrote; of a traceback, the error's first.
 
     Args:
-        status: As `os.wait` gives it.
+        status: As `os.wait` gives it; negative if it could not be forked, by the error's number.
         log: The lane's own.
     """
+    if status < 0:
+        return f"no process could be started for it: {os.strerror(-status)}"
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
         try:

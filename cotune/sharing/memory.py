@@ -52,10 +52,10 @@ class LaneMemory(ABC):
         return False
 
     def uncap(self) -> None:  # noqa: B027 - not every cap is in the way of a thread
-        """Lifts the cap for the start of a thread, which must not fail; that thread puts it back."""
+        """Lifts the cap for the start of a thread, which must not fail; that thread calls `cap()`."""
 
     def cap(self) -> None:  # noqa: B027
-        """Puts the cap back, unless a trial is unwinding that ran out of memory."""
+        """Puts the cap back, unless it is lifted for other reasons too."""
 
     def loading(self) -> contextlib.AbstractContextManager[object]:
         """Lifts the cap while a large library is loaded, which would not survive a refusal."""

@@ -44,6 +44,7 @@ class Zygote:
 
     def __init__(self, modules: Sequence[str], trainable: bytes, threads: int, log: Path) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.settimeout(None)
         payload = write_payload(modules, sys.argv, trainable)
         environment = dict(os.environ)
         # torch.cuda.is_available() in the zygote must not start CUDA, or no lane could be forked any more.
@@ -61,7 +62,8 @@ class Zygote:
         try:
             with open(log, "ab") as output:
                 self._process = subprocess.Popen(
-                    [sys.executable, *flags, "-c", _START, str(theirs.fileno()), str(payload), told],
+                    # Not from the working directory, where a project may have a json.py.
+                    [sys.executable, *flags, "-P", "-c", _START, str(theirs.fileno()), str(payload), told],
                     pass_fds=[theirs.fileno(), payload],
                     stdin=subprocess.DEVNULL,
                     stdout=output,
@@ -99,7 +101,7 @@ class Zygote:
     def _ask(self, what: str, number: int, fds: Sequence[int]) -> None:
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))]
         with contextlib.suppress(ConnectionError):
-            self._sock.sendmsg([pickle.dumps((what, number))], rights)
+            self._sock.sendmsg([pickle.dumps((what, number))], rights, socket.MSG_NOSIGNAL)
 
     def process_of(self, lane: int) -> int | None:
         """The process of a lane that it has forked, as far as it has said so."""
@@ -109,10 +111,13 @@ class Zygote:
         """Asks for the whole process group of a lane or a rehearsal to be killed."""
         # It may be closed by now.
         with contextlib.suppress(OSError):
-            self._sock.send(pickle.dumps(("kill", lane)))
+            self._sock.send(pickle.dumps(("kill", lane)), socket.MSG_NOSIGNAL)
 
     def receive(self) -> tuple[str, int, Any] | None:
-        """One message: `("forked", lane, pid)`, `("gone", lane, status)`, `("up", pid, scratch)`; None if it died."""
+        """One message: `("forked", lane, pid)`, `("gone", lane, status)`, `("up", pid, scratch)`; None if it died.
+
+        A negative status is that of a fork that failed, its error number.
+        """
         try:
             data = self._sock.recv(4096)
         except ConnectionError:

@@ -42,6 +42,8 @@ def main(control: int, payload: int, levels: Mapping[str, int] | None) -> NoRetu
         payload: A memory file: pickled, the modules to import and the script's `sys.argv`; then the pickled trainable.
         levels: Of the driver's loggers by name, if it shows what they log: then trials log as much, to their logs.
     """
+    # Nor is a signal kept from us that was kept from the driver's thread.
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
     libc = ctypes.CDLL(None)
     libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
@@ -51,7 +53,7 @@ def main(control: int, payload: int, levels: Mapping[str, int] | None) -> NoRetu
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # Imports take seconds, and whoever ends the zygote need not wait for them.
     signal.signal(signal.SIGTERM, _leave)
-    sock = socket.socket(fileno=control)
+    sock = socket_of(control)
     if _is_over(sock):
         # The driver died before we could ask to be told.
         _leave()
@@ -79,6 +81,13 @@ def main(control: int, payload: int, levels: Mapping[str, int] | None) -> NoRetu
         # Without a driver, serving ends at once, and in order.
         sock.send(pickle.dumps(("up", os.getpid(), _scratch)))
     Zygote(sock, wake_read, trainable, libc).serve()
+
+
+def socket_of(descriptor: int) -> socket.socket:
+    """A socket that waits as long as it takes, whatever a script has chosen for its own (`setdefaulttimeout`)."""
+    sock = socket.socket(fileno=descriptor)
+    sock.settimeout(None)
+    return sock
 
 
 def _is_over(sock: socket.socket) -> bool:
@@ -214,7 +223,13 @@ class Zygote:
         return True
 
     def _fork(self, lane: int, serve: Callable[..., NoReturn], fds: Sequence[int]) -> None:
-        pid = os.fork()
+        try:
+            pid = os.fork()
+        except OSError as error:
+            # Too many processes, or no memory for another: those that run go on.
+            for fd in fds:
+                os.close(fd)
+            return self._tell("gone", lane, -(error.errno or 1))
         if pid == 0:
             self._become(serve, fds)
         # In both processes, so that the group exists for whoever looks first.
@@ -229,7 +244,7 @@ class Zygote:
         from cotune.sharing.inside.lane_main import serve
 
         view = memoryview(mmap.mmap(page, mmap.PAGESIZE)).cast("d")
-        serve(socket.socket(fileno=sock), view, verdicts, self._trainable)
+        serve(socket_of(sock), view, verdicts, self._trainable)
 
     def _rehearse(self, answer: int, request: int) -> NoReturn:
         from cotune.sharing.rehearsal import serve
@@ -285,11 +300,16 @@ def kill_group(group: int) -> None:
     with contextlib.suppress(OSError):
         # So that nobody forks meanwhile.
         os.killpg(group, signal.SIGSTOP)
-        for pid in map(int, filter(str.isdecimal, os.listdir("/proc"))):
-            with contextlib.suppress(OSError):
-                if os.getpgid(pid) == group and not _is_tracker(pid):
-                    os.kill(pid, signal.SIGKILL)
-        os.killpg(group, signal.SIGCONT)
+        try:
+            for pid in map(int, filter(str.isdecimal, os.listdir("/proc"))):
+                with contextlib.suppress(OSError):
+                    if os.getpgid(pid) == group and not _is_tracker(pid):
+                        os.kill(pid, signal.SIGKILL)
+        except OSError:
+            # Out of file descriptors, for one: then with those who would have cleaned up.
+            os.killpg(group, signal.SIGKILL)
+        finally:
+            os.killpg(group, signal.SIGCONT)
 
 
 def _is_tracker(pid: int) -> bool:

@@ -1,6 +1,7 @@
 """Memory of a lane on the CPU: measured, capped, given back; and telling that memory ran out."""
 
 import json
+import os
 import subprocess
 import sys
 import textwrap
@@ -206,6 +207,61 @@ def test_a_library_may_reserve_any_amount_while_it_is_loaded_and_nothing_is_free
     assert within is None
     assert alone is None
     assert after is not None
+
+
+@pytest.mark.parametrize(
+    "meanwhile", ["memory.set_quota(quota)", "memory.uncap(); memory.cap()", "memory.trim(shared=True)"]
+)
+def test_what_happens_to_lane_mates_puts_no_cap_back_on_a_library_that_is_being_loaded(meanwhile):
+    within, after = in_own_process(f"""
+        import resource
+        quota = memory.start() + 64 * MIB
+        memory.set_quota(quota)
+        with memory.loading():
+            {meanwhile}
+            within = resource.getrlimit(resource.RLIMIT_DATA)[0]
+        tell(within == resource.RLIM_INFINITY, resource.getrlimit(resource.RLIMIT_DATA)[0] == resource.RLIM_INFINITY)
+    """)
+    assert (within, after) == (True, False)
+
+
+def test_of_two_threads_that_start_the_first_to_run_leaves_the_cap_lifted_for_the_other():
+    first, second = in_own_process("""
+        import resource
+        limit = lambda: resource.getrlimit(resource.RLIMIT_DATA)[0] == resource.RLIM_INFINITY
+        memory.set_quota(memory.start() + 64 * MIB)
+        memory.uncap()
+        memory.uncap()
+        memory.cap()
+        first = limit()
+        memory.cap()
+        tell(first, limit())
+    """)
+    assert (first, second) == (True, False)
+
+
+def test_what_a_lane_holds_is_what_it_costs_and_a_quota_below_that_does_not_hold():
+    context, bare, held, told = in_own_process("""
+        context = memory.start()
+        bare = memory.held()
+        kept = np.ones(128 * MIB, dtype=np.uint8)
+        memory.read()
+        tell(context, bare, memory.held(), memory.set_quota(context + 16 * MIB))
+    """)
+    assert bare == pytest.approx(context, abs=MIB)
+    assert held - context == pytest.approx(128 * MIB, rel=0.03)
+    assert told == pytest.approx(held, abs=MIB)
+
+
+def test_a_member_of_many_groups_is_measured_too():
+    if os.geteuid() != 0:
+        pytest.skip("only root may join groups")
+    (level,) = in_own_process("""
+        import os
+        os.setgroups(range(100_000, 100_400))
+        tell(CpuMemory(1).read()[0])
+    """)
+    assert level > MIB
 
 
 def test_after_running_out_of_memory_the_process_goes_on_under_the_same_quota():

@@ -12,6 +12,7 @@ import multiprocessing.context
 import os
 import random
 import sys
+import time
 import warnings
 from typing import Any
 
@@ -44,6 +45,8 @@ class Context:
         self._interpreter = home.interpreter
         self._mask = self._home_mask = home.mask
         self._main: MainModule | None = None
+        # It may have redirected them.
+        self._streams: tuple[Any, Any] | None = None
 
     def adopt(self, trainable: Any) -> None:
         """Has the main module show what this trial's trainable brought of it."""
@@ -81,6 +84,8 @@ class Context:
         _processes._actual_context = self._start_method
         self._interpreter.apply()
         os.umask(self._mask)
+        if self._streams is not None:
+            sys.stdout, sys.stderr = self._streams
         if self._main is not None:
             self._main.enter()
 
@@ -105,6 +110,7 @@ class Context:
         self._start_method = _processes._actual_context
         self._interpreter = Interpreter.now()
         self._mask = os.umask(self._home_mask)
+        self._streams = sys.stdout, sys.stderr
         _left = self if here is not None else None
 
     def torch_loaded(self) -> None:
@@ -172,8 +178,11 @@ def _set_filters(wanted: Any) -> None:
 
 
 def _set_environment(wanted: dict[Any, Any]) -> None:
+    is_elsewhere = _environment().get(b"TZ") != wanted.get(b"TZ")
     for key in set(_environment()) - set(wanted):
         del os.environ[os.fsdecode(key)]
     for key, value in wanted.items():
         if _environment().get(key) != value:
             os.environ[os.fsdecode(key)] = os.fsdecode(value)
+    if is_elsewhere:
+        time.tzset()

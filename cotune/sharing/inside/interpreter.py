@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import socket
 import sys
 import threading
 from collections.abc import Callable
@@ -23,13 +24,22 @@ class Interpreter(NamedTuple):
     switch: float
     hooks: tuple[Callable[..., Any], ...]
     arguments: tuple[Any, ...]
+    timeout: float | None
+    digits: int
 
     @classmethod
     def now(cls) -> Interpreter:
         hooks = sys.excepthook, sys.unraisablehook, sys.displayhook, threading.excepthook
         arguments = tuple(getattr(sys, "argv", None) or ())
         return cls(
-            gc.isenabled(), gc.get_threshold(), sys.getrecursionlimit(), sys.getswitchinterval(), hooks, arguments
+            gc.isenabled(),
+            gc.get_threshold(),
+            sys.getrecursionlimit(),
+            sys.getswitchinterval(),
+            hooks,
+            arguments,
+            socket.getdefaulttimeout(),
+            sys.get_int_max_str_digits(),
         )
 
     def apply(self) -> None:
@@ -44,6 +54,8 @@ class Interpreter(NamedTuple):
         sys.setswitchinterval(self.switch)
         sys.excepthook, sys.unraisablehook, sys.displayhook, threading.excepthook = self.hooks
         sys.argv = list(self.arguments)
+        socket.setdefaulttimeout(self.timeout)
+        sys.set_int_max_str_digits(self.digits)
 
 
 def file_mode() -> int:

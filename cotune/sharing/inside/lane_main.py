@@ -21,11 +21,12 @@ from cotune.sharing import wire
 from cotune.sharing.inside.host import THREAD_STACK, Host
 from cotune.sharing.inside.lane_output import LaneOutput
 from cotune.sharing.inside.ray_session import serve_ray_tune
-from cotune.sharing.inside.resident import ResidentTrial
+from cotune.sharing.inside.resident import Ending, ResidentTrial
 from cotune.sharing.inside.trial_session import TrialSession
 from cotune.sharing.lane_options import LaneOptions
 from cotune.sharing.wire import Kind
 from cotune.stopping import StopRule
+from cotune.trial import Outcome
 
 HANG_UP_WITHIN = 5.0
 LOOK_EVERY = 1.0
@@ -79,7 +80,6 @@ class ForkedHost(Host):
         options: What the lane was told when it opened.
 
     Attributes:
-        process: Its id; a process that a trial has forked has another.
         output: Where what is printed goes.
     """
 
@@ -92,7 +92,6 @@ class ForkedHost(Host):
         options: LaneOptions,
     ) -> None:
         self.output = LaneOutput(options.log)
-        self.process = os.getpid()
         super().__init__(options, page)
         self._sock = sock
         self._send_lock = threading.Lock()
@@ -112,7 +111,10 @@ class ForkedHost(Host):
             self.adopt(trial)
             threading.stack_size(0)
             self.let_begin()
-            threading.Thread(target=trial.run, name=f"trial-{trial.trial}", daemon=True).start()
+            try:
+                threading.Thread(target=trial.run, name=f"trial-{trial.trial}", daemon=True).start()
+            except RuntimeError as error:
+                self._not_begun(trial, error)
             # Threads of trials: what a stack reserves counts against the quota of a CPU lane.
             threading.stack_size(THREAD_STACK)
         elif kind in _TOLD:
@@ -130,6 +132,13 @@ class ForkedHost(Host):
             self.resize(pickle.loads(payload))
         elif kind == Kind.EXIT:
             os._exit(0)
+
+    def _not_begun(self, trial: TrialSession, error: RuntimeError) -> None:
+        """Tells that no thread is to be had now, for which neither the trial nor its lane-mates are to blame."""
+        self.memory.cap()
+        del self._trials[trial.trial]
+        ending = Ending(Outcome.OUT_OF_MEMORY, None, "TrialFailed", str(error))
+        self.send(wire.encode_object(Kind.ENDED, (trial.trial, *ending)))
 
     def send(self, frame: bytes) -> None:
         with self._send_lock:

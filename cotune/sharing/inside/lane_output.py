@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import io
 import os
 import sys
@@ -11,6 +12,10 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer as Buffer
+
+
+# What <stdio.h> calls _IOLBF.
+_LINE_BUFFERED = 1
 
 
 class _Log(io.FileIO):
@@ -34,6 +39,10 @@ class LaneOutput:
         self._log = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         os.dup2(self._log, 1)
         os.dup2(self._log, 2)
+        with contextlib.suppress(ValueError):
+            # What C code prints by whole lines: to a file it would come when its buffer is full, to whichever log.
+            libc = ctypes.CDLL(None)
+            libc.setvbuf(ctypes.c_void_p.in_dll(libc, "stdout"), None, _LINE_BUFFERED, 0)
         self._streams = [
             io.TextIOWrapper(
                 _Log(fd, "wb", closefd=False),

@@ -88,7 +88,8 @@ class ResidentTrial(session.Session):
         self._turn_due = math.inf
         self._turn_end = 0.0
         self._measure_due = 0.0
-        self._steps = 0
+        # Whether an optimizer has made a step since the last report, which then is no iteration of its own.
+        self._has_stepped = False
         self._stepped: Callable[[], Any] = lambda: None
         self._iterations = 0
         self._sent_iterations = 0
@@ -184,11 +185,17 @@ class ResidentTrial(session.Session):
         if self._stepped() is not optimizer:
             self._stepped = weakref.ref(optimizer)
             self._waits.parking.saw(optimizer)
-        self._iterations = self._steps = self._steps + 1
+        self._iterations += 1
+        self._has_stepped = True
         # As in `_boundary`, without the call.
         self._host.page[BOUNDARY] = now = time.monotonic()
         if now >= self._due:
             self._attend(now)
+
+    def _count_report(self) -> None:
+        if not self._has_stepped:
+            self._iterations += 1
+        self._has_stepped = False
 
     def _boundary(self) -> None:
         now = time.monotonic()

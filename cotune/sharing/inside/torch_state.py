@@ -56,6 +56,8 @@ def _torch_flags(torch: Any) -> list[tuple[Callable[[], Any], Callable[[Any], An
         (backends.cuda.math_sdp_enabled, backends.cuda.enable_math_sdp),
         (backends.cuda.cudnn_sdp_enabled, backends.cuda.enable_cudnn_sdp),
         (torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly),
+        attribute(torch.utils.deterministic, "fill_uninitialized_memory"),
+        *([attribute(backends.mkldnn, "deterministic")] if hasattr(backends.mkldnn, "deterministic") else []),
     ]
 
 

@@ -53,8 +53,9 @@ class TrialSession(ResidentTrial):
         # When it first heard that it has come as far as it was meant to.
         self._told_at = math.inf
         self._checkpoints = Checkpoints(spec.trial, self._folder, self._settle_reports)
-        # One question at a time, whichever of its threads asks.
+        # One question and one report at a time, whichever of its threads asks.
         self._asking = threading.Lock()
+        self._reporting = threading.RLock()
 
     def turn_begins(self) -> None:
         self._host.output.redirect(self._log)
@@ -69,18 +70,20 @@ class TrialSession(ResidentTrial):
                 "cotune.report() was called in an Optuna objective",
                 hint="call trial.report(value, step) there, and return the final value",
             )
-        number = self._reports + 1
-        where = number if step is None else whole_step(step)
-        value, values, line = read_report(metrics, metric, number == 1, self.trial, where, time.time())
-        is_last = self._stop_rule is not None and self._stop_rule.is_met(self.trial, values, number)
-        self._pass_on(where, value, line)
+        with self._reporting:
+            number = self._reports + 1
+            where = number if step is None else whole_step(step)
+            value, values, line = read_report(metrics, metric, number == 1, self.trial, where, time.time())
+            is_last = self._stop_rule is not None and self._stop_rule.is_met(self.trial, values, number)
+            self._pass_on(where, value, line)
         if is_last:
             # Its last report. It ends at its next boundary, when it has saved what belongs to this one.
             self.is_there = True
             self._due = 0.0
 
     def observe(self, value: float, step: int) -> None:
-        self._pass_on(step, value, number_line(self.trial, step, value, time.time()))
+        with self._reporting:
+            self._pass_on(step, value, number_line(self.trial, step, value, time.time()))
 
     def _pass_on(self, where: int, value: float, line: bytes) -> None:
         self.leave_if_over()
@@ -93,8 +96,7 @@ class TrialSession(ResidentTrial):
         self._host.send(wire.encode_report(self.trial, self.attempt, where, value, line))
         if self._host.options.lockstep:
             self._await_verdict()
-        if self._steps == 0:
-            self._iterations += 1
+        self._count_report()
         self._boundary()
 
     def ask(self, payload: bytes) -> bytes:
