@@ -16,9 +16,11 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import logging
 import os
 import re
 import shutil
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +28,10 @@ from pathlib import Path
 from cotune.errors import RunNameInUse, StorageError
 
 _CHECKPOINT = re.compile(r"\d+-\d+")
+# Seconds in which whoever looks whether a run is locked has looked.
+LOOKS_WITHIN = 0.1
+
+log = logging.getLogger(__name__)
 
 
 def storage_folder(named: str | os.PathLike[str] | None = None) -> Path:
@@ -113,8 +119,11 @@ class RunFolder:
             return False
         try:
             fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except OSError:
+        except BlockingIOError:
             return True
+        except OSError:
+            # Nobody can lock here.
+            return False
         finally:
             os.close(fd)
         return False
@@ -130,13 +139,17 @@ class RunFolder:
         _locks.add(fd)
         try:
             try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
+                _lock(fd)
+            except BlockingIOError as error:
                 owner = os.read(fd, 32).decode(errors="replace").strip() or "unknown"
                 raise RunNameInUse(
                     f"run {self.path.name!r} is running now, in process {owner}",
                     hint="wait for it, stop it, or choose another name=",
                 ) from error
+            except OSError as error:
+                log.warning(
+                    "%s cannot be locked (%s): nothing keeps two runs from that name", self.path, error.strerror
+                )
             os.ftruncate(fd, 0)
             os.pwrite(fd, str(os.getpid()).encode(), 0)
             yield
@@ -144,6 +157,23 @@ class RunFolder:
             if fd in _locks:
                 _locks.remove(fd)
                 os.close(fd)
+
+
+def _lock(fd: int) -> None:
+    """Takes the lock of a run; whoever looks whether it is taken has it for an instant.
+
+    Raises:
+        BlockingIOError: Another driver has it.
+        OSError: The file system has no locks.
+    """
+    deadline = time.monotonic() + LOOKS_WITHIN
+    while True:
+        try:
+            return fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(LOOKS_WITHIN / 10)
 
 
 # A process that the driver forks has them too, and would hold them after it.

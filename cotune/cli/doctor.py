@@ -18,8 +18,9 @@ from cotune.demand import GIB, MIB, format_bytes
 from cotune.errors import DeviceError, StorageError
 from cotune.paths import storage_folder
 from cotune.sharing import cuda
-from cotune.sharing.cpu import HEADROOM, available_memory
+from cotune.sharing.cpu import HEADROOM
 from cotune.sharing.devices import DeviceInfo, find_devices
+from cotune.sharing.machine import available_memory
 from cotune.sharing.mps import MpsDaemon
 
 LEAST_FILES = 1024

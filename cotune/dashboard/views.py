@@ -86,7 +86,9 @@ class LiveTable(View):
     """A table of devices, lanes and trials, drawn by a thread of its own so that it never holds up a trial."""
 
     def __init__(self, console: Console) -> None:
-        self._live = Live(console=console, auto_refresh=False, transient=True)
+        # What is printed goes where it would go without us, such as into a file; to a terminal, above the table.
+        is_shown = sys.stdout is not None and sys.stdout.isatty()
+        self._live = Live(console=console, auto_refresh=False, transient=True, redirect_stdout=is_shown)
         self._latest: Snapshot | None = None
         self._changed = threading.Event()
         self._closing = False
@@ -102,15 +104,19 @@ class LiveTable(View):
         self._closing = True
         self._changed.set()
         self._thread.join()
-        self._live.stop()
-        self._live.console.print(Text(headline(snapshot)), soft_wrap=True)
+        # The terminal may have gone away, but the results are there.
+        with contextlib.suppress(OSError, ValueError):
+            self._live.stop()
+        with contextlib.suppress(OSError, ValueError):
+            self._live.console.print(Text(headline(snapshot)), soft_wrap=True)
 
     def _draw(self) -> None:
         while not self._closing:
             self._changed.wait()
             self._changed.clear()
             if self._latest is not None and not self._closing:
-                self._live.update(table(self._latest, *self._live.console.size), refresh=True)
+                with contextlib.suppress(OSError, ValueError):
+                    self._live.update(table(self._latest, *self._live.console.size), refresh=True)
 
 
 def make_view(dashboard: bool | None) -> View:

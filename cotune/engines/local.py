@@ -38,6 +38,8 @@ from cotune.trial import Estimated, Outcome, TrialSpec
 WATCH_EVERY = 1.0
 QUIET_AFTER = 1.0
 EXIT_WITHIN = 5.0
+# Seconds for a lane that was forked to come up; a context on a busy GPU takes a few.
+UP_WITHIN = 300.0
 
 
 class LocalEngine(Engine):
@@ -242,12 +244,27 @@ class LocalEngine(Engine):
         what, lane, value = message
         if what == "forked":
             self._estimator.forked(lane)
+            if (handle := self._lanes.get(lane)) is not None:
+                handle.forked_at = self.now()
         elif what == "gone" and (handle := self._lanes.get(lane)) is not None:
             detail = ended_how(value, handle.options.log)
             self._lane_gone(handle, detail, value)
-            # A client that did not come up says nothing of the device: the next are none.
-            if not handle.is_up and not handle.options.is_mps_client:
+            # A client that did not come up says nothing of the device: the next are none. Where others are up, it goes
+            # on with these.
+            are_up = any(lane.is_up for lane in self._lanes.on(handle.options.device))
+            if not handle.is_up and not handle.options.is_mps_client and not are_up:
                 self._devices.lane_stillborn(handle.options.device, detail)
+
+    def _end_start(self) -> None:
+        """Ends what still imports, perhaps for ever, and so does not hear that a lane is to be killed."""
+        zygote = self._zygote
+        if zygote is None or zygote.is_up or not any(lane.is_killed for lane in self._lanes):
+            return
+        self._selector.unregister(zygote)
+        zygote.close()
+        self._zygote = None
+        for lane in list(self._lanes):
+            self._lane_gone(lane, "it was not up yet when it was to end")
 
     def _zygote_died(self, zygote: Zygote) -> None:
         self._selector.unregister(zygote)
@@ -303,12 +320,13 @@ class LocalEngine(Engine):
         """Once a second: lanes that make no progress, and what others do to our devices."""
         now = self.now()
         late, self._watch_due = now - self._watch_due, now + WATCH_EVERY
+        self._end_start()
         for lane in self._lanes:
             if late > WATCH_EVERY:
                 # We did not run, and so perhaps nobody did: a container was paused, a job suspended.
                 lane.page.excuse(late)
-            if now - lane.leaves_since > EXIT_WITHIN:
-                # It cannot even read its messages, as when native code holds the interpreter.
+            if now - lane.leaves_since > EXIT_WITHIN or (not lane.is_up and now - lane.forked_at > UP_WITHIN):
+                # It cannot even read its messages, as when native code holds the interpreter; or hangs in its start.
                 lane.kill()
             page, seconds = lane.page, lane.page.quiet
             if seconds > QUIET_AFTER:

@@ -16,6 +16,8 @@ LEAK_GROWTH = 64 << 20
 STOP_GRACE = 5.0
 STOP_GRACE_SHARED = 30.0
 OVERDUE_FLOOR = 1800.0
+# Lanes in a row that die before they are up, after which no more are tried for a while beside those that are.
+STILLBORN = 2
 
 
 class LaneEvents:
@@ -64,7 +66,7 @@ class LaneEvents:
                 self._kill(lane, trial)
 
     def _ready(self, lane: Lane, event: ev.LaneReady) -> None:
-        lane.ready = True
+        lane.ready, lane.device.stillborn = True, 0
         grown = event.context - lane.context
         lane.context = event.context
         device = lane.device
@@ -109,8 +111,13 @@ class LaneEvents:
             self._ledger.close(lane, kill=True)
 
     def _lost(self, lane: Lane, event: ev.LaneLost) -> None:
-        paused = set(lane.paused)
-        lane.device.width.changed(event.time)
+        paused, device = set(lane.paused), lane.device
+        device.width.changed(event.time)
+        if not lane.ready and not lane.closing:
+            device.stillborn += 1
+            up = sum(1 for other in device.lanes.values() if other.ready)
+            if up and device.stillborn >= STILLBORN:
+                device.width.refused(up)
         for trial in self._ledger.forget(lane):
             self._left(trial)
             self._endings.lane_lost(trial, lane, trial.id in paused, event)

@@ -89,14 +89,15 @@ class Learning:
             lane.device.width.changed(event.time)
         if trial.iterations >= PROBE_ITERATIONS or trial.wants_all or lane.closing:
             return
-        before = trial.expected, device.width.width
+        before = trial.expected, trial.beside, device.width.width
         device.width.widen()
+        self._company.protection.stalled(trial)
         share = device.capacity // device.width.width - device.context - device.shared
         may_share = device.width.width > 1 and PROBE_GROWTH * (event.held - lane.base) < share
         if trial.is_probe and may_share:
             self._predictor.model(trial).assume(Demand(share, 0))
             self._predictor.appraise(trial)
-        if (trial.expected, device.width.width) != before:
+        if (trial.expected, trial.beside, device.width.width) != before:
             self._ledger.touch(device)
 
     def believe(self, trial: Trial, lane: Lane) -> None:

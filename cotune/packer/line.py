@@ -197,7 +197,7 @@ class Line:
         elif trial.wants_all:
             shape, size = Shape(("alone" if trial.alone else "oversized", ""), group), expected.peak
         else:
-            size = expected.persistent if self._by_persistent else expected.peak
+            size = expected.persistent if self._by_persistent and not trial.is_apart else expected.peak
             shape = Shape(_APART if trial.is_apart else _LANE, group)
         return _Spot(shape, (-trial.priority, *self._key(waiting)), size, waiting, trial)
 

@@ -175,11 +175,11 @@ class Placement:
         trial.exclusive = self._policy.exclusive(self._line.view(trial), len(self._ledger.devices))
         if trial.exclusive:
             place = self._fitting.find(trial, self._pool.unused())
-            if place is None and self._residents > 1:
+            if place is None and (self._residents > 1 or trial.is_apart):
                 # Where lanes are shared nobody else asks for its room; see `_ask_for_room`.
                 self._make_room(self._fitting.short(trial, self._pool.unused()))
             return place
-        widely = self._policy.places or self._company.is_particular
+        widely = self._policy.places or self._company.is_particular or trial.is_apart
         place = self._fitting.find(trial, self._pool.with_room(demand.peak, widely))
         if trial.is_apart:
             # Nobody else asks for its room; see `_ask_for_room`.

@@ -60,6 +60,8 @@ class Protection:
         self._interference = Interference()
         self._watches: dict[int, _Watch] = {}
         self._slowdowns: dict[int, float] = {}
+        # Kinds whose trials have ended before they could be measured.
+        self._unmeasurable: set[str] = set()
         self._count = 0
 
     @property
@@ -81,12 +83,20 @@ class Protection:
         """A trial is about to get a lane there."""
         if trial.priority > 0:
             self._watches[trial.id] = _Watch()
-            trial.beside = 0 if not device.active else MANY
+            trial.beside = 0 if not device.active and trial.kind not in self._unmeasurable else MANY
 
     def left(self, trial: Trial) -> None:
         """A trial is in no lane any more."""
-        if self._watches.pop(trial.id, None) is not None:
+        watch = self._watches.pop(trial.id, None)
+        if watch is not None:
             self._interference.forgive(trial.kind)
+            if not watch.all.count:
+                self._unmeasurable.add(trial.kind)
+
+    def stalled(self, trial: Trial) -> None:
+        """A trial that was to be measured alone has come to nothing for long: others need not wait for it."""
+        if trial.id in self._watches and trial.beside == 0:
+            trial.beside = MANY
 
     def ran(self, trial: Trial, count: int, seconds: float) -> None:
         """Notes its speed, and by that how many may run beside it (`Trial.beside`)."""

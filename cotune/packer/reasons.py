@@ -37,7 +37,7 @@ class Reasons:
             found, short = self._fitting.find(trial, devices), self._fitting.short(trial, devices)
         if found is not None:
             return "its turn has not come"
-        if trial.exclusive:
+        if trial.exclusive and all(device.active for device in devices):
             return "its policy wants a device without other lanes for it, and none is unused"
         reason = self._unfit(trial, devices)
         for place in short:

@@ -242,6 +242,7 @@ class Device:
         start_seconds: What the last lane took to come up; 0 until there was a second one, since the first waits for
             imports.
         shared: Bytes of shared objects in a lane here, the largest seen.
+        stillborn: Lanes that have died in a row before they were up.
         room: The largest peak it has room for when nothing else runs here.
         holes: What fits here, as `Fitting` has worked it out; None after every change.
         reserved_for: The trial that has waited long enough for nothing else to start here.
@@ -257,6 +258,7 @@ class Device:
     knows_context: bool = False
     start_seconds: float = 0.0
     shared: int = 0
+    stillborn: int = 0
     held: int = 0
     lanes: dict[int, Lane] = field(default_factory=dict)
     room: int = 0

@@ -88,6 +88,12 @@ class WidthControl:
         """A lane has come to its first iteration, or has fallen away: what began earlier was beside fewer, or more."""
         self._since = now
 
+    def refused(self, lanes: int) -> None:
+        """More than so many do not come up: these go on by themselves for a while."""
+        self.width = min(self.width, lanes)
+        self._now, self._reached, self._trying_from, self._refused, self._is_easy = {}, 0, 0, 0, False
+        self._rest()
+
     def measured(self, trial: int, count: int, seconds: float, active: int, now: float = math.inf) -> None:
         """Notes the speed of a trial.
 
@@ -153,6 +159,10 @@ class WidthControl:
             self._trying_from, self.width = before, between
             return
         self._refused, self._is_easy = 0, False
+        self._rest()
+
+    def _rest(self) -> None:
+        """Tries no more for a while, which is longer each time."""
         self._refusals += 1
         self._hold = PATIENCE * 2**self._refusals
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import ray
 
 from cotune.sharing import cuda
-from cotune.sharing.cpu import available_memory
+from cotune.sharing.machine import available_memory
 
 
 @dataclass(frozen=True, slots=True)

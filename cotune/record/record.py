@@ -38,6 +38,7 @@ class Record:
         paused_at: Since when it is.
         ran: Seconds of its last attempt, waits and turns of others left out.
         expected_seconds: How long it was expected to take.
+        lasted: Seconds of its last attempt, by a clock that nobody sets; None if that was in an earlier session.
         slowdown: By what factor others slowed it down; None without priority.
         speed: Its speed beside others, 1 being that alone, as the brain takes it to have been.
         withdrawn: As what it will end when it stops, if it was told to: stopped, or interrupted.
@@ -62,6 +63,7 @@ class Record:
     expected: int | None = None
     estimate: Estimate | None = None
     ran: float | None = None
+    lasted: float | None = None
     expected_seconds: float | None = None
     slowdown: float | None = None
     speed: float = 1.0
@@ -126,7 +128,8 @@ class Record:
         """How long it would have run alone to its end, if it came to that by itself in one go."""
         if self.state is not TrialState.DONE or self.attempts > 1 or self.start is None or self.end is None:
             return None
-        return (self.end - self.start - self.rested) * self.speed
+        lasted = self.end - self.start if self.lasted is None else self.lasted
+        return (lasted - self.rested) * self.speed
 
     @property
     def comparable(self) -> Estimate | None:

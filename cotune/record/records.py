@@ -173,11 +173,12 @@ class Records(Mapping[int, Record]):
         self._move(record, state)
         since = self._since.pop(record.trial, None)
         self._last_end = time.monotonic()
+        record.lasted = None if since is None else self._last_end - since
         if state is TrialState.DONE and self._mode:
             self.best = best_of([record, *([self.best] if self.best else [])], self._mode)
         if state is not TrialState.INTERRUPTED:
             self._log.write("end", self.now, **end_event(record))
-        return None if since is None else self._last_end - since
+        return record.lasted
 
     def put_off(self, record: Record) -> None:
         """Notes that it is left for a later session."""

@@ -10,9 +10,8 @@ import resource
 import signal
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
-from cotune.demand import GIB, MIB
+from cotune.demand import MIB
 from cotune.sharing.memory import LaneMemory
 
 HEADROOM = 128 * MIB
@@ -139,39 +138,3 @@ class CpuMemory(LaneMemory):
 
 
 def _nothing(*_: int) -> None: ...
-
-
-def available_memory(root: Path = Path("/")) -> int:
-    """Bytes this machine, or whichever control group around us has least, still has for us.
-
-    Args:
-        root: Where `proc` and `sys` are.
-    """
-    table = dict(line.split(":", 1) for line in (root / "proc/meminfo").read_text(encoding="ascii").splitlines())
-    available = [int(table["MemAvailable"].split()[0]) * 1024]
-    for group, names in _control_groups(root):
-        with contextlib.suppress(OSError, ValueError):
-            limit, used, stat = ((group / name).read_text(encoding="ascii") for name in names)
-            # Files that nobody uses the kernel gives up when asked.
-            cached = re.findall(r"^(?:total_)?inactive_file (\d+)$", stat, re.MULTILINE)
-            available.append(int(limit) - int(used) + int((cached or [0])[-1]))
-    return max(min(available), GIB // 4)
-
-
-def _control_groups(root: Path) -> Iterator[tuple[Path, tuple[str, str, str]]]:
-    """Ours and those around it, as far as they are to be seen, with the names of limit, use and statistics.
-
-    A container may show its own group as the outermost, under another name than it has in `proc`.
-    """
-    base = root / "sys/fs/cgroup"
-    with contextlib.suppress(OSError, ValueError):
-        for line in (root / "proc/self/cgroup").read_text(errors="surrogateescape").splitlines():
-            _, controllers, path = line.split(":", 2)
-            if not controllers:
-                top, names = base, ("memory.max", "memory.current", "memory.stat")
-            elif "memory" in controllers.split(","):
-                top, names = base / "memory", ("memory.limit_in_bytes", "memory.usage_in_bytes", "memory.stat")
-            else:
-                continue
-            group = top / path.lstrip("/")
-            yield from ((place, names) for place in (group, *group.parents) if place.is_relative_to(top))

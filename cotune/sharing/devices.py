@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from cotune.demand import MIB, format_bytes, parse_bytes
 from cotune.errors import DeviceError
 from cotune.sharing import cuda
-from cotune.sharing.cpu import available_memory
+from cotune.sharing.machine import available_cores, available_memory
 
 CPU_SHARE = 0.8
 CPU_CONTEXT_GUESS = 16 * MIB
@@ -75,6 +75,8 @@ def find_devices(
         )
     if devices is not None:
         return _explicit(devices, threads)
+    if gpus == 0 and not isinstance(gpus, bool):
+        return _explicit(["cpu:0"], threads)
     visible = cuda.visible_gpus()
     if gpus is None:
         usable = visible if cuda.torch_has_cuda() else []
@@ -85,8 +87,6 @@ def find_devices(
 def _chosen(gpus: int | Sequence[int | str], visible: list[cuda.Gpu], threads: int | None) -> list[DeviceInfo]:
     if isinstance(gpus, bool) or not isinstance(gpus, (int, list, tuple, range)):
         raise DeviceError(f"gpus={gpus!r} is neither a count nor a list", hint="write gpus=2 or gpus=[0, 3]")
-    if gpus == 0:
-        return _explicit(["cpu:0"], threads)
     wanted: list[int | str] = list(range(gpus)) if isinstance(gpus, int) else list(gpus)
     if not wanted:
         raise DeviceError(f"gpus={gpus!r} names no GPU", hint="write gpus=2, or devices=['cpu:0'] to use the CPU")
@@ -133,20 +133,16 @@ def _position(entry: object, visible: list[cuda.Gpu]) -> int | None:
 
 def _gpu(position: int, gpu: cuda.Gpu, count: int) -> DeviceInfo:
     capacity = gpu.total - gpu.used - cuda.RESERVE
-    cores = max(1, _cores() // max(count, 1))
+    cores = max(1, available_cores() // max(count, 1))
     context, width = cuda.CONTEXT_GUESS + cuda.ROUNDING, 1 if gpu.exclusive else GPU_MAX_WIDTH
     return DeviceInfo(f"cuda:{position}", max(capacity, 0), context, width, cores, gpu.uuid, gpu.total)
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0))
 
 
 def _explicit(devices: Sequence[str], threads: int | None) -> list[DeviceInfo]:
     if isinstance(devices, str) or not devices:
         raise DeviceError(f"devices={devices!r} is not a list of devices", hint="write devices=['cpu:0@4GiB']")
     cpus = sum(1 for name in devices if isinstance(name, str) and name.startswith("cpu"))
-    cores = max(1, _cores() // max(cpus, 1))
+    cores = max(1, available_cores() // max(cpus, 1))
     free = int(available_memory() * CPU_SHARE)
     visible: list[cuda.Gpu] | None = None
     found: list[DeviceInfo] = []

@@ -52,6 +52,7 @@ class LaneHandle:
         quota: Bytes that it may hold, as it was last told.
         page: How it stands, as it shows itself; not to be read after `close()`.
         leaves_since: When it was told to exit; infinite if it was not.
+        forked_at: When its process was there; infinite as long as it is not.
     """
 
     def __init__(self, zygote: Zygote, options: LaneOptions, dismiss: Callable[[int], None] | None = None) -> None:
@@ -59,7 +60,7 @@ class LaneHandle:
         self.options = options
         self.quota = options.quota
         self.is_up = self.is_killed = False
-        self.leaves_since = math.inf
+        self.leaves_since = self.forked_at = math.inf
         self._dismiss = dismiss
         self._is_dismissed = False
         # What a thread is to send, once it has not gone out at once.

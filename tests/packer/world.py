@@ -556,7 +556,7 @@ class World:
                             room = lane.quota - lane.context - lane.shared - lane.residue - asleep + free
                             assert free < 0 or demand.peak > room, f"{trial_id} fits idle lane {lane.id}"
                     continue
-                for lane in [] if pending or self.options.policy.preempts else running:
+                for lane in [] if pending or trial.is_apart or self.options.policy.preempts else running:
                     others = list(lane.residents.values())
                     measured = [t.demand for t in others if t.demand and not t.alone]
                     if lane.retiring or len(measured) < len(others):

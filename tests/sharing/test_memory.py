@@ -12,7 +12,7 @@ import pytest
 
 import cotune
 from cotune.demand import GIB, MIB
-from cotune.sharing.cpu import CpuMemory, available_memory
+from cotune.sharing.cpu import CpuMemory
 from cotune.sharing.memory import out_of_memory
 
 PRELUDE = """
@@ -312,35 +312,6 @@ def test_a_quota_above_the_limit_of_the_machine_is_capped_by_it():
 def test_busy_seconds_count_the_share_of_a_whole_device():
     one, two = CpuMemory(1), CpuMemory(2)
     assert one.busy_seconds() == pytest.approx(2 * two.busy_seconds(), rel=0.1)
-
-
-def test_the_available_memory_is_some_of_what_the_machine_has():
-    lines = Path("/proc/meminfo").read_text().splitlines()
-    total = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemTotal"))
-    assert 0 < available_memory() <= max(total, GIB // 4)
-
-
-@pytest.mark.parametrize(
-    ("membership", "group", "names"),
-    [
-        ("0::/slurm/job_7/step_0", "slurm/job_7", ("memory.max", "memory.current")),
-        ("0::/", "", ("memory.max", "memory.current")),
-        ("4:cpu,memory:/docker/7f", "memory", ("memory.limit_in_bytes", "memory.usage_in_bytes")),
-        ("4:memory:/jobs/7", "memory/jobs/7", ("memory.limit_in_bytes", "memory.usage_in_bytes")),
-    ],
-    ids=["v2 job", "v2 container", "v1 container", "v1 job"],
-)
-def test_the_available_memory_is_what_the_tightest_control_group_leaves(tmp_path, membership, group, names):
-    (tmp_path / "proc/self").mkdir(parents=True)
-    (tmp_path / "proc/meminfo").write_text(f"MemTotal: 1 kB\nMemAvailable: {64 * GIB // 1024} kB\n")
-    (tmp_path / "proc/self/cgroup").write_text(f"1:name=systemd:/other\n{membership}\nodd\n")
-    limited = tmp_path / "sys/fs/cgroup" / group
-    for place, limit in ((limited, 8 * GIB), (limited / "step_0", "max")):
-        place.mkdir(parents=True)
-        for name, value in zip(names, (limit, 3 * GIB), strict=True):
-            (place / name).write_text(f"{value}\n")
-        (place / "memory.stat").write_text(f"active_file 5\ninactive_file {GIB}\n")
-    assert available_memory(tmp_path) == 6 * GIB
 
 
 # ---- telling that memory ran out

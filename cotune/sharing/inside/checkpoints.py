@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -10,6 +11,10 @@ from pathlib import Path
 
 from cotune.errors import InputError, StorageError
 from cotune.paths import TrialFolder
+
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
+# Bytes that must still find room where a checkpoint did.
+_PROBE = 1 << 20
 
 
 class Checkpoints:
@@ -54,9 +59,10 @@ class Checkpoints:
         try:
             yield path
         except BaseException as error:
+            refused = _refused(error, path)
             shutil.rmtree(path, ignore_errors=True)
-            if isinstance(error, OSError) and error.errno is not None and _is_below(error.filename, path):
-                raise self._not_saved(error) from error
+            if refused is not None:
+                raise self._not_saved(refused) from error
             raise
         reports = self._settle()
         try:
@@ -71,5 +77,18 @@ class Checkpoints:
         )
 
 
+def _refused(error: BaseException, path: Path) -> OSError | None:
+    """What the file system said, if that is why a checkpoint was not written below `path`."""
+    if isinstance(error, OSError) and (error.errno in _NO_ROOM or _is_below(error.filename, path)):
+        return error
+    if isinstance(error, Exception):
+        # Libraries make errors of their own of it: torch says "unexpected pos". So we look.
+        try:
+            (path / ".probe").write_bytes(bytes(_PROBE))
+        except OSError as refusal:
+            return refusal if refusal.errno in _NO_ROOM else None
+    return None
+
+
 def _is_below(name: object, path: Path) -> bool:
-    return name is None or (isinstance(name, (str, bytes, os.PathLike)) and os.fsdecode(name).startswith(str(path)))
+    return isinstance(name, (str, bytes, os.PathLike)) and os.fsdecode(name).startswith(str(path))
