@@ -1,6 +1,9 @@
 """File names: above all, a checkpoint is there as a whole or not at all."""
 
+import errno
+import fcntl
 import os
+import time
 
 import pytest
 
@@ -190,3 +193,28 @@ def test_the_storage_is_in_the_home_folder_otherwise(monkeypatch, tmp_path, valu
     if value is not None:
         monkeypatch.setenv("COTUNE_STORAGE", value)
     assert storage_folder() == tmp_path / "cotune_runs"
+
+
+def test_where_the_file_system_has_no_locks_a_run_begins_and_says_so(tmp_path, monkeypatch, caplog):
+    def unsupported(fd, how):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    folder = RunFolder(tmp_path / "one")
+    folder.create()
+    monkeypatch.setattr(fcntl, "flock", unsupported)
+    with folder.locked():
+        assert "No locks available" in caplog.text
+    assert not folder.is_locked
+
+
+def test_whoever_looks_whether_a_run_goes_on_keeps_it_from_nobody(tmp_path, monkeypatch):
+    folder = RunFolder(tmp_path / "one")
+    folder.create()
+    folder.lock.touch()
+    looking = os.open(folder.lock, os.O_RDONLY)
+    fcntl.flock(looking, fcntl.LOCK_SH)
+    # The driver looks again in a moment, in which the other one is done.
+    monkeypatch.setattr(time, "sleep", lambda seconds: fcntl.flock(looking, fcntl.LOCK_UN))
+    with folder.locked():
+        assert folder.is_locked
+    os.close(looking)

@@ -1,6 +1,7 @@
 """What a run looks like, in a terminal and out of one."""
 
 import io
+import sys
 from dataclasses import replace
 
 import pytest
@@ -369,3 +370,40 @@ def test_a_dumb_terminal_gets_plain_lines(monkeypatch):
     monkeypatch.setattr("sys.stderr", Terminal())
     monkeypatch.setenv("TERM", "dumb")
     assert isinstance(make_view(None), PlainLines)
+
+
+class Gone(io.StringIO):
+    """A terminal that is gone."""
+
+    def isatty(self):
+        return True
+
+    def write(self, text):
+        raise OSError(5, "Input/output error")
+
+    def flush(self):
+        raise OSError(5, "Input/output error")
+
+
+def test_a_terminal_that_has_gone_away_costs_nobody_the_results():
+    stream = io.StringIO()
+    console = Console(file=stream, force_terminal=True, width=80)
+    live = LiveTable(console)
+    console.file = Gone()
+    live.update(snapshot())
+    live.close(snapshot())
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_what_is_printed_goes_to_a_file_past_the_table(monkeypatch, is_terminal):
+    out = io.StringIO()
+    monkeypatch.setattr(out, "isatty", lambda: is_terminal)
+    monkeypatch.setattr(sys, "stdout", out)
+    terminal = io.StringIO()
+    live = LiveTable(Console(file=terminal, force_terminal=True, width=80))
+    print("from a callback")
+    live.close(snapshot())
+    assert ("from a callback" in out.getvalue(), "from a callback" in terminal.getvalue()) == (
+        not is_terminal,
+        is_terminal,
+    )

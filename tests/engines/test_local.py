@@ -112,7 +112,7 @@ def test_a_trial_is_lost_with_its_gpu_and_does_not_fail_because_of_it(tmp_path, 
 
 def test_while_the_driver_does_not_run_nobody_is_late(tmp_path):
     engine = LocalEngine(behave, find_devices(devices=["cpu:0@4GiB"]), tmp_path, LocalOptions("loss"))
-    lane = mock.Mock(leaves_since=math.inf, page=mock.Mock(quiet=0.0))
+    lane = mock.Mock(leaves_since=math.inf, is_up=True, is_killed=False, page=mock.Mock(quiet=0.0))
     engine._lanes.add(lane)
     engine._watch()
     lane.page.excuse.reset_mock()

@@ -1091,3 +1091,27 @@ def test_the_time_of_a_trial_that_had_to_start_again_is_not_compared() -> None:
     world.settle()
     world.finish(0)
     assert world.concluded[0].expected_seconds is None
+
+
+def test_lanes_that_die_before_they_are_up_cost_their_trials_nothing_and_the_device_some_width() -> None:
+    world = taught(4)
+    world.add(1, 100 * MIB, 50 * MIB, steps=40)
+    world.settle()
+    for trial in (2, 3, 4, 5):
+        world.add(trial, 100 * MIB, 50 * MIB, steps=2)
+    ledger = world.packer._ledger
+    died = 0
+    for _ in range(20):
+        for lane in list(ledger.lanes.values()):
+            if not lane.ready:
+                world.lanes[lane.id].mail.clear()
+                world.crash(lane.id)
+                world.deliver(lane.id)
+                died += 1
+            elif world.lanes[lane.id].mail:
+                world.deliver(lane.id)
+    assert 2 <= died <= 4
+    assert world.packer._ledger.devices["gpu 0"].width.width == 1
+    assert world.running() == [1]
+    world.run(rounds=400)
+    assert {world.outcome(trial) for trial in range(1, 6)} == {Outcome.DONE}

@@ -228,3 +228,41 @@ def test_with_one_lane_a_long_line_is_not_sorted_whenever_its_trial_has_ended(mo
         world.finish(world.running()[0])
     assert len(world.started) == before + 3
     assert len(looked) < 60
+
+
+def dies_beside_an_idle_lane(policy: Policy) -> World:
+    """A trial whose lane has died wants one of its own, while an idle one holds the memory for it."""
+    world = World(PackerOptions(width=2, policy=policy))
+    world.device("gpu 0", 1000 * MIB, 20 * MIB)
+    world.add(0, 250 * MIB, 50 * MIB, steps=3, busy=0.3)
+    world.settle()
+    world.go(0, 2)
+    world.add(1, 250 * MIB, 50 * MIB, steps=9, late=400 * MIB, busy=0.3)
+    world.settle()
+    world.go(1)
+    world.finish(0)
+    world.crash(world.lane_of(1).lane)
+    world.settle()
+    return world
+
+
+@pytest.mark.parametrize("name", list(POLICIES))
+def test_a_trial_that_is_to_be_apart_gets_the_room_of_idle_lanes_under_every_policy(name: str) -> None:
+    world = dies_beside_an_idle_lane(make_policy(name))
+    world.run(rounds=100)
+    assert world.outcome(1) is ev.Outcome.DONE
+
+
+def test_of_two_that_are_to_be_apart_the_smaller_starts_where_lanes_are_shared_and_the_larger_does_not_fit() -> None:
+    world = World(PackerOptions(width=4, residents=2, policy=make_policy("fifo")), checked=False)
+    world.device("gpu 0", 1250 * MIB, 20 * MIB)
+    for trial, persistent, ephemeral in ((0, 50, 500), (1, 50, 20), (9, 400, 40)):
+        world.add(trial, persistent * MIB, ephemeral * MIB, steps=3000, hint=1.0)
+        world.settle()
+        world.go(trial, 3)
+    lanes = {world.lane_of(trial).lane for trial in (0, 1)} - {world.lane_of(9).lane}
+    world.change("gpu 0", 600 * MIB)
+    for lane in lanes:
+        world.crash(lane)
+    world.settle()
+    assert world.waiting() == [0]

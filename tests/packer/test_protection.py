@@ -9,6 +9,7 @@ from cotune.packer import PackerOptions
 from cotune.packer import events as ev
 from cotune.packer import instructions as do
 from cotune.packer.interference import shared_speed
+from cotune.packer.learning import PROBE_SECONDS
 from cotune.packer.policies import POLICIES, make_policy
 
 GIB = 1024 * MIB
@@ -288,3 +289,25 @@ def test_a_lost_lane_forgets_what_was_measured_in_it() -> None:
     world.go(wanted, 2)
     assert runs(world, other)
     world.send(ev.Tick(world.time))
+
+
+def test_where_trials_end_before_they_can_be_measured_those_after_them_run_beside_each_other() -> None:
+    world = make(4)
+    world.add(0, 100 * MIB, 50 * MIB, steps=1, busy=0.0, priority=1.0)
+    world.settle()
+    world.finish(0)
+    for trial in range(1, 5):
+        world.add(trial, 100 * MIB, 50 * MIB, steps=1, busy=0.0, priority=1.0)
+    world.settle()
+    assert len(world.running()) == 4
+
+
+def test_a_trial_with_priority_that_comes_to_nothing_for_long_keeps_nobody_waiting() -> None:
+    world = make(4)
+    teach(world, 0.0)
+    first, second = add(world, 0.0, 1.0), add(world, 0.0, 1.0)
+    assert not runs(world, second)
+    lane = world.lane_of(first).lane
+    world.send(ev.LaneQuiet(world.time, lane, first, PROBE_SECONDS + 1, 0))
+    world.settle()
+    assert runs(world, second)

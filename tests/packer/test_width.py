@@ -220,3 +220,16 @@ def test_what_it_remembers_does_not_grow_with_ended_trials() -> None:
     for trial in range(10_000):
         control.measured(trial, 1, 1.0, control.width)
     assert len(control._now) <= 16
+
+
+def test_where_no_more_lanes_come_up_those_that_are_go_on_and_more_are_tried_after_a_while() -> None:
+    control = WidthControl(limit=8, width=8)
+    control.refused(3)
+    assert control.width == 3
+    held = 0
+    while control.width == 3:
+        for trial in range(3):
+            control.measured(trial, 4, 1.0, 3)
+        control.review(3, waiting=True)
+        held += 1
+    assert held > PATIENCE

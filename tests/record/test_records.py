@@ -177,3 +177,18 @@ def test_an_attempt_after_the_first_goes_on_behind_its_checkpoint(driver):
 def test_every_trial_has_a_seed_of_its_own_and_always_the_same():
     assert len({seed_of(5, trial) for trial in range(100)} | {seed_of(6, trial) for trial in range(100)}) == 200
     assert seed_of(0, 0) == 2968811710
+
+
+def test_how_long_a_trial_took_is_measured_by_a_clock_that_nobody_sets(tmp_path, monkeypatch):
+    folder = RunFolder(tmp_path / "run")
+    folder.create()
+    log = EventLog(folder.events)
+    records = Records(folder, log, "min", 0)
+    record = records.proposed(0, {}, {})
+    records.starts(0, "cpu:0", 1)
+    records.lane_up(1, 0)
+    records.now += 3600
+    records.ends(record, TrialState.DONE)
+    log.close()
+    assert record.end - record.start == pytest.approx(3600, abs=60)
+    assert 0 <= record.seconds < 60

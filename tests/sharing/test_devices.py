@@ -322,3 +322,8 @@ def test_jax_in_a_lane_takes_memory_as_it_needs_it_unless_the_user_has_said_othe
     if chosen is not None:
         monkeypatch.setenv("XLA_PYTHON_CLIENT_PREALLOCATE", chosen)
     assert cuda.lane_environment(UUIDS[0])["XLA_PYTHON_CLIENT_PREALLOCATE"] == told
+
+
+def test_where_no_gpu_is_wanted_none_is_asked_for(monkeypatch):
+    monkeypatch.setattr(devices.cuda, "visible_gpus", lambda: pytest.fail("asked"))
+    assert [info.name for info in find_devices(0)] == ["cpu:0"]

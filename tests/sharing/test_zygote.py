@@ -1,5 +1,7 @@
 """A real zygote: it forks lanes, says when they are gone, and takes everything with it at the end."""
 
+import errno
+import fcntl
 import json
 import logging
 import os
@@ -7,14 +9,15 @@ import pickle
 import resource
 import select
 import signal
+import socket
 import sys
 import threading
 
 import pytest
 
 from cotune.demand import GIB
-from cotune.sharing import wire
-from cotune.sharing.lane import LaneHandle
+from cotune.sharing import wire, zygote_main
+from cotune.sharing.lane import LaneHandle, ended_how
 from cotune.sharing.lane_options import LaneOptions
 from cotune.sharing.pickling import dumps
 from cotune.sharing.wire import Kind
@@ -535,3 +538,79 @@ def test_a_trials_subprocess_does_not_hold_the_lanes_socket_open(world):
     child = world.run(handle, child=STAYS)["child"]
     links = [os.readlink(f"/proc/{child}/fd/{fd}") for fd in os.listdir(f"/proc/{child}/fd")]
     assert not [link for link in links if link.startswith("socket:")]
+
+
+def test_a_fork_that_fails_is_told_and_costs_no_other_lane_anything(world, monkeypatch):
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    zygote = zygote_main.Zygote(ours, 0, memoryview(b""), None)
+    given = os.eventfd(0)
+
+    def refused():
+        raise BlockingIOError(errno.EAGAIN, "try again")
+
+    monkeypatch.setattr(os, "fork", refused)
+    zygote._fork(7, zygote._serve_lane, [given])
+    assert pickle.loads(theirs.recv(4096)) == ("gone", 7, -errno.EAGAIN)
+    with pytest.raises(OSError, match="Bad file"):
+        os.fstat(given)
+    assert "no process could be started for it" in ended_how(-errno.EAGAIN, world.folder / "no.log")
+    ours.close()
+    theirs.close()
+
+
+def test_a_driver_that_is_sent_no_sigchld_hears_of_a_lane_that_dies(tmp_path):
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
+    try:
+        world = World(tmp_path)
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
+    _, pid = world.open()
+    os.kill(pid, signal.SIGKILL)
+    assert world.message("gone")[1] == 0
+    world.close()
+
+
+def test_time_limits_of_a_scripts_own_sockets_are_not_those_of_lanes(tmp_path):
+    before = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(10.0)
+    try:
+        world = World(tmp_path)
+        handle, _ = world.open()
+    finally:
+        socket.setdefaulttimeout(before)
+    assert world.zygote._sock.gettimeout() is None
+    assert handle._sock.gettimeout() is None
+    # Set by one end, the other end has it too.
+    assert not fcntl.fcntl(handle.fileno(), fcntl.F_GETFL) & os.O_NONBLOCK
+    world.close()
+
+
+def test_a_json_py_of_the_project_is_not_taken_for_pythons(tmp_path, monkeypatch):
+    (tmp_path / "json.py").write_text("raise ImportError('mine')")
+    monkeypatch.chdir(tmp_path)
+    world = World(tmp_path)
+    world.open()
+    world.close()
+
+
+def test_what_a_lane_does_not_read_yet_holds_up_nobody(world):
+    ballast = "x" * (16 << 20)
+    handle, _ = world.open()
+    # Its main thread is stopped, and its socket takes two of these at most.
+    os.kill(world.zygote.process_of(0), signal.SIGSTOP)
+    handle.start(TrialSpec(0, 0, {"ballast": ballast}, 0, world.folder / "trial"))
+    handle.stop(0)
+    os.kill(world.zygote.process_of(0), signal.SIGCONT)
+    world.frame(handle, Kind.ENDED)
+
+
+def test_closing_a_lane_that_reads_nothing_ends_the_thread_that_sends(world):
+    handle, _ = world.open()
+    os.kill(world.zygote.process_of(0), signal.SIGSTOP)
+    before = set(threading.enumerate())
+    handle.start(TrialSpec(0, 0, {"ballast": "x" * (16 << 20)}, 0, world.folder / "trial"))
+    (sender,) = set(threading.enumerate()) - before
+    world.lanes.remove(handle)
+    handle.close()
+    sender.join(PATIENCE)
+    assert not sender.is_alive()

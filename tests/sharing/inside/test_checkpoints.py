@@ -1,0 +1,47 @@
+"""Checkpoints that find no room."""
+
+import errno
+from pathlib import Path
+
+import pytest
+
+from cotune.errors import StorageError
+from cotune.paths import TrialFolder
+from cotune.sharing.inside.checkpoints import Checkpoints
+
+
+@pytest.fixture
+def checkpoints(tmp_path):
+    return Checkpoints(3, TrialFolder(tmp_path), lambda: 1)
+
+
+def fails(checkpoints, error):
+    with checkpoints.save():
+        raise error
+
+
+def test_what_a_library_makes_of_a_full_disk_is_told_as_that(checkpoints, monkeypatch):
+    def full(path, data):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(StorageError, match="No space left"):
+        fails(checkpoints, RuntimeError("unexpected pos 64 vs 0"))
+
+
+def test_where_there_is_room_an_error_is_the_trials_own(checkpoints):
+    with pytest.raises(RuntimeError, match="unexpected"):
+        fails(checkpoints, RuntimeError("unexpected pos 64 vs 0"))
+
+
+@pytest.mark.parametrize(
+    "error", [ConnectionRefusedError(errno.ECONNREFUSED, "refused"), FileNotFoundError(2, "no", "/x")]
+)
+def test_errors_that_are_not_of_the_checkpoints_files_are_the_trials_own(checkpoints, error):
+    with pytest.raises(type(error)):
+        fails(checkpoints, error)
+
+
+def test_an_interruption_is_no_matter_of_room(checkpoints):
+    with pytest.raises(KeyboardInterrupt):
+        fails(checkpoints, KeyboardInterrupt())
