@@ -219,3 +219,29 @@ def test_mps_clients_that_do_not_come_up_are_followed_by_lanes_that_are_none(cli
         gone(number, 0, is_up=False)
     assert not lane(10).is_mps_client
     assert "serves nobody" in caplog.text
+
+
+def test_a_lane_that_does_not_come_up_in_time_is_killed(tmp_path):
+    engine = LocalEngine(behave, find_devices(devices=["cpu:0@4GiB"]), tmp_path, LocalOptions("loss"))
+    slow, up = (mock.Mock(leaves_since=math.inf, is_killed=False, page=mock.Mock(quiet=0.0)) for _ in range(2))
+    for number, lane in enumerate((slow, up)):
+        lane.lane, lane.is_up, lane.forked_at = number, lane is up, engine.now() - local.UP_WITHIN - 1
+        engine._lanes.add(lane)
+    engine._watch()
+    assert (slow.kill.called, up.kill.called) == (True, False)
+    engine.close()
+
+
+def test_where_other_lanes_are_up_one_that_does_not_come_up_costs_no_device(tmp_path):
+    engine = LocalEngine(behave, find_devices(devices=["cpu:0@4GiB"]), tmp_path, LocalOptions("loss"))
+    page = mock.Mock(holder=None, quiet=0.0)
+    lanes = [
+        mock.Mock(lane=n, is_up=n == 0, page=page, drain=lambda: iter(()), fileno=lambda n=n: 900 + n) for n in range(8)
+    ]
+    for lane in lanes:
+        lane.options.device, lane.options.is_mps_client = "cpu:0", False
+        engine._lanes.add(lane)
+    for number in range(1, 8):
+        engine._hear_zygote(mock.Mock(receive=lambda number=number: ("gone", number, -errno.EAGAIN)))
+    assert engine._devices.give_up() == []
+    engine.close()

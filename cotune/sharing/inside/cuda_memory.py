@@ -46,6 +46,7 @@ class CudaMemory(LaneMemory):
         self._total = 0
         self._context = CONTEXT_GUESS
         self._reserved = self._room = 0
+        self._fraction = 1.0
         # A trial may have the allocator forget its peak.
         self._forgotten_peak = 0
         self._forget_peak: Callable[[int], None] = torch._C._cuda_resetPeakMemoryStats
@@ -112,13 +113,19 @@ class CudaMemory(LaneMemory):
         torch = self._torch
         self._room = room = max(quota - self._context, MIB)
         # A byte more, since the fraction is turned into bytes again and rounded down there.
-        torch.cuda.set_per_process_memory_fraction(min(1.0, (room + 1) / self._total), 0)
+        self._fraction = min(1.0, (room + 1) / self._total)
+        self._cap()
         reserved = int(torch.cuda.memory_reserved(0))
         if reserved > room:
-            torch.cuda.empty_cache()
+            # Refused while a graph is captured: then what is held stays so until the next change.
+            with contextlib.suppress(RuntimeError):
+                torch.cuda.empty_cache()
             reserved = int(torch.cuda.memory_reserved(0))
         self._reserved = reserved
         return max(quota, self._context + reserved)
+
+    def _cap(self) -> None:
+        self._torch.cuda.set_per_process_memory_fraction(self._fraction, 0)
 
     def room(self) -> int:
         return self._room - self.read()[0]
@@ -145,6 +152,8 @@ class CudaMemory(LaneMemory):
 
     def trim(self, *, shared: bool) -> None:
         self._refusals = int(self._torch._C._cuda_memoryStats(0)["num_ooms"])
+        # Whoever shared a GPU before may set a fraction of his own.
+        self._cap()
         # A resident that still runs would only allocate its workspace again, and be charged for it twice.
         if not shared:
             self.shrink()

@@ -1,0 +1,217 @@
+"""What a trial does to its process does not befall its successors and lane-mates."""
+
+import os
+import threading
+
+import numpy as np
+import pytest
+
+import cotune
+from cotune.packer.learning import Learning
+
+
+@pytest.fixture
+def run(tmp_path):
+    defaults = {"metric": "loss", "devices": ["cpu:0@4GiB"], "storage": tmp_path, "dashboard": False, "seed": 0}
+
+    def start(trainable, space, **options):
+        return cotune.run(trainable, space, **{**defaults, **options})
+
+    return start
+
+
+@pytest.mark.parametrize("what", ["alarm", "traceback"])
+def test_a_timer_that_a_trial_has_armed_does_not_end_the_next(run, what):
+    def train(config):
+        import faulthandler
+        import signal
+        import time
+
+        if cotune.trial_id() > 0:
+            began = time.monotonic()
+            while time.monotonic() - began < 0.6:
+                cotune.report({"loss": 0.0})
+        elif what == "alarm":
+            signal.setitimer(signal.ITIMER_REAL, 0.3)
+        else:
+            faulthandler.dump_traceback_later(0.3, exit=True)
+        return 0.0
+
+    results = run(train, {"x": 1}, trials=2, lanes=1)
+    assert [(str(trial.state), trial.attempts) for trial in results] == [("done", 1)] * 2
+
+
+def test_settings_of_sockets_numbers_and_the_time_zone_end_with_their_trial(run):
+    def train(config):
+        import os
+        import socket
+        import sys
+        import time
+
+        found = [socket.getdefaulttimeout(), sys.get_int_max_str_digits(), time.localtime(0).tm_hour]
+        found.append(len(os.sched_getaffinity(os.getpid())))
+        socket.setdefaulttimeout(7.0)
+        sys.set_int_max_str_digits(9999)
+        os.environ["TZ"] = "XYZ-5"
+        time.tzset()
+        os.sched_setaffinity(os.getpid(), list(os.sched_getaffinity(0))[:1])
+        cotune.report({"loss": 0.0, "found": str(found)})
+
+    results = run(train, {"x": 1}, trials=2, lanes=1)
+    assert results[0].metrics["found"] == results[1].metrics["found"]
+
+
+def test_what_c_code_prints_is_in_the_log_of_its_trial(run, monkeypatch):
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
+
+    def train(config):
+        import ctypes
+
+        ctypes.CDLL(None).printf(b"from C, %d\n", cotune.trial_id())
+        return 0.0
+
+    results = run(train, {"x": 1}, trials=2, lanes=1)
+    assert [f"from C, {n}" in (results[n].folder / "log.txt").read_text() for n in (0, 1)] == [True, True]
+
+
+def test_what_a_trial_has_redirected_stays_so_when_others_have_had_the_turn(run):
+    def train(config):
+        import contextlib
+        import io
+        import time
+
+        caught = io.StringIO()
+        with contextlib.redirect_stdout(caught):
+            for step in range(12):
+                print(cotune.trial_id())
+                time.sleep(0.02)
+                cotune.report({"loss": 0.0}, step=step)
+        cotune.report({"loss": 0.0, "caught": caught.getvalue()})
+
+    results = run(train, {"x": cotune.choice([0, 1, 2])}, sampler="grid", lanes=1, residents=2)
+    assert [trial.metrics["caught"] for trial in results] == [f"{n}\n" * 12 for n in range(3)]
+
+
+def test_every_trial_is_compiled_as_when_it_is_alone(run):
+    pytest.importorskip("torch")
+
+    def train(config):
+        import torch
+
+        compiled = 0
+
+        def backend(graph, inputs):
+            nonlocal compiled
+            compiled += 1
+            return graph.forward
+
+        # The code of `Sequential` is the same for all, and torch compiles that eight times in a process.
+        model = torch.nn.Sequential(*(torch.nn.Linear(2, 2) for _ in range(1 + cotune.trial_id())))
+        torch.compile(model, backend=backend)(torch.ones(1, 2))
+        return {"loss": 0.0, "compiled": compiled}
+
+    results = run(train, {"x": 1}, trials=11, lanes=1)
+    assert {trial.metrics["compiled"] for trial in results} == {1}
+
+
+def test_reports_of_several_threads_are_made_one_after_the_other(run):
+    def train(config):
+        import threading
+
+        failed = []
+
+        def work(number):
+            try:
+                for _ in range(100):
+                    cotune.report({"loss": float(number)})
+            except Exception as error:
+                failed.append(error)
+
+        threads = [threading.Thread(target=work, args=(n,)) for n in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not failed, failed
+
+    (trial,) = run(train, {"x": 1}, trials=1)
+    assert [report["step"] for report in trial.history] == list(range(1, 801))
+    assert trial.seconds > 0
+
+
+def test_iterations_are_steps_and_reports_without_one_and_none_is_taken_back(run, monkeypatch):
+    pytest.importorskip("torch")
+    counts = []
+    progressed = Learning.progressed
+
+    def noted(self, trial, lane, event):
+        counts.append(event.count)
+        progressed(self, trial, lane, event)
+
+    monkeypatch.setattr(Learning, "progressed", noted)
+
+    def train(config):
+        import torch
+
+        weight = torch.nn.Parameter(torch.zeros(1))
+        optimizer = torch.optim.SGD([weight], lr=0.1)
+        for _ in range(5):
+            cotune.report({"loss": 1.0})
+        for _ in range(3):
+            for _ in range(4):
+                optimizer.zero_grad()
+                weight.square().sum().backward()
+                optimizer.step()
+            cotune.report({"loss": 0.0})
+
+    run(train, {"x": 1}, trials=1)
+    assert min(counts) >= 0
+    assert sum(counts) == 5 + 3 * 4
+
+
+def test_a_rule_for_stopping_may_be_large(run):
+    ballast = np.zeros(3 << 20)
+
+    def train(config):
+        for _ in range(10):
+            cotune.report({"loss": 0.0})
+
+    results = run(train, {"x": 1}, trials=2, lanes=1, stop=lambda trial, metrics: metrics["loss"] <= ballast[-1])
+    assert [len(trial.history) for trial in results] == [1, 1]
+
+
+def test_where_no_further_thread_can_be_had_a_trial_is_tried_again(run, tmp_path):
+    refused = tmp_path / "refused"
+
+    def train(config):
+        import _thread
+        import threading
+
+        if cotune.trial_id() == 0:
+            start = threading._start_new_thread
+
+            def refuse(*given):
+                threading._start_new_thread = start
+                refused.touch()
+                raise RuntimeError("can't start new thread")
+
+            threading._start_new_thread = refuse
+            assert start is _thread.start_new_thread
+        return {"loss": 0.0, "pid": os.getpid()}
+
+    results = run(train, {"x": 1}, trials=2, lanes=1)
+    assert refused.exists()
+    assert results[0].metrics["pid"] == results[1].metrics["pid"], "the lane lives on"
+    assert [(str(trial.state), trial.attempts) for trial in results] == [("done", 1), ("done", 2)]
+
+
+def test_a_sweep_whose_trainable_hangs_in_an_import_ends_with_its_time(run, tmp_path, monkeypatch):
+    (tmp_path / "hangs_here.py").write_text("import threading\nthreading.Event().wait()\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr("cotune.packer.lane_events.STOP_GRACE", 0.5)
+    monkeypatch.setattr("cotune.sharing.pickling.modules_to_preload", lambda *given, **how: ["hangs_here"])
+    before = threading.active_count()
+    results = run(lambda config: 0.0, {"x": 1}, trials=2, time_budget=0.5)
+    assert results.interrupted
+    assert {str(trial.state) for trial in results} <= {"interrupted", "waiting"}
+    assert threading.active_count() <= before
