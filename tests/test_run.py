@@ -292,6 +292,32 @@ def test_a_grid_that_has_grown_meanwhile_is_run_whole_and_once(run):
     assert sorted(trial.config["x"] for trial in results) == [0, 1, 2, 3, 4]
 
 
+@pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
+def test_a_sequence_goes_on_where_it_was_when_a_run_is_resumed(run):
+    def points(name, trials):
+        sampler = optuna.samplers.QMCSampler(seed=0, warn_independent_sampling=False)
+        space = {"x": cotune.uniform(0, 1)}
+        results = run(lambda c: c["x"], space, trials=trials, lanes=1, sampler=sampler, name=name, resume=True)
+        return [trial.config["x"] for trial in results]
+
+    points("halves", 5)
+    assert points("halves", 10) == points("whole", 10)
+
+
+def test_a_pruner_remembers_the_rungs_of_a_run_that_is_resumed(run):
+    def train(config):
+        for step in range(1, 5):
+            cotune.report({"loss": float(cotune.trial_id())}, step=step)
+
+    def states(trials):
+        pruner = optuna.pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=2)
+        results = run(train, {"x": 1}, trials=trials, lanes=1, lockstep=True, pruner=pruner, name="it", resume=True)
+        return [str(trial.state) for trial in results]
+
+    assert states(1) == ["done"]
+    assert states(2) == ["done", "stopped"]
+
+
 def test_a_grid_goes_on_after_another_sampler(run):
     run(lambda c: c["x"], {"x": cotune.choice([1, 2, 3])}, sampler="random", name="it", trials=2)
     results = run(lambda c: c["x"], {"x": cotune.choice([1, 2, 3])}, sampler="grid", name="it", resume=True)

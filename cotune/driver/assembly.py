@@ -23,6 +23,7 @@ from cotune.packer import Packer
 from cotune.paths import RunFolder
 from cotune.record import VERSION, EventLog, Record, Records, Saved
 from cotune.search.codes import shown
+from cotune.search.journal import system_attributes
 from cotune.search.promotion import AshaPromote
 from cotune.search.samplers import learns, make_pruner, make_sampler, most_trials
 from cotune.search.search import PastTrial, Search
@@ -96,6 +97,7 @@ def assemble(
         constants={name: _kept(value) for name, value in asked.space.constants.items()},
     )  # fmt: skip
     log.flush()
+    noted = system_attributes(folder.journal)
     folder.journal.unlink(missing_ok=True)
     search = Search(
         asked.space,
@@ -105,6 +107,7 @@ def assemble(
         journal=folder.journal,
         name=folder.path.name,
         past=[PastTrial(record.params, record.values, record.last_value, record.state) for record in earlier],
+        noted=noted,
         prepare=lambda number: folder.trial(number).renew(),
         wake=engine.wake,
     )

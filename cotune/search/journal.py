@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import stat
 import threading
-from collections.abc import Container, Iterator
+import warnings
+from collections.abc import Container, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+from optuna.exceptions import ExperimentalWarning
 from optuna.storages import JournalStorage
 from optuna.storages.journal import BaseJournalBackend
 from optuna.trial import FrozenTrial, TrialState
 
 from cotune.errors import StorageError
 
+log = logging.getLogger(__name__)
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 
 
@@ -44,6 +50,35 @@ class RunStorage(JournalStorage):
         if are_waiting:
             self._may_wait = bool(found)
         return found
+
+
+@dataclass(frozen=True, slots=True)
+class SystemAttributes:
+    """What samplers and pruners have noted for themselves: how far a sequence has come, what was seen at a rung.
+
+    Attributes:
+        study: Of the study as a whole.
+        trials: Of trials, by number.
+    """
+
+    study: Mapping[str, Any] = field(default_factory=dict)
+    trials: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
+
+
+def system_attributes(path: Path) -> SystemAttributes:
+    """Those of the study in a journal; none if there is none, or it cannot be read: then they begin anew."""
+    if not path.exists():
+        return SystemAttributes()
+    try:
+        with contextlib.closing(WriteBehindBackend(path)) as backend, warnings.catch_warnings():
+            warnings.simplefilter("ignore", ExperimentalWarning)
+            storage = JournalStorage(backend)
+            (study,) = (study._study_id for study in storage.get_all_studies())
+            trials = {trial.number: trial.system_attrs for trial in storage.get_all_trials(study, deepcopy=False)}
+            return SystemAttributes(storage.get_study_system_attrs(study), trials)
+    except Exception as error:
+        log.warning("%s cannot be taken up (%s): sampler and pruner know of trials only", path, error)
+        return SystemAttributes()
 
 
 class WriteBehindBackend(BaseJournalBackend):

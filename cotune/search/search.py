@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import threading
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -24,7 +24,7 @@ from optuna.trial import FrozenTrial, Trial, create_trial
 from optuna.trial import TrialState as OptunaState
 
 from cotune.errors import CotuneError, InputError
-from cotune.search.journal import RunStorage, WriteBehindBackend
+from cotune.search.journal import RunStorage, SystemAttributes, WriteBehindBackend
 from cotune.search.promotion import AshaPromote, Rungs
 from cotune.search.proposer import Exhausted, Failure, Promotion, Proposer, Reply, Settled, Suggestion, Verdict
 from cotune.search.spaces import Space
@@ -69,6 +69,7 @@ class Search(Proposer):
         journal: Where the study is written.
         name: The study's name.
         past: Trials of the run that is resumed, in their order.
+        noted: By sampler and pruner, of these.
         prepare: As for `Proposer`.
         wake: The same.
     """
@@ -83,6 +84,7 @@ class Search(Proposer):
         journal: Path,
         name: str,
         past: Sequence[PastTrial],
+        noted: SystemAttributes,
         prepare: Callable[[int], None],
         wake: Callable[[], None],
     ) -> None:
@@ -107,8 +109,10 @@ class Search(Proposer):
             )
         finally:
             optuna.logging.set_verbosity(verbosity)
+        for name, value in noted.study.items():
+            storage.set_study_system_attr(self.study._study_id, name, value)
         for number, trial in enumerate(past):
-            self._restore(trial)
+            self._restore(trial, noted.trials.get(number, {}))
             if self._rungs is not None:
                 self._rungs.restore(number, trial.values, trial.state in _STATES)
         if self._rungs is not None:
@@ -211,7 +215,7 @@ class Search(Proposer):
         self.study.tell(trial, value if is_done else None, state=_STATES[state])
         self._backend.flush()
 
-    def _restore(self, past: PastTrial) -> None:
+    def _restore(self, past: PastTrial, noted: Mapping[str, Any]) -> None:
         state, is_done = _STATES.get(past.state, OptunaState.RUNNING), past.state is TrialState.DONE
         try:
             frozen: FrozenTrial = create_trial(
@@ -220,6 +224,7 @@ class Search(Proposer):
                 distributions={name: self._distributions[name] for name in past.params},
                 value=past.value if is_done else None,
                 intermediate_values=dict(_thinned(list(past.values))),
+                system_attrs=dict(noted),
             )
         except (KeyError, ValueError) as error:
             raise InputError(
