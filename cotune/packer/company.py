@@ -46,6 +46,8 @@ class Company:
 
     def ended(self, trial: Trial, stopped: bool) -> None:
         """It has come to its end, or was stopped."""
+        if not stopped:
+            self.protection.ended(trial)
         if self.critical is not None:
             self.critical.ended(trial, stopped)
 

@@ -87,11 +87,14 @@ class Protection:
 
     def left(self, trial: Trial) -> None:
         """A trial is in no lane any more."""
-        watch = self._watches.pop(trial.id, None)
-        if watch is not None:
+        if self._watches.pop(trial.id, None) is not None:
             self._interference.forgive(trial.kind)
-            if not watch.all.count:
-                self._unmeasurable.add(trial.kind)
+
+    def ended(self, trial: Trial) -> None:
+        """A trial has come to its end by itself."""
+        watch = self._watches.get(trial.id)
+        if watch is not None and not watch.all.count:
+            self._unmeasurable.add(trial.kind)
 
     def stalled(self, trial: Trial) -> None:
         """A trial that was to be measured alone has come to nothing for long: others need not wait for it."""
