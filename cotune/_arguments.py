@@ -76,6 +76,17 @@ def checked_flag(what: str, value: Any, *, or_none: bool = False) -> None:
         raise InputError(f"{what}={value!r} is not a yes or no", hint=f"pass {what}={choices}")
 
 
+def checked_residents(residents: Any, reuse: Any) -> int:
+    """How many trials may share a lane."""
+    checked_flag("reuse", reuse)
+    wanted = checked_count("residents", residents, most=MAX_RESIDENTS) or 1
+    if wanted > 1 and not reuse:
+        raise InputError(
+            f"residents={wanted} share a lane, and with reuse=False every trial has its own", hint="choose one of them"
+        )
+    return wanted
+
+
 def checked_mps(mps: Any, lanes: int | None) -> bool | None:
     """Whether lanes are to be clients of an MPS daemon; a single lane has nothing of it unless that is asked for."""
     checked_flag("mps", mps, or_none=True)

@@ -11,7 +11,6 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from cotune._arguments import (
-    MAX_RESIDENTS,
     check_callbacks,
     check_choice,
     check_goal,
@@ -21,6 +20,7 @@ from cotune._arguments import (
     checked_max_steps,
     checked_mps,
     checked_priority,
+    checked_residents,
     checked_seconds,
     checked_seed,
     checked_slowdown,
@@ -82,6 +82,7 @@ def run(
     cluster: str | None = None,
     lanes: int | None = None,
     residents: int = 1,
+    reuse: bool = True,
     threads: int | None = None,
     policy: str | Policy | None = None,
     grants: bool = True,
@@ -124,6 +125,8 @@ def run(
             must be seen by every node.
         lanes: Lanes that run at once on each device; found by measuring if left out.
         residents: Trials that may share a lane by turns, 64 at most. More than 1 shortens no sweep.
+        reuse: Whether a lane takes one trial after the other. With False every trial has a process of its own, forked
+            with everything imported: for libraries that keep something per process (see README, "Limits").
         threads: Threads of one operation in a trial; 1 on CPU devices if left out.
         policy: Which waiting trial goes first: `makespan` (the default), `fifo`, `srtf`, `fair`, `pack`, `horus`,
             `gandiva`, `fluid` (see docs/scheduling.md), or a `Policy`.
@@ -181,7 +184,8 @@ def run(
     tree = Space(space)
     options = PackerOptions(
         width=checked_count("lanes", lanes),
-        residents=checked_count("residents", residents, most=MAX_RESIDENTS) or 1,
+        residents=checked_residents(residents, reuse),
+        reuse=reuse,
         policy=make_policy(policy),
         max_failures=checked_count("max_failures", max_failures, least=0) or 0,
         grants=grants and not lockstep,

@@ -17,12 +17,12 @@ from typing import Any
 import optuna
 
 from cotune._arguments import (
-    MAX_RESIDENTS,
     assigned_outside,
     check_callbacks,
     check_run_name,
     checked_count,
     checked_mps,
+    checked_residents,
     checked_seconds,
     checked_seed,
     checked_timeout,
@@ -72,6 +72,7 @@ def optimize(
     devices: Sequence[str] | None = None,
     lanes: int | None = None,
     residents: int = 1,
+    reuse: bool = True,
     threads: int | None = None,
     policy: str | Policy | None = None,
     grants: bool = True,
@@ -102,6 +103,8 @@ def optimize(
         devices: Explicit devices, such as `["cpu:0@4GiB"]`.
         lanes: Lanes that run at once on each device; found by measuring if left out.
         residents: Trials that may share a lane by turns, 64 at most.
+        reuse: Whether a lane takes one trial after the other. With False every trial has a process of its own, forked
+            with everything imported: for libraries that keep something per process (see README, "Limits").
         threads: Threads of one operation in a trial; 1 on CPU devices if left out.
         policy: Which waiting trial goes first; see `cotune.run`.
         grants: Whether idle room is lent to trials that use `cotune.micro_batches`.
@@ -129,7 +132,8 @@ def optimize(
     check_callbacks(heard_by, "study", "trial")
     options = PackerOptions(
         width=checked_count("lanes", lanes),
-        residents=checked_count("residents", residents, most=MAX_RESIDENTS) or 1,
+        residents=checked_residents(residents, reuse),
+        reuse=reuse,
         policy=make_policy(policy),
         iteration_timeout=checked_seconds("iteration_timeout", iteration_timeout),
         grants=bool(grants),

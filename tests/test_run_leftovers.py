@@ -1,8 +1,11 @@
 """What a trial does to its process does not befall its successors and lane-mates."""
 
+import os
 import threading
+from pathlib import Path
 
 import numpy as np
+import optuna
 import pytest
 
 import cotune
@@ -10,7 +13,9 @@ from cotune.packer.learning import Learning
 
 
 @pytest.fixture
-def run(tmp_path):
+def run(tmp_path, monkeypatch):
+    # Where trials begin.
+    monkeypatch.chdir(tmp_path)
     defaults = {"metric": "loss", "devices": ["cpu:0@4GiB"], "storage": tmp_path, "dashboard": False, "seed": 0}
 
     def start(trainable, space, **options):
@@ -214,3 +219,53 @@ def test_a_sweep_whose_trainable_hangs_in_an_import_ends_with_its_time(run, tmp_
     assert results.interrupted
     assert {str(trial.state) for trial in results} <= {"interrupted", "waiting"}
     assert threading.active_count() <= before
+
+
+def test_how_a_trial_logs_and_shows_warnings_is_not_how_the_next_does(run):
+    def train(config):
+        import logging
+        import warnings
+
+        logging.basicConfig(filename=f"{cotune.trial_id()}.log", level=logging.DEBUG)
+        logging.getLogger("mine").debug("from trial %d", cotune.trial_id())
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for step in range(8):
+                warnings.warn(f"trial {cotune.trial_id()}", stacklevel=1)
+                cotune.report({"loss": 0.0}, step=step)
+        text = Path(f"{cotune.trial_id()}.log").read_text()
+        cotune.report({"loss": 0.0, "text": text, "caught": sorted({str(one.message) for one in caught})})
+
+    here = os.getcwd()
+    results = run(train, {"x": cotune.choice([0, 1, 2])}, sampler="grid", lanes=1, residents=2)
+    assert os.getcwd() == here
+    assert results.errors == []
+    for trial in results:
+        assert trial.metrics["text"] == f"DEBUG:mine:from trial {trial.id}\n"
+        assert trial.metrics["caught"] == [f"trial {trial.id}"]
+
+
+def test_without_reuse_every_trial_has_a_process_of_its_own(run):
+    def train(config):
+        return {"loss": 0.0, "pid": os.getpid()}
+
+    results = run(train, {"x": 1}, trials=6, lanes=2, reuse=False)
+    assert len({trial.metrics["pid"] for trial in results}) == 6
+    assert {str(trial.state) for trial in results} == {"done"}
+
+
+def test_residents_and_no_reuse_exclude_each_other(run):
+    with pytest.raises(cotune.InputError, match="residents=2"):
+        run(lambda config: 0.0, {"x": 1}, trials=1, residents=2, reuse=False)
+
+
+def test_an_objective_may_have_a_process_of_its_own_for_every_trial(tmp_path):
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    study = optuna.create_study()
+
+    def objective(trial):
+        trial.set_user_attr("pid", os.getpid())
+        return trial.suggest_float("x", 0, 1)
+
+    cotune.optimize(study, objective, n_trials=4, devices=["cpu:0@4GiB"], storage=tmp_path, reuse=False)
+    assert len({trial.user_attrs["pid"] for trial in study.trials}) == 4

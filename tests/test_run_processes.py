@@ -309,3 +309,18 @@ def test_a_run_may_begin_in_a_thread_when_the_main_thread_has_ended():
     script = f"import threading, cotune; threading.Thread(target=exec, args=({begin!r}, globals())).start()"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
     assert done.stdout == "fine\n", done.stderr
+
+
+def test_what_a_script_imports_for_what_that_does_is_there_in_lanes(tmp_path):
+    (tmp_path / "registry.py").write_text("MODELS = {}\n")
+    (tmp_path / "large.py").write_text("import registry\nregistry.MODELS['large'] = 7.0\n")
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import cotune\nimport registry\nimport large  # registers itself\n"
+        "results = cotune.run(lambda config: registry.MODELS['large'], {'x': 1}, metric='loss', trials=1,\n"
+        "                     devices=['cpu:0@4GiB'], storage='runs', dashboard=False)\n"
+        "print(results.best.metrics['loss'])\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, script], cwd=tmp_path, env=environment, capture_output=True, timeout=60)
+    assert done.stdout == b"7.0\n", done.stderr.decode()

@@ -62,7 +62,7 @@ class LocalEngine(Engine):
         self._folder = folder
         packed = trainable if isinstance(trainable, Packed) else pack(trainable)
         self._blob, self._modules = packed.blob, [*packed.modules, *options.preload]
-        self.can_estimate = packed.rehearses
+        self._imports, self.can_estimate = packed.imports, packed.rehearses
         if any(info.is_cuda for info in devices):
             self._modules.append("torch")
         self._threads = options.threads or min(max(1, info.cores // 4) if info.is_cuda else 1 for info in devices)
@@ -144,7 +144,7 @@ class LocalEngine(Engine):
             return
         gpu = self._devices.gpus.get(info.name)
         mps = gpu.client_environment(instruction.lane, apart=instruction.apart) if gpu is not None else None
-        options = self._options.for_lane(instruction, info, self._threads, self._folder, mps)
+        options = self._options.for_lane(instruction, info, self._threads, self._folder, self._imports, mps)
         try:
             lane = LaneHandle(self._spawn_zygote(), options, gpu.dismiss if gpu is not None and mps else None)
         except OSError as error:

@@ -38,7 +38,13 @@ class LocalOptions:
     mps: bool | None = False
 
     def for_lane(
-        self, opened: do.OpenLane, device: DeviceInfo, threads: int, folder: Path, mps: dict[str, str] | None
+        self,
+        opened: do.OpenLane,
+        device: DeviceInfo,
+        threads: int,
+        folder: Path,
+        imports: tuple[str, ...],
+        mps: dict[str, str] | None,
     ) -> LaneOptions:
         """What a lane is told first.
 
@@ -47,6 +53,7 @@ class LocalOptions:
             device: Where it is.
             threads: Of an operation.
             folder: For its log.
+            imports: Modules it is to import first.
             mps: What makes it a client of an MPS daemon; None if it is none.
         """
         return LaneOptions(
@@ -63,5 +70,6 @@ class LocalOptions:
             stop=self.stop,
             log=folder / f"lane-{opened.lane}.log",
             environment=mps or {},
+            imports=imports,
             is_mps_client=mps is not None,
         )

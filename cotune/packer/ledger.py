@@ -27,9 +27,11 @@ class Ledger:
 
     Args:
         fitting: Knows what a lane can do without.
+        reuse: Whether a lane takes one trial after the other.
     """
 
-    def __init__(self, fitting: Fitting) -> None:
+    def __init__(self, fitting: Fitting, *, reuse: bool = True) -> None:
+        self._reuse = reuse
         self.devices: dict[str, Device] = {}
         self.lanes: dict[int, Lane] = {}
         self.pool = Pool(fitting)
@@ -92,11 +94,11 @@ class Ledger:
     # ---- lanes
 
     def open(self, device: Device, quota: int, *, apart: bool = False) -> Lane:
-        """Opens a lane; one that is apart is for one trial."""
+        """Opens a lane; one that is apart, or where none is used again, is for one trial."""
         self._opened += 1
         lane = Lane(self._opened, device, quota, quota, device.context, self.now)
         self.lanes[lane.id] = device.lanes[lane.id] = lane
-        lane.retiring = apart
+        lane.retiring = apart or not self._reuse
         device.held += quota
         self.out.append(do.OpenLane(lane.id, device.name, quota, apart))
         return lane

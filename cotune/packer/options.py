@@ -22,6 +22,7 @@ class PackerOptions:
             an hour or 20 times its longest iteration, whichever is more, once three iterations were seen.
         patience: How many trials may overtake a trial that does not fit before a device is kept free for it.
         grants: Whether idle room is lent to trials that split their batches.
+        reuse: Whether a lane takes one trial after the other.
         max_slowdown: By what factor a trial with a priority above 0 may be slowed down by others on its device.
     """
 
@@ -32,4 +33,5 @@ class PackerOptions:
     iteration_timeout: float | None = None
     patience: int = 8
     grants: bool = True
+    reuse: bool = True
     max_slowdown: float = MAX_SLOWDOWN

@@ -45,7 +45,7 @@ class Packer:
         self.options = options = options or PackerOptions()
         protection = Protection(options.max_slowdown)
         self._fitting = Fitting(options, protection)
-        self._ledger = Ledger(self._fitting)
+        self._ledger = Ledger(self._fitting, reuse=self.options.reuse)
         predictor = Predictor(self._fitting)
         self._line = Line(options, predictor)
         critical = Critical(self._ledger, self._line, predictor) if options.policy.spares_critical else None

@@ -25,6 +25,7 @@ class LaneOptions:
         stop: When a trial is done although it would go on, a pickled `StopRule`; empty if it is to end by itself.
         log: Where output goes that belongs to no trial.
         environment: Set before the device is touched.
+        imports: Modules to be imported before the trainable is loaded.
         is_mps_client: The lane shares its device context with others, and so their faults.
     """
 
@@ -41,4 +42,5 @@ class LaneOptions:
     stop: bytes = b""
     log: Path = Path(os.devnull)
     environment: dict[str, str] = field(default_factory=dict)
+    imports: tuple[str, ...] = ()
     is_mps_client: bool = False

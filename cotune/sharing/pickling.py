@@ -17,6 +17,7 @@ import cloudpickle
 from cotune.errors import NotPicklable
 from cotune.process_wide import process_wide
 from cotune.sharing.preload import TORCH, modules_to_preload
+from cotune.sharing.script_imports import script_imports
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +27,13 @@ class Packed:
     Attributes:
         blob: The trainable, pickled.
         modules: What a zygote imports for it.
+        imports: The user's own modules that his script imports, which a lane imports first.
         rehearses: Whether it may be rehearsed.
     """
 
     blob: bytes
     modules: tuple[str, ...]
+    imports: tuple[str, ...] = ()
     rehearses: bool = False
 
 
@@ -43,9 +46,11 @@ def pack(trainable: Any) -> Packed:
     blob = dumps(trainable, "the trainable")
     rehearses = isinstance(trainable, type) and callable(getattr(trainable, "rehearse", None))
     modules = modules_to_preload(blob, trainable)
+    installed, own = script_imports()
+    modules += [name for name in installed if name not in modules]
     if rehearses:
         modules += [name for name in TORCH if name not in modules]
-    return Packed(blob, tuple(modules), rehearses)
+    return Packed(blob, tuple(modules), tuple(own), rehearses)
 
 
 def dumps(value: Any, what: str) -> bytes:

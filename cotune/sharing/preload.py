@@ -36,7 +36,7 @@ def modules_to_preload(blob: bytes, trainable: Any, *, torch_if_loaded: bool = T
         torch_if_loaded: Whether a torch that this process has loaded counts as used, if no name leads to it.
     """
     names = {*_strings(blob), *_names_used(getattr(trainable, "func", trainable), set())}
-    preload = {name for name in names if name in sys.modules and _is_installed(sys.modules[name])}
+    preload = {name for name in names if name in sys.modules and is_installed(sys.modules[name])}
     heavy = _heavy_imports(names)
     preload |= {name for name in heavy if importlib.util.find_spec(_top(name)) is not None}
     leads_to_torch = not {"torch", "torchvision"}.isdisjoint(map(_top, heavy))
@@ -77,7 +77,7 @@ def _names_used(value: Any, seen: set[int]) -> Iterator[str]:
         yield from names
         used = [value.__globals__[name] for name in names if name in value.__globals__]
         used += [cell.cell_contents for cell in value.__closure__ or () if cell != CellType()]
-        used += [vars(m)[n] for m in used if isinstance(m, ModuleType) and _is_own(m) for n in names if n in vars(m)]
+        used += [vars(m)[n] for m in used if isinstance(m, ModuleType) and is_own(m) for n in names if n in vars(m)]
         for other in used:
             yield from _names_of(other, seen)
 
@@ -85,7 +85,7 @@ def _names_used(value: Any, seen: set[int]) -> Iterator[str]:
 def _names_of(other: Any, seen: set[int]) -> Iterator[str]:
     """The names in something that is used, if it is the user's own, or else the module it is from."""
     module = sys.modules.get(getattr(other, "__module__", None) or "")
-    if isinstance(other, ModuleType) or module is None or _is_own(module):
+    if isinstance(other, ModuleType) or module is None or is_own(module):
         yield from _names_used(other, seen)
     else:
         yield module.__name__
@@ -172,15 +172,21 @@ def _imports(path: Path) -> set[str]:
 # ---- whose they are
 
 
-def _is_own(module: ModuleType) -> bool:
+def is_own(module: ModuleType) -> bool:
     """Whether it is neither installed nor part of Python."""
     file = getattr(module, "__file__", None)
     return file is not None and not file.startswith((sys.prefix, sys.base_prefix)) and "-packages" not in file
 
 
-def _is_installed(module: ModuleType) -> bool:
+def is_installed(module: ModuleType) -> bool:
+    """Whether it is part of an installed package that lanes may have a use for."""
     file = getattr(module, "__file__", None)
-    return file is not None and _is_of_a_package(file) and not module.__name__.startswith(_OTHERS)
+    return file is not None and _is_of_a_package(file) and not is_useless(module.__name__)
+
+
+def is_useless(name: str) -> bool:
+    """Whether lanes have no use for a module, or another one of that name."""
+    return name.startswith(_OTHERS)
 
 
 def _is_of_a_package(file: str) -> bool:

@@ -18,6 +18,7 @@ from typing import Any
 
 from cotune.sharing.inside.cupy_pool import CupyRandom
 from cotune.sharing.inside.interpreter import Interpreter, file_mode
+from cotune.sharing.inside.library_state import LibraryState
 from cotune.sharing.inside.main_module import MainModule
 from cotune.sharing.inside.numpy_random import NumpyRandom
 from cotune.sharing.inside.torch_state import TorchState
@@ -45,6 +46,7 @@ class Context:
         self._interpreter = home.interpreter
         self._mask = self._home_mask = home.mask
         self._main: MainModule | None = None
+        self._libraries = LibraryState()
         # It may have redirected them.
         self._streams: tuple[Any, Any] | None = None
 
@@ -84,6 +86,7 @@ class Context:
         _processes._actual_context = self._start_method
         self._interpreter.apply()
         os.umask(self._mask)
+        self._libraries.enter()
         if self._streams is not None:
             sys.stdout, sys.stderr = self._streams
         if self._main is not None:
@@ -110,6 +113,7 @@ class Context:
         self._start_method = _processes._actual_context
         self._interpreter = Interpreter.now()
         self._mask = os.umask(self._home_mask)
+        self._libraries.leave()
         self._streams = sys.stdout, sys.stderr
         _left = self if here is not None else None
 

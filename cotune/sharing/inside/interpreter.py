@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import logging
 import os
 import socket
 import sys
 import threading
+import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
+
+_warnings: Any = warnings
+
+
+def _shows_warnings() -> tuple[Callable[..., Any], Callable[..., Any]]:
+    return _warnings.showwarning, _warnings._showwarnmsg_impl
 
 
 class Interpreter(NamedTuple):
@@ -26,10 +34,12 @@ class Interpreter(NamedTuple):
     arguments: tuple[Any, ...]
     timeout: float | None
     digits: int
+    logs: tuple[int, int, tuple[logging.Handler, ...]]
 
     @classmethod
     def now(cls) -> Interpreter:
-        hooks = sys.excepthook, sys.unraisablehook, sys.displayhook, threading.excepthook
+        hooks = sys.excepthook, sys.unraisablehook, sys.displayhook, threading.excepthook, *_shows_warnings()
+        root = logging.root
         arguments = tuple(getattr(sys, "argv", None) or ())
         return cls(
             gc.isenabled(),
@@ -40,6 +50,7 @@ class Interpreter(NamedTuple):
             arguments,
             socket.getdefaulttimeout(),
             sys.get_int_max_str_digits(),
+            (root.level, root.manager.disable, tuple(root.handlers)),
         )
 
     def apply(self) -> None:
@@ -52,10 +63,14 @@ class Interpreter(NamedTuple):
         with contextlib.suppress(RecursionError):
             sys.setrecursionlimit(self.recursion)
         sys.setswitchinterval(self.switch)
-        sys.excepthook, sys.unraisablehook, sys.displayhook, threading.excepthook = self.hooks
+        sys.excepthook, sys.unraisablehook, sys.displayhook, threading.excepthook, *shows = self.hooks
+        _warnings.showwarning, _warnings._showwarnmsg_impl = shows
         sys.argv = list(self.arguments)
         socket.setdefaulttimeout(self.timeout)
         sys.set_int_max_str_digits(self.digits)
+        level, logging.root.manager.disable, handlers = self.logs
+        logging.root.setLevel(level)
+        logging.root.handlers[:] = handlers
 
 
 def file_mode() -> int:

@@ -8,6 +8,8 @@ driver ◀─REPORT, ASK, PROGRESS, GRANTED, HOLDS, PAUSED, PARKED, ENDED─ tri
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import os
 import pickle
 import select
@@ -155,6 +157,10 @@ class ForkedHost(Host):
 
     def load_trainable(self) -> Any:
         """The trainable, anew for every trial: its module globals are then not its predecessor's."""
+        for name in self.options.imports:
+            # What goes wrong there the trainable will say, if it needs it.
+            with contextlib.suppress(Exception):
+                importlib.import_module(name)
         return _load(self._trainable, "the trainable")
 
     def load_stop(self) -> StopRule | None:

@@ -1,0 +1,90 @@
+"""What a script imports for what that does, and not for a name: a registration, a patch.
+
+A function of a script travels by value, with the modules that its own code names. What else its script imports would
+not be imported in another process, though the function may rely on it.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import importlib.util
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from cotune.sharing.preload import is_installed, is_own, is_useless
+
+
+def script_imports() -> tuple[list[str], list[str]]:
+    """Modules that the main script imports outside of functions, without using what it names them or takes of them.
+
+    With `import *` it may use anything of them. Others are imported where a function needs them: to import all would
+    load in every lane what a script loads for itself, such as data, or what it draws with.
+
+    Returns:
+        Those that are installed, and those that are the user's own, in the order in which they are imported.
+    """
+    main = sys.modules.get("__main__")
+    trees = list(_trees(main))
+    used = {node.id for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    installed: list[str] = []
+    own: list[str] = []
+    for module, bound in (found for tree in trees for one in _at_its_top(tree.body) for found in _imports(one, main)):
+        found = sys.modules.get(module)
+        # One that is being imported now has called us.
+        if not isinstance(found, ModuleType) or getattr(found.__spec__, "_initializing", False):
+            continue
+        if is_useless(module) or bound in used:
+            continue
+        names = installed if is_installed(found) else own if is_own(found) else []
+        if module not in names:
+            names.append(module)
+    return installed, own
+
+
+def _trees(main: Any) -> Iterator[ast.Module]:
+    """The script, or the cells of a notebook."""
+    file = getattr(main, "__file__", None)
+    sources = getattr(main, "In", None) if file is None else None
+    if isinstance(file, str):
+        with contextlib.suppress(OSError, UnicodeError):
+            sources = [Path(file).read_text(encoding="utf-8")]
+    for source in sources if isinstance(sources, list) else []:
+        # A cell may have lines that only IPython reads.
+        with contextlib.suppress(SyntaxError, ValueError, RecursionError, TypeError):
+            yield ast.parse(source)
+
+
+def _at_its_top(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    """Statements that run when the script does, but for what it guards from being imported."""
+    for statement in body:
+        if isinstance(statement, ast.Import | ast.ImportFrom):
+            yield statement
+        elif isinstance(statement, ast.If):
+            if "__name__" not in ast.unparse(statement.test):
+                yield from _at_its_top([*statement.body, *statement.orelse])
+        elif isinstance(statement, ast.Try):
+            handlers = [inner for handler in statement.handlers for inner in handler.body]
+            yield from _at_its_top([*statement.body, *handlers, *statement.orelse, *statement.finalbody])
+        elif isinstance(statement, ast.With):
+            yield from _at_its_top(statement.body)
+
+
+def _imports(statement: ast.stmt, main: ModuleType | None) -> Iterator[tuple[str, str]]:
+    """Modules that a statement imports, each with the name it gives it or something of it; none for `*`."""
+    if isinstance(statement, ast.Import):
+        for alias in statement.names:
+            yield alias.name, alias.asname or alias.name.partition(".")[0]
+    elif isinstance(statement, ast.ImportFrom):
+        module = statement.module or ""
+        if statement.level:
+            with contextlib.suppress(ImportError, ValueError):
+                relative = "." * statement.level + module
+                module = importlib.util.resolve_name(relative, getattr(main, "__package__", None) or "")
+        for alias in statement.names:
+            bound = "" if alias.name == "*" else alias.asname or alias.name
+            yield module, bound
+            yield f"{module}.{alias.name}", bound

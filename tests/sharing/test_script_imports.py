@@ -1,0 +1,63 @@
+"""What a script imports for what that does is imported in lanes, too."""
+
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+import cotune
+
+ROOT = Path(cotune.__file__).parents[1]
+SHOW = "\nfrom cotune.sharing.script_imports import script_imports\nprint(script_imports()[1])\n"
+
+
+@pytest.fixture
+def own_imports(tmp_path):
+    """The user's own modules that a script imports for what that does."""
+    for name in ("plain", "patches", "starred", "taken", "loaded_by_a_function", "guarded", "tried"):
+        (tmp_path / f"{name}.py").write_text("value = 1\n")
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package/__init__.py").write_text("")
+    (tmp_path / "package/plugin.py").write_text("")
+
+    def of(script, how=()):
+        (tmp_path / "script.py").write_text(textwrap.dedent(script) + SHOW)
+        command = [sys.executable, *(how or ["script.py"])]
+        done = subprocess.run(
+            command, cwd=tmp_path, env={"PYTHONPATH": f"{ROOT}:{tmp_path}"}, capture_output=True, text=True, timeout=60
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+    return of
+
+
+@pytest.mark.parametrize(
+    ("script", "found"),
+    [
+        ("import patches", ["patches"]),
+        ("import patches as p", ["patches"]),
+        ("from starred import *", ["starred"]),
+        ("from package import plugin", ["package", "package.plugin"]),
+        ("import package.plugin", ["package.plugin"]),
+        ("try:\n    import tried\nexcept ImportError:\n    pass", ["tried"]),
+        ("import plain\nprint(end='' if plain.value else '')", []),
+        ("from taken import value\nprint(end='' if value else '')", []),
+        ("def f():\n    import loaded_by_a_function\nf()", []),
+        ("if __name__ == '__main__':\n    import guarded", []),
+        ("import json, cotune", []),
+    ],
+)
+def test_modules_whose_names_a_script_does_not_use_are_imported_for_what_that_does(own_imports, script, found):
+    assert own_imports(script) == str(found)
+
+
+def test_a_module_of_a_package_may_import_by_relative_names(own_imports, tmp_path):
+    (tmp_path / "package/__main__.py").write_text("from . import plugin\n" + SHOW)
+    assert own_imports("", ["-m", "package"]) == "['package', 'package.plugin']"
+
+
+def test_a_script_without_a_file_is_no_harm(own_imports):
+    assert own_imports("", ["-c", f"import patches{SHOW}"]) == "[]"
