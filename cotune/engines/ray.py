@@ -73,10 +73,10 @@ class RayEngine(Engine):
         """
         roster = self._roster
         roster.warn_if_short()
-        roster.look()
         found: list[ev.DeviceFound] = []
         began = shrunk = time.monotonic()
         while len(roster.by_device) < len(roster.members) or not found:
+            roster.look()
             now = time.monotonic()
             if not found and roster.gpus_missing():
                 # They may be minutes away, where an autoscaler orders machines.
