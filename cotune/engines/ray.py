@@ -34,7 +34,6 @@ from cotune.trial import Question, Report, TrialSpec
 JOIN_WITHIN = 60.0
 SETTLE = 2.0
 KNOCK_WITHIN = 5.0
-SHRINK_AFTER = 5.0
 POLL_FOR = 10.0
 
 
@@ -74,7 +73,7 @@ class RayEngine(Engine):
         roster = self._roster
         roster.warn_if_short()
         found: list[ev.DeviceFound] = []
-        began = shrunk = time.monotonic()
+        began = time.monotonic()
         while len(roster.by_device) < len(roster.members) or not found:
             roster.look()
             now = time.monotonic()
@@ -83,9 +82,6 @@ class RayEngine(Engine):
                 began = now
             elif now - began > (SETTLE if found else JOIN_WITHIN):
                 break
-            if now - shrunk > SHRINK_AFTER:
-                shrunk = now
-                roster.make_do()
             found += [event for event in self._gather(0.2) if isinstance(event, ev.DeviceFound)]
         if not found:
             raise errors.DeviceError(
