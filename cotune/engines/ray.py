@@ -69,6 +69,7 @@ class RayEngine(Engine):
 
         Raises:
             DeviceError: The cluster gives us nothing.
+            BaseException: No node that has room for us can go on; this is why the last one cannot.
         """
         roster = self._roster
         roster.warn_if_short()
@@ -84,6 +85,8 @@ class RayEngine(Engine):
                 break
             found += [event for event in self._gather(0.2) if isinstance(event, ev.DeviceFound)]
         if not found:
+            if roster.refusal is not None:
+                raise roster.refusal
             raise errors.DeviceError(
                 f"the cluster gave us nothing within {JOIN_WITHIN:.0f} s: "
                 f"it has {_counts(self._ray.cluster_resources())}, {_counts(self._ray.available_resources())} free",

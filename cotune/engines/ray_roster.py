@@ -64,6 +64,7 @@ class Roster:
     Attributes:
         members: All that are asked for, and have not left.
         by_device: Those that have joined, by the name of their device.
+        refusal: Why the last one could not go on that said so itself.
     """
 
     def __init__(
@@ -77,6 +78,7 @@ class Roster:
     ) -> None:
         self.members: set[Membership] = set()
         self.by_device: dict[str, Membership] = {}
+        self.refusal: BaseException | None = None
         self._ray = ray
         self._gpus = gpus
         self._on_gpus = gpus > 0 if gpus is not None else self._gpus_there() >= 1
@@ -183,19 +185,29 @@ class Roster:
         """Books out one that cannot go on; its place is not asked for again.
 
         Raises:
-            BaseException: There is no other.
+            BaseException: There is no other, joined or on its way.
         """
-        if not any(other is not member for other in self.by_device.values()):
+        self.refusal = error
+        if not self.members - {member}:
             raise error
         self._refused[member.slot.place] += 1
-        self.leave(member, f"{type(error).__name__}: {error}")
+        self._book_out(member, f"{type(error).__name__}: {error}")
 
     def leave(self, member: Membership, why: str) -> None:
-        """Books out one that is gone, or has failed.
+        """Books out one that is gone.
 
         Raises:
             RunError: It is one too many.
         """
+        self._book_out(member, why)
+        self._lost_in_a_row += 1
+        if self._lost_in_a_row >= MAX_LOST_IN_A_ROW and not self.by_device:
+            raise errors.RunError(
+                f"{self._lost_in_a_row} nodes in a row were lost, and none is left; the last: {why}",
+                hint="see `ray status`; what has run is kept, resume=True goes on with it",
+            )
+
+    def _book_out(self, member: Membership, why: str) -> None:
         self.members.discard(member)
         self.by_device.pop(member.device, None)
         if member.device:
@@ -204,12 +216,6 @@ class Roster:
         with contextlib.suppress(Exception):
             self._ray.kill(member.actor)
         log.warning("%s is lost: %s", member.device or "a node that had not joined yet", why)
-        self._lost_in_a_row += 1
-        if self._lost_in_a_row >= MAX_LOST_IN_A_ROW and not self.by_device:
-            raise errors.RunError(
-                f"{self._lost_in_a_row} nodes in a row were lost, and none is left; the last: {why}",
-                hint="see `ray status`; what has run is kept, resume=True goes on with it",
-            )
         self._look_due = 0.0
 
     def losses(self, now: float) -> list[ev.DeviceLost]:

@@ -4,7 +4,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from cotune.engines import ray as engine_module
 from cotune.engines.ray import RayEngine
+from cotune.errors import StorageError
 from cotune.packer import DeviceFound
 from cotune.testing import EngineUnderTest, RealEngineConformance, behave
 
@@ -44,3 +46,12 @@ def test_a_node_that_comes_while_the_start_waits_for_the_first_is_invited():
 
     engine._gather = gather
     assert engine.start() == [found]
+
+
+def test_where_the_only_node_with_room_cannot_go_on_the_start_says_why(monkeypatch):
+    monkeypatch.setattr(engine_module, "JOIN_WITHIN", -1.0)
+    engine = object.__new__(RayEngine)
+    engine._roster = SimpleNamespace(members=["busy"], by_device={}, refusal=StorageError("no folder", hint=""))
+    engine._roster.look = engine._roster.warn_if_short = engine._roster.gpus_missing = lambda: None
+    with pytest.raises(StorageError, match="no folder"):
+        engine.start()

@@ -8,6 +8,7 @@ import pytest
 from cotune.engines import ray_roster
 from cotune.engines.local_options import LocalOptions
 from cotune.engines.ray_roster import Membership, Roster
+from cotune.errors import StorageError
 
 
 @pytest.fixture
@@ -63,3 +64,15 @@ def test_of_a_node_that_others_use_as_well_less_is_asked_for_while_others_run(ro
     roster.look()
     assert asked(roster) == {"small": 1, "shared": least}
     assert cluster.killed == ["actor on shared"] * (least < 8)
+
+
+def test_a_node_that_cannot_go_on_ends_the_run_only_if_there_is_no_other_joined_or_on_its_way(roster, cluster):
+    cluster.cores = dict.fromkeys("abcde", 2)
+    roster.look()
+    for name in "abcd":
+        member = next(member for member in roster.members if member.slot.node == name)
+        roster.refuse(member, StorageError(f"node {name} does not see the run folder", hint=""))
+    roster.look()
+    assert asked(roster) == {"e": 2}, "the others are not asked for again"
+    with pytest.raises(StorageError, match="node e"):
+        roster.refuse(*roster.members, StorageError("node e does not see the run folder", hint=""))
