@@ -112,7 +112,8 @@ class Broker:
             # Told before the call is made, so that the brain knows who has stopped it.
             ticket.stopping, has_begun = True, ticket.calls > 0
             ticket.held.clear()
-            self._withdraw(ticket)
+            # A Trainable may take as long to clean up as Tune lets it; then it is evicted.
+            self._withdraw(ticket, patient=True)
             if lane is None or ticket.over or not has_begun:
                 return self.answer(ticket)
             return self._send(lane, ticket, "stop", (), {})
@@ -157,9 +158,9 @@ class Broker:
             ticket.stopping = True
         self._withdraw(ticket)
 
-    def _withdraw(self, ticket: Ticket) -> None:
+    def _withdraw(self, ticket: Ticket, patient: bool = False) -> None:
         if not ticket.over:
-            self._feed(ev.TrialWithdrawn(self._cluster.now(), ticket.number))
+            self._feed(ev.TrialWithdrawn(self._cluster.now(), ticket.number, patient))
 
     # ---- failures
 

@@ -42,6 +42,7 @@ class Lanes:
             actor = SimpleNamespace(
                 call=SimpleNamespace(remote=lambda *args: self.called.append(args)),
                 interrupt=SimpleNamespace(remote=lambda key: self.called.append(("interrupt", key))),
+                evict=SimpleNamespace(remote=lambda key: self.called.append(("evict", key))),
             )
             self.lanes[instruction.lane] = SimpleNamespace(actor=actor, calls={}, unheard=[], trainables=set())
 
@@ -118,6 +119,23 @@ def test_a_trial_that_was_stopped_between_two_lanes_is_not_run_again(broker, lan
 
     assert ticket.over
     assert broker.packer.unfinished == 0
+
+
+def test_a_trial_has_the_time_to_clean_up_that_tune_gives_it(broker, lanes):
+    """Ray has it that this is 600 s, or TUNE_FORCE_TRIAL_CLEANUP_S; then Tune kills."""
+    ticket = broker.ask(trial("a"))
+    broker.seat(ticket, dict, {})
+    broker.call(ticket, "train", (), {})
+    broker.call(ticket, "stop", (), {})
+    broker._feed(ev.Tick(599.0))
+    killed = [instruction for instruction in lanes.executed if isinstance(instruction, do.CloseLane)]
+    assert killed == []
+
+    lanes.now = lambda: 600.0
+    broker.evict(ticket)
+    broker._feed(ev.Tick(606.0))
+
+    assert lanes.executed[-1] == do.CloseLane(1, kill=True)
 
 
 @pytest.mark.parametrize("how", ["interrupt", "evict"])
