@@ -273,7 +273,8 @@ class Broker:
     def _refusal(self, ticket: Ticket, end: do.ConcludeTrial) -> Exception:
         name = f"trial {ticket.trial.trial_id}"
         if end.error == "TrialTooLarge":
-            # Tune would only find out the same again.
+            # Tune would only find out the same again, and where there is no limit it would do so for ever.
+            ticket.trial.max_failures = max(0, ticket.trial.max_failures)
             metadata, allowed = ticket.trial.run_metadata, ticket.trial.max_failures
             metadata.num_failures = max(metadata.num_failures, allowed)
         error = errors.named(end.error)(f"{name}: {end.reason}", hint=_HINTS.get(end.error, ""))
