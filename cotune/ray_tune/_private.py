@@ -7,6 +7,7 @@ instead of failing somewhere in the middle of a run. All other modules of this p
 from __future__ import annotations
 
 import functools
+import os
 from typing import Any
 
 import ray
@@ -43,6 +44,7 @@ __all__ = [
     "handle_of",
     "has_nothing_to_save",
     "last_result",
+    "limit_pending",
     "no_result",
     "pending_actors",
     "ray_session",
@@ -106,6 +108,12 @@ def controller_behind(controller: Any) -> Any:
             hint=f"use Ray {SUPPORTED}",
         )
     return controller
+
+
+def limit_pending(controller: Any, most: int) -> None:
+    """Has Tune ask for so many trials ahead, unless the user has said how many."""
+    if "TUNE_MAX_PENDING_TRIALS_PG" not in os.environ:
+        getattr(controller, "_tune_controller", controller).update_max_pending_trials(most)
 
 
 def class_behind(actor_class: Any) -> type:

@@ -105,9 +105,6 @@ def colocate(
     make_policy(policy)
     if isolation == "lane":
         _private.check()
-    else:
-        # A request made long before its trial starts would rest on what was known then.
-        os.environ.setdefault("TUNE_MAX_PENDING_TRIALS_PG", "1")
     options = Options(
         gpus, lanes, max_residents, memory_margin, isolation, policy, iteration_timeout,
         checked_priority(priority), checked_slowdown(max_slowdown),
@@ -163,6 +160,8 @@ def _colocated(base: Any) -> type[TrialScheduler]:
     class Colocated(base):  # type: ignore[misc]
         def on_trial_add(self, tune_controller: Any, trial: Any, **kwargs: Any) -> None:
             if self._cotune_options.isolation == "process":
+                # A request made long before its trial starts would rest on what was known then.
+                _private.limit_pending(tune_controller, 1)
                 self._cotune_fractions.prepare(trial)
             else:
                 admit(_private.controller_behind(tune_controller), trial, self._cotune_options)

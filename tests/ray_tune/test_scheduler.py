@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from types import SimpleNamespace
 
 import pytest
@@ -11,7 +12,7 @@ pytest.importorskip("ray")
 from ray.tune import PlacementGroupFactory
 
 from cotune.errors import InputError
-from cotune.ray_tune.scheduler import admit
+from cotune.ray_tune.scheduler import admit, colocate
 from cotune.ray_tune.seam import LaneActorManager, LaneRequest, LaneResourceManager
 
 
@@ -28,6 +29,21 @@ def test_what_lanes_cannot_give_is_refused_where_lanes_hold_the_cluster():
     trial = SimpleNamespace(placement_group_factory=PlacementGroupFactory([{"CPU": 1, "license": 1}]))
     with pytest.raises(InputError, match="cannot run in a lane"):
         admit(controller, trial, None)
+
+
+@pytest.mark.parametrize(("said", "asked"), [(None, [1]), ("4", [])])
+def test_with_a_process_for_each_trial_tune_asks_for_one_ahead_unless_the_user_has_said_otherwise(
+    said, asked, monkeypatch
+):
+    monkeypatch.delenv("TUNE_MAX_PENDING_TRIALS_PG", raising=False)
+    if said:
+        monkeypatch.setenv("TUNE_MAX_PENDING_TRIALS_PG", said)
+    limits = []
+    controller = SimpleNamespace(_tune_controller=SimpleNamespace(update_max_pending_trials=limits.append))
+    trial = SimpleNamespace(placement_group_factory=PlacementGroupFactory([{"CPU": 1}]))
+    colocate(isolation="process").on_trial_add(controller, trial)
+    assert limits == asked
+    assert os.environ.get("TUNE_MAX_PENDING_TRIALS_PG") == said
 
 
 def test_what_a_policy_raises_is_not_hidden_by_what_tune_cancels_because_of_it():
