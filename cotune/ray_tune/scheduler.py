@@ -31,9 +31,11 @@ from cotune.sharing.preload import modules_to_preload
 
 log = logging.getLogger(__name__)
 
-# Requests for anything else, such as a resource that only some nodes have, are Ray's to grant.
+# Requests for anything else, such as a resource that only some nodes have, or several GPUs, are Ray's to grant.
 _PLACED = {"CPU", "GPU", "memory", "object_store_memory"}
-_MIXED = "in one run, do not mix trials that name resources of their own, or ask for several bundles, with others"
+_MIXED = (
+    "in one run, do not mix trials that name resources of their own, or ask for several bundles or GPUs, with others"
+)
 # What Tune's own actors are told of the driver's environment.
 _PROPAGATED = ("RAY_CHDIR_TO_TRIAL_DIR", "TUNE_", "RAY_AIR_", "RAY_TRAIN_", "AWS_")
 
@@ -194,6 +196,9 @@ def admit(controller: Any, trial: Any, options: Options) -> None:
     if request is None or isinstance(request, LaneRequest):
         return
     others = sorted(set(request.required_resources) - _PLACED)
+    if request.required_resources.get("GPU", 0) > 1:
+        # A lane has one.
+        others.append("several GPUs")
     if len(request.bundles) > 1 or request.head_bundle_is_empty or others:
         if isinstance(controller._actor_manager, LaneActorManager):
             raise InputError(

@@ -12,16 +12,30 @@ pytest.importorskip("ray")
 from ray.tune import PlacementGroupFactory
 
 from cotune.errors import InputError
+from cotune.ray_tune import scheduler
+from cotune.ray_tune.process import Fractions
 from cotune.ray_tune.scheduler import admit, colocate
 from cotune.ray_tune.seam import LaneActorManager, LaneRequest, LaneResourceManager
 
 
-@pytest.mark.parametrize("bundles", [[{"CPU": 1, "license": 1}], [{"CPU": 1}, {"CPU": 1}], [{}, {"CPU": 1}]])
+@pytest.mark.parametrize(
+    "bundles", [[{"CPU": 1, "license": 1}], [{"CPU": 1, "GPU": 2}], [{"CPU": 1}, {"CPU": 1}], [{}, {"CPU": 1}]]
+)
 def test_what_lanes_cannot_give_is_left_to_ray(bundles):
     request = PlacementGroupFactory(bundles)
     trial = SimpleNamespace(placement_group_factory=request)
     admit(SimpleNamespace(_actor_manager=None), trial, None)
     assert trial.placement_group_factory is request
+    Fractions().prepare(trial)
+    assert trial.placement_group_factory is request
+
+
+def test_a_trial_that_asks_for_a_gpu_or_less_is_one_for_a_lane(monkeypatch):
+    monkeypatch.setattr(scheduler, "install", lambda controller, trial, options: None)
+    for share in (0.5, 1):
+        trial = SimpleNamespace(placement_group_factory=PlacementGroupFactory([{"CPU": 1, "GPU": share}]))
+        admit(SimpleNamespace(_actor_manager=None), trial, None)
+        assert isinstance(trial.placement_group_factory, LaneRequest)
 
 
 def test_what_lanes_cannot_give_is_refused_where_lanes_hold_the_cluster():
