@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import os
+from collections.abc import Callable
 from typing import Any
 
 import ray
@@ -40,6 +41,7 @@ __all__ = [
     "class_behind",
     "controller_behind",
     "core_worker",
+    "follow_resources",
     "function_trainable",
     "handle_of",
     "has_nothing_to_save",
@@ -58,7 +60,7 @@ _NEEDED: tuple[tuple[Any, tuple[str, ...]], ...] = (
     (ResourceManager, ("request_resources", "cancel_resource_request", "has_resources_ready", "acquire_resources")),
     (ResourceManager, ("free_resources", "get_resource_futures", "update_state", "clear")),
     (AcquiredResources, ("annotate_remote_entities",)),
-    (tune_controller.TuneController, ("add_trial", "_trial_task_failure")),
+    (tune_controller.TuneController, ("add_trial", "_trial_task_failure", "update_pending_trial_resources")),
     (ray_session, ("_session", "_TrainSession", "_TrainingResult", "get_session", "init_session", "shutdown_session")),
     (ray_session._TrainSession, ("reset", "report", "get_next", "finish")),
     (function_trainable, ("init_session", "shutdown_session", "get_session", "FunctionTrainable")),
@@ -114,6 +116,24 @@ def limit_pending(controller: Any, most: int) -> None:
     """Has Tune ask for so many trials ahead, unless the user has said how many."""
     if "TUNE_MAX_PENDING_TRIALS_PG" not in os.environ:
         getattr(controller, "_tune_controller", controller).update_max_pending_trials(most)
+
+
+def follow_resources(controller: Any, changed: Callable[[], None]) -> None:
+    """Has Tune say when it gives trials that wait other resources than they were added with. Once is enough."""
+    base: Any = type(controller)
+    if hasattr(base, "is_followed"):
+        return
+
+    class Followed(base):  # type: ignore[misc]
+        is_followed = True
+
+        def update_pending_trial_resources(self, resources: Any) -> None:
+            super().update_pending_trial_resources(resources)
+            changed()
+
+    # Not an attribute of the controller: Tune saves those.
+    Followed.__name__, Followed.__qualname__ = base.__name__, base.__qualname__
+    controller.__class__ = Followed
 
 
 def class_behind(actor_class: Any) -> type:

@@ -227,10 +227,25 @@ def install(controller: Any, trial: Any, options: Options) -> None:
             "colocate() came too late: trials of this run have actors already",
             hint=_MIXED,
         )
+    theirs = manager._resource_manager, type(manager)
     manager._resource_manager = LaneResourceManager(_broker(trial, options))
     manager.__class__ = LaneActorManager
+    _private.follow_resources(controller, lambda: _admit_anew(controller, options, theirs))
     # Lanes do that better; Tune's own cache would keep a place in one.
     controller._reuse_actors = False
+
+
+def _admit_anew(controller: Any, options: Options, theirs: tuple[Any, type]) -> None:
+    """Tune has given the trials that wait other resources, as `tune.run(resume=True, resources_per_trial=...)` does."""
+    waiting = [trial for trial in controller.get_trials() if trial.status == "PENDING"]
+    changed = [trial for trial in waiting if not isinstance(trial.placement_group_factory, LaneRequest)]
+    manager = controller._actor_manager
+    is_ours = isinstance(manager, LaneActorManager)
+    if changed and is_ours and not manager._resource_manager.broker.packer.unfinished:
+        # Nothing has been asked for: what lanes are like, and whether there are any, follows from what trials ask now.
+        manager._resource_manager, manager.__class__ = theirs
+    for trial in changed:
+        admit(controller, trial, options)
 
 
 def _broker(trial: Any, options: Options) -> Broker:
