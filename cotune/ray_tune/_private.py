@@ -42,6 +42,7 @@ __all__ = [
     "controller_behind",
     "core_worker",
     "follow_resources",
+    "free_cpus",
     "function_trainable",
     "handle_of",
     "has_nothing_to_save",
@@ -65,6 +66,7 @@ _NEEDED: tuple[tuple[Any, tuple[str, ...]], ...] = (
     (ray_session._TrainSession, ("reset", "report", "get_next", "finish")),
     (function_trainable, ("init_session", "shutdown_session", "get_session", "FunctionTrainable")),
     (actor, ("_actor_launch_hook",)),
+    (ray._private.state, ("available_resources_per_node",)),
     (remote_function, ("_task_launch_hook",)),
 )
 _NEEDED_IN_INSTANCES = (
@@ -99,6 +101,12 @@ def _name(owner: Any) -> str:
 def core_worker() -> object:
     """Changes with every `ray.init`."""
     return ray._private.worker.global_worker.core_worker
+
+
+def free_cpus() -> dict[str, float]:
+    """CPUs that nobody has asked for, by node."""
+    found = ray._private.state.available_resources_per_node()
+    return {node: float(resources.get("CPU", 0.0)) for node, resources in found.items()}
 
 
 def controller_behind(controller: Any) -> Any:
