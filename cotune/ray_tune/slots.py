@@ -298,7 +298,7 @@ class Slots:
                 slot.idle_since = now
             elif now - slot.idle_since > IDLE_AFTER:
                 found.append(slot)
-        return found[: len(self.all) - 1]
+        return found[: len(self.up) - 1]
 
     def drop(self, slot: Slot, is_useless: bool = False) -> None:
         """Gives a device back, or sets it aside, without the processes on it that are no lanes."""

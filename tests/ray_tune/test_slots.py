@@ -114,3 +114,12 @@ def test_a_node_on_which_others_leave_no_room_does_not_count_as_the_device_that_
     cluster.time += module.PLACE_WITHIN + 0.1
     slots.reserve(1)
     assert len(slots.all) == 2, "it has its place, and its processes take their time"
+
+
+def test_devices_without_a_place_are_no_reason_to_give_back_all_that_are_up(cluster):
+    slots = cluster.slots("a", "b", "c")
+    slots.reserve(3)
+    for slot in slots.all[:2]:
+        slot.name, slot.site = slot.node, SimpleNamespace(node=slot.node)
+    assert slots.idle([], 0.0) == []
+    assert [slot.name for slot in slots.idle([], module.IDLE_AFTER + 1)] == ["a"]
