@@ -34,7 +34,6 @@ from cotune.trial import Question, Report, TrialSpec
 JOIN_WITHIN = 60.0
 SETTLE = 2.0
 KNOCK_WITHIN = 5.0
-SHRINK_AFTER = 5.0
 POLL_FOR = 10.0
 
 
@@ -70,24 +69,24 @@ class RayEngine(Engine):
 
         Raises:
             DeviceError: The cluster gives us nothing.
+            BaseException: No node that has room for us can go on; this is why the last one cannot.
         """
         roster = self._roster
         roster.warn_if_short()
-        roster.look()
         found: list[ev.DeviceFound] = []
-        began = shrunk = time.monotonic()
+        began = time.monotonic()
         while len(roster.by_device) < len(roster.members) or not found:
+            roster.look()
             now = time.monotonic()
             if not found and roster.gpus_missing():
                 # They may be minutes away, where an autoscaler orders machines.
                 began = now
             elif now - began > (SETTLE if found else JOIN_WITHIN):
                 break
-            if now - shrunk > SHRINK_AFTER:
-                shrunk = now
-                roster.make_do()
             found += [event for event in self._gather(0.2) if isinstance(event, ev.DeviceFound)]
         if not found:
+            if roster.refusal is not None:
+                raise roster.refusal
             raise errors.DeviceError(
                 f"the cluster gave us nothing within {JOIN_WITHIN:.0f} s: "
                 f"it has {_counts(self._ray.cluster_resources())}, {_counts(self._ray.available_resources())} free",

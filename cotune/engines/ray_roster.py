@@ -19,6 +19,8 @@ from cotune.packer import events as ev
 from cotune.sharing.pickling import Packed
 
 LOOK_EVERY = 5.0
+# Less than from one look to the next.
+SHRINK_AFTER = 4.0
 LEAVE_WITHIN = 5.0
 MAX_LOST_IN_A_ROW = 3
 
@@ -35,12 +37,14 @@ class Membership:
         device: The name of its device, once it has joined.
         local: The name it has there.
         hello: Answered as soon as it has its place.
+        asked: When it was asked for.
         commands: What it is to be told next.
     """
 
     slot: Slot
     actor: Any
     hello: Any
+    asked: float
     device: str = ""
     local: str = ""
     commands: list[tuple[str, tuple[Any, ...]]] = field(default_factory=list)
@@ -60,6 +64,7 @@ class Roster:
     Attributes:
         members: All that are asked for, and have not left.
         by_device: Those that have joined, by the name of their device.
+        refusal: Why the last one could not go on that said so itself.
     """
 
     def __init__(
@@ -73,6 +78,7 @@ class Roster:
     ) -> None:
         self.members: set[Membership] = set()
         self.by_device: dict[str, Membership] = {}
+        self.refusal: BaseException | None = None
         self._ray = ray
         self._gpus = gpus
         self._on_gpus = gpus > 0 if gpus is not None else self._gpus_there() >= 1
@@ -89,9 +95,11 @@ class Roster:
 
     def look(self) -> None:
         """Now and then asks for an actor on everything that has none: what cannot be had now is had when it is free."""
-        if time.monotonic() < self._look_due:
+        now = time.monotonic()
+        if now < self._look_due:
             return
-        self._look_due = time.monotonic() + LOOK_EVERY
+        self._look_due = now + LOOK_EVERY
+        self._make_do(now)
         held = self._refused + collections.Counter(member.slot.place for member in self.members)
         for slot in self._wanted():
             if held[slot.place]:
@@ -99,16 +107,22 @@ class Roster:
             else:
                 self._invite(slot)
 
-    def make_do(self) -> None:
-        """Asks for half as many cores of nodes that others use as well."""
+    def _make_do(self, now: float) -> None:
+        """Asks for half as many cores of nodes that others use as well, or for what is left if that is less.
+
+        Nodes that have nothing left stay asked for as they are: they may get all of it.
+        """
         absent = [member for member in self.members if not member.device and member.slot.cpus > 1]
-        for member in absent:
+        late = [member for member in absent if now - member.asked > SHRINK_AFTER]
+        # Of all nodes: which has how much free is not public.
+        free = int(self._ray.available_resources().get("CPU", 0)) if late else 0
+        for member in late if free else []:
             if self._ray.wait([member.hello], timeout=0)[0]:
                 # It has its place, and takes its time.
                 continue
             self.members.discard(member)
             self._ray.kill(member.actor)
-            self._invite(replace(member.slot, cpus=member.slot.cpus // 2))
+            self._invite(replace(member.slot, cpus=min(member.slot.cpus // 2, free)))
 
     def warn_if_short(self) -> None:
         if missing := self.gpus_missing():
@@ -145,7 +159,7 @@ class Roster:
         self._ray.method(concurrency_group="hear")(Member.poll)
         actor_class = self._ray.remote(concurrency_groups={"tell": 1, "hear": 1}, max_restarts=0, **how)(Member)
         actor = actor_class.remote(self._packed, slot, self._folder, self._options)
-        member = Membership(slot, actor, actor.do.remote([]))
+        member = Membership(slot, actor, actor.do.remote([]), time.monotonic())
         self.members.add(member)
         self._listen(member)
 
@@ -171,19 +185,29 @@ class Roster:
         """Books out one that cannot go on; its place is not asked for again.
 
         Raises:
-            BaseException: There is no other.
+            BaseException: There is no other, joined or on its way.
         """
-        if not any(other is not member for other in self.by_device.values()):
+        self.refusal = error
+        if not self.members - {member}:
             raise error
         self._refused[member.slot.place] += 1
-        self.leave(member, f"{type(error).__name__}: {error}")
+        self._book_out(member, f"{type(error).__name__}: {error}")
 
     def leave(self, member: Membership, why: str) -> None:
-        """Books out one that is gone, or has failed.
+        """Books out one that is gone.
 
         Raises:
             RunError: It is one too many.
         """
+        self._book_out(member, why)
+        self._lost_in_a_row += 1
+        if self._lost_in_a_row >= MAX_LOST_IN_A_ROW and not self.by_device:
+            raise errors.RunError(
+                f"{self._lost_in_a_row} nodes in a row were lost, and none is left; the last: {why}",
+                hint="see `ray status`; what has run is kept, resume=True goes on with it",
+            )
+
+    def _book_out(self, member: Membership, why: str) -> None:
         self.members.discard(member)
         self.by_device.pop(member.device, None)
         if member.device:
@@ -192,12 +216,6 @@ class Roster:
         with contextlib.suppress(Exception):
             self._ray.kill(member.actor)
         log.warning("%s is lost: %s", member.device or "a node that had not joined yet", why)
-        self._lost_in_a_row += 1
-        if self._lost_in_a_row >= MAX_LOST_IN_A_ROW and not self.by_device:
-            raise errors.RunError(
-                f"{self._lost_in_a_row} nodes in a row were lost, and none is left; the last: {why}",
-                hint="see `ray status`; what has run is kept, resume=True goes on with it",
-            )
         self._look_due = 0.0
 
     def losses(self, now: float) -> list[ev.DeviceLost]:

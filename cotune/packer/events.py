@@ -94,7 +94,13 @@ class AllTrialsAdded(Event):
 
 @dataclass(frozen=True, slots=True)
 class TrialWithdrawn(TrialEvent):
-    """Nobody wants the trial any more: a pruner, the user or the time budget said so."""
+    """Nobody wants the trial any more: a pruner, the user or the time budget said so.
+
+    Attributes:
+        patient: It may take its time to clean up: its owner says so again, without this, when it has taken too long.
+    """
+
+    patient: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,10 +59,10 @@ class LaneEvents:
         """Ends lanes of trials that nobody wants any more and that come to no boundary."""
         for trial in list(withdrawn):
             lane = trial.lane
-            if lane is None or lane.closing or trial.withdrawn_at is None:
+            if lane is None or lane.closing or trial.pressed_at is None:
                 continue
             grace = STOP_GRACE_SHARED if lane.residents.keys() - {trial.id} else STOP_GRACE
-            if now - trial.withdrawn_at > max(grace, 3 * trial.longest):
+            if now - trial.pressed_at > max(grace, 3 * trial.longest):
                 self._kill(lane, trial)
 
     def _ready(self, lane: Lane, event: ev.LaneReady) -> None:

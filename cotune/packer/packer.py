@@ -254,6 +254,8 @@ class Packer:
         self._line.is_open = False
 
     def _withdraw(self, trial: Trial, event: ev.TrialWithdrawn) -> None:
+        if trial.pressed_at is None and not event.patient:
+            trial.pressed_at = event.time
         if trial.withdrawn_at is not None:
             return
         trial.withdrawn_at = event.time

@@ -29,6 +29,7 @@ class Trial:
         demand: The same, once it can be relied on: None before the second iteration.
         measured: `demand` with margins: what to set aside for it while it runs.
         expected: What to set aside for it, margins included, as last looked at; None if it must be probed.
+        pressed_at: Since when it is to be gone, and need not be given time to clean up.
         floor: Bytes it is known to need at least, since it ran out of memory with less.
         alone: It must have a device for itself (it ran out of memory twice, or two lanes died with it).
         promised: Where room was last asked for it.
@@ -90,6 +91,7 @@ class Trial:
     device_losses: int = 0
     failures: int = 0
     withdrawn_at: float | None = None
+    pressed_at: float | None = None
     iterations: int = 0
     seconds: float = 0.0
     alone_seconds: float = 0.0

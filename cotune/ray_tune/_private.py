@@ -7,6 +7,8 @@ instead of failing somewhere in the middle of a run. All other modules of this p
 from __future__ import annotations
 
 import functools
+import os
+from collections.abc import Callable
 from typing import Any
 
 import ray
@@ -39,10 +41,13 @@ __all__ = [
     "class_behind",
     "controller_behind",
     "core_worker",
+    "follow_resources",
+    "free_cpus",
     "function_trainable",
     "handle_of",
     "has_nothing_to_save",
     "last_result",
+    "limit_pending",
     "no_result",
     "pending_actors",
     "ray_session",
@@ -56,11 +61,12 @@ _NEEDED: tuple[tuple[Any, tuple[str, ...]], ...] = (
     (ResourceManager, ("request_resources", "cancel_resource_request", "has_resources_ready", "acquire_resources")),
     (ResourceManager, ("free_resources", "get_resource_futures", "update_state", "clear")),
     (AcquiredResources, ("annotate_remote_entities",)),
-    (tune_controller.TuneController, ("add_trial", "_trial_task_failure")),
+    (tune_controller.TuneController, ("add_trial", "_trial_task_failure", "update_pending_trial_resources")),
     (ray_session, ("_session", "_TrainSession", "_TrainingResult", "get_session", "init_session", "shutdown_session")),
     (ray_session._TrainSession, ("reset", "report", "get_next", "finish")),
     (function_trainable, ("init_session", "shutdown_session", "get_session", "FunctionTrainable")),
     (actor, ("_actor_launch_hook",)),
+    (ray._private.state, ("available_resources_per_node",)),
     (remote_function, ("_task_launch_hook",)),
 )
 _NEEDED_IN_INSTANCES = (
@@ -97,6 +103,12 @@ def core_worker() -> object:
     return ray._private.worker.global_worker.core_worker
 
 
+def free_cpus() -> dict[str, float]:
+    """CPUs that nobody has asked for, by node."""
+    found = ray._private.state.available_resources_per_node()
+    return {node: float(resources.get("CPU", 0.0)) for node, resources in found.items()}
+
+
 def controller_behind(controller: Any) -> Any:
     """Tune's controller, which schedulers are given in a wrapper now and bare then."""
     controller = getattr(controller, "_tune_controller", controller)
@@ -106,6 +118,30 @@ def controller_behind(controller: Any) -> Any:
             hint=f"use Ray {SUPPORTED}",
         )
     return controller
+
+
+def limit_pending(controller: Any, most: int) -> None:
+    """Has Tune ask for so many trials ahead, unless the user has said how many."""
+    if "TUNE_MAX_PENDING_TRIALS_PG" not in os.environ:
+        getattr(controller, "_tune_controller", controller).update_max_pending_trials(most)
+
+
+def follow_resources(controller: Any, changed: Callable[[], None]) -> None:
+    """Has Tune say when it gives trials that wait other resources than they were added with. Once is enough."""
+    base: Any = type(controller)
+    if hasattr(base, "is_followed"):
+        return
+
+    class Followed(base):  # type: ignore[misc]
+        is_followed = True
+
+        def update_pending_trial_resources(self, resources: Any) -> None:
+            super().update_pending_trial_resources(resources)
+            changed()
+
+    # Not an attribute of the controller: Tune saves those.
+    Followed.__name__, Followed.__qualname__ = base.__name__, base.__qualname__
+    controller.__class__ = Followed
 
 
 def class_behind(actor_class: Any) -> type:

@@ -112,7 +112,8 @@ class Broker:
             # Told before the call is made, so that the brain knows who has stopped it.
             ticket.stopping, has_begun = True, ticket.calls > 0
             ticket.held.clear()
-            self._withdraw(ticket)
+            # A Trainable may take as long to clean up as Tune lets it; then it is evicted.
+            self._withdraw(ticket, patient=True)
             if lane is None or ticket.over or not has_begun:
                 return self.answer(ticket)
             return self._send(lane, ticket, "stop", (), {})
@@ -157,9 +158,9 @@ class Broker:
             ticket.stopping = True
         self._withdraw(ticket)
 
-    def _withdraw(self, ticket: Ticket) -> None:
+    def _withdraw(self, ticket: Ticket, patient: bool = False) -> None:
         if not ticket.over:
-            self._feed(ev.TrialWithdrawn(self._cluster.now(), ticket.number))
+            self._feed(ev.TrialWithdrawn(self._cluster.now(), ticket.number, patient))
 
     # ---- failures
 
@@ -272,7 +273,8 @@ class Broker:
     def _refusal(self, ticket: Ticket, end: do.ConcludeTrial) -> Exception:
         name = f"trial {ticket.trial.trial_id}"
         if end.error == "TrialTooLarge":
-            # Tune would only find out the same again.
+            # Tune would only find out the same again, and where there is no limit it would do so for ever.
+            ticket.trial.max_failures = max(0, ticket.trial.max_failures)
             metadata, allowed = ticket.trial.run_metadata, ticket.trial.max_failures
             metadata.num_failures = max(metadata.num_failures, allowed)
         error = errors.named(end.error)(f"{name}: {end.reason}", hint=_HINTS.get(end.error, ""))

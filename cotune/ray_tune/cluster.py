@@ -164,14 +164,15 @@ class Cluster:
             # The beat has died of the same, and says so.
             return
         except RayError as error:
+            # It counts when its beat has died of this.
+            lane.fault = _first_line(getattr(error, "cause", None) or error)
             kill(lane.actor)
-            self._lane_stillborn(lane.slot, str(error))
             return
         lane.opened(site.pid)
         if lane.slot.site is not None and site.place != lane.slot.site.place:
             log.error("lane %d of %s is at %s: closed", lane.lane, lane.slot.name, site.place)
+            lane.fault = f"Ray has put a process for {lane.slot.name} on {site.place}"
             kill(lane.actor)
-            self._lane_stillborn(lane.slot, f"Ray has put a process for {lane.slot.name} on {site.place}")
 
     def _hear_beat(self, lane: LaneHandle) -> None:
         try:
@@ -185,7 +186,7 @@ class Cluster:
         lane.last, lane.last_at = beat, self.now()
         for frame in beat.frames:
             event = event_of(*wire.decode(frame), lane.lane, lane.last_at)
-            if isinstance(event, ev.LaneReady):
+            if isinstance(event, ev.LaneReady) and not lane.fault:
                 lane.ready = True
                 self._stillborn.lane_up()
                 lane.slot.stillborn.lane_up()
@@ -204,17 +205,19 @@ class Cluster:
             slot.others.unsettled()
         # It may only be out of reach.
         kill(lane.actor)
-        self._pending.append(ev.LaneLost(self.now(), lane.lane, lane.last.holder, _first_line(error)))
-        if not lane.ready:
-            self._lane_stillborn(slot, _first_line(error))
+        detail = lane.fault or _first_line(error)
+        self._pending.append(ev.LaneLost(self.now(), lane.lane, lane.last.holder, detail))
+        if lane.fault or not lane.ready:
+            self._lane_stillborn(slot, detail)
 
     def _lane_stillborn(self, slot: Slot, detail: str) -> None:
-        """One more lane has died there before it was up; after too many the device is left alone.
+        """One more lane has died there before it was up; after too many, and no other, the device is left alone.
 
         Raises:
-            RunError: There is no other.
+            RunError: There is no other device.
         """
-        if slot not in self._slots.all:
+        # Beside one that is up there may only be no room for more, and the device is of use.
+        if slot not in self._slots.all or any(lane.ready for lane in slot.lanes.values()):
             return
         try:
             slot.stillborn.another(detail)

@@ -25,6 +25,7 @@ class LaneHandle:
         last: The last beat.
         last_at: When it came.
         ready: It has said that it is.
+        fault: Why it is of no use, and was killed.
         calls: The last call of each trial in it; a lane is closed when these are answered.
         leaving: It is to be closed.
         trainables: Numbers of the pickled classes it has.
@@ -41,6 +42,7 @@ class LaneHandle:
     last: Beat = field(default_factory=Beat)
     last_at: float = 0.0
     ready: bool = False
+    fault: str = ""
     calls: dict[int, Any] = field(default_factory=dict)
     leaving: bool = False
     trainables: set[int] = field(default_factory=set)

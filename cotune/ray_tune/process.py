@@ -35,7 +35,8 @@ class Fractions:
     def prepare(self, trial: Any) -> None:
         """Has a trial that is about to be queued ask for what it is expected to need, and measure what it does."""
         request = trial.placement_group_factory
-        if len(request.bundles) > 1 or not request.required_resources.get("GPU"):
+        # What asks for several GPUs gets them: none of its fractions would do.
+        if len(request.bundles) > 1 or not 0 < request.required_resources.get("GPU", 0) <= 1:
             return
         trainable = trial.get_trainable_cls()
         if not hasattr(trainable, "measures_for_cotune"):

@@ -31,9 +31,11 @@ from cotune.sharing.preload import modules_to_preload
 
 log = logging.getLogger(__name__)
 
-# Requests for anything else, such as a resource that only some nodes have, are Ray's to grant.
+# Requests for anything else, such as a resource that only some nodes have, or several GPUs, are Ray's to grant.
 _PLACED = {"CPU", "GPU", "memory", "object_store_memory"}
-_MIXED = "in one run, do not mix trials that name resources of their own, or ask for several bundles, with others"
+_MIXED = (
+    "in one run, do not mix trials that name resources of their own, or ask for several bundles or GPUs, with others"
+)
 # What Tune's own actors are told of the driver's environment.
 _PROPAGATED = ("RAY_CHDIR_TO_TRIAL_DIR", "TUNE_", "RAY_AIR_", "RAY_TRAIN_", "AWS_")
 
@@ -105,9 +107,6 @@ def colocate(
     make_policy(policy)
     if isolation == "lane":
         _private.check()
-    else:
-        # A request made long before its trial starts would rest on what was known then.
-        os.environ.setdefault("TUNE_MAX_PENDING_TRIALS_PG", "1")
     options = Options(
         gpus, lanes, max_residents, memory_margin, isolation, policy, iteration_timeout,
         checked_priority(priority), checked_slowdown(max_slowdown),
@@ -163,6 +162,8 @@ def _colocated(base: Any) -> type[TrialScheduler]:
     class Colocated(base):  # type: ignore[misc]
         def on_trial_add(self, tune_controller: Any, trial: Any, **kwargs: Any) -> None:
             if self._cotune_options.isolation == "process":
+                # A request made long before its trial starts would rest on what was known then.
+                _private.limit_pending(tune_controller, 1)
                 self._cotune_fractions.prepare(trial)
             else:
                 admit(_private.controller_behind(tune_controller), trial, self._cotune_options)
@@ -195,6 +196,9 @@ def admit(controller: Any, trial: Any, options: Options) -> None:
     if request is None or isinstance(request, LaneRequest):
         return
     others = sorted(set(request.required_resources) - _PLACED)
+    if request.required_resources.get("GPU", 0) > 1:
+        # A lane has one.
+        others.append("several GPUs")
     if len(request.bundles) > 1 or request.head_bundle_is_empty or others:
         if isinstance(controller._actor_manager, LaneActorManager):
             raise InputError(
@@ -223,10 +227,25 @@ def install(controller: Any, trial: Any, options: Options) -> None:
             "colocate() came too late: trials of this run have actors already",
             hint=_MIXED,
         )
+    theirs = manager._resource_manager, type(manager)
     manager._resource_manager = LaneResourceManager(_broker(trial, options))
     manager.__class__ = LaneActorManager
+    _private.follow_resources(controller, lambda: _admit_anew(controller, options, theirs))
     # Lanes do that better; Tune's own cache would keep a place in one.
     controller._reuse_actors = False
+
+
+def _admit_anew(controller: Any, options: Options, theirs: tuple[Any, type]) -> None:
+    """Tune has given the trials that wait other resources, as `tune.run(resume=True, resources_per_trial=...)` does."""
+    waiting = [trial for trial in controller.get_trials() if trial.status == "PENDING"]
+    changed = [trial for trial in waiting if not isinstance(trial.placement_group_factory, LaneRequest)]
+    manager = controller._actor_manager
+    is_ours = isinstance(manager, LaneActorManager)
+    if changed and is_ours and not manager._resource_manager.broker.packer.unfinished:
+        # Nothing has been asked for: what lanes are like, and whether there are any, follows from what trials ask now.
+        manager._resource_manager, manager.__class__ = theirs
+    for trial in changed:
+        admit(controller, trial, options)
 
 
 def _broker(trial: Any, options: Options) -> Broker:

@@ -8,6 +8,7 @@ that grows is made to, and given back when nothing runs in them.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,6 +22,7 @@ from cotune.demand import MIB
 from cotune.engines.others import OthersOnGpu
 from cotune.engines.stillborn import Stillborn
 from cotune.packer import events as ev
+from cotune.ray_tune import _private
 from cotune.ray_tune.lane import lane_actor
 from cotune.ray_tune.site import Site
 from cotune.sharing import cuda
@@ -28,6 +30,7 @@ from cotune.sharing.devices import CPU_SHARE, GPU_MAX_WIDTH
 
 LANE_SHARE = 0.01
 IDLE_AFTER = 10.0
+PLACE_WITHIN = 3.0
 CPU_CONTEXT_GUESS = 256 * MIB
 MAX_LANES = int(1 / LANE_SHARE) - 4
 ON_EVERY_NODE = "importing what the trainable uses must work on every node, and cotune be installed there"
@@ -77,6 +80,7 @@ class Slot:
         lanes: The lanes on it, by number.
         idle_since: When nothing ran here any more.
         stillborn: Lanes that died here before they were up.
+        asked: When it was asked for.
     """
 
     group: Any
@@ -91,6 +95,7 @@ class Slot:
     lanes: dict[int, Any] = field(default_factory=dict)
     idle_since: float | None = None
     stillborn: Stillborn = field(default_factory=lambda: Stillborn(ON_EVERY_NODE))
+    asked: float = 0.0
 
     @property
     def news(self) -> list[Any]:
@@ -167,7 +172,10 @@ class Slots:
     # ---- coming
 
     def reserve(self, trials: int) -> None:
-        """Asks for devices, one a trial at most, on nodes that were there a second ago."""
+        """Asks for devices, one a trial at most, on nodes that were there a second ago.
+
+        A node that has no room for us stays asked for, and another is asked for as well.
+        """
         if self.uses_gpus:
             # Where there is none yet, one is asked for, or none would ever come.
             limit = self._options.gpus or max(1, self.most - len(self.useless))
@@ -175,9 +183,22 @@ class Slots:
                 self._add_gpu()
         else:
             taken = [slot.site.node if slot.site else slot.node for slot in [*self.all, *self.useless]]
-            for node in self._nodes:
-                if len(self.all) < trials and node["NodeID"] not in taken and node["Resources"].get("CPU", 0) >= 1:
-                    self._add_node(node)
+            nodes = [
+                node for node in self._nodes if node["NodeID"] not in taken and node["Resources"].get("CPU", 0) >= 1
+            ]
+            most = trials - len(self.all)
+            if nodes and most < len(nodes):
+                most += sum(1 for slot in self.all if self._has_no_place(slot))
+            if nodes and most > 0:
+                free = _private.free_cpus()
+                # Those with room first: most of them have more than one.
+                nodes.sort(key=lambda node: -free.get(node["NodeID"], 0.0))
+                for node in nodes[:most]:
+                    self._add_node(node, free.get(node["NodeID"], 0.0))
+
+    def _has_no_place(self, slot: Slot) -> bool:
+        is_late = slot.site is None and time.monotonic() - slot.asked > PLACE_WITHIN
+        return is_late and placement_group_table(slot.group).get("state") == "PENDING"
 
     def _add_gpu(self) -> None:
         nodes = [node["Resources"] for node in self._nodes if node["Resources"].get("GPU", 0) >= 1]
@@ -186,12 +207,10 @@ class Slots:
         # One CPU, as any trial on a GPU would ask for: all of the GPU's part may never be free.
         self._add({"GPU": 1.0} | ({"CPU": 1.0} if cores else {}), max(cores, 1), 1 / most, None)
 
-    def _add_node(self, node: Mapping[str, Any]) -> None:
-        nodes, cpus = self._nodes, max(self._total("CPU"), 1.0)
+    def _add_node(self, node: Mapping[str, Any], free: float) -> None:
+        nodes = self._nodes
         # Others may use a part of the CPUs for long.
-        free = ray.available_resources().get("CPU", 0.0) / cpus
-        held = sum(slot.group.bundle_specs[0]["CPU"] for slot in [*self.all, *self.useless]) / cpus
-        cores = max(1, int(node["Resources"]["CPU"] * min(1.0, free + held) + 1e-6))
+        cores = max(1, int(free + 1e-6))
         # What its lanes would ask for as Ray's actors; the rest is for what trials start on Ray themselves.
         bundle = {"CPU": min(float(cores), max(1.0, self._width(cores) * self._options.cores))}
         address = f"node:{node['NodeManagerAddress']}"
@@ -201,7 +220,8 @@ class Slots:
         self._add(bundle, cores, 1 / mates, node["NodeID"])
 
     def _add(self, bundle: Mapping[str, float], cores: int, share: float, node: str | None) -> None:
-        slot = Slot(placement_group([dict(bundle)], strategy="STRICT_PACK"), cores, share, node)
+        group = placement_group([dict(bundle)], strategy="STRICT_PACK")
+        slot = Slot(group, cores, share, node, asked=time.monotonic())
         self.all.append(slot)
         if self.uses_gpus and len(self.all) + len(self.useless) > self._total("GPU"):
             # Of processes for a group without a place an autoscaler would say, again and again, that no node fits them.
@@ -278,7 +298,7 @@ class Slots:
                 slot.idle_since = now
             elif now - slot.idle_since > IDLE_AFTER:
                 found.append(slot)
-        return found[: len(self.all) - 1]
+        return found[: len(self.up) - 1]
 
     def drop(self, slot: Slot, is_useless: bool = False) -> None:
         """Gives a device back, or sets it aside, without the processes on it that are no lanes."""

@@ -1,7 +1,13 @@
 """The Ray engine on a real cluster of this machine."""
 
+from types import SimpleNamespace
+
 import pytest
 
+from cotune.engines import ray as engine_module
+from cotune.engines.ray import RayEngine
+from cotune.errors import StorageError
+from cotune.packer import DeviceFound
 from cotune.testing import EngineUnderTest, RealEngineConformance, behave
 
 pytestmark = pytest.mark.ray
@@ -11,7 +17,6 @@ pytestmark = pytest.mark.ray
 def started(in_ray, tmp_path_factory):
     """An engine on a cluster of one node, with this process in it."""
     from cotune.engines.local_options import LocalOptions
-    from cotune.engines.ray import RayEngine
 
     in_ray.start(gpus=0)
     folder = tmp_path_factory.mktemp("engine")
@@ -25,3 +30,28 @@ class TestRayEngine(RealEngineConformance):
     def engine(self, started, tmp_path):
         started.begin_anew(tmp_path)
         return started
+
+
+def test_a_node_that_comes_while_the_start_waits_for_the_first_is_invited():
+    members, by_device, found = [], {}, object.__new__(DeviceFound)
+    come, waits = iter([[], [], ["late"]]), iter(range(5))
+    engine = object.__new__(RayEngine)
+    engine._roster = SimpleNamespace(members=members, by_device=by_device, warn_if_short=bool, gpus_missing=bool)
+    engine._roster.look = lambda: members.extend(next(come, []))
+
+    def gather(timeout):
+        next(waits)
+        by_device.update(dict.fromkeys(members))
+        return [found] * len(members)
+
+    engine._gather = gather
+    assert engine.start() == [found]
+
+
+def test_where_the_only_node_with_room_cannot_go_on_the_start_says_why(monkeypatch):
+    monkeypatch.setattr(engine_module, "JOIN_WITHIN", -1.0)
+    engine = object.__new__(RayEngine)
+    engine._roster = SimpleNamespace(members=["busy"], by_device={}, refusal=StorageError("no folder", hint=""))
+    engine._roster.look = engine._roster.warn_if_short = engine._roster.gpus_missing = lambda: None
+    with pytest.raises(StorageError, match="no folder"):
+        engine.start()

@@ -836,6 +836,19 @@ def test_grace_grows_with_the_longest_iteration() -> None:
     assert len(world.wait(1.0)) == 1
 
 
+def test_trial_that_may_take_its_time_to_stop_is_killed_a_grace_after_its_owner_has_lost_patience() -> None:
+    world = make()
+    world.add(0)
+    world.settle()
+    assert world.send(ev.TrialWithdrawn(world.time, 0, patient=True)) == [do.StopTrial(0)]
+    assert world.wait(600.0) == []
+    assert world.withdraw(0) == []
+    assert world.wait(5.0) == []
+    assert world.wait(0.1) == [do.CloseLane(1, kill=True)]
+    world.settle()
+    assert world.outcome(0) is Outcome.STOPPED
+
+
 # ---- devices
 
 

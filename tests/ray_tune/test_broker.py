@@ -9,10 +9,11 @@ import pytest
 
 pytest.importorskip("ray")
 
-from ray.exceptions import RayActorError
+from ray.exceptions import RayActorError, RayTaskError
+from ray.tune.experiment import Trial
 
 from cotune.demand import MIB
-from cotune.packer import Packer, PackerOptions
+from cotune.packer import Outcome, Packer, PackerOptions
 from cotune.packer import events as ev
 from cotune.packer import instructions as do
 from cotune.ray_tune import lane
@@ -42,6 +43,7 @@ class Lanes:
             actor = SimpleNamespace(
                 call=SimpleNamespace(remote=lambda *args: self.called.append(args)),
                 interrupt=SimpleNamespace(remote=lambda key: self.called.append(("interrupt", key))),
+                evict=SimpleNamespace(remote=lambda key: self.called.append(("evict", key))),
             )
             self.lanes[instruction.lane] = SimpleNamespace(actor=actor, calls={}, unheard=[], trainables=set())
 
@@ -118,6 +120,34 @@ def test_a_trial_that_was_stopped_between_two_lanes_is_not_run_again(broker, lan
 
     assert ticket.over
     assert broker.packer.unfinished == 0
+
+
+@pytest.mark.parametrize("allowed", [-1, 0, 3])
+def test_a_trial_that_fits_no_device_is_not_recovered_by_tune_however_many_failures_are_allowed(broker, allowed):
+    too_large = Trial("train", stub=True)
+    too_large.max_failures = allowed
+    reason = do.ConcludeTrial(0, Outcome.FAILED, error="TrialTooLarge", reason="needs 9 GiB")
+    error = broker._refusal(SimpleNamespace(trial=too_large), reason)
+    too_large.run_metadata.num_failures += 1
+    assert isinstance(error, RayTaskError)
+    assert not too_large.should_recover()
+
+
+def test_a_trial_has_the_time_to_clean_up_that_tune_gives_it(broker, lanes):
+    """Ray has it that this is 600 s, or TUNE_FORCE_TRIAL_CLEANUP_S; then Tune kills."""
+    ticket = broker.ask(trial("a"))
+    broker.seat(ticket, dict, {})
+    broker.call(ticket, "train", (), {})
+    broker.call(ticket, "stop", (), {})
+    broker._feed(ev.Tick(599.0))
+    killed = [instruction for instruction in lanes.executed if isinstance(instruction, do.CloseLane)]
+    assert killed == []
+
+    lanes.now = lambda: 600.0
+    broker.evict(ticket)
+    broker._feed(ev.Tick(606.0))
+
+    assert lanes.executed[-1] == do.CloseLane(1, kill=True)
 
 
 @pytest.mark.parametrize("how", ["interrupt", "evict"])

@@ -8,12 +8,17 @@ import pytest
 
 pytest.importorskip("ray")
 
+from ray.exceptions import ActorDiedError, RayTaskError
+
 from cotune.demand import GIB
 from cotune.engines.others import SETTLE, OthersOnGpu
 from cotune.errors import RunError
+from cotune.packer import LaneLost
+from cotune.ray_tune import cluster as module
 from cotune.ray_tune import slots as slots_module
 from cotune.ray_tune.cluster import Cluster
 from cotune.ray_tune.lane import Beat
+from cotune.ray_tune.lane_handle import LaneHandle
 from cotune.ray_tune.slots import Slot, Slots
 
 
@@ -63,6 +68,11 @@ def test_a_device_on_which_no_lane_comes_up_is_set_aside_unless_it_is_the_last(m
     broken, sound = (Slot(name, 4, 1.0, None, name, site=SimpleNamespace(node="node")) for name in ("gpu:0", "gpu:1"))
     slots.all, slots.useless, slots.uses_gpus, slots._nodes = [broken, sound], [], True, [{"Resources": {"GPU": 2.0}}]
     cluster._slots, cluster._lanes, cluster._lost = slots, {}, []
+    broken.lanes = {0: SimpleNamespace(ready=True, lane=0, actor=None, look_away=lambda is_over: None)}
+    for _ in range(7):
+        cluster._lane_stillborn(broken, "no room beside the one that is up")
+    assert slots.up == [broken, sound]
+    broken.lanes.clear()
     for _ in range(7):
         cluster._lane_stillborn(broken, "no CUDA-capable device is detected")
     assert (slots.up, slots.useless, cluster._lost) == ([sound], [broken], ["gpu:0"])
@@ -74,3 +84,24 @@ def test_a_device_on_which_no_lane_comes_up_is_set_aside_unless_it_is_the_last(m
     assert given_back == [], "or Ray would give it to us again"
     slots.close()
     assert given_back == ["gpu:0"]
+
+
+def test_a_lane_that_cannot_open_counts_once_and_says_why(monkeypatch):
+    cluster, slots, said = object.__new__(Cluster), object.__new__(Slots), []
+    slot = Slot(None, 4, 1.0, None, "gpu:0", site=SimpleNamespace(node="node"))
+    lane = LaneHandle(3, "actor", slot, "beat", "open")
+    slots.all, slot.lanes = [slot], {3: lane}
+    cluster._slots, cluster._lanes, cluster._pending = slots, {3: lane}, []
+    errors = {"open": RayTaskError("open", "Traceback ...", OSError("no device")), "beat": ActorDiedError()}
+
+    def get(answer, timeout=None):
+        raise errors[answer]
+
+    monkeypatch.setattr(module.ray, "get", get)
+    monkeypatch.setattr(module, "kill", lambda actor: None)
+    monkeypatch.setattr(module, "alive_nodes", lambda: [{"NodeID": "node"}])
+    slot.stillborn.another = said.append
+    cluster._hear_opening(lane)
+    cluster._hear_beat(lane)
+    assert said == ["no device"]
+    assert [(type(event), event.detail) for event in cluster._pending] == [(LaneLost, "no device")]

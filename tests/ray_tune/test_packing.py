@@ -227,7 +227,7 @@ def test_a_process_for_each_trial_on_a_measured_fraction(run_config, monkeypatch
             asked.append(trial.placement_group_factory.required_resources["GPU"])
 
     scheduler = colocate(isolation="process")
-    monkeypatch.setenv("TUNE_MAX_PENDING_TRIALS_PG", "1")
+    assert "TUNE_MAX_PENDING_TRIALS_PG" not in os.environ, "it would be there for later runs"
     results = tune.Tuner(
         tune.with_resources(deterministic, {"cpu": 1, "gpu": 1}),
         param_space={"seed": tune.grid_search([1, 2])},

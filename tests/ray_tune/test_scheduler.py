@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from types import SimpleNamespace
 
 import pytest
@@ -11,16 +12,30 @@ pytest.importorskip("ray")
 from ray.tune import PlacementGroupFactory
 
 from cotune.errors import InputError
-from cotune.ray_tune.scheduler import admit
+from cotune.ray_tune import _private, scheduler
+from cotune.ray_tune.process import Fractions
+from cotune.ray_tune.scheduler import admit, colocate
 from cotune.ray_tune.seam import LaneActorManager, LaneRequest, LaneResourceManager
 
 
-@pytest.mark.parametrize("bundles", [[{"CPU": 1, "license": 1}], [{"CPU": 1}, {"CPU": 1}], [{}, {"CPU": 1}]])
+@pytest.mark.parametrize(
+    "bundles", [[{"CPU": 1, "license": 1}], [{"CPU": 1, "GPU": 2}], [{"CPU": 1}, {"CPU": 1}], [{}, {"CPU": 1}]]
+)
 def test_what_lanes_cannot_give_is_left_to_ray(bundles):
     request = PlacementGroupFactory(bundles)
     trial = SimpleNamespace(placement_group_factory=request)
     admit(SimpleNamespace(_actor_manager=None), trial, None)
     assert trial.placement_group_factory is request
+    Fractions().prepare(trial)
+    assert trial.placement_group_factory is request
+
+
+def test_a_trial_that_asks_for_a_gpu_or_less_is_one_for_a_lane(monkeypatch):
+    monkeypatch.setattr(scheduler, "install", lambda controller, trial, options: None)
+    for share in (0.5, 1):
+        trial = SimpleNamespace(placement_group_factory=PlacementGroupFactory([{"CPU": 1, "GPU": share}]))
+        admit(SimpleNamespace(_actor_manager=None), trial, None)
+        assert isinstance(trial.placement_group_factory, LaneRequest)
 
 
 def test_what_lanes_cannot_give_is_refused_where_lanes_hold_the_cluster():
@@ -28,6 +43,56 @@ def test_what_lanes_cannot_give_is_refused_where_lanes_hold_the_cluster():
     trial = SimpleNamespace(placement_group_factory=PlacementGroupFactory([{"CPU": 1, "license": 1}]))
     with pytest.raises(InputError, match="cannot run in a lane"):
         admit(controller, trial, None)
+
+
+@pytest.mark.parametrize(("said", "asked"), [(None, [1]), ("4", [])])
+def test_with_a_process_for_each_trial_tune_asks_for_one_ahead_unless_the_user_has_said_otherwise(
+    said, asked, monkeypatch
+):
+    monkeypatch.delenv("TUNE_MAX_PENDING_TRIALS_PG", raising=False)
+    if said:
+        monkeypatch.setenv("TUNE_MAX_PENDING_TRIALS_PG", said)
+    limits = []
+    controller = SimpleNamespace(_tune_controller=SimpleNamespace(update_max_pending_trials=limits.append))
+    trial = SimpleNamespace(placement_group_factory=PlacementGroupFactory([{"CPU": 1}]))
+    colocate(isolation="process").on_trial_add(controller, trial)
+    assert limits == asked
+    assert os.environ.get("TUNE_MAX_PENDING_TRIALS_PG") == said
+
+
+class Controller:
+    """Stands for Tune's, with one trial that waits."""
+
+    def __init__(self, bundle):
+        self._actor_manager, self._reuse_actors = _private.RayActorManager(resource_manager=None), True
+        self.trial = SimpleNamespace(status="PENDING", placement_group_factory=PlacementGroupFactory([bundle]))
+
+    def get_trials(self):
+        return [self.trial]
+
+    def update_pending_trial_resources(self, bundle):
+        self.trial.placement_group_factory = PlacementGroupFactory([bundle])
+
+
+def test_a_trial_that_tune_gives_other_resources_before_it_runs_is_one_for_a_lane_still(monkeypatch):
+    """As `tune.run(resume=True, resources_per_trial=...)` does."""
+    made_for = []
+
+    def broker(trial, options):
+        made_for.append(trial.placement_group_factory.required_resources)
+        return SimpleNamespace(packer=SimpleNamespace(unfinished=0))
+
+    monkeypatch.setattr(scheduler, "_broker", broker)
+    controller = Controller({"CPU": 1})
+    admit(controller, controller.trial, None)
+    controller.update_pending_trial_resources({"CPU": 2})
+    assert isinstance(controller.trial.placement_group_factory, LaneRequest)
+    assert isinstance(controller._actor_manager, LaneActorManager)
+    assert made_for == [{"CPU": 1}, {"CPU": 2}]
+
+    controller.update_pending_trial_resources({"CPU": 1, "GPU": 2})
+    assert not isinstance(controller.trial.placement_group_factory, LaneRequest)
+    assert type(controller._actor_manager) is _private.RayActorManager
 
 
 def test_what_a_policy_raises_is_not_hidden_by_what_tune_cancels_because_of_it():

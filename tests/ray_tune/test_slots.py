@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from types import SimpleNamespace
 
 import pytest
@@ -50,16 +51,75 @@ def test_what_was_set_aside_on_a_node_that_is_gone_is_given_back_or_it_would_mov
     assert (slots.useless, given_back) == ([here], ["on gone"])
 
 
-def test_cpus_of_what_was_set_aside_are_not_taken_for_those_of_others(monkeypatch):
-    nodes = [
-        {"NodeID": name, "NodeManagerAddress": name, "NodeManagerHostname": name, "Resources": {"CPU": 4.0}}
-        for name in ("broken", "sound")
-    ]
-    monkeypatch.setattr(module, "placement_group", lambda bundles, strategy: SimpleNamespace(bundle_specs=bundles))
-    monkeypatch.setattr(ray, "available_resources", lambda: {"CPU": 4.0})
+@dataclass(eq=False)
+class Group:
+    bundle_specs: list
+
+
+@pytest.fixture
+def cluster(monkeypatch):
+    """Stands for Ray: nodes of four CPUs, of which so many are free, groups without a place, and the time."""
+    cluster = SimpleNamespace(free={}, placed=set(), time=0.0)
+
+    def state(group):
+        return {"state": "CREATED" if group in cluster.placed else "PENDING"}
+
+    def slots(*names):
+        made = object.__new__(Slots)
+        made._options, made.uses_gpus = ClusterOptions(0, False, 1.0, None, None, 1, {}, []), False
+        made._nodes = [
+            {"NodeID": name, "NodeManagerAddress": name, "NodeManagerHostname": name, "Resources": {"CPU": 4.0}}
+            for name in names
+        ]
+        made.all, made.useless = [], []
+        return made
+
+    monkeypatch.setattr(module, "placement_group", lambda bundles, strategy: Group(bundles))
+    monkeypatch.setattr(module, "placement_group_table", state)
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: cluster.time))
+    monkeypatch.setattr(module._private, "free_cpus", lambda: cluster.free)
     monkeypatch.setattr(Slots, "start", lambda slots, slot: None)
-    slots = object.__new__(Slots)
-    slots._options, slots._nodes, slots.uses_gpus = ClusterOptions(0, False, 1.0, None, None, 1, {}, []), nodes, False
-    slots.all, slots.useless = [], [Slot(SimpleNamespace(bundle_specs=[{"CPU": 4.0}]), 4, 1.0, "broken")]
+    cluster.slots = slots
+    return cluster
+
+
+def test_cpus_of_what_was_set_aside_are_not_taken_for_those_of_others(cluster):
+    cluster.free = {"sound": 4.0}
+    slots = cluster.slots("broken", "sound")
+    slots.useless = [Slot(SimpleNamespace(bundle_specs=[{"CPU": 4.0}]), 4, 1.0, "broken")]
     slots.reserve(9)
     assert [(slot.node, slot.cores) for slot in slots.all] == [("sound", 4)]
+
+
+def test_nodes_with_room_are_asked_first_and_for_what_is_free_there(cluster):
+    cluster.free = {"busy": 0.5, "shared": 2.5, "free": 4.0}
+    slots = cluster.slots("busy", "shared", "free")
+    slots.reserve(2)
+    assert [(slot.node, slot.cores) for slot in slots.all] == [("free", 4), ("shared", 2)]
+    slots.reserve(3)
+    assert [(slot.node, slot.cores) for slot in slots.all[2:]] == [("busy", 1)]
+
+
+def test_a_node_on_which_others_leave_no_room_does_not_count_as_the_device_that_a_trial_waits_for(cluster):
+    slots = cluster.slots("a", "b", "c")
+    slots.reserve(1)
+    assert [slot.node for slot in slots.all] == ["a"]
+    cluster.time = module.PLACE_WITHIN
+    slots.reserve(1)
+    assert len(slots.all) == 1, "it may be placed any moment"
+    cluster.time += 0.1
+    slots.reserve(1)
+    assert [slot.node for slot in slots.all] == ["a", "b"]
+    cluster.placed.add(slots.all[1].group)
+    cluster.time += module.PLACE_WITHIN + 0.1
+    slots.reserve(1)
+    assert len(slots.all) == 2, "it has its place, and its processes take their time"
+
+
+def test_devices_without_a_place_are_no_reason_to_give_back_all_that_are_up(cluster):
+    slots = cluster.slots("a", "b", "c")
+    slots.reserve(3)
+    for slot in slots.all[:2]:
+        slot.name, slot.site = slot.node, SimpleNamespace(node=slot.node)
+    assert slots.idle([], 0.0) == []
+    assert [slot.name for slot in slots.idle([], module.IDLE_AFTER + 1)] == ["a"]

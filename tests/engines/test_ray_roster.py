@@ -1,0 +1,78 @@
+"""Who is asked for on a Ray cluster, without Ray."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from cotune.engines import ray_roster
+from cotune.engines.local_options import LocalOptions
+from cotune.engines.ray_roster import Membership, Roster
+from cotune.errors import StorageError
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    now = SimpleNamespace(time=100.0)
+    monkeypatch.setattr(ray_roster, "time", SimpleNamespace(monotonic=lambda: now.time))
+    return now
+
+
+@pytest.fixture
+def cluster():
+    """Stands for Ray: nodes and their cores, of which so many are free; nobody has a place yet."""
+    cluster = SimpleNamespace(cores={}, free=0.0, killed=[])
+    cluster.nodes = lambda: [
+        {"NodeID": name, "Alive": True, "Resources": {"CPU": float(cores)}} for name, cores in cluster.cores.items()
+    ]
+    cluster.put, cluster.cluster_resources = lambda value: value, dict
+    cluster.available_resources = lambda: {"CPU": cluster.free} if cluster.free else {}
+    cluster.wait = lambda answers, timeout: ([], answers)
+    cluster.kill = cluster.killed.append
+    return cluster
+
+
+@pytest.fixture
+def roster(cluster, clock, monkeypatch):
+    def invite(roster, slot):
+        roster.members.add(Membership(slot, f"actor on {slot.node}", None, clock.time))
+
+    monkeypatch.setattr(Roster, "_invite", invite)
+    return Roster(cluster, 0, None, Path(), LocalOptions("loss"), lambda member: None)
+
+
+def asked(roster):
+    return {member.slot.node: member.slot.cpus for member in roster.members}
+
+
+def join(roster, node):
+    member = next(member for member in roster.members if member.slot.node == node)
+    member.device = node
+    roster.by_device[node] = member
+    return member
+
+
+@pytest.mark.parametrize(("free", "least"), [(7.0, 4), (3.5, 3), (0.5, 8)])
+def test_of_a_node_that_others_use_as_well_less_is_asked_for_while_others_run(roster, cluster, clock, free, least):
+    cluster.cores = {"small": 1, "shared": 8}
+    roster.look()
+    join(roster, "small")
+    cluster.free = free
+    roster.look()
+    assert asked(roster) == {"small": 1, "shared": 8}, "it may be on its way"
+    clock.time += ray_roster.LOOK_EVERY
+    roster.look()
+    assert asked(roster) == {"small": 1, "shared": least}
+    assert cluster.killed == ["actor on shared"] * (least < 8)
+
+
+def test_a_node_that_cannot_go_on_ends_the_run_only_if_there_is_no_other_joined_or_on_its_way(roster, cluster):
+    cluster.cores = dict.fromkeys("abcde", 2)
+    roster.look()
+    for name in "abcd":
+        member = next(member for member in roster.members if member.slot.node == name)
+        roster.refuse(member, StorageError(f"node {name} does not see the run folder", hint=""))
+    roster.look()
+    assert asked(roster) == {"e": 2}, "the others are not asked for again"
+    with pytest.raises(StorageError, match="node e"):
+        roster.refuse(*roster.members, StorageError("node e does not see the run folder", hint=""))
