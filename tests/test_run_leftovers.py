@@ -226,7 +226,7 @@ def test_how_a_trial_logs_and_shows_warnings_is_not_how_the_next_does(run):
         import logging
         import warnings
 
-        logging.basicConfig(filename=f"{cotune.trial_id()}.log", level=logging.DEBUG)
+        logging.basicConfig(filename=f"{cotune.trial_id()}.log", level=logging.DEBUG, force=True)
         logging.getLogger("mine").debug("from trial %d", cotune.trial_id())
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")

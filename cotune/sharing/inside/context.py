@@ -43,7 +43,7 @@ class Context:
         self._path = home.path
         self._filters: Any = list(home.filters)
         self._start_method = home.start_method
-        self._interpreter = home.interpreter
+        self._interpreter = self._home_interpreter = home.interpreter
         self._mask = self._home_mask = home.mask
         self._main: MainModule | None = None
         self._libraries = LibraryState()
@@ -56,7 +56,8 @@ class Context:
         self._main.enter()
 
     def close(self) -> None:
-        """Lets go of what is kept for this trial alone."""
+        """Lets go of what is kept for this trial alone, while it has the turn."""
+        self._home_interpreter.close_logs()
         if self._main is not None:
             self._main.leave()
 

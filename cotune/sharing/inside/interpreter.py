@@ -72,6 +72,13 @@ class Interpreter(NamedTuple):
         logging.root.setLevel(level)
         logging.root.handlers[:] = handlers
 
+    def close_logs(self) -> None:
+        """Closes what has been logged to since."""
+        for handler in [handler for handler in logging.root.handlers if handler not in self.logs[2]]:
+            logging.root.removeHandler(handler)
+            with contextlib.suppress(Exception):
+                handler.close()
+
 
 def file_mode() -> int:
     """The mask of the modes of new files."""
