@@ -26,6 +26,7 @@ from cotune import errors
 from cotune.packer import Outcome, Packer
 from cotune.packer import events as ev
 from cotune.packer import instructions as do
+from cotune.ray_tune import _private
 from cotune.ray_tune.cluster import Cluster
 from cotune.ray_tune.features import features
 from cotune.ray_tune.inbox import NotHere
@@ -87,6 +88,7 @@ class Broker:
         if trainable not in self._blobs:
             self._blobs[trainable] = len(self._blobs), cloudpickle.dumps(trainable)
         ticket.seated, ticket.trainable, ticket.kwargs = True, self._blobs[trainable], kwargs
+        ticket.cleans_up = not issubclass(trainable, _private.function_trainable.FunctionTrainable)
 
     def _attempt(self, ticket: Ticket, lane: LaneHandle) -> Attempt:
         """What the lane must know with the first call."""
@@ -113,7 +115,7 @@ class Broker:
             ticket.stopping, has_begun = True, ticket.calls > 0
             ticket.held.clear()
             # A Trainable may take as long to clean up as Tune lets it; then it is evicted.
-            self._withdraw(ticket, patient=True)
+            self._withdraw(ticket, patient=ticket.cleans_up)
             if lane is None or ticket.over or not has_begun:
                 return self.answer(ticket)
             return self._send(lane, ticket, "stop", (), {})

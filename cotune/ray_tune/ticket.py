@@ -20,6 +20,7 @@ class Ticket:
         seated: Tune has been given its handle.
         kwargs: What the Trainable is made with.
         trainable: What it is made from: a number, and the pickled class.
+        cleans_up: It is a class of the user's, which may do so for long when it is stopped; a function is just left.
         checkpoint: What an attempt restores, if Tune does not say so itself.
         attempt: Counts the lanes it has been in.
         calls: Counts Tune's calls in this attempt.
@@ -36,6 +37,7 @@ class Ticket:
     seated: bool = False
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     trainable: tuple[int, bytes] = (-1, b"")
+    cleans_up: bool = False
     checkpoint: Any = None
     attempt: int = 0
     calls: int = 0

@@ -11,6 +11,7 @@ pytest.importorskip("ray")
 
 from ray.exceptions import RayActorError, RayTaskError
 from ray.tune.experiment import Trial
+from ray.tune.trainable.function_trainable import FunctionTrainable
 
 from cotune.demand import MIB
 from cotune.packer import Outcome, Packer, PackerOptions
@@ -147,6 +148,15 @@ def test_a_trial_has_the_time_to_clean_up_that_tune_gives_it(broker, lanes):
     broker.evict(ticket)
     broker._feed(ev.Tick(606.0))
 
+    assert lanes.executed[-1] == do.CloseLane(1, kill=True)
+
+
+def test_a_function_that_hangs_when_it_is_stopped_has_no_such_time(broker, lanes):
+    ticket = broker.ask(trial("a"))
+    broker.seat(ticket, FunctionTrainable, {})
+    broker.call(ticket, "train", (), {})
+    broker.call(ticket, "stop", (), {})
+    broker._feed(ev.Tick(6.0))
     assert lanes.executed[-1] == do.CloseLane(1, kill=True)
 
 
