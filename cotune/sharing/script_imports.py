@@ -17,6 +17,9 @@ from typing import Any
 
 from cotune.sharing.preload import is_installed, is_own, is_useless
 
+# Large, often imported and never used, and of no effect on others.
+_WITHOUT_EFFECT = {"jax", "matplotlib", "numpy", "pandas", "plotly", "scipy", "seaborn", "tensorflow", "torch", "tqdm"}
+
 
 def script_imports() -> tuple[list[str], list[str]]:
     """Modules that the main script imports outside of functions, without using what it names them or takes of them.
@@ -37,7 +40,7 @@ def script_imports() -> tuple[list[str], list[str]]:
         # One that is being imported now has called us.
         if not isinstance(found, ModuleType) or getattr(found.__spec__, "_initializing", False):
             continue
-        if is_useless(module) or bound in used:
+        if is_useless(module) or module.partition(".")[0] in _WITHOUT_EFFECT or bound in used:
             continue
         names = installed if is_installed(found) else own if is_own(found) else []
         if module not in names:

@@ -22,8 +22,8 @@ def own_imports(tmp_path):
     (tmp_path / "package/__init__.py").write_text("")
     (tmp_path / "package/plugin.py").write_text("")
 
-    def of(script, how=()):
-        (tmp_path / "script.py").write_text(textwrap.dedent(script) + SHOW)
+    def of(script, how=(), show=SHOW):
+        (tmp_path / "script.py").write_text(textwrap.dedent(script) + show)
         command = [sys.executable, *(how or ["script.py"])]
         done = subprocess.run(
             command, cwd=tmp_path, env={"PYTHONPATH": f"{ROOT}:{tmp_path}"}, capture_output=True, text=True, timeout=60
@@ -52,6 +52,11 @@ def own_imports(tmp_path):
 )
 def test_modules_whose_names_a_script_does_not_use_are_imported_for_what_that_does(own_imports, script, found):
     assert own_imports(script) == str(found)
+
+
+def test_of_installed_modules_those_without_effect_are_left_out(own_imports):
+    show = SHOW.replace("[1]", "[0]")
+    assert own_imports("import numpy\nimport rich.table", show=show) == "['rich.table']"
 
 
 def test_a_module_of_a_package_may_import_by_relative_names(own_imports, tmp_path):
