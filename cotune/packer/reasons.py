@@ -26,7 +26,7 @@ class Reasons:
     def why(self, trial: Trial) -> str:
         """Why the trial waits, with figures."""
         if not self._ledger.pool.with_seat:
-            return self._company.explain_no_seat(self._ledger.devices.values()) or "its turn has not come"
+            return self._company.explain_no_seat(self._ledger.devices.values()) or "every lane is taken"
         devices = [device for device in self._ledger.pool.with_seat.values() if device.reserved_for in (None, trial)]
         if not devices:
             return "a device is kept free for a trial that has waited longer"
