@@ -260,7 +260,6 @@ def test_residents_and_no_reuse_exclude_each_other(run):
 
 
 def test_an_objective_may_have_a_process_of_its_own_for_every_trial(tmp_path):
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
     study = optuna.create_study()
 
     def objective(trial):
