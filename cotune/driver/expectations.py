@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 
 from cotune.demand import Demand
@@ -24,7 +24,6 @@ class Expectations:
     def __init__(self, space: Configs, profile: Profile, earlier: Iterable[Record]) -> None:
         self._space = space
         self._profile = profile
-        self._devices: dict[str, DeviceFound] = {}
         for record in earlier:
             if record.demand is not None:
                 profile.recall(self.features(record), record.demand, record.seconds, record.comparable)
@@ -43,14 +42,12 @@ class Expectations:
 
     def of_device(self, found: DeviceFound) -> DeviceFound:
         """A device, with how many lanes it is to begin with."""
-        self._devices[found.device] = found
         return replace(found, width=self._profile.begin_with(found.capacity, found.max_width))
 
-    def learn_widths(self, proven: Mapping[str, int]) -> None:
-        """So many lanes have paid on these devices."""
-        for device, lanes in proven.items():
-            found = self._devices[device]
-            self._profile.learn_width(found.capacity, found.max_width, lanes)
+    def learn_widths(self, proven: Iterable[tuple[int, int, int]]) -> None:
+        """On devices of so many bytes, and lanes at most, so many lanes have paid."""
+        for capacity, most, lanes in proven:
+            self._profile.learn_width(capacity, most, lanes)
 
     def compare(self, record: Record, demand: Demand | None) -> None:
         """Holds what a running trial was measured to need against its estimate, for the sake of other estimates."""

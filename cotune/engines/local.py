@@ -225,7 +225,6 @@ class LocalEngine(Engine):
             return replace(event, busy=gpu.busy(event.trial, event.time, len(self._lanes.on(gpu.name))))
         if isinstance(event, ev.TrialEnded):
             self._lanes.ended(event.trial)
-            lane.ended(event.trial)
             if gpu is not None:
                 gpu.forget(event.trial)
                 if event.needed is not None and event.needed + CONTEXT_GUESS < lane.quota:

@@ -33,7 +33,10 @@ class LocalLanes:
         self._by_trial[trial] = lane
 
     def ended(self, trial: int) -> None:
-        self._by_trial.pop(trial, None)
+        """It is over, and its seat free."""
+        lane = self._by_trial.pop(trial, None)
+        if lane is not None:
+            lane.ended(trial)
 
     def forget(self, lane: LaneHandle) -> None:
         """Closes it, and knows it no more, nor the trials that were in it."""

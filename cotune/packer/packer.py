@@ -153,10 +153,10 @@ class Packer:
         """What an unfinished trial was measured to need."""
         return self._trials[trial].demand if trial in self._trials else None
 
-    def proven_widths(self) -> dict[str, int]:
-        """How many lanes were measured to pay, by device, as far as that is known."""
-        widths = {device.name: device.width.proven for device in self._ledger.devices.values()}
-        return {device: width for device, width in widths.items() if width}
+    def proven_widths(self) -> list[tuple[int, int, int]]:
+        """Of devices on which that is known: bytes, lanes at most, and how many lanes were measured to pay."""
+        devices = self._ledger.devices.values()
+        return [(device.full, device.most, device.width.proven) for device in devices if device.width.proven]
 
     def slowdown_of(self, trial: int) -> float | None:
         """By what factor others have slowed an unfinished trial with priority, on average, as measured."""

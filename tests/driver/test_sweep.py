@@ -179,12 +179,12 @@ def test_a_sweep_begins_with_half_as_many_lanes_as_paid_in_the_one_before_on_suc
         profile.save()
         return next(event.width for event in packer.heard if isinstance(event, DeviceFound)), packer.proven_widths()
 
-    assert begun_with(8) == (1, {"gpu 0": 8})
-    assert begun_with(8) == (4, {"gpu 0": 8})
+    assert begun_with(8) == (1, [(8 * GIB, 8, 8)])
+    assert begun_with(8) == (4, [(8 * GIB, 8, 8)])
     assert begun_with(4)[0] == 1, "another device"
     assert begun_with(8)[0] == 4
 
 
 def test_how_many_lanes_were_chosen_says_nothing_of_how_many_pay(sweep):
     packer, _, _ = sweep([100] * 20, lanes=4)
-    assert packer.proven_widths() == {}
+    assert packer.proven_widths() == []
