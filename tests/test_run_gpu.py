@@ -201,6 +201,38 @@ def test_a_graph_that_is_captured_with_its_optimizer_step_is_left_alone(run):
     assert len(trial.history) == 3
 
 
+def test_nobody_else_has_the_turn_while_a_graph_is_captured(run, tmp_path):
+    def train(config):
+        import torch
+
+        there = tmp_path / f"there-{config['role']}"
+        there.touch()
+        if config["role"] == "looks on":
+            while not (tmp_path / "captured").exists():
+                torch.cuda.synchronize()
+                cotune.report({"loss": 0.0})
+            return
+        weight = torch.ones(64, 64, device="cuda", requires_grad=True)
+        optimizer = torch.optim.SGD([weight], lr=0.1)
+        optimizer.step()
+        while not (tmp_path / "there-looks on").exists():
+            cotune.report({"loss": 0.0})
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            weight.detach().mul_(2.0)
+            until = time.monotonic() + 1.0
+            while time.monotonic() < until:
+                optimizer.step()
+                cotune.report({"loss": 0.0})
+        graph.replay()
+        torch.cuda.synchronize()
+        (tmp_path / "captured").touch()
+
+    roles = cotune.choice(["captures", "looks on"])
+    trials = run(train, {"role": roles}, sampler="grid", lanes=1, residents=2)
+    assert [trial.error for trial in trials] == [None, None]
+
+
 @pytest.mark.usefixtures("needs_mps")
 def test_lanes_are_mps_clients_unless_that_is_not_wanted(run):
     def train(config):

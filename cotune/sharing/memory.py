@@ -61,11 +61,12 @@ class LaneMemory(ABC):
         """Lifts the cap while a large library is loaded, which would not survive a refusal."""
         return contextlib.nullcontext()
 
-    def settle(self) -> None:  # noqa: B027
-        """Waits for what was given to the device until now, unless it may not be waited for; raises what went wrong."""
+    def is_recording(self) -> bool:
+        """Whether what is given to the device is only noted, to be run later, and the device must be left alone."""
+        return False
 
-    def finish(self) -> None:  # noqa: B027 - where nothing runs behind the trial's back, nothing is left to wait for
-        """Waits for what the trial has still under way on the device, and raises what goes wrong there."""
+    def settle(self) -> None:  # noqa: B027 - where nothing runs behind the trial's back, nothing is left to wait for
+        """Waits for what was given to the device until now, and raises what goes wrong there."""
 
     @abstractmethod
     def trim(self, *, shared: bool) -> None:

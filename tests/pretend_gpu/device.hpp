@@ -234,6 +234,21 @@ inline cudaError_t started() {
 #define STARTED \
   if (cudaError_t error = started()) return error;
 
+inline int captures = 0;         // of graphs, under way
+inline bool is_broken = false;  // something was called meanwhile that must not be
+inline thread_local cudaStreamCaptureMode mode = cudaStreamCaptureModeGlobal;
+
+// What no thread may do while any of them captures a graph.
+inline cudaError_t unsafe() {
+  Lock lock(guard);
+  if (!captures || mode == cudaStreamCaptureModeRelaxed) return cudaSuccess;
+  is_broken = true;
+  return told(cudaErrorStreamCaptureUnsupported);
+}
+
+#define UNSAFE \
+  STARTED if (cudaError_t error = unsafe()) return error;
+
 inline double now() {
   timespec time;
   clock_gettime(CLOCK_MONOTONIC, &time);

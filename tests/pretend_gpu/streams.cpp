@@ -38,13 +38,20 @@ API cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, cudaStreamCaptureS
   return cudaStreamIsCapturing(stream, status);
 }
 API cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode) {
-  STARTED return of(stream)->captures = true, cudaSuccess;
+  STARTED Lock lock(guard);
+  if (!captures++) is_broken = false;
+  return of(stream)->captures = true, cudaSuccess;
 }
 API cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
+  Lock lock(guard);
+  captures--;
   of(stream)->captures = false;
-  return *graph = reinterpret_cast<cudaGraph_t>(1), cudaSuccess;
+  *graph = is_broken ? nullptr : reinterpret_cast<cudaGraph_t>(1);
+  return told(is_broken ? cudaErrorStreamCaptureInvalidated : cudaSuccess);
 }
-API cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode*) { return cudaSuccess; }
+API cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* wanted) {
+  return std::swap(mode, *wanted), cudaSuccess;
+}
 API cudaError_t cudaStreamAddCallback(cudaStream_t stream, cudaStreamCallback_t call, void* data, unsigned) {
   return call(stream, cudaSuccess, data), cudaSuccess;
 }

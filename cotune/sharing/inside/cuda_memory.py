@@ -13,6 +13,7 @@ from typing import Any
 from cotune.demand import MIB
 from cotune.sharing.cuda import CONTEXT_GUESS, ROUNDING, nvml_started
 from cotune.sharing.inside.after_import import after_import
+from cotune.sharing.inside.captures import Captures
 from cotune.sharing.inside.cupy_pool import use_lane_allocator
 from cotune.sharing.memory import LaneMemory
 
@@ -43,6 +44,7 @@ class CudaMemory(LaneMemory):
         import torch
 
         self._torch: Any = torch
+        self._captures = Captures(torch.cuda.CUDAGraph)
         self._total = 0
         self._context = CONTEXT_GUESS
         self._reserved = self._room = 0
@@ -117,9 +119,10 @@ class CudaMemory(LaneMemory):
         self._cap()
         reserved = int(torch.cuda.memory_reserved(0))
         if reserved > room:
-            # Refused while a graph is captured: then what is held stays so until the next change.
-            with contextlib.suppress(RuntimeError):
-                torch.cuda.empty_cache()
+            with self._captures.held_off() as may_free:
+                # Else what is held stays so until the next change.
+                if may_free:
+                    torch.cuda.empty_cache()
             reserved = int(torch.cuda.memory_reserved(0))
         self._reserved = reserved
         return max(quota, self._context + reserved)
@@ -142,12 +145,10 @@ class CudaMemory(LaneMemory):
     def relax(self) -> None:
         """Unwinding frees device memory without asking for more: the cap may stay."""
 
-    def settle(self) -> None:
-        # While a graph is captured nothing runs, and to wait would end the capture.
-        if not self._torch.cuda.is_current_stream_capturing():
-            self._torch.cuda.synchronize()
+    def is_recording(self) -> bool:
+        return bool(self._captures)
 
-    def finish(self) -> None:
+    def settle(self) -> None:
         self._torch.cuda.synchronize()
 
     def trim(self, *, shared: bool) -> None:
@@ -164,6 +165,9 @@ class CudaMemory(LaneMemory):
 
     def is_sound(self) -> bool:
         """False after a sticky error, such as a device-side assert: every later CUDA call would fail too."""
+        if self._captures:
+            # Which the trial has left open.
+            return False
         try:
             self._torch.cuda.synchronize()
         except Exception:

@@ -145,6 +145,11 @@ class Host(ABC):
         self._send_holds(self._held[1], self._held[2])
 
     @property
+    def others_may_run(self) -> bool:
+        """Whether others wait for the turn, and would not end a recording of its holder's with their work."""
+        return self.turns.others_wait and not self.memory.is_recording()
+
+    @property
     def shares_faults(self) -> bool:
         """Whether a broken device context may be another trial's work."""
         return bool(self._trials) or self.options.is_mps_client

@@ -204,6 +204,9 @@ class ResidentTrial(session.Session):
             self._attend(now)
 
     def _attend(self, now: float) -> None:
+        if self._host.memory.is_recording():
+            # No iteration is made here, and the work of whoever had the turn next would end the recording.
+            return
         is_early = self._sent_iterations < self._iterations <= FIRST_MEASURED
         rests = self._waits.is_pausing and not self._loan.is_open
         if self._stop:

@@ -206,7 +206,7 @@ class TrialSession(ResidentTrial):
                     hint=f"call cotune.report({{{host.options.metric!r}: ...}}), or return that number",
                 )
             # What went wrong on the device behind its back would otherwise befall the next trial.
-            host.memory.finish()
+            host.memory.settle()
             if host.options.judged:
                 self._await_verdict()
         except BaseException as error:
@@ -219,7 +219,7 @@ class TrialSession(ResidentTrial):
             traceback.clear_frames(error.__traceback__)
             with contextlib.suppress(Exception):
                 # Iterations count once the device has done them; what has gone wrong there is about to be found.
-                host.memory.finish()
+                host.memory.settle()
             return Ending(Outcome.STOPPED)
         return Ending(Outcome.DONE)
 

@@ -89,7 +89,7 @@ class TrialWaits:
         """Waits for the verdict on the last report, if that is still out; whether it is to stop."""
         if not self.unjudged:
             return False
-        others_run = self._host.turns.others_wait and not _is_readable(self._verdicts)
+        others_run = self._host.others_may_run and not _is_readable(self._verdicts)
         verdict = self._wait(partial(os.eventfd_read, self._verdicts), others_run)
         self.unjudged = False
         if verdict & wire.REST:
@@ -103,7 +103,7 @@ class TrialWaits:
     def answer(self) -> bytes | None:
         """Waits for an answer; None if there is another reason to look."""
         if not self._answers:
-            self._wait(self._look.acquire, self._host.turns.others_wait)
+            self._wait(self._look.acquire, self._host.others_may_run)
         return self._answers.pop() if self._answers else None
 
     def rest(self, persistent: int, saved: bool, is_stopping: Callable[[], bool]) -> None:

@@ -146,6 +146,7 @@ class FakeTorch:
         self.OutOfMemoryError = torch.OutOfMemoryError
         device = SimpleNamespace(total_memory=self.TOTAL)
         self.cuda = SimpleNamespace(
+            CUDAGraph=self.make_graph_class(),
             init=lambda: self.calls.append("init"),
             empty_cache=self.empty_cache,
             synchronize=self.synchronize,
@@ -166,6 +167,17 @@ class FakeTorch:
             _cuda_resetPeakMemoryStats=lambda device: setattr(self, "peak", self.allocated),
             _cuda_clearCublasWorkspaces=lambda: self.calls.append("clear"),
         )
+
+    @staticmethod
+    def make_graph_class():
+        class CUDAGraph:
+            def capture_begin(self):
+                pass
+
+            def capture_end(self):
+                pass
+
+        return CUDAGraph
 
     def ones(self, *shape, device):
         assert device == "cuda:0"
@@ -356,14 +368,36 @@ def test_workspaces_go_with_the_last_resident(lane):
     assert fake.calls == ["clear"]
 
 
+def test_while_a_graph_is_captured_nothing_is_returned(lane):
+    memory, fake = lane
+    context = memory.start()
+    memory.set_quota(context + 100 * MIB)
+    fake.take(90 * MIB)
+    fake.allocated = 10 * MIB
+    graph = fake.cuda.CUDAGraph()
+    graph.capture_begin()
+    assert memory.is_recording()
+    assert memory.set_quota(context + 50 * MIB) == context - cuda.ROUNDING + 100 * MIB
+    graph.capture_end()
+    assert not memory.is_recording()
+    assert memory.set_quota(context + 50 * MIB) == context + 50 * MIB
+
+
+def test_a_lane_in_which_a_capture_was_left_open_takes_no_other_trial(lane):
+    memory, fake = lane
+    memory.start()
+    fake.cuda.CUDAGraph().capture_begin()
+    assert not memory.is_sound()
+
+
 def test_what_went_wrong_behind_a_trials_back_is_raised_at_its_end(lane):
     memory, fake = lane
     memory.start()
-    memory.finish()
+    memory.settle()
     assert memory.is_sound()
     fake.broken = True
     with pytest.raises(RuntimeError, match="device-side assert"):
-        memory.finish()
+        memory.settle()
     assert not memory.is_sound()
 
 

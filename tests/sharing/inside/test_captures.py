@@ -1,0 +1,65 @@
+"""Captures, on a class with the methods of torch's CUDAGraph."""
+
+import threading
+
+import pytest
+
+from cotune.sharing.inside.captures import Captures
+
+
+@pytest.fixture
+def kind():
+    class Graph:
+        def capture_begin(self, pool=None):
+            if pool == "refused":
+                raise RuntimeError("CUDA error: operation not permitted")
+
+        def capture_end(self):
+            if pool_is_broken:
+                raise RuntimeError("CUDA error: capture was invalidated")
+
+    pool_is_broken = []
+    Graph.broken = pool_is_broken
+    return Graph
+
+
+def test_captures_are_counted(kind):
+    captures = Captures(kind)
+    first, second = kind(), kind()
+    first.capture_begin(pool="a")
+    second.capture_begin()
+    first.capture_end()
+    assert captures
+    second.capture_end()
+    assert not captures
+
+
+def test_one_that_is_refused_or_ends_with_an_error_is_over(kind):
+    captures = Captures(kind)
+    with pytest.raises(RuntimeError, match="not permitted"):
+        kind().capture_begin(pool="refused")
+    assert not captures
+    graph = kind()
+    graph.capture_begin()
+    kind.broken.append(True)
+    with pytest.raises(RuntimeError, match="invalidated"):
+        graph.capture_end()
+    assert not captures
+
+
+def test_a_capture_waits_while_they_are_held_off(kind):
+    captures = Captures(kind)
+    begun = threading.Event()
+
+    def capture():
+        kind().capture_begin()
+        begun.set()
+
+    thread = threading.Thread(target=capture)
+    with captures.held_off() as may:
+        assert may
+        thread.start()
+        assert not begun.wait(0.05)
+    thread.join(10)
+    with captures.held_off() as may:
+        assert not may
