@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dis
+import inspect
 import math
 import os
 import re
 import secrets
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, TypeVar
@@ -14,7 +16,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from cotune.errors import InputError, RunError
-from cotune.process_wide import IN_LANE, module_that_calls
+from cotune.process_wide import IN_LANE
 from cotune.trainable import takes, unwrapped
 
 T = TypeVar("T")
@@ -29,6 +31,13 @@ def made_up(kind: str) -> str:
     """A name for a run that has none."""
     safe = "".join(letter if letter.isalnum() or letter in "-_" else "-" for letter in kind)
     return f"{safe}-{datetime.now():%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
+
+
+def refuse_other_systems() -> None:
+    if not sys.platform.startswith("linux"):
+        raise RunError(
+            f"cotune runs on Linux, this is {sys.platform}", hint="use a Linux machine, a container or WSL 2"
+        )
 
 
 def refuse_unknown(function: str, unknown: Iterable[str], instead: Mapping[str, str]) -> None:
@@ -61,13 +70,24 @@ def refuse_at_import(what: str) -> None:
     Raises:
         RunError: A lane has come here by importing the module of its trainable, or one that this imports.
     """
-    module = module_that_calls() if os.environ.get(IN_LANE) else None
+    module = _module_that_calls() if os.environ.get(IN_LANE) else None
     if module is not None:
         raise RunError(
             f"{what}() was called while a lane imported the module {module!r}",
             hint="put the call under `if __name__ == '__main__':`, or into a function, or the trainable into a module "
             "of its own",
         )
+
+
+def _module_that_calls() -> str | None:
+    """The module that is being imported further down the stack, where a script's own code does not count."""
+    frame = inspect.currentframe()
+    while frame is not None:
+        name: str = frame.f_globals.get("__name__", "")
+        if frame.f_code.co_name == "<module>" and name not in ("", "__main__"):
+            return name
+        frame = frame.f_back
+    return None
 
 
 def checked_flag(what: str, value: Any, *, or_none: bool = False) -> None:
@@ -122,11 +142,21 @@ def checked_seed(seed: Any) -> int | None:
     return int(seed)
 
 
-def check_choice(what: str, value: Any, names: Sequence[str]) -> None:
-    """Refuses a name nobody knows before anything starts; objects are looked at once Optuna is loaded."""
-    if isinstance(value, str) and value.lower() not in names:
+def checked_choice(what: str, value: T, names: Sequence[str]) -> T | str:
+    """Refuses a name nobody knows, and gives others in small letters; objects are looked at once Optuna is loaded."""
+    if not isinstance(value, str):
+        return value
+    if value.lower() not in names:
         listed = ", ".join(map(repr, names))
         raise InputError(f"{what}={value!r} is not a {what}", hint=f"known are {listed}; or pass an object of Optuna's")
+    return value.lower()
+
+
+def check_storage(storage: Any, elsewhere: str) -> None:
+    """Refuses what is no folder; `elsewhere` says where a database goes."""
+    is_path = isinstance(storage, (str, os.PathLike)) and str(storage) and "://" not in str(storage)
+    if storage is not None and not is_path:
+        raise InputError(f"storage={storage!r} is not a folder", hint=f"pass a path, or leave it out; {elsewhere}")
 
 
 def checked_slowdown(value: Any) -> float:

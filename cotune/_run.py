@@ -5,16 +5,16 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from cotune._arguments import (
     check_callbacks,
-    check_choice,
     check_goal,
     check_run_name,
+    check_storage,
+    checked_choice,
     checked_count,
     checked_flag,
     checked_max_steps,
@@ -26,6 +26,7 @@ from cotune._arguments import (
     checked_slowdown,
     made_up,
     refuse_at_import,
+    refuse_other_systems,
     refuse_unknown,
 )
 from cotune.driver.fingerprint import digest, identity
@@ -34,7 +35,7 @@ from cotune.driver.signals import handled_by
 from cotune.engines.base import Engine
 from cotune.engines.local import LocalEngine
 from cotune.engines.local_options import LocalOptions
-from cotune.errors import InputError, RunError, RunNameInUse
+from cotune.errors import InputError, RunNameInUse
 from cotune.packer import MAX_SLOWDOWN, MOST_PAUSED, Packer, PackerOptions, Policy, make_policy
 from cotune.paths import RunFolder, storage_folder
 from cotune.results import Results, TrialResult
@@ -174,10 +175,7 @@ def run(
         KeyboardInterrupt: Ctrl-C was pressed twice. Pressed once, running trials stop and results are returned.
             (SIGTERM stops them, too, and then ends the process.)
     """
-    if not sys.platform.startswith("linux"):
-        raise RunError(
-            f"cotune runs on Linux, this is {sys.platform}", hint="use a Linux machine, a container or WSL 2"
-        )
+    refuse_other_systems()
     refuse_unknown("run", unsupported, _INSTEAD)
     refuse_at_import("run")
     kind = check_trainable(trainable)
@@ -197,15 +195,16 @@ def run(
     check_goal(metric, mode)
     rule = checked_stop(stop)
     check_run_name(name)
-    check_choice("sampler", sampler, SAMPLERS)
-    check_choice("pruner", pruner, PRUNERS)
+    sampler = checked_choice("sampler", sampler, SAMPLERS)
+    pruner = checked_choice("pruner", pruner, PRUNERS)
+    pruner = None if pruner == "none" else pruner
     check_callbacks(callbacks, "trial")
     for flag, value in (("grants", grants), ("resume", resume), ("lockstep", lockstep)):
         checked_flag(flag, value)
     checked_flag("dashboard", dashboard, or_none=True)
     mps = checked_mps(mps, lanes)
     budget = checked_seconds("time_budget", time_budget)
-    is_grid = isinstance(sampler, str) and sampler.lower() == "grid"
+    is_grid = isinstance(sampler, str) and sampler == "grid"
     if is_grid:
         tree.grid()
     wanted = checked_count("trials", trials)
@@ -217,13 +216,14 @@ def run(
     if resume and name is None:
         raise InputError("resume=True, but no name= says which run", hint="pass the name= that it had")
     folder = _open_run(name or made_up(kind), storage)
-    judged = pruner is not None and pruner != "none"
+    promotes = isinstance(pruner, AshaPromote) or (isinstance(pruner, str) and pruner == "asha-promote")
     heard: list[int] = []
     with folder.locked():
         saved = _saved(folder, resume)
-        paused = MOST_PAUSED if _promotes(pruner) else 0
+        # Trials that wait in their lanes.
+        paused = MOST_PAUSED if promotes else 0
         how = LocalOptions(
-            metric, threads, lockstep, judged, residents=options.residents, paused=paused, mps=mps,
+            metric, threads, lockstep, judged=pruner is not None, residents=options.residents, paused=paused, mps=mps,
             stop=dumps(rule, "stop=") if rule is not None else b"",
         )  # fmt: skip
         engine = _engine(trainable, found, cluster, gpus, folder, how)
@@ -233,7 +233,8 @@ def run(
             from cotune.driver.assembly import Asked, assemble
             from cotune.driver.sweep import SweepOptions
 
-            hardware = _hardware(found, cluster, gpus)
+            # Bytes on a GPU are others than those of a process.
+            hardware = "cuda" if engine.uses_gpus else "cpu"
             profile = Profile(profile_path(folder.path.parent, trainable, tree.constants, hardware))
             until = SweepOptions(
                 kind, metric, wanted, budget, lockstep,
@@ -260,11 +261,6 @@ def run(
         return Results(results, metric, mode, folder.path.name, folder.path, records.makespan, sweep.interrupted)
 
 
-def _promotes(pruner: Any) -> bool:
-    """Whether trials may have to wait in their lanes."""
-    return isinstance(pruner, AshaPromote) or (isinstance(pruner, str) and pruner.lower() == "asha-promote")
-
-
 def _engine(
     trainable: Any, found: list[DeviceInfo], cluster: str | None, gpus: Any, folder: RunFolder, how: LocalOptions
 ) -> Engine:
@@ -275,19 +271,8 @@ def _engine(
     return RayEngine(cluster, trainable, gpus, folder.lanes, how)
 
 
-def _hardware(found: list[DeviceInfo], cluster: str | None, gpus: Any) -> str:
-    """What measurements hold for: bytes on a GPU are others than those of a process."""
-    on_gpus = gpus != 0 if cluster is not None else found[0].is_cuda
-    return "cuda" if on_gpus else "cpu"
-
-
 def _open_run(name: str, storage: str | os.PathLike[str] | None) -> RunFolder:
-    is_path = isinstance(storage, (str, os.PathLike)) and str(storage) and "://" not in str(storage)
-    if storage is not None and not is_path:
-        raise InputError(
-            f"storage={storage!r} is not a folder",
-            hint="pass a path, or leave it out; a study in a database goes to cotune.optimize(study, ...)",
-        )
+    check_storage(storage, "a study in a database goes to cotune.optimize(study, ...)")
     folder = RunFolder(storage_folder(storage) / name)
     folder.create()
     return folder

@@ -20,7 +20,9 @@ from cotune._arguments import (
     assigned_outside,
     check_callbacks,
     check_run_name,
+    check_storage,
     checked_count,
+    checked_flag,
     checked_mps,
     checked_residents,
     checked_seconds,
@@ -28,6 +30,7 @@ from cotune._arguments import (
     checked_timeout,
     made_up,
     refuse_at_import,
+    refuse_other_systems,
     refuse_unknown,
 )
 from cotune.dashboard.views import make_view
@@ -35,16 +38,16 @@ from cotune.driver.signals import handled_by
 from cotune.driver.sweep import Sweep, SweepOptions
 from cotune.engines.local import LocalEngine
 from cotune.engines.local_options import LocalOptions
-from cotune.errors import InputError, RunError, RunNameInUse
+from cotune.errors import InputError, RunNameInUse
 from cotune.packer import Packer, PackerOptions, Policy, make_policy
 from cotune.paths import RunFolder, storage_folder
 from cotune.record import VERSION, EventLog, Records, read_events
-from cotune.search.lane_trial import StudyObjective, study_as_proxy
+from cotune.search.study_proxy import StudyObjective, study_as_proxy
 from cotune.search.study_search import StudySearch
 from cotune.sharing.devices import find_devices
 from cotune.trainable import takes
 
-_LANE_MODULE = "cotune.search.lane_trial"
+_LANE_MODULE = "cotune.search.study_proxy"
 _INSTEAD = {
     "func": "pass the objective as second argument",
     "sampler": "give it to optuna.create_study(sampler=...)",
@@ -136,8 +139,10 @@ def optimize(
         reuse=reuse,
         policy=make_policy(policy),
         iteration_timeout=checked_seconds("iteration_timeout", iteration_timeout),
-        grants=bool(grants),
+        grants=grants,
     )
+    checked_flag("grants", grants)
+    checked_flag("dashboard", dashboard, or_none=True)
     mps = checked_mps(mps, lanes)
     wanted, seconds = checked_count("n_trials", n_trials, least=0), checked_timeout(timeout)
     base = secrets.randbits(32) if seed is None else checked_seed(seed) or 0
@@ -250,11 +255,7 @@ def _interrupts(sweep: Sweep, serving: threading.Event) -> Iterator[None]:
 
 
 def _folder(study: optuna.Study, name: str | None, storage: str | os.PathLike[str] | None) -> RunFolder:
-    if storage is not None and (not isinstance(storage, (str, os.PathLike)) or "://" in str(storage)):
-        raise InputError(
-            f"storage={storage!r} is not a folder",
-            hint="it is where cotune keeps logs; give the study's own storage to optuna.create_study(storage=...)",
-        )
+    check_storage(storage, "the study's own is given to optuna.create_study(storage=...)")
     root = storage_folder(storage)
     folder = RunFolder(root / (name or made_up(study.study_name)))
     if folder.has_begun():
@@ -270,8 +271,7 @@ def _folder(study: optuna.Study, name: str | None, storage: str | os.PathLike[st
 
 def _check(study: Any, objective: Any, catch: Any, name: Any, unsupported: Mapping[str, Any]) -> tuple[Any, ...]:
     """Refuses what cannot work before anything starts; gives `catch` as a tuple."""
-    if not sys.platform.startswith("linux"):
-        raise RunError(f"cotune runs on Linux, this is {sys.platform}", hint="use a Linux machine, or WSL 2")
+    refuse_other_systems()
     refuse_unknown("optimize", unsupported, _INSTEAD)
     refuse_at_import("optimize")
     if not isinstance(study, optuna.Study):

@@ -1,11 +1,13 @@
-"""Every file name cotune uses.
+"""The folder of a run: what is in it, and how it is claimed.
 
 <storage>/.profiles/      what trials of a trainable were estimated and measured to need (`driver/profile.py`)
 <storage>/<run>/
   run.lock              held by the driver while it runs
   events.jsonl          what happened, append-only: the source for resume, traces and reports
   optuna.journal        the study, for optuna-dashboard
-  lanes/lane-3.log      what a lane printed outside of trials
+  lanes/                for each machine of a cluster in a folder of its own
+    lane-3.log          what a lane printed outside of trials
+    zygote.log          the same of the process that forks lanes
   trials/0007/
     log.txt             what the trial printed
     error.txt           the traceback of its last failure

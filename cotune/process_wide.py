@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 import threading
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator
@@ -16,22 +15,11 @@ P = ParamSpec("P")
 IN_LANE = "COTUNE_LANE"
 
 
-def module_that_calls() -> str | None:
-    """The module that is being imported further down the stack, where a script's own code does not count."""
-    frame = inspect.currentframe()
-    while frame is not None:
-        name: str = frame.f_globals.get("__name__", "")
-        if frame.f_code.co_name == "<module>" and name not in ("", "__main__"):
-            return name
-        frame = frame.f_back
-    return None
-
-
 def process_wide(change: Callable[P, Iterator[None]]) -> Callable[P, AbstractContextManager[None]]:
     """As `contextlib.contextmanager`, but of those within at once the first makes the change and the last undoes it.
 
     Args:
-        change: Makes it, yields and undoes it; for other arguments it is another one.
+        change: Makes it, yields and undoes it; for other positional arguments it is another one.
     """
     changed = contextlib.contextmanager(change)
     lock = threading.Lock()

@@ -22,11 +22,12 @@ if TYPE_CHECKING:
 
 SHORT = reprlib.Repr()
 SHORT.maxdict, SHORT.maxstring, SHORT.maxother = 16, 80, 80
-# Of the dataframe; a metric named like one of these has `metrics/` before its name there.
-_COLUMNS = {
-    *("trial", "state", "error", "persistent", "ephemeral", "expected", "slowdown", "seconds", "expected_seconds"),
+MEASURES = (
+    *("persistent", "ephemeral", "expected", "slowdown", "seconds", "expected_seconds"),
     *("device", "lane", "start", "end", "attempts"),
-}
+)
+# Of the dataframe; a metric named like one of these has `metrics/` before its name there.
+_COLUMNS = {"trial", "state", "error", *MEASURES}
 
 
 @dataclass(frozen=True, repr=False)
@@ -177,17 +178,7 @@ class Results(Sequence[TrialResult]):
                 "state": str(t.state),
                 **{f"metrics/{name}" if name in _COLUMNS else name: value for name, value in t.metrics.items()},
                 **{f"config/{name}": value for name, value in flat(t.config)},
-                "persistent": t.persistent,
-                "ephemeral": t.ephemeral,
-                "expected": t.expected,
-                "slowdown": t.slowdown,
-                "seconds": t.seconds,
-                "expected_seconds": t.expected_seconds,
-                "device": t.device,
-                "lane": t.lane,
-                "start": t.start,
-                "end": t.end,
-                "attempts": t.attempts,
+                **{name: getattr(t, name) for name in MEASURES},
                 "error": None if t.error is None else str(t.error.message),
             }
             for t in self.trials

@@ -42,7 +42,7 @@ class Loan(Protocol):
         """Gives the grant back, memory having run out with it."""
 
     def fail(self, error: Exception) -> None:
-        """Has the trial fail with this error at its next boundary, from where it cannot be raised."""
+        """Makes the trial fail with this error at its next boundary, from where it cannot be raised."""
 
 
 class Session(Protocol):
@@ -51,12 +51,12 @@ class Session(Protocol):
     Attributes:
         trial: Its number.
         folder: Its own.
-        is_there: It has come as far as it was meant to (`stop=`): its last report was made.
+        met_stop_rule: `stop=` is met: its last report was made.
     """
 
     trial: int
     folder: Path
-    is_there: bool
+    met_stop_rule: bool
 
     def report(self, metrics: Mapping[str, Any], step: int | None) -> None: ...
 
@@ -75,7 +75,7 @@ class Session(Protocol):
         """Says that a batch is about to be run as so many micro-batches, and asks what may be used for it."""
 
     def ask(self, payload: bytes) -> bytes:
-        """Has the driver answer a question, and waits; an iteration boundary, but no iteration."""
+        """Asks the driver something and waits for the answer; an iteration boundary, but no iteration."""
 
     def observe(self, value: float, step: int) -> None:
         """Reports one number in a run that has no metric; any number, also NaN."""
@@ -183,10 +183,10 @@ def trial_id() -> int | None:
     return session.trial if session is not None else None
 
 
-def is_there() -> bool:
+def met_stop_rule() -> bool:
     """Whether the running trial has made its last report, since `stop=` is met."""
     session = current()
-    return session is not None and session.is_there
+    return session is not None and session.met_stop_rule
 
 
 def leave_if_over() -> None:

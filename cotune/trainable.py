@@ -130,7 +130,7 @@ def _run_steps(cls: type, config: Mapping[str, Any]) -> Any:
             session.report(metrics)
             is_done, is_saved = bool(metrics.get("done")), not hasattr(trial, "save")
             # After the report: what is saved has made it, and does not make it again after a restart.
-            if not is_saved and (is_done or session.is_there() or time.monotonic() - last >= CHECKPOINT_EVERY):
+            if not is_saved and (is_done or session.met_stop_rule() or time.monotonic() - last >= CHECKPOINT_EVERY):
                 save()
             session.leave_if_over()
         if not is_saved:

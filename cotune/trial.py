@@ -47,6 +47,7 @@ class TrialSpec:
         seed: Seeds torch, numpy and random before the trainable starts.
         folder: The trial's own folder, for its log and its checkpoints.
         reports: Reports that stand from earlier attempts, up to the checkpoint it starts from.
+        packed: `config`, pickled apart where it may hold what only cloudpickle can send; that is empty then.
     """
 
     trial: int
@@ -55,6 +56,7 @@ class TrialSpec:
     seed: int
     folder: Path
     reports: int = 0
+    packed: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

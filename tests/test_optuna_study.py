@@ -19,7 +19,7 @@ from optuna.trial import TrialState
 import cotune
 from cotune._arguments import assigned_outside
 from cotune.paths import RunFolder
-from cotune.search.lane_trial import study_as_proxy
+from cotune.search.study_proxy import study_as_proxy
 
 CPU = ["cpu:0@2GiB"]
 
@@ -643,6 +643,9 @@ def test_what_optuna_takes_by_position_is_taken_in_its_order():
         ({"lanes": 0}, "lanes=0"),
         ({"gpus": 99}, "gpu"),
         ({"storage": "sqlite:///study.db"}, "create_study"),
+        ({"storage": ""}, "storage=''"),
+        ({"grants": "no"}, "grants='no'"),
+        ({"dashboard": 1}, "dashboard=1"),
         ({"name": "a/b"}, "name="),
     ],
 )

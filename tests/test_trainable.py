@@ -198,7 +198,7 @@ class FakeSession:
         self.crash_after = None
 
     trial = 0
-    is_there = False
+    met_stop_rule = False
 
     def restart(self):
         del self.reports[self.folder.reports_at_checkpoint() :]
@@ -263,7 +263,7 @@ def test_a_step_class_is_saved_once_after_its_last_step(in_session, cls):
 
 
 def test_a_step_class_that_stop_ends_is_saved_before(in_session):
-    in_session.is_there = True
+    in_session.met_stop_rule = True
 
     def leave():
         raise session.TrialStopped

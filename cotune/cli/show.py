@@ -12,7 +12,7 @@ from typing import Any
 from cotune._load import load, runs_in
 from cotune.errors import CotuneError
 from cotune.paths import storage_folder
-from cotune.results import SHORT, Results, TrialResult, flat
+from cotune.results import MEASURES, SHORT, Results, TrialResult, flat
 
 MOST_RUNS = 20
 MOST_FAILED = 5
@@ -98,22 +98,9 @@ def _finite(value: Any) -> Any:
 
 
 def _plain(results: Results) -> dict[str, Any]:
-    names = (
-        "id",
-        "config",
-        "metrics",
-        "persistent",
-        "ephemeral",
-        "seconds",
-        "device",
-        "lane",
-        "start",
-        "end",
-        "attempts",
-    )
     trials = [
         {
-            **{name: getattr(trial, name) for name in names},
+            **{name: getattr(trial, name) for name in ("id", "config", "metrics", *MEASURES)},
             "state": str(trial.state),
             "error": trial.error and trial.error.message,
             "folder": str(trial.folder),

@@ -44,8 +44,8 @@ class Conclusions:
         self._callbacks = callbacks
         self._broken: set[int] = set()
 
-    def draw(self, conclusion: ConcludeTrial) -> float | None:
-        """Gives the seconds of the trial's last attempt, if there was one in this session.
+    def reach(self, conclusion: ConcludeTrial) -> None:
+        """Tells them.
 
         Raises:
             CotuneError: Every other trial would fail with the same.
@@ -55,11 +55,10 @@ class Conclusions:
         state = self._state(record, conclusion.outcome)
         if state is TrialState.FAILED:
             self._blame(record, conclusion)
-        seconds = self._records.ends(record, state)
+        self._records.ends(record, state)
         if state is not TrialState.INTERRUPTED:
             self._search.tell(record.trial, state, record.last_value, record.values, record.error)
             self._call_back(record)
-        return seconds
 
     def _state(self, record: Record, outcome: Outcome) -> TrialState:
         if outcome is Outcome.DONE and (record.last_value is not None or not self._metric):

@@ -11,7 +11,7 @@ from types import FrameType
 
 @contextlib.contextmanager
 def handled_by(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    """Has Ctrl-C and SIGTERM call a function; in the main thread, which alone can be told so.
+    """Installs a handler of Ctrl-C and SIGTERM for a while; in the main thread, which alone can.
 
     What whoever started the program has ignored stays so, as a shell does with Ctrl-C for what a script runs in the
     background.

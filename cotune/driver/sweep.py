@@ -227,10 +227,11 @@ class Sweep:
             self._expectations.compare(self._records[event.trial], self._packer.demand_of(event.trial))
         # Last, so that a freed lane has its next trial before the search thread has something to do.
         for conclusion in concluded:
-            seconds = self._conclusions.draw(conclusion)
-            self._expectations.learn(self._records[conclusion.trial])
-            if seconds is not None:
-                self._join(self._estimates.ran(seconds))
+            self._conclusions.reach(conclusion)
+            record = self._records[conclusion.trial]
+            self._expectations.learn(record)
+            if record.lasted is not None:
+                self._join(self._estimates.ran(record.lasted))
 
     def _acknowledge(self) -> None:
         self._records.flush()

@@ -20,9 +20,11 @@ class Engine(ABC):
 
     Attributes:
         can_estimate: Whether trials can be estimated before they run.
+        uses_gpus: Whether its devices are GPUs.
     """
 
     can_estimate = False
+    uses_gpus = False
 
     @abstractmethod
     def start(self) -> list[DeviceFound]:
@@ -42,7 +44,7 @@ class Engine(ABC):
         """What happened, in order; waits up to `timeout` seconds for something to happen."""
 
     def estimate(self, trial: int, config: Mapping[str, Any]) -> None:
-        """Has a trial estimated, one at a time; an `Estimated` comes, whatever happens."""
+        """Requests an estimate of a trial, one at a time; an `Estimated` comes, whatever happens."""
         raise NotImplementedError
 
     @abstractmethod
@@ -55,7 +57,7 @@ class Engine(ABC):
 
     @abstractmethod
     def wake(self) -> None:
-        """Has a `poll()` that waits return; from any thread or signal handler."""
+        """Makes a `poll()` that waits return; from any thread or signal handler."""
 
     @abstractmethod
     def close(self) -> None:

@@ -22,7 +22,7 @@ from cotune.engines.local_devices import LocalDevices
 from cotune.engines.local_gpu import LocalGpu
 from cotune.engines.local_lanes import LocalLanes
 from cotune.engines.local_options import LocalOptions
-from cotune.engines.translation import carry_out, event_of
+from cotune.engines.translation import carry_out, event_of, not_sent
 from cotune.packer import events as ev
 from cotune.packer import instructions as do
 from cotune.sharing import wire
@@ -63,7 +63,8 @@ class LocalEngine(Engine):
         packed = trainable if isinstance(trainable, Packed) else pack(trainable)
         self._blob, self._modules = packed.blob, [*packed.modules, *options.preload]
         self._imports, self.can_estimate = packed.imports, packed.rehearses
-        if any(info.is_cuda for info in devices):
+        self.uses_gpus = any(info.is_cuda for info in devices)
+        if self.uses_gpus:
             self._modules.append("torch")
         self._threads = options.threads or min(max(1, info.cores // 4) if info.is_cuda else 1 for info in devices)
         self._lanes = LocalLanes()
@@ -108,17 +109,16 @@ class LocalEngine(Engine):
         lane = self._lanes.get(start.lane)
         if lane is None:
             return
-        self._lanes.starts(start.trial, lane)
         gpu = self._gpu_of(lane)
         if gpu is not None:
             gpu.forget(start.trial)
         try:
-            lane.start(spec)
+            lane.start(wire.sendable(spec))
         except errors.NotPicklable as error:
-            name, detail = type(error).__name__, str(error)
-            failed = ev.TrialEnded(self.now(), start.trial, Outcome.FAILED, error=name, detail=detail, final=True)
-            self._pending.append(failed)
+            self._pending.append(not_sent(start.trial, error, self.now()))
             self.wake()
+            return
+        self._lanes.starts(start.trial, lane)
 
     def estimate(self, trial: int, config: Mapping[str, Any]) -> None:
         try:

@@ -26,8 +26,10 @@ from cotune.engines.base import Engine
 from cotune.engines.local_options import LocalOptions
 from cotune.engines.ray_member import Down, Joined, News
 from cotune.engines.ray_roster import Membership, Roster
+from cotune.engines.translation import not_sent
 from cotune.packer import events as ev
 from cotune.packer import instructions as do
+from cotune.sharing import wire
 from cotune.sharing.pickling import pack
 from cotune.trial import Question, Report, TrialSpec
 
@@ -56,11 +58,14 @@ class RayEngine(Engine):
         packed = pack(trainable)
         self._by_lane: dict[int, Membership] = {}
         self._by_trial: dict[int, Membership] = {}
+        # Trials that could not be.
+        self._unsent: list[News] = []
         self._arrived: queue.SimpleQueue[tuple[Membership, Future[Any]] | None] = queue.SimpleQueue()
         self._tick_due = 0.0
         self._closed = False
         self._ray, self._is_ours = _connect(cluster)
         self._roster = Roster(self._ray, gpus, packed, folder, options, self._listen)
+        self.uses_gpus = self._roster.on_gpus
 
     def start(self) -> list[ev.DeviceFound]:
         """Begins with the devices that are there within a moment; others come as events.
@@ -110,6 +115,12 @@ class RayEngine(Engine):
         elif isinstance(instruction, do.StartTrial):
             member = self._by_lane.get(instruction.lane)
             if member is not None:
+                assert spec is not None
+                try:
+                    spec = wire.sendable(spec)
+                except errors.NotPicklable as error:
+                    self._unsent.append(not_sent(instruction.trial, error, self.now()))
+                    return self.wake()
                 self._by_trial[instruction.trial] = member
         elif isinstance(instruction, do.ToTrial):
             member = self._by_trial.get(instruction.trial)
@@ -141,6 +152,7 @@ class RayEngine(Engine):
         self._flush()
         self._roster.look()
         happened = self._gather(max(0.0, min(timeout, self._tick_due - self.now())))
+        happened, self._unsent = self._unsent + happened, []
         if self.now() >= self._tick_due:
             self._tick_due = self.now() + 1.0
             happened.append(ev.Tick(self.now()))
@@ -206,7 +218,7 @@ class RayEngine(Engine):
 
 
 def _tell(member: Membership | None, call: str, *arguments: Any) -> None:
-    """Has a member's engine called with the next batch, if there is such a member."""
+    """Adds a call of a member's engine to its next batch, if there is such a member."""
     if member is not None:
         member.commands.append((call, arguments))
 

@@ -81,13 +81,13 @@ class Roster:
         self.refusal: BaseException | None = None
         self._ray = ray
         self._gpus = gpus
-        self._on_gpus = gpus > 0 if gpus is not None else self._gpus_there() >= 1
+        self.on_gpus = gpus > 0 if gpus is not None else self._gpus_there() >= 1
         self._packed = ray.put(packed)
         self._folder = folder
         self._options = options
         self._listen = listen
         self._refused: collections.Counter[tuple[int, str]] = collections.Counter()
-        self._homeless: list[str] = []
+        self._lost: list[str] = []
         self._lost_in_a_row = 0
         self._look_due = 0.0
 
@@ -140,7 +140,7 @@ class Roster:
         return int(self._ray.cluster_resources().get("GPU", 0))
 
     def _wanted(self) -> Iterator[Slot]:
-        if self._on_gpus:
+        if self.on_gpus:
             yield from [Slot(gpus=1, cpus=1)] * (self._gpus_there() if self._gpus is None else self._gpus)
             return
         for node in self._ray.nodes():
@@ -177,7 +177,7 @@ class Roster:
         """Several nodes may have one address, and a node may be back before its loss is told."""
         address, _, label = joined.name.partition("/")
         names = itertools.chain([joined.name], (f"{address}#{n}/{label}" for n in itertools.count(2)))
-        return next(name for name in names if name not in self.by_device and name not in self._homeless)
+        return next(name for name in names if name not in self.by_device and name not in self._lost)
 
     # ---- gone
 
@@ -211,7 +211,7 @@ class Roster:
         self.members.discard(member)
         self.by_device.pop(member.device, None)
         if member.device:
-            self._homeless.append(member.device)
+            self._lost.append(member.device)
         # It may only be out of reach.
         with contextlib.suppress(Exception):
             self._ray.kill(member.actor)
@@ -222,8 +222,8 @@ class Roster:
         """Devices that are gone; not before there is another, since without any the brain would give up."""
         if not self.by_device:
             return []
-        homeless, self._homeless = self._homeless, []
-        return [ev.DeviceLost(now, device) for device in homeless]
+        lost, self._lost = self._lost, []
+        return [ev.DeviceLost(now, device) for device in lost]
 
     def close(self) -> None:
         """Ends every actor, and every lane before."""

@@ -6,10 +6,12 @@ import pickle
 from collections.abc import Callable
 from typing import Any
 
+from cotune.errors import NotPicklable
 from cotune.packer import events as ev
 from cotune.packer import instructions as do
 from cotune.sharing.lane import LaneHandle
 from cotune.sharing.wire import Kind
+from cotune.trial import Outcome
 
 _EVENTS: dict[int, type[ev.LaneEvent | ev.TrialEvent]] = {
     Kind.READY: ev.LaneReady,
@@ -44,6 +46,11 @@ def event_of(kind: int, payload: bytes, lane: int, now: float) -> ev.Event:
     """
     event, said = _EVENTS[kind], pickle.loads(payload)
     return event(now, lane, *said) if issubclass(event, ev.LaneEvent) else event(now, *said)
+
+
+def not_sent(trial: int, error: NotPicklable, now: float) -> ev.TrialEnded:
+    """What becomes of a trial whose config cannot travel: it would not the next time, either."""
+    return ev.TrialEnded(now, trial, Outcome.FAILED, error=type(error).__name__, detail=str(error), final=True)
 
 
 def carry_out(instruction: do.ToLane | do.ToTrial, lane: LaneHandle | None) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from cotune.packer.critical import Critical
 from cotune.packer.protection import Protection
@@ -20,11 +20,6 @@ class Company:
     def __init__(self, protection: Protection, critical: Critical | None) -> None:
         self.protection = protection
         self.critical = critical
-
-    @property
-    def is_particular(self) -> bool:
-        """Whether one trial may be welcome where another, no larger, is not."""
-        return self.protection.is_on
 
     def starts(self, trial: Trial, device: Device) -> None:
         """A trial is about to run there."""
@@ -50,10 +45,6 @@ class Company:
             self.protection.ended(trial)
         if self.critical is not None:
             self.critical.ended(trial, stopped)
-
-    def explain(self, trial: Trial, devices: Sequence[Device]) -> str | None:
-        """Why the trial may run on none of these although they have seats, if that is so."""
-        return self.protection.explain(trial, devices)
 
     def explain_no_seat(self, devices: Iterable[Device]) -> str | None:
         """Why no device has a seat although there are lanes left, if that is so."""

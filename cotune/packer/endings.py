@@ -52,7 +52,7 @@ class Endings:
         """An attempt has ended in its lane, which the trial has left, where it was granted so many micro-batches."""
         if event.outcome is Outcome.DONE:
             self.conclude(trial, Outcome.DONE)
-        elif event.outcome is Outcome.STOPPED or trial.withdrawn_at is not None:
+        elif event.outcome is Outcome.STOPPED or trial.withdrawn:
             self.retry(trial, "its room was needed while it was paused", event.time)
         elif event.outcome is Outcome.OUT_OF_MEMORY and granted > 1:
             # It says nothing of what the trial needs by itself.
@@ -66,12 +66,12 @@ class Endings:
 
     def lane_lost(self, trial: Trial, lane: Lane, was_paused: bool, event: ev.LaneLost) -> None:
         """Its lane is gone, with it."""
-        if trial.id == lane.overdue and trial.withdrawn_at is None:
+        if trial.id == lane.overdue and not trial.withdrawn:
             limit = self._iteration_timeout
             known = f"iteration_timeout={limit:g}, " if limit is not None else ""
             reason = f"no iteration boundary in time ({known}longest before: {trial.longest:.1f} s)"
             self._failed(trial, "TrialOverdue", reason, event.time)
-        elif lane.closing or not lane.ready or trial.withdrawn_at is not None:
+        elif lane.closing or not lane.ready or trial.withdrawn:
             self.retry(trial, "its lane was closed", event.time)
         elif was_paused:
             self.retry(trial, f"its lane is gone: {event.detail}", event.time)
@@ -81,7 +81,7 @@ class Endings:
     def device_lost(self, trial: Trial, device: str, was_paused: bool, now: float) -> None:
         """Its device is gone, with it. Devices do go; but one trial may be why, and would take them all."""
         trial.device_losses += not was_paused
-        if trial.device_losses >= MOST_LOSSES and trial.withdrawn_at is None:
+        if trial.device_losses >= MOST_LOSSES and not trial.withdrawn:
             reason = f"{MOST_LOSSES} devices were lost while it ran there; last: {device}"
             self.conclude(trial, Outcome.FAILED, "LaneDied", reason)
         else:
@@ -89,7 +89,7 @@ class Endings:
 
     def retry(self, trial: Trial, reason: str, now: float) -> None:
         """The trial waits for another attempt: in line, unless it is held."""
-        if trial.withdrawn_at is not None:
+        if trial.withdrawn:
             self.conclude(trial, Outcome.STOPPED, reason="withdrawn")
             return
         trial.iterations, trial.seconds, trial.alone_seconds, trial.since = 0, 0.0, 0.0, now
@@ -126,7 +126,7 @@ class Endings:
         if trial.demand is None and trial.out_of_memories == 0:
             self._predictor.judge_hint(trial, floor)
         trial.floor = floor
-        largest = max((device.full - device.context for device in self._ledger.devices.values()), default=0)
+        largest = max(0, self._fitting.largest_room)
         figures = (
             f"it needs {format_bytes(max(event.needed or 0, least))} or more; "
             f"it had {format_bytes(had)} in a lane of {format_bytes(lane.asked)}; "

@@ -192,7 +192,7 @@ class Grants:
                 return
         for grant in sorted(grants, key=self._order):
             trial, lane = grant.trial, grant.trial.lane
-            if lane is None or trial.demand is None or trial.withdrawn_at is not None or lane.closing:
+            if lane is None or trial.demand is None or trial.withdrawn or lane.closing:
                 continue
             if lane.turn is not None or (grant.settled and grant.asked == grant.best):
                 # Where one resident has every turn, another might come to no boundary to give a grant back.
@@ -242,7 +242,7 @@ class Grants:
         return False
 
     def _tell(self, grant: Grant, concurrency: int) -> None:
-        """Has a trial run so many micro-batches at once; not before it has answered to the last change."""
+        """Tells a trial to run so many micro-batches at once; not before it has answered to the last change."""
         if grant.unanswered or concurrency == grant.asked:
             return
         grant.asked, grant.unanswered = concurrency, True

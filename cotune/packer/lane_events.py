@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from cotune.demand import MIB
 from cotune.packer import events as ev
 from cotune.packer.endings import Endings
 from cotune.packer.learning import Learning
@@ -12,7 +13,7 @@ from cotune.packer.ledger import Ledger
 from cotune.packer.options import PackerOptions
 from cotune.packer.state import Lane, Trial
 
-LEAK_GROWTH = 64 << 20
+LEAK_GROWTH = 64 * MIB
 STOP_GRACE = 5.0
 STOP_GRACE_SHARED = 30.0
 OVERDUE_FLOOR = 1800.0

@@ -104,7 +104,7 @@ class Ledger:
         return lane
 
     def close(self, lane: Lane, *, kill: bool = False) -> None:
-        """Has a lane ended; its bytes are free once it is lost."""
+        """Orders a lane to end; its bytes are free once it is lost."""
         if not lane.closing:
             lane.closing = True
             self.out.append(do.CloseLane(lane.id, kill))

@@ -150,6 +150,12 @@ class Line:
         self._count(spot.waiting, -1)
         self._policy.left(spot.waiting, spot.shape.group, started)
 
+    def resumed(self, trial: Trial) -> None:
+        """Tells the policy of a trial that runs again without having waited here."""
+        waiting = self.view(trial)
+        self._policy.joined(waiting, trial.group)
+        self._policy.left(waiting, trial.group, started=True)
+
     def refresh(self, trial: Trial) -> bool:
         """Looks at a waiting trial anew; True if that changes its shape or size."""
         before = self._spots[trial.id]

@@ -256,9 +256,9 @@ class Packer:
     def _withdraw(self, trial: Trial, event: ev.TrialWithdrawn) -> None:
         if trial.pressed_at is None and not event.patient:
             trial.pressed_at = event.time
-        if trial.withdrawn_at is not None:
+        if trial.withdrawn:
             return
-        trial.withdrawn_at = event.time
+        trial.withdrawn = True
         self._withdrawn[trial.id] = trial
         if trial.lane is None:
             self._endings.conclude(trial, Outcome.STOPPED, reason="withdrawn before it ran")

@@ -38,7 +38,7 @@ class Pauses:
         self._predictor = predictor
         self._fitting = fitting
         self._company = company
-        self._held: dict[int, Trial] = {}
+        self._held: set[int] = set()
         # Held, and still on their way to a boundary.
         self._stopping: set[int] = set()
         self._looked_for = -1
@@ -63,10 +63,10 @@ class Pauses:
     # ---- what the owner wants
 
     def hold(self, trial: Trial) -> None:
-        if trial.held or trial.withdrawn_at is not None:
+        if trial.held or trial.withdrawn:
             return
         trial.held = True
-        self._held[trial.id] = trial
+        self._held.add(trial.id)
         self._released.pop(trial.id, None)
         if trial.lane is None:
             self._line.leave(trial)
@@ -80,7 +80,7 @@ class Pauses:
         if not trial.held:
             return
         trial.held = False
-        del self._held[trial.id]
+        self._held.remove(trial.id)
         self._stopping.discard(trial.id)
         if trial.is_paused:
             self._released[trial.id] = trial
@@ -122,7 +122,7 @@ class Pauses:
         trial.resting = trial.parked = trial.movable = 0
 
     def over(self, trial: Trial) -> None:
-        self._held.pop(trial.id, None)
+        self._held.discard(trial.id)
 
     # ---- what to do
 
@@ -131,7 +131,7 @@ class Pauses:
         for trial in list(self._released.values()):
             lane = trial.lane
             assert lane is not None
-            place = None if trial.leaving or trial.withdrawn_at is not None else self._fitting.home(trial, lane)
+            place = None if trial.leaving or trial.withdrawn else self._fitting.home(trial, lane)
             if place is None:
                 continue
             if place.missing > 0:
@@ -143,7 +143,7 @@ class Pauses:
             self._go_on(trial, lane)
 
     def make_room(self) -> None:
-        """Has paused trials make room: on devices that have shrunk or are kept free, and for the first in line."""
+        """Makes paused trials make room: on devices that have shrunk or are kept free, and for the first in line."""
         if not self._paused:
             return
         devices = {trial.lane.device for trial in self._paused.values() if trial.lane is not None}
@@ -166,11 +166,11 @@ class Pauses:
         self._make_room_for(head, [device for device in devices if device not in kept])
 
     def move(self) -> None:
-        """Has one leave a lane in which another runs, if it has a checkpoint and would run elsewhere at once."""
+        """Sends one away from a lane in which another runs, if it has a checkpoint and would run elsewhere at once."""
         if any(trial.leaving for trial in self._released.values()):
             return
         for trial in self._released.values():
-            if trial.saved and trial.withdrawn_at is None and trial.lane is not None and trial.lane.residents:
+            if trial.saved and not trial.withdrawn and trial.lane is not None and trial.lane.residents:
                 self._predictor.appraise(trial)
                 needs = None if trial.wants_all else trial.expected
                 if needs is not None and self._fitting.find(trial, self._ledger.pool.with_room(needs.peak)):
@@ -201,7 +201,7 @@ class Pauses:
         return trial.expected.peak - self._fitting.holes(device)[1]
 
     def _free(self, device: Device, wanted: int, spared: Trial | None = None, partly: bool = False) -> bool:
-        """Has paused trials free so many bytes; those first that lose least by it.
+        """Frees so many bytes that paused trials hold, beginning with those that lose least by it.
 
         Returns:
             Whether they can; if not, and less is not wanted either, nothing is asked for.
@@ -248,7 +248,7 @@ class Pauses:
 
     def _by_loss(self, trials: Iterable[Trial]) -> list[tuple[Trial, bool]]:
         """Who could make room, and whether by being parked; twice, who could be parked or leave."""
-        able = [trial for trial in trials if not trial.leaving and trial.withdrawn_at is None]
+        able = [trial for trial in trials if not trial.leaving and not trial.withdrawn]
         parks = [(trial, True) for trial in able if trial.movable]
         saved = sorted((trial for trial in able if trial.saved), key=lambda trial: not trial.held)
         unsaved = [] if self._anything_runs else [trial for trial in able if not trial.saved]
@@ -268,5 +268,6 @@ class Pauses:
         self._company.starts(trial, lane.device)
         lane.residents[trial.id] = trial
         lane.least = 0
+        self._line.resumed(trial)
         self._ledger.out.append(do.ResumeTrial(trial.id))
         self._ledger.touch(lane.device)

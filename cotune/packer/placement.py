@@ -153,7 +153,7 @@ class Placement:
         """Notes what a trial without a place says of those behind it."""
         shape = self._line.shape(trial)
         others_would_do = trial.exclusive or self._residents > 1
-        if self._company.is_particular and search.passed < PASS_OVER:
+        if self._company.protection.is_on and search.passed < PASS_OVER:
             # One that uses the device less may run where this one may not.
             search.passed += 1
             others_would_do = True
@@ -172,14 +172,14 @@ class Placement:
             place, short = self._fitting.find_whole(trial, self._pool.unused())
             self._make_room(short)
             return place
-        trial.exclusive = self._policy.exclusive(self._line.view(trial), len(self._ledger.devices))
+        trial.exclusive = self._policy.exclusive(self._line.view(trial))
         if trial.exclusive:
             place = self._fitting.find(trial, self._pool.unused())
             if place is None and (self._residents > 1 or trial.is_apart):
                 # Where lanes are shared nobody else asks for its room; see `_ask_for_room`.
                 self._make_room(self._fitting.short(trial, self._pool.unused()))
             return place
-        widely = self._policy.places or self._company.is_particular or trial.is_apart
+        widely = self._policy.places or self._company.protection.is_on or trial.is_apart
         place = self._fitting.find(trial, self._pool.with_room(demand.peak, widely))
         if trial.is_apart:
             # Nobody else asks for its room; see `_ask_for_room`.
@@ -196,12 +196,12 @@ class Placement:
     # ---- room
 
     def _ask_for_room(self) -> None:
-        """Has memory returned for the first in line that would fit then; each time for a smaller one."""
+        """Asks lanes to return memory for the first in line that would fit then; each time for a smaller one."""
         if self._residents > 1:
             return
         limit: float = self._pool.roomiest_later
         after: dict[Shape, Mark] = {}
-        left, passes = ROOM_AT_ONCE, PASS_OVER if self._company.is_particular else 0
+        left, passes = ROOM_AT_ONCE, PASS_OVER if self._company.protection.is_on else 0
         while left and limit > self._pool.roomiest:
             found = self._line.next(
                 lambda fits: limit if fits[0] == "lane" else -1,  # noqa: B023 - called at once
@@ -226,7 +226,7 @@ class Placement:
         return trial.promised is not None
 
     def _make_room(self, places: list[Place]) -> Device | None:
-        """Has the bytes returned that are missing at one of these places; None if nobody can return them."""
+        """Asks lanes to return the bytes missing at one of these places; None if nobody can return them."""
         for place in places:
             if self._ledger.reclaim(place.device, place.missing, keep=place.lane):
                 return place.device
@@ -238,7 +238,7 @@ class Placement:
         """Starts the trial that a device is kept free for, if it fits there by now; or makes room there."""
         device = self._reservation.device
         trial = device.reserved_for if device is not None else None
-        if device is None or trial is None or trial not in self._line:
+        if device is None or trial is None:
             return
         if trial.expected is None or trial.wants_all:
             place, short = self._fitting.find_whole(trial, [] if device.active else [device])

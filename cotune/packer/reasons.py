@@ -52,7 +52,7 @@ class Reasons:
             roomy = [device for device in devices if device.seats]
             if not roomy:
                 return "every lane is taken"
-            if (spared := self._company.explain(trial, roomy)) is not None:
+            if (spared := self._company.protection.explain(trial, roomy)) is not None:
                 return spared
             best = max(roomy, key=lambda device: max(self._fitting.holes(device)[0], device.free))
             room = f"largest hole {format_bytes(max(best.free, 0))} on {best.name}"

@@ -65,7 +65,7 @@ class Reservation:
             head.overtaken += 1
 
     def gives_way(self, trial: Trial) -> bool:
-        """Has a device kept free for one with a higher priority that does not fit, before this one starts."""
+        """Keeps a device free for one with a higher priority that does not fit, before this one starts."""
         head = self._line.head()
         if head is None or head.priority <= trial.priority:
             return False

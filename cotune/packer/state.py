@@ -90,7 +90,7 @@ class Trial:
     lane_deaths: int = 0
     device_losses: int = 0
     failures: int = 0
-    withdrawn_at: float | None = None
+    withdrawn: bool = False
     pressed_at: float | None = None
     iterations: int = 0
     seconds: float = 0.0

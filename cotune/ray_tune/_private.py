@@ -121,13 +121,13 @@ def controller_behind(controller: Any) -> Any:
 
 
 def limit_pending(controller: Any, most: int) -> None:
-    """Has Tune ask for so many trials ahead, unless the user has said how many."""
+    """Makes Tune ask for so many trials ahead, unless the user has said how many."""
     if "TUNE_MAX_PENDING_TRIALS_PG" not in os.environ:
         getattr(controller, "_tune_controller", controller).update_max_pending_trials(most)
 
 
 def follow_resources(controller: Any, changed: Callable[[], None]) -> None:
-    """Has Tune say when it gives trials that wait other resources than they were added with. Once is enough."""
+    """Makes Tune say when it gives trials that wait other resources than they were added with. Once is enough."""
     base: Any = type(controller)
     if hasattr(base, "is_followed"):
         return

@@ -18,7 +18,8 @@ from cotune.packer import events as ev
 from cotune.packer import instructions as do
 from cotune.ray_tune.lane import Beat
 from cotune.ray_tune.lane_handle import LaneHandle
-from cotune.ray_tune.slots import ON_EVERY_NODE, ClusterOptions, Slot, Slots, alive_nodes, kill
+from cotune.ray_tune.slot import ON_EVERY_NODE, ClusterOptions, Slot
+from cotune.ray_tune.slots import Slots, alive_nodes, kill
 from cotune.sharing import wire
 from cotune.sharing.lane_options import LaneOptions
 

@@ -9,7 +9,7 @@ from typing import Any
 import ray
 
 from cotune.ray_tune.lane import Beat
-from cotune.ray_tune.slots import Slot
+from cotune.ray_tune.slot import Slot
 
 
 @dataclass(eq=False)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping
@@ -26,7 +25,7 @@ from cotune.ray_tune.inbox import Call, Inbox, NotHere
 from cotune.session import TrialStopped
 from cotune.sharing import wire
 from cotune.sharing.inside.resident import Ending, ResidentTrial, own_stop
-from cotune.sharing.memory import text_of
+from cotune.sharing.memory import clear_frames, text_of
 from cotune.trial import Outcome, TrialSpec
 
 if TYPE_CHECKING:
@@ -63,21 +62,11 @@ class LaneTrial(ResidentTrial):
         self.has_launched = False
         self._make: Callable[[], Any] | None = make
         self._trainable: Any = None
-        self._streams = (sys.stdout, sys.stderr)
         self._abandoned = False
         self._finished = False
         self._call: Call | None = None
 
     # ---- the turn
-
-    def turn_begins(self) -> None:
-        super().turn_begins()
-        sys.stdout, sys.stderr = self._streams
-
-    def turn_ends(self) -> None:
-        if not self._over:
-            self._streams = (sys.stdout, sys.stderr)
-        super().turn_ends()
 
     @contextlib.contextmanager
     def _turn(self) -> Iterator[None]:
@@ -262,15 +251,3 @@ class LaneTrial(ResidentTrial):
 
 def _is_rays(thread: threading.Thread) -> bool:
     return thread.name.startswith(("ray_", "asyncio", "fsspec"))
-
-
-def clear_frames(error: BaseException) -> None:
-    """Lets go of the locals, and so the tensors, of the frames an exception went through; its traceback stays."""
-    seen: set[int] = set()
-    todo: list[BaseException | None] = [error]
-    while todo:
-        one = todo.pop()
-        if one is not None and id(one) not in seen:
-            seen.add(id(one))
-            traceback.clear_frames(one.__traceback__)
-            todo += [one.__cause__, one.__context__]

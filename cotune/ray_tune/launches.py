@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 
 def watch_launches() -> None:
-    """Has Ray tell us of the tasks and actors that this process starts, as Tune has in processes of its own."""
+    """Makes Ray tell us of the tasks and actors that this process starts, as it tells Tune in processes of its own."""
     _private.actor._actor_launch_hook = _private.remote_function._task_launch_hook = _launched
 
 

@@ -33,7 +33,7 @@ class Fractions:
         self._numbers: dict[str, int] = {}
 
     def prepare(self, trial: Any) -> None:
-        """Has a trial that is about to be queued ask for what it is expected to need, and measure what it does."""
+        """Makes a trial that is about to be queued ask for what it is expected to need, and measure what it does."""
         request = trial.placement_group_factory
         # What asks for several GPUs gets them: none of its fractions would do.
         if len(request.bundles) > 1 or not 0 < request.required_resources.get("GPU", 0) <= 1:

@@ -17,7 +17,7 @@ from typing import Any, cast
 from ray import cloudpickle
 from ray.tune.schedulers import FIFOScheduler, ResourceChangingScheduler, TrialScheduler, create_scheduler
 
-from cotune._arguments import checked_count, checked_priority, checked_slowdown
+from cotune._arguments import checked_count, checked_priority, checked_seconds, checked_slowdown
 from cotune.errors import InputError
 from cotune.packer import MAX_SLOWDOWN, Packer, PackerOptions
 from cotune.packer.policies import Policy, make_policy
@@ -26,7 +26,7 @@ from cotune.ray_tune.broker import Broker
 from cotune.ray_tune.cluster import Cluster
 from cotune.ray_tune.process import Fractions
 from cotune.ray_tune.seam import LaneActorManager, LaneRequest, LaneResourceManager
-from cotune.ray_tune.slots import ClusterOptions
+from cotune.ray_tune.slot import ClusterOptions
 from cotune.sharing.preload import modules_to_preload
 
 log = logging.getLogger(__name__)
@@ -69,7 +69,7 @@ def colocate(
     max_slowdown: float = MAX_SLOWDOWN,
     **unknown: Any,
 ) -> TrialScheduler:
-    """Has the trials of a Ray Tune run share GPUs by measured memory.
+    """Makes the trials of a Ray Tune run share GPUs by measured memory.
 
         tune.TuneConfig(scheduler=colocate(ASHAScheduler()))
 
@@ -103,12 +103,13 @@ def colocate(
             "priority= and max_slowdown=",
         )
     chosen = _scheduler(scheduler)
-    _check(gpus, lanes, max_residents, memory_margin, isolation, iteration_timeout)
+    _check(gpus, lanes, max_residents, memory_margin, isolation)
+    patience = checked_seconds("iteration_timeout", iteration_timeout)
     make_policy(policy)
     if isolation == "lane":
         _private.check()
     options = Options(
-        gpus, lanes, max_residents, memory_margin, isolation, policy, iteration_timeout,
+        gpus, lanes, max_residents, memory_margin, isolation, policy, patience,
         checked_priority(priority), checked_slowdown(max_slowdown),
     )  # fmt: skip
     return wrap(chosen, options)
@@ -135,7 +136,7 @@ def _scheduler(scheduler: TrialScheduler | str | None) -> TrialScheduler:
     return scheduler
 
 
-def _check(gpus: object, lanes: object, residents: object, margin: object, isolation: object, timeout: object) -> None:
+def _check(gpus: object, lanes: object, residents: object, margin: object, isolation: object) -> None:
     checked_count("gpus", gpus, least=0)
     checked_count("lanes", lanes)
     if checked_count("max_residents", residents) is None:
@@ -144,8 +145,6 @@ def _check(gpus: object, lanes: object, residents: object, margin: object, isola
         raise InputError(f"memory_margin={margin!r} is not a share", hint="write 0.1 to leave a tenth alone")
     if isolation not in ("lane", "process"):
         raise InputError(f"isolation={isolation!r} is not known", hint="write 'lane' or 'process'")
-    if timeout is not None and (not isinstance(timeout, (int, float)) or not timeout > 0):
-        raise InputError(f"iteration_timeout={timeout!r} is not a time", hint="write seconds, such as 600")
 
 
 def wrap(scheduler: TrialScheduler, options: Options) -> TrialScheduler:
@@ -191,7 +190,7 @@ def _again(base: Any, state: Mapping[str, Any], options: Options) -> TrialSchedu
 
 
 def admit(controller: Any, trial: Any, options: Options) -> None:
-    """Has a trial placed by the brain, if it is one for a lane."""
+    """Leaves it to the brain to place a trial, if it is one for a lane."""
     request = trial.placement_group_factory
     if request is None or isinstance(request, LaneRequest):
         return

@@ -2,8 +2,8 @@
 
 from cotune.record.events import DAMAGED, VERSION, EventLog, read_events
 from cotune.record.reading import Saved, check_version, read_run
-from cotune.record.record import Record, best_of, end_event, error_of, json_safe
-from cotune.record.records import Records, seed_of
+from cotune.record.record import Record, error_of
+from cotune.record.records import Records
 
 __all__ = [
     "DAMAGED",
@@ -12,12 +12,8 @@ __all__ = [
     "Record",
     "Records",
     "Saved",
-    "best_of",
     "check_version",
-    "end_event",
     "error_of",
-    "json_safe",
     "read_events",
     "read_run",
-    "seed_of",
 ]

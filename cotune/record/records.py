@@ -168,8 +168,8 @@ class Records(Mapping[int, Record]):
         if record.state is not TrialState.PAUSED:
             self._move(record, TrialState.WAITING)
 
-    def ends(self, record: Record, state: TrialState) -> float | None:
-        """Notes how it ended; gives the seconds of its last attempt, if there was one in this session."""
+    def ends(self, record: Record, state: TrialState) -> None:
+        """Notes how it ended."""
         self._move(record, state)
         since = self._since.pop(record.trial, None)
         self._last_end = time.monotonic()
@@ -178,7 +178,6 @@ class Records(Mapping[int, Record]):
             self.best = best_of([record, *([self.best] if self.best else [])], self._mode)
         if state is not TrialState.INTERRUPTED:
             self._log.write("end", self.now, **end_event(record))
-        return record.lasted
 
     def put_off(self, record: Record) -> None:
         """Notes that it is left for a later session."""

@@ -87,7 +87,7 @@ class Rungs:
             self._waiting.add(trial)
 
     def settle(self) -> None:
-        """Has all those go on that have been restored and are good enough."""
+        """Lets all those go on that have been restored and are good enough."""
         for rung in list(self._entries):
             self._promote(rung)
 

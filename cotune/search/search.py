@@ -1,7 +1,7 @@
 """The search: Optuna on a thread of its own, off the driver's hot path.
 
     driver ──ask, report, tell──▶ queue ──▶ search thread ──▶ Optuna study ──▶ journal
-    driver ◀─Suggestion, Verdict, Exhausted, Failure── answers, and a wake-up
+    driver ◀─Suggestion, Verdict, Promotion ...─────── answers, and a wake-up
 
 Only that thread touches Optuna. It reports and tells in the order it was asked to, and suggests when there is nothing
 else to do, so that one lane in lockstep is reproducible.

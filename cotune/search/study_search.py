@@ -22,8 +22,8 @@ from optuna.trial import FrozenTrial, Trial
 from optuna.trial import TrialState as OptunaState
 
 from cotune.errors import CotuneError, LaneDied, RunError, TrialFailed, TrialOverdue, TrialTooLarge
-from cotune.search.lane_trial import pack, pack_error, unpack_error
 from cotune.search.proposer import Exhausted, Proposer, Reply, Suggestion, Verdict
+from cotune.search.study_proxy import pack, pack_error, unpack_error
 from cotune.search.telling import tell
 from cotune.trial import Question, TrialState
 

@@ -30,7 +30,7 @@ class _Rehearsal:
 
 
 class Estimator:
-    """Has trials rehearsed, one at a time.
+    """Rehearses trials, one at a time.
 
     Args:
         selector: Told of the pipe through which the answer comes, with what is to be called then as its data.

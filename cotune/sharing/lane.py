@@ -103,18 +103,12 @@ class LaneHandle:
                 yield from frames
 
     def start(self, spec: TrialSpec) -> None:
-        """Starts a trial in a free seat.
-
-        Raises:
-            NotPicklable: Its config cannot be sent.
-        """
-        seat = self._free[-1]
-        frame = wire.encode_start(seat.number, spec)
-        self._taken[spec.trial] = self._free.pop()
+        """Starts a `sendable` trial in a free seat."""
+        self._taken[spec.trial] = seat = self._free.pop()
         seat.attempt, seat.stop, seat.rest = spec.attempt, False, False
         # The trial takes this first, and with it whatever the last one there did not wait for.
         os.eventfd_write(seat.verdicts, GO_ON)
-        self._send(frame)
+        self._send(wire.encode_object(Kind.START, (seat.number, spec)))
 
     def stop(self, trial: int) -> None:
         if trial in self._taken:
@@ -146,7 +140,7 @@ class LaneHandle:
         self._send(wire.encode_object(Kind.TURN, trial))
 
     def tell(self, kind: Kind, trial: int) -> None:
-        """Has a trial pause, go on or be parked."""
+        """Tells a trial to pause, go on or be parked."""
         if trial in self._taken:
             # With its next verdict, too: it may have gone past a report or two before it hears of this.
             self._taken[trial].rest = kind is Kind.PAUSE
@@ -161,7 +155,7 @@ class LaneHandle:
         self._send(wire.encode(Kind.EXIT))
 
     def bury(self) -> None:
-        """Has killed what may be left of it, which ends by itself."""
+        """Asks the zygote to kill what is left of its process group; it is ending by itself."""
         self._zygote.kill(self.lane)
 
     def kill(self) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class LaneOptions:
-    """What a lane is told when it opens; from `seats` on, one that a zygote has forked.
+    """What a lane is told when it opens; from `seats` on only what lanes need that a zygote forks.
 
     Attributes:
         lane: Its number.

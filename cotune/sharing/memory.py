@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 
@@ -65,7 +66,7 @@ class LaneMemory(ABC):
         """Whether what is given to the device is only noted, to be run later, and the device must be left alone."""
         return False
 
-    def settle(self) -> None:  # noqa: B027 - where nothing runs behind the trial's back, nothing is left to wait for
+    def synchronize(self) -> None:  # noqa: B027 - where nothing runs behind the trial's back, nothing is left to wait for
         """Waits for what was given to the device until now, and raises what goes wrong there."""
 
     @abstractmethod
@@ -127,6 +128,18 @@ def causes(error: BaseException) -> Iterator[BaseException]:
         seen.add(id(cause))
         yield cause
         cause = cause.__cause__ or cause.__context__
+
+
+def clear_frames(error: BaseException) -> None:
+    """Lets go of the locals, and so the tensors, of the frames an exception and all behind it went through."""
+    seen: set[int] = set()
+    todo: list[BaseException | None] = [error]
+    while todo:
+        one = todo.pop()
+        if one is not None and id(one) not in seen:
+            seen.add(id(one))
+            traceback.clear_frames(one.__traceback__)
+            todo += [one.__cause__, one.__context__]
 
 
 def out_of_memory(error: BaseException, is_short: Callable[[], bool] = lambda: False) -> tuple[bool, int | None]:

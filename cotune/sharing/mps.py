@@ -52,9 +52,12 @@ class MpsDaemon:
             raise _refused(f"{CONTROL} is not installed")
         if os.environ.get("CUDA_MPS_PIPE_DIRECTORY"):
             raise _refused("CUDA_MPS_PIPE_DIRECTORY is set, which makes lanes clients of that daemon")
-        # Not below the run's folder: the path of a socket must be short.
         try:
+            # Not below the run's folder: the path of a socket must be short.
             self._folder = Path(tempfile.mkdtemp(prefix="cotune-mps-"))
+        except OSError as error:
+            raise _refused(f"no folder can be made for it: {error.strerror or error}") from error
+        try:
             self._own = {"CUDA_MPS_PIPE_DIRECTORY": str(self._folder), "CUDA_MPS_LOG_DIRECTORY": str(self._folder)}
             self._own["CUDA_VISIBLE_DEVICES"] = uuid
             self._keeper = subprocess.Popen(
@@ -66,6 +69,7 @@ class MpsDaemon:
                 start_new_session=True,
             )
         except OSError as error:
+            shutil.rmtree(self._folder, ignore_errors=True)
             raise _refused(f"{CONTROL} cannot be started: {error.strerror or error}") from error
         try:
             self._await_daemon()
@@ -143,7 +147,7 @@ class MpsDaemon:
                 time.sleep(0.05)
 
     def _try_client(self) -> None:
-        """Has a process use the GPU; without a server it would have done so past the daemon."""
+        """Makes a process use the GPU; without a server it would have done so past the daemon."""
         try:
             done = subprocess.run(
                 [sys.executable, "-S", "-c", _CLIENT],

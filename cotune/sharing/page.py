@@ -42,7 +42,7 @@ class Page:
         return max(0.0, time.monotonic() - began - left_out) if self.holder is not None else 0.0
 
     def excuse(self, seconds: float) -> None:
-        """Leaves out so much of the iteration under way, if it has gone on for so long, since nobody ran.
+        """Does not count the last so many seconds of the iteration under way, in which no process ran.
 
         A container was paused, or a job suspended.
         """

@@ -76,7 +76,7 @@ def dumps(value: Any, what: str) -> bytes:
 
 @process_wide
 def _by_value(module: ModuleType) -> Iterator[None]:
-    """Has what a module defines travel by value for a while; what the user has registered stays so."""
+    """Makes what a module defines travel by value for a while; what the user has registered stays so."""
     if module.__name__ in cloudpickle.list_registry_pickle_by_value():
         yield
         return

@@ -5,9 +5,11 @@ from __future__ import annotations
 import ast
 import importlib.metadata
 import importlib.util
+import os
 import pickletools
 import re
 import sys
+import sysconfig
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -18,6 +20,8 @@ from typing import Any
 FILES = 50
 # What lanes have no use for, or another one of; `__main__` may well be a script of an installed package.
 _OTHERS = ("ray", "cotune", "pytest", "_pytest", "IPython", "ipykernel", "optuna", "__main__")
+# Not all below `sys.prefix`, which may be /usr, and a user's own code in /usr/src.
+_PYTHONS = tuple(os.path.join(sysconfig.get_path(name), "") for name in ("stdlib", "platstdlib", "scripts"))
 # The first optimizer imports torch._dynamo: 0.9 s and 110 MB in every lane, unless it is there already.
 TORCH = ("torch", "torch._dynamo", "torch.utils.data")
 # Worth importing ahead even if this process has not: a second or more each, and no threads or devices before their use.
@@ -175,7 +179,7 @@ def _imports(path: Path) -> set[str]:
 def is_own(module: ModuleType) -> bool:
     """Whether it is neither installed nor part of Python."""
     file = getattr(module, "__file__", None)
-    return file is not None and not file.startswith((sys.prefix, sys.base_prefix)) and "-packages" not in file
+    return file is not None and not file.startswith(_PYTHONS) and not _is_of_a_package(file)
 
 
 def is_installed(module: ModuleType) -> bool:
@@ -186,7 +190,7 @@ def is_installed(module: ModuleType) -> bool:
 
 def is_useless(name: str) -> bool:
     """Whether lanes have no use for a module, or another one of that name."""
-    return name.startswith(_OTHERS)
+    return name.partition(".")[0] in _OTHERS
 
 
 def _is_of_a_package(file: str) -> bool:

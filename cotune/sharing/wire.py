@@ -78,16 +78,18 @@ def encode_object(kind: Kind, value: Any) -> bytes:
     return encode(kind, pickle.dumps(value, pickle.HIGHEST_PROTOCOL))
 
 
-def encode_start(seat: int, spec: TrialSpec) -> bytes:
-    """A trial to start: its seat, the trial, and its config if that may hold what only cloudpickle can send.
+def sendable(spec: TrialSpec) -> TrialSpec:
+    """The same trial, its config pickled apart if it may hold what only cloudpickle can send.
 
-    Such a config is pickled apart: if it cannot be loaded, that fails the trial that loads it, not the lane.
+    If such a config cannot be loaded, that fails the trial that loads it, and nothing on the way to it.
+
+    Raises:
+        NotPicklable: The config holds something that cannot leave this process.
     """
     if all(type(value) in _PLAIN for value in spec.config.values()):
         # Ten times faster, at every start of a trial.
-        return encode_object(Kind.START, (seat, spec, b""))
-    config = dumps(spec.config, f"the config of trial {spec.trial}")
-    return encode_object(Kind.START, (seat, replace(spec, config={}), config))
+        return spec
+    return replace(spec, config={}, packed=dumps(spec.config, f"the config of trial {spec.trial}"))
 
 
 def encode_question(kind: Kind, trial: int, attempt: int, payload: bytes) -> bytes:

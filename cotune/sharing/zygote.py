@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from cotune.process_wide import IN_LANE
-from cotune.sharing.zygote_main import kill_group, write_payload
+from cotune.sharing.process_groups import kill_group
+from cotune.sharing.zygote_main import write_payload
 
 CLOSES_WITHIN = 10.0
 

@@ -23,8 +23,9 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NoReturn
+
+from cotune.sharing.process_groups import kill_children, kill_group
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -117,16 +118,8 @@ def _note(number: int, _frame: Any) -> None:
 
 
 def _leave(*_signal: Any) -> NoReturn:
-    """Kills what is our child, as whatever falls to us then, and ends."""
-    while True:
-        for pid in _children():
-            with contextlib.suppress(OSError):
-                if not _is_tracker(pid):
-                    os.kill(pid, signal.SIGKILL)
-        try:
-            os.waitpid(-1, 0)
-        except ChildProcessError:
-            break
+    """Ends, with all it has forked."""
+    kill_children()
     if _scratch:
         shutil.rmtree(_scratch, ignore_errors=True)
     os._exit(0)
@@ -289,38 +282,3 @@ class Zygote:
     def _tell(self, what: str, lane: int, value: int) -> None:
         with contextlib.suppress(OSError):
             self._sock.send(pickle.dumps((what, lane, value)))
-
-
-def kill_group(group: int) -> None:
-    """Kills a lane and what it has started, but for those who clean up after the killed.
-
-    The resource trackers of multiprocessing and loky remove semaphores and shared memory once their users are gone, and
-    end; else all that would stay in /dev/shm.
-    """
-    with contextlib.suppress(OSError):
-        # So that nobody forks meanwhile.
-        os.killpg(group, signal.SIGSTOP)
-        try:
-            for pid in map(int, filter(str.isdecimal, os.listdir("/proc"))):
-                with contextlib.suppress(OSError):
-                    if os.getpgid(pid) == group and not _is_tracker(pid):
-                        os.kill(pid, signal.SIGKILL)
-        except OSError:
-            # Out of file descriptors, for one: then with those who would have cleaned up.
-            os.killpg(group, signal.SIGKILL)
-        finally:
-            os.killpg(group, signal.SIGCONT)
-
-
-def _is_tracker(pid: int) -> bool:
-    try:
-        return b"resource_tracker import main" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return False
-
-
-def _children() -> list[int]:
-    try:
-        return [int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]
-    except OSError:
-        return []

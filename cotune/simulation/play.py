@@ -84,8 +84,10 @@ def simulate(
     """
     setting = setting or Setting()
     count = workload.devices if setting.devices is None else setting.devices
-    if count < 1 or setting.ahead < 1 or (setting.capacity or 1) < 1:
-        raise InputError(f"{count} devices cannot play anything", hint="give one device or more")
+    capacity = 1 if setting.capacity is None else setting.capacity
+    for what, value in (("devices", count), ("ahead", setting.ahead), ("capacity", capacity)):
+        if value < 1:
+            raise InputError(f"{what}={value} plays nothing", hint=f"give {what}=1 or more")
     if count > MAX_DEVICES:
         raise InputError(f"{count:,} devices are more than are imagined", hint=f"give {MAX_DEVICES:,} or fewer")
     return _Player(workload, setting, count, on_end).play()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from cotune.demand import GIB
+from cotune.demand import GIB, MIB
 from cotune.engines.simulated import Costs
 
 
@@ -69,7 +69,7 @@ class Workload:
     jobs: Sequence[Job]
     note: str = ""
     capacity: int = 16 * GIB
-    context: int = 300 << 20
+    context: int = 300 * MIB
     devices: int = 1
     lanes: int | None = None
     max_width: int = 16

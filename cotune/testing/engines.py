@@ -13,8 +13,10 @@ where `behave` is the trainable in `cotune.testing`: what it does is in its conf
 
 from __future__ import annotations
 
+import threading
 import time
 
+from cotune.demand import MIB
 from cotune.packer import (
     CloseLane,
     GiveTurn,
@@ -35,7 +37,7 @@ from cotune.packer import (
     TrialParked,
     TrialPaused,
 )
-from cotune.testing.harness import MIB, PATIENCE, EngineUnderTest
+from cotune.testing.harness import PATIENCE, EngineUnderTest
 from cotune.trial import Question, Report
 
 
@@ -302,6 +304,13 @@ class EngineConformance:
         assert all(residue < 64 * MIB for residue in residues)
 
 
+class _OnlyHere:
+    """What can be sent, and not be loaded."""
+
+    def __reduce__(self) -> tuple[type[int], tuple[str]]:
+        return int, ("no number",)
+
+
 class RealEngineConformance(EngineConformance):
     """What holds on top where trials are not imagined: they ask questions, and a poll waits in real time.
 
@@ -338,6 +347,17 @@ class RealEngineConformance(EngineConformance):
         engine.engine.answer(0, 0, b"1")
         engine.begin(1)
         assert engine.collect(1)[1].outcome is Outcome.DONE
+
+    def test_a_config_that_cannot_travel_fails_its_trial_and_no_other(self, engine: EngineUnderTest) -> None:
+        engine.open()
+        engine.begin(0, asks=1)
+        engine.wait(Question)
+        for trial, value in ((1, threading.Lock()), (2, _OnlyHere())):
+            engine.begin(trial, value=value)
+            ended = engine.wait(TrialEnded)
+            assert (ended.trial, ended.outcome, ended.error) == (trial, Outcome.FAILED, "NotPicklable")
+        engine.engine.answer(0, 0, b"1")
+        assert engine.collect(0)[1].outcome is Outcome.DONE
 
     def test_wake_ends_a_poll_that_waits(self, engine: EngineUnderTest) -> None:
         engine.open()

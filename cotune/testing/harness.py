@@ -10,6 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
+from cotune.demand import MIB
 from cotune.engines.base import Engine, Happened
 from cotune.packer import (
     CloseLane,
@@ -24,7 +25,6 @@ from cotune.packer import (
 )
 from cotune.trial import Report, TrialSpec
 
-MIB = 1 << 20
 PATIENCE = 60.0
 
 E = TypeVar("E")
@@ -96,7 +96,7 @@ class EngineUnderTest:
         self.engine.close()
 
     def begin_anew(self, folder: Path) -> None:
-        """Has a started engine serve another test, which is for bodies that take seconds to start.
+        """Prepares a started engine for another test, which is for bodies that take seconds to start.
 
         Args:
             folder: For the trials of that test.

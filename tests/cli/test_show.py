@@ -56,6 +56,7 @@ def test_it_gives_everything_as_json(storage, capsys):
     assert [trial["state"] for trial in told["trials"]] == ["done", "stopped", "done", "failed"]
     assert told["trials"][1]["metrics"] == {"loss": 0.1}
     assert told["trials"][3]["error"] == "trial 3: too bad"
+    assert {"expected", "slowdown", "expected_seconds"} < set(told["trials"][0])
 
 
 def test_without_a_name_it_lists_the_runs(storage, capsys):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from world import MIB, World
 
 from cotune.packer import PackerOptions
@@ -9,6 +10,7 @@ from cotune.packer import events as ev
 from cotune.packer import instructions as do
 from cotune.packer.events import Outcome
 from cotune.packer.policies import make_policy
+from cotune.packer.policies.fluid import Fluid
 from cotune.packer.state import MOST_PAUSED, padded
 
 GIB = 1024 * MIB
@@ -72,6 +74,19 @@ def test_a_released_trial_goes_on_in_its_lane_before_those_in_line() -> None:
     assert not runs(world, third)
     assert world.jobs[first].done == 1
     assert world.started.count((first, 1)) == 1
+
+
+def test_a_trial_that_goes_on_counts_among_all_there_is_to_do_as_before() -> None:
+    policy = make_policy("fluid")
+    assert isinstance(policy, Fluid)
+    world = make(policy=policy)
+    first = add(world, seconds=100.0)
+    whole = policy.total
+    pause(world, first)
+    assert whole > policy.total == 0
+    world.release(first)
+    assert runs(world, first)
+    assert policy.total == pytest.approx(whole, rel=0.1)
 
 
 def test_a_released_trial_with_a_checkpoint_does_not_wait_for_a_busy_lane_beside_an_idle_device() -> None:

@@ -19,7 +19,8 @@ from cotune.ray_tune import slots as slots_module
 from cotune.ray_tune.cluster import Cluster
 from cotune.ray_tune.lane import Beat
 from cotune.ray_tune.lane_handle import LaneHandle
-from cotune.ray_tune.slots import Slot, Slots
+from cotune.ray_tune.slot import Slot
+from cotune.ray_tune.slots import Slots
 
 
 @pytest.fixture

@@ -251,6 +251,8 @@ def test_a_process_for_each_trial_on_a_measured_fraction(run_config, monkeypatch
         {"isolation": "thread"},
         {"policy": "best"},
         {"iteration_timeout": 0},
+        {"iteration_timeout": True},
+        {"iteration_timeout": float("inf")},
         {"scheduler": 3},
         {"scheduler": "no such"},
         {"scheduler": ResourceChangingScheduler()},

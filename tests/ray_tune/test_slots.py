@@ -13,7 +13,8 @@ from cotune.demand import GIB
 from cotune.packer import DeviceFound
 from cotune.ray_tune import slots as module
 from cotune.ray_tune.site import Site
-from cotune.ray_tune.slots import ClusterOptions, Slot, Slots
+from cotune.ray_tune.slot import ClusterOptions, Slot
+from cotune.ray_tune.slots import Slots
 
 
 def test_a_device_is_up_with_the_first_of_its_processes_which_is_its_first_lane(monkeypatch):

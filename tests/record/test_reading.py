@@ -8,7 +8,8 @@ import pytest
 from cotune.demand import Demand
 from cotune.errors import LaneDied, StorageError, TrialFailed, TrialTooLarge
 from cotune.paths import RunFolder
-from cotune.record import VERSION, EventLog, Record, best_of, end_event, json_safe, read_run
+from cotune.record import VERSION, EventLog, Record, read_run
+from cotune.record.record import best_of, end_event, json_safe
 from cotune.trial import Report, TrialState
 
 

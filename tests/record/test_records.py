@@ -13,8 +13,9 @@ from cotune.demand import Demand, Estimate
 from cotune.errors import TrialFailed
 from cotune.packer import DeviceFound
 from cotune.paths import RunFolder
-from cotune.record import VERSION, EventLog, Records, read_run, seed_of
+from cotune.record import VERSION, EventLog, Records, read_run
 from cotune.record import records as module
+from cotune.record.records import seed_of
 from cotune.trial import Estimated, Report, TrialState
 
 WAITING, RUNNING, PAUSED = TrialState.WAITING, TrialState.RUNNING, TrialState.PAUSED

@@ -16,7 +16,7 @@ SHOW = "\nfrom cotune.sharing.script_imports import script_imports\nprint(script
 @pytest.fixture
 def own_imports(tmp_path):
     """The user's own modules that a script imports for what that does."""
-    for name in ("plain", "patches", "starred", "taken", "loaded_by_a_function", "guarded", "tried"):
+    for name in ("plain", "patches", "starred", "taken", "loaded_by_a_function", "guarded", "tried", "cotune_setup"):
         (tmp_path / f"{name}.py").write_text("value = 1\n")
     (tmp_path / "package").mkdir()
     (tmp_path / "package/__init__.py").write_text("")
@@ -48,6 +48,7 @@ def own_imports(tmp_path):
         ("def f():\n    import loaded_by_a_function\nf()", []),
         ("if __name__ == '__main__':\n    import guarded", []),
         ("import json, cotune", []),
+        ("import cotune_setup", ["cotune_setup"]),
     ],
 )
 def test_modules_whose_names_a_script_does_not_use_are_imported_for_what_that_does(own_imports, script, found):

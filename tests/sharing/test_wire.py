@@ -120,20 +120,19 @@ def test_an_object_arrives_as_it_was_sent():
 
 def test_a_trial_arrives_with_a_config_that_only_cloudpickle_can_send():
     spec = TrialSpec(3, 1, {"activation": lambda x: x + 1}, 5, Path("/runs/a"), 7)
-    seat, got, config = pickle.loads(payload_of(wire.encode_start(4, spec)))
-    assert seat == 4
+    got = pickle.loads(pickle.dumps(wire.sendable(spec)))
     assert (got.trial, got.attempt, got.seed, got.folder, got.reports) == (3, 1, 5, Path("/runs/a"), 7)
-    assert pickle.loads(config)["activation"](1) == 2
+    assert pickle.loads(got.packed)["activation"](1) == 2
 
 
 def test_a_trial_arrives_with_a_plain_config_in_it():
     spec = TrialSpec(3, 1, {"lr": 0.1, "name": "a", "deep": True, "none": None}, 5, Path("/runs/a"), 7)
-    assert pickle.loads(payload_of(wire.encode_start(4, spec))) == (4, spec, b"")
+    assert wire.sendable(spec) is spec
 
 
 def test_a_trial_whose_config_cannot_be_sent_is_named():
     with pytest.raises(NotPicklable, match="the config of trial 3"):
-        wire.encode_start(0, TrialSpec(3, 0, {"generator": (x for x in ())}, 5, Path("/"), 0))
+        wire.sendable(TrialSpec(3, 0, {"generator": (x for x in ())}, 5, Path("/"), 0))
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(0, 2**32 - 1), st.binary(max_size=200))

@@ -520,7 +520,7 @@ def test_a_config_that_cannot_be_loaded_fails_its_trial_and_not_the_lane(world):
             return int, ("no number",)
 
     handle, _ = world.open()
-    handle.start(TrialSpec(0, 0, {"x": Unloadable()}, 0, world.folder / "trial"))
+    handle.start(wire.sendable(TrialSpec(0, 0, {"x": Unloadable()}, 0, world.folder / "trial")))
     trial, outcome, *_ = pickle.loads(world.frame(handle, Kind.ENDED))
     assert (trial, outcome) == (0, "failed")
 

@@ -26,7 +26,7 @@ class Calendar:
         self._said: list[Happened] = []
 
     def later(self, seconds: float, act: Callable[[Any], None], what: Any) -> None:
-        """Has something done after so many seconds; of what is due at once, the first that was entered comes first."""
+        """Schedules something; of what is due at once, the first that was entered comes first."""
         self._count += 1
         heapq.heappush(self._entries, (self.time + seconds, self._count, act, what))
 

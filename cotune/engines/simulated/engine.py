@@ -88,7 +88,7 @@ class SimulatedEngine(Engine):
         return self._calendar.time
 
     def at(self, time: float, event: Happened) -> None:
-        """Has something happen at a later time that the engine knows nothing of."""
+        """Schedules something that the engine knows nothing of."""
         self._calendar.later(time - self._calendar.time, self._calendar.say, event)
 
     # ---- lanes

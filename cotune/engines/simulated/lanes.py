@@ -77,7 +77,6 @@ class Run:
         most: The most at once since the brain was last told of its progress.
         pausing: It is to wait at its next boundary.
         paused: It waits until it is wanted again.
-        parked: Bytes of it that are on the host.
     """
 
     trial: int
@@ -106,12 +105,11 @@ class Run:
     is_starting: bool = True
     pausing: bool = False
     paused: bool = False
-    parked: int = 0
 
     @property
     def held(self) -> int:
         """Bytes between iterations, once it has come to one."""
-        return self.work.persistent - self.parked if self.counted else 0
+        return self.work.persistent if self.counted else 0
 
     @property
     def is_moving(self) -> bool:

@@ -31,7 +31,6 @@ class Work:
         report_at: Iterations after which it reports, ascending.
         value: What it reports, by iteration.
         checkpoints: Whether it saves itself before each report, and goes on from there when it starts again.
-        movable: Bytes of `persistent` that parking it moves to the host.
         splits: Micro-batches of each batch; 0 if it has none.
         gain: Its speed by how many of them run at once, 1 being that of one.
         bursts: With more at once than this memory runs out whatever the quota; 0 if that depends on the quota only.
@@ -49,7 +48,6 @@ class Work:
     report_at: Sequence[int] = ()
     value: Callable[[int], float] = float
     checkpoints: bool = False
-    movable: int = 0
     splits: int = 0
     gain: Callable[[int], float] = lambda concurrency: 1.0
     bursts: int = 0

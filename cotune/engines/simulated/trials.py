@@ -65,8 +65,7 @@ class Trials:
             return
         match instruction:
             case do.ParkTrial():
-                run.parked = run.work.movable
-                self._calendar.say(ev.TrialParked(self._calendar.time, run.trial, run.parked))
+                self._calendar.say(ev.TrialParked(self._calendar.time, run.trial, 0))
                 return
             case do.StopTrial():
                 run.stopping = True
@@ -78,7 +77,7 @@ class Trials:
             case do.PauseTrial():
                 run.pausing = True
             case do.ResumeTrial():
-                run.paused, run.parked, run.granted = False, 0, None
+                run.paused, run.granted = False, None
         # What it has to do next may be at another boundary than the one it was on its way to.
         run.booked = False
         self.paces.renew(run.lane.device)
@@ -180,7 +179,7 @@ class Trials:
         run.pausing, run.paused = False, True
         run.granted, run.concurrency = None, 1
         saved = work.checkpoints and run.trial in self._saved
-        self._calendar.say(ev.TrialPaused(self._calendar.time, run.trial, work.persistent, saved, work.movable))
+        self._calendar.say(ev.TrialPaused(self._calendar.time, run.trial, work.persistent, saved, 0))
         self.paces.renew(run.lane.device)
 
     def _reach_end(self, run: Run) -> None:

@@ -97,7 +97,7 @@ class Policy(ABC):
     def ended(self, trial: int, group: Hashable) -> None:  # noqa: B027
         """A trial is in a lane no longer."""
 
-    def exclusive(self, waiting: Waiting, devices: int) -> bool:
+    def exclusive(self, waiting: Waiting) -> bool:
         """Whether the trial should have a device to itself."""
         return False
 

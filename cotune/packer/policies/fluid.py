@@ -27,6 +27,6 @@ class Fluid(Weighing):
     def weight(self, waiting: Waiting) -> float:
         return waiting.seconds_left or 0.0
 
-    def exclusive(self, waiting: Waiting, devices: int) -> bool:
+    def exclusive(self, waiting: Waiting) -> bool:
         height = waiting.seconds_left
-        return height is not None and height * devices >= self.total > 0.0
+        return height is not None and height * self.devices >= self.total > 0.0

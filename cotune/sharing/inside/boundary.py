@@ -14,7 +14,7 @@ from cotune.sharing.inside.after_import import During, after_import
 def on_optimizer_step(
     hook: Callable[[Any, Any, Any], None], loaded: Callable[[], None], during: During = nullcontext
 ) -> None:
-    """Has `hook` called after every optimizer step in this process, now or once torch is imported.
+    """Installs `hook` to be called after every optimizer step in this process, now or once torch is imported.
 
     Args:
         hook: Called in the thread that made the step, with the optimizer and the arguments of the step.

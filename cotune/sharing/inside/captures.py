@@ -32,7 +32,7 @@ class Captures:
 
     @contextlib.contextmanager
     def held_off(self) -> Iterator[bool]:
-        """Has captures wait until the block ends; gives False where one is under way already."""
+        """Makes captures wait until the block ends; gives False where one is under way already."""
         with self._mutex:
             yield not self._open
 

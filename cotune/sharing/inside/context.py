@@ -17,7 +17,7 @@ import warnings
 from typing import Any
 
 from cotune.sharing.inside.cupy_pool import CupyRandom
-from cotune.sharing.inside.interpreter import Interpreter, file_mode
+from cotune.sharing.inside.interpreter import Interpreter, current_umask
 from cotune.sharing.inside.library_state import LibraryState
 from cotune.sharing.inside.main_module import MainModule
 from cotune.sharing.inside.numpy_random import NumpyRandom
@@ -48,10 +48,10 @@ class Context:
         self._main: MainModule | None = None
         self._libraries = LibraryState()
         # It may have redirected them.
-        self._streams: tuple[Any, Any] | None = None
+        self._streams = home.streams
 
     def adopt(self, trainable: Any) -> None:
-        """Has the main module show what this trial's trainable brought of it."""
+        """Makes the main module show what this trial's trainable brought of it."""
         self._main = MainModule(trainable)
         self._main.enter()
 
@@ -88,8 +88,7 @@ class Context:
         self._interpreter.apply()
         os.umask(self._mask)
         self._libraries.enter()
-        if self._streams is not None:
-            sys.stdout, sys.stderr = self._streams
+        sys.stdout, sys.stderr = self._streams
         if self._main is not None:
             self._main.enter()
 
@@ -156,7 +155,8 @@ class Home:
         self.filters = list(warnings.filters)
         self.start_method = _processes._actual_context
         self.interpreter = Interpreter.now()
-        self.mask = file_mode()
+        self.streams: tuple[Any, Any] = (sys.stdout, sys.stderr)
+        self.mask = current_umask()
 
 
 def _directory() -> str | None:

@@ -148,7 +148,7 @@ class CudaMemory(LaneMemory):
     def is_recording(self) -> bool:
         return bool(self._captures)
 
-    def settle(self) -> None:
+    def synchronize(self) -> None:
         self._torch.cuda.synchronize()
 
     def trim(self, *, shared: bool) -> None:
@@ -179,7 +179,7 @@ class CudaMemory(LaneMemory):
 
 
 def _use_expandable_segments(torch: Any) -> None:
-    """Has the allocator take memory in segments that grow, and shrink again by pages; where the driver can."""
+    """Makes the allocator take memory in segments that grow, and shrink again by pages; where the driver can."""
     if any(os.environ.get(name) for name in _SETTINGS):
         return
     # The second is what it was called before.

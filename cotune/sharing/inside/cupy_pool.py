@@ -13,7 +13,7 @@ from cotune.errors import InputError
 
 
 def use_lane_allocator(cupy: ModuleType, torch: Any) -> None:
-    """Has CuPy take its device memory from torch's caching allocator."""
+    """Makes CuPy take its device memory from torch's caching allocator."""
 
     def allocate(size: int, device: int) -> int:
         # The allocator gives freed memory away again in the order of the stream it was allocated for.

@@ -55,7 +55,7 @@ class Host(ABC):
         shared: Objects built once for all trials.
         level: Bytes in use when the turn last ended, the peak being counted from there.
         home: Where a trial begins.
-        process: Our number; a process that a trial has forked has another.
+        process: The number of this process; one that a trial has forked has another.
     """
 
     def __init__(self, options: LaneOptions, page: memoryview[float]) -> None:
@@ -252,7 +252,7 @@ def _disarm() -> None:
 
 
 def _forget_compiled() -> None:
-    """Has torch.compile begin anew: code that all trials share, such as `nn.Sequential`, it compiles eight times."""
+    """Resets torch.compile: code that all trials share, such as `nn.Sequential`, it compiles eight times only."""
     compiler: Any = sys.modules.get("torch._dynamo")
     # To forget takes 0.3 ms, so it is not done where nothing was compiled.
     backends = getattr(getattr(compiler, "eval_frame", None), "cached_backends", {})

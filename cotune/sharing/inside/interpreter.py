@@ -80,7 +80,7 @@ class Interpreter(NamedTuple):
                 handler.close()
 
 
-def file_mode() -> int:
+def current_umask() -> int:
     """The mask of the modes of new files."""
     mask = os.umask(0o022)
     os.umask(mask)

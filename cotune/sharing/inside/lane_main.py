@@ -28,7 +28,7 @@ from cotune.sharing.inside.trial_session import TrialSession
 from cotune.sharing.lane_options import LaneOptions
 from cotune.sharing.wire import Kind
 from cotune.stopping import StopRule
-from cotune.trial import Outcome
+from cotune.trial import Outcome, TrialSpec
 
 HANG_UP_WITHIN = 5.0
 LOOK_EVERY = 1.0
@@ -108,8 +108,8 @@ class ForkedHost(Host):
             if asking is not None and asking.attempt == answer.attempt:
                 asking.answered(answer.payload)
         elif kind == Kind.START:
-            seat, spec, config = pickle.loads(payload)
-            trial = TrialSession(self, self._verdicts[seat], spec, config)
+            seat, spec = pickle.loads(payload)
+            trial = TrialSession(self, self._verdicts[seat], spec)
             self.adopt(trial)
             threading.stack_size(0)
             self.let_begin()
@@ -168,9 +168,9 @@ class ForkedHost(Host):
         rule: StopRule | None = _load(self.options.stop, "stop=") if self.options.stop else None
         return rule
 
-    def load_config(self, config: bytes, trial: int) -> Any:
-        """The config of a trial, if it was pickled apart."""
-        return _load(config, f"the config of trial {trial}")
+    def load_config(self, spec: TrialSpec) -> Any:
+        """The config of a trial, which may have been pickled apart."""
+        return _load(spec.packed, f"the config of trial {spec.trial}") if spec.packed else spec.config
 
     def trial_over(self, trial: ResidentTrial, *, is_stuck: bool = False) -> bool:
         is_sound = super().trial_over(trial, is_stuck=is_stuck)

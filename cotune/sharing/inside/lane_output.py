@@ -53,7 +53,7 @@ class LaneOutput:
             )
             for fd in (1, 2)
         ]
-        self.restore_streams()
+        sys.stdout, sys.stderr = self._streams
 
     def redirect(self, log: int) -> None:
         """Sends what is printed, also by subprocesses and C code, to a trial's log; -1 for the lane's own."""
@@ -65,7 +65,3 @@ class LaneOutput:
         target = log if log >= 0 else self._log
         os.dup2(target, 1)
         os.dup2(target, 2)
-
-    def restore_streams(self) -> None:
-        """Puts `sys.stdout` and `sys.stderr` back, which the trial before may have replaced."""
-        sys.stdout, sys.stderr = self._streams

@@ -16,7 +16,7 @@ from cotune.sharing.inside.after_import import after_import
 
 
 def serve_ray_tune(threads: int) -> None:
-    """Has Ray Tune's functions work in the trials of this process, each of which has so many threads."""
+    """Makes Ray Tune's functions work in the trials of this process, each of which has so many threads."""
 
     def install(module: ModuleType) -> None:
         module._session = RaySession(threads)  # type: ignore[attr-defined]

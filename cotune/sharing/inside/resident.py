@@ -58,7 +58,7 @@ class ResidentTrial(session.Session):
     """One attempt at a trial, which one thread runs at a time; what its trainable reports is up to the kind of trial.
 
     At every boundary, and in under 2 us when nothing is due: stop? measure? pass the turn on? The main thread of
-    the lane asks for attention by setting `due` to 0 after the flag it sets.
+    the lane asks for attention by setting `_due` to 0 after the flag it sets.
 
     Args:
         host: The lane.
@@ -78,7 +78,7 @@ class ResidentTrial(session.Session):
         # Whoever ends it books it out, once.
         self._booking = threading.Lock()
         self._over = False
-        self.is_there = False
+        self.met_stop_rule = False
         self._stop = False
         self._threads: set[threading.Thread] = set()
         # By the monotonic clock: when a boundary has anything to look at, which is the earliest of the others; when it
@@ -215,7 +215,7 @@ class ResidentTrial(session.Session):
             self.leave_if_over()
         if now >= self._measure_due or is_early or self._loan.is_due or rests:
             # Iterations count once the device has done them, however far ahead of it the trial is.
-            self._host.memory.settle()
+            self._host.memory.synchronize()
             now = time.monotonic()
             self._meter.read(now)
             self._send_progress()

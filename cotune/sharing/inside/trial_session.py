@@ -20,7 +20,7 @@ from cotune.sharing import wire
 from cotune.sharing.inside.checkpoints import Checkpoints
 from cotune.sharing.inside.metrics import number_line, read_report, whole_step
 from cotune.sharing.inside.resident import Ending, ResidentTrial, own_stop
-from cotune.sharing.memory import causes, text_of
+from cotune.sharing.memory import causes, clear_frames, text_of
 from cotune.stopping import StopRule
 from cotune.trial import Outcome, TrialSpec
 
@@ -38,20 +38,18 @@ class TrialSession(ResidentTrial):
         host: The lane.
         verdicts: The eventfd of its seat.
         spec: What to run.
-        config: Its config, if that was pickled apart.
     """
 
     _host: ForkedHost
 
-    def __init__(self, host: ForkedHost, verdicts: int, spec: TrialSpec, config: bytes = b"") -> None:
+    def __init__(self, host: ForkedHost, verdicts: int, spec: TrialSpec) -> None:
         super().__init__(host, verdicts, spec)
         self._spec = spec
         self._log = -1
-        self._config = config
         self._reports = spec.reports
         self._stop_rule: StopRule | None = None
         # When it first heard that it has come as far as it was meant to.
-        self._told_at = math.inf
+        self._met_at = math.inf
         self._checkpoints = Checkpoints(spec.trial, self._folder, self._settle_reports)
         # One question and one report at a time, whichever of its threads asks.
         self._asking = threading.Lock()
@@ -78,7 +76,7 @@ class TrialSession(ResidentTrial):
             self._pass_on(where, value, line)
         if is_last:
             # Its last report. It ends at its next boundary, when it has saved what belongs to this one.
-            self.is_there = True
+            self.met_stop_rule = True
             self._due = 0.0
 
     def observe(self, value: float, step: int) -> None:
@@ -162,7 +160,6 @@ class TrialSession(ResidentTrial):
         try:
             self._open_folder()
             host.output.redirect(self._log)
-            host.output.restore_streams()
             ending = self._attempt()
         except BaseException as error:
             ending = self._explain(error)
@@ -189,7 +186,7 @@ class TrialSession(ResidentTrial):
             function = host.load_trainable()
             if self._context is not None:
                 self._context.adopt(function)
-            config = host.load_config(self._config, self.trial) if self._config else self._spec.config
+            config = host.load_config(self._spec)
             self.leave_if_over()
             self._stop_rule = host.load_stop()
             returned = self._call(function, config)
@@ -206,7 +203,7 @@ class TrialSession(ResidentTrial):
                     hint=f"call cotune.report({{{host.options.metric!r}: ...}}), or return that number",
                 )
             # What went wrong on the device behind its back would otherwise befall the next trial.
-            host.memory.settle()
+            host.memory.synchronize()
             if host.options.judged:
                 self._await_verdict()
         except BaseException as error:
@@ -219,7 +216,7 @@ class TrialSession(ResidentTrial):
             traceback.clear_frames(error.__traceback__)
             with contextlib.suppress(Exception):
                 # Iterations count once the device has done them; what has gone wrong there is about to be found.
-                host.memory.settle()
+                host.memory.synchronize()
             return Ending(Outcome.STOPPED)
         return Ending(Outcome.DONE)
 
@@ -229,19 +226,19 @@ class TrialSession(ResidentTrial):
         try:
             returned = trainable.call(function, config)
         except TrialStopped as stopped:
-            if self._stop or not self.is_there:
+            if self._stop or not self.met_stop_rule:
                 raise
             traceback.clear_frames(stopped.__traceback__)
         # Its last report was made.
-        return None if self.is_there else returned
+        return None if self.met_stop_rule else returned
 
     def leave_if_over(self) -> None:
         super().leave_if_over()
-        if not self.is_there:
+        if not self.met_stop_rule:
             return
         now = time.monotonic()
-        self._told_at = min(self._told_at, now)
-        if now - self._told_at > LEAVE_WITHIN:
+        self._met_at = min(self._met_at, now)
+        if now - self._met_at > LEAVE_WITHIN:
             # It catches what is to end it, and goes on. Nobody else would end it, for it does come to its boundaries.
             self._end(Ending(Outcome.DONE))
             os._exit(1)
@@ -282,8 +279,8 @@ def _is_number(value: object) -> bool:
 
 
 def _forget(error: BaseException) -> None:
-    """Lets go of the frames, and so the tensors, that an exception and its causes keep alive."""
+    """Lets go of all that an exception keeps alive."""
+    clear_frames(error)
     for cause in causes(error):
-        traceback.clear_frames(cause.__traceback__)
         cause.__traceback__ = None
     sys.last_value = None

@@ -39,7 +39,7 @@ class Waiter:
             self._cores = os.sched_getaffinity(0)
 
     def call_here(self) -> None:
-        """Has it wake on the core of the calling thread."""
+        """Makes it wake on the core of the calling thread."""
         if len(self._cores) > 1:
             with contextlib.suppress(OSError):
                 os.sched_setaffinity(self._thread, (_libc.sched_getcpu(),))
@@ -76,7 +76,7 @@ class Turns:
         return self._place_of(self.first) is not None
 
     def prefer(self, resident: Resident | None) -> None:
-        """Has one resident go first from the next boundary on."""
+        """Lets one resident go first from the next boundary on."""
         with self._mutex:
             self.first = resident
             if self.holder is not None and self._queue:
@@ -96,7 +96,7 @@ class Turns:
         resident.turn_begins()
 
     def give_up(self, resident: Resident) -> None:
-        """Gives the turn to whoever waits longest."""
+        """Gives the turn to whoever is first, or waits longest."""
         resident.turn_ends()
         with self._mutex:
             self._hand_on()

@@ -128,21 +128,24 @@ def test_fluid_gives_a_device_to_a_trial_as_tall_as_a_devices_part() -> None:
     trials = [Waiting(0, 0, 60.0, None), Waiting(1, 1, 30.0, None), Waiting(2, 2, 30.0, None)]
     for waiting in trials:
         policy.joined(waiting, None)
-    assert [policy.exclusive(waiting, 2) for waiting in trials] == [True, False, False]
-    assert [policy.exclusive(waiting, 4) for waiting in trials] == [True, True, True]
+    policy.devices = 2
+    assert [policy.exclusive(waiting) for waiting in trials] == [True, False, False]
+    policy.devices = 4
+    assert [policy.exclusive(waiting) for waiting in trials] == [True, True, True]
 
 
 def test_fluid_counts_running_trials_until_they_end() -> None:
     policy = Fluid()
+    policy.devices = 2
     first, second = Waiting(0, 0, 90.0, None), Waiting(1, 1, 10.0, None)
     policy.joined(first, None)
     policy.joined(second, None)
     policy.left(first, None, started=True)
-    assert not policy.exclusive(second, 2)
+    assert not policy.exclusive(second)
     policy.ended(0, None)
-    assert policy.exclusive(second, 2)
+    assert policy.exclusive(second)
     policy.left(second, None, started=False)
-    assert not policy.exclusive(second, 2)
+    assert not policy.exclusive(second)
 
 
 # ---- fair

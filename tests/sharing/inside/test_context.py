@@ -1,6 +1,8 @@
 """What is swapped at a turn: a trial computes the same in company as alone, whatever it does to shared state."""
 
+import contextlib
 import gc
+import io
 import multiprocessing
 import os
 import random
@@ -591,6 +593,20 @@ def test_the_import_path_is_swapped_in_place():
     one.enter()
     assert sys.path[0] == "/extra"
     assert sys.path is path
+
+
+def test_a_stream_that_one_trial_has_redirected_is_not_that_of_one_that_begins_meanwhile():
+    home, usual = Home(), sys.stdout
+    first = Context(1, home)
+    first.enter()
+    with contextlib.redirect_stdout(io.StringIO()) as caught:
+        second = Context(2, home)
+        first.leave()
+        second.enter()
+        assert sys.stdout is usual
+        second.leave()
+        first.enter()
+        assert sys.stdout is caught
 
 
 def test_entering_again_changes_nothing():

@@ -393,11 +393,11 @@ def test_a_lane_in_which_a_capture_was_left_open_takes_no_other_trial(lane):
 def test_what_went_wrong_behind_a_trials_back_is_raised_at_its_end(lane):
     memory, fake = lane
     memory.start()
-    memory.settle()
+    memory.synchronize()
     assert memory.is_sound()
     fake.broken = True
     with pytest.raises(RuntimeError, match="device-side assert"):
-        memory.settle()
+        memory.synchronize()
     assert not memory.is_sound()
 
 

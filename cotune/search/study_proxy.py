@@ -1,6 +1,6 @@
 """What an Optuna objective sees in a lane: a trial and a study that ask the driver, where the real ones are.
 
-objective ──trial.suggest_float(...)──▶ LaneTrial ──question──▶ driver: the real trial of the real study
+objective ──trial.suggest_float(...)──▶ TrialProxy ──question──▶ driver: the real trial of the real study
           ◀──────── 0.12 ──────────────           ◀──answer───
 
 Nothing is remembered here: what a trial is told is what the study knows at that moment.
@@ -31,7 +31,7 @@ _PLAIN = (float, int, str, bool, type(None))
 C = TypeVar("C", bound=type)
 
 
-class Line:
+class StudyConnection:
     """The way from a trial to its study."""
 
     def __init__(self, session: Session) -> None:
@@ -62,13 +62,13 @@ class Line:
 
 
 def _forwards(target: str) -> Callable[[C], C]:
-    """Has every public method and property of the Optuna class above ask the driver, unless it is written out."""
+    """Makes every public method and property of the Optuna class above ask the driver, unless it is written out."""
 
     def method(name: str) -> Callable[..., Any]:
-        return lambda self, *args, **kwargs: self._line.ask(target, name, *args, **kwargs)
+        return lambda self, *args, **kwargs: self._connection.ask(target, name, *args, **kwargs)
 
     def attribute(name: str) -> property:
-        return property(lambda self: self._line.ask(target, name))
+        return property(lambda self: self._connection.ask(target, name))
 
     def decorate(cls: C) -> C:
         for name, member in inspect.getmembers_static(cls.__mro__[1]):
@@ -81,43 +81,43 @@ def _forwards(target: str) -> Callable[[C], C]:
 
 
 @_forwards("storage")
-class LaneStorage(optuna.storages.BaseStorage):
+class StorageProxy(optuna.storages.BaseStorage):
     """The storage of the study, seen from a lane, for what Optuna itself keeps there: artifacts, scores."""
 
-    def __init__(self, line: Line) -> None:
-        self._line = line
+    def __init__(self, connection: StudyConnection) -> None:
+        self._connection = connection
 
 
 @_forwards("study")
-class LaneStudy(optuna.Study):
+class StudyProxy(optuna.Study):
     """A study, seen from a lane: `trial.study`, or the study itself where an objective refers to it."""
 
-    def __init__(self, line: Line) -> None:
-        self._line = line
-        self._storage: optuna.storages.BaseStorage = cast(Any, LaneStorage)(line)
+    def __init__(self, connection: StudyConnection) -> None:
+        self._connection = connection
+        self._storage: optuna.storages.BaseStorage = cast(Any, StorageProxy)(connection)
 
     def __getattr__(self, name: str) -> Any:
         return _attribute(self, "study", name)
 
 
 @_forwards("trial")
-class LaneTrial(optuna.Trial):
+class TrialProxy(optuna.Trial):
     """A trial, seen from a lane.
 
     Args:
-        line: To its study.
+        connection: To its study.
         objectives: How many values the objective returns.
     """
 
-    def __init__(self, line: Line, objectives: int) -> None:
-        self._line = line
+    def __init__(self, connection: StudyConnection, objectives: int) -> None:
+        self._connection = connection
         self._objectives = objectives
-        self.study = LaneStudy(line)
+        self.study = StudyProxy(connection)
         self.storage = self.study._storage
 
     @property
     def number(self) -> int:
-        return self._line.session.trial
+        return self._connection.session.trial
 
     def report(self, value: float, step: int) -> None:
         """Reports without waiting for the storage; what Optuna refuses, it refuses itself."""
@@ -126,26 +126,26 @@ class LaneTrial(optuna.Trial):
         except Exception:
             where = -1
         if self._objectives > 1 or not 0 <= where < 2**63:
-            self._line.ask("trial", "report", value, step)
+            self._connection.ask("trial", "report", value, step)
         else:
-            self._line.session.observe(number, where)
+            self._connection.session.observe(number, where)
 
     def __getattr__(self, name: str) -> Any:
         return _attribute(self, "trial", name)
 
 
-def _attribute(proxy: LaneStudy | LaneTrial, target: str, name: str) -> Any:
+def _attribute(proxy: StudyProxy | TrialProxy, target: str, name: str) -> Any:
     if name.startswith("_") and name not in ("_trial_id", "_study_id"):
         raise AttributeError(f"{target}.{name} is not there in a lane: the {target} itself is in the driver")
-    return proxy._line.ask(target, name)
+    return proxy._connection.ask(target, name)
 
 
-def study_in_lane() -> LaneStudy:
+def study_in_lane() -> StudyProxy:
     """What stands for the study in an objective that refers to it."""
     current = session.current()
     if current is None:
         raise RunError("a study was sent to a lane outside of a trial", hint="use it within the objective only")
-    return LaneStudy(Line(current))
+    return StudyProxy(StudyConnection(current))
 
 
 class _Served(threading.local):
@@ -159,7 +159,7 @@ _served = _Served()
 
 @contextlib.contextmanager
 def study_as_proxy(study: optuna.Study) -> Iterator[None]:
-    """Has an objective that refers to the study, as `lambda trial: f(trial, study)`, find its proxy in the lane.
+    """Lets an objective that refers to the study, as `lambda trial: f(trial, study)`, find its proxy in the lane.
 
     A copy would look like the study and never hear of anything. Other threads may do the same with theirs.
     """
@@ -203,19 +203,19 @@ class StudyObjective:
     def __call__(self, config: Any) -> None:
         current = session.current()
         assert current is not None
-        line = Line(current)
+        connection = StudyConnection(current)
         try:
-            value = self._objective(LaneTrial(line, self._objectives))
+            value = self._objective(TrialProxy(connection, self._objectives))
         except TrialStopped:
             raise
         except optuna.TrialPruned as pruned:
             # It is stopped instead of answered.
-            line.ask("end", "pruned", str(pruned))
+            connection.ask("end", "pruned", str(pruned))
         except BaseException as error:
-            line.ask("end", "raised", (pack_error(error), trace_of(error)))
+            connection.ask("end", "raised", (pack_error(error), trace_of(error)))
             raise
         else:
-            line.ask("end", "returned", _told(value))
+            connection.ask("end", "returned", _told(value))
 
 
 class Shown:
