@@ -24,6 +24,7 @@ RESERVE = 256 * MIB
 ROUNDING = 44 * MIB
 # JAX takes three quarters of a GPU at its first touch and TensorFlow all of it, unless told otherwise.
 _AS_NEEDED = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "TF_FORCE_GPU_ALLOW_GROWTH": "true"}
+_WITHOUT_MIG = "name whole GPUs, or write gpus=0 to use the CPU"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,7 @@ class Gpu:
         total: Bytes on it.
         used: Bytes in use by anyone.
         exclusive: Its compute mode lets only one process at a time use it.
+        sliced: It is divided into slices (MIG), of which a process sees one.
     """
 
     index: int
@@ -45,6 +47,7 @@ class Gpu:
     total: int
     used: int
     exclusive: bool = False
+    sliced: bool = False
 
 
 @contextlib.contextmanager
@@ -76,10 +79,12 @@ def _gpu(nvml: Any, index: int) -> Gpu:
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
     memory = nvml.nvmlDeviceGetMemoryInfo(handle)
     name, uuid = nvml.nvmlDeviceGetName(handle), nvml.nvmlDeviceGetUUID(handle)
-    exclusive = False
+    exclusive = sliced = False
     with contextlib.suppress(nvml.NVMLError):
         exclusive = nvml.nvmlDeviceGetComputeMode(handle) != nvml.NVML_COMPUTEMODE_DEFAULT
-    return Gpu(index, _text(uuid), _text(name), int(memory.total), int(memory.used), exclusive)
+    with contextlib.suppress(nvml.NVMLError):
+        sliced = nvml.nvmlDeviceGetMigMode(handle)[0] == nvml.NVML_DEVICE_MIG_ENABLE
+    return Gpu(index, _text(uuid), _text(name), int(memory.total), int(memory.used), exclusive, sliced)
 
 
 def _text(value: str | bytes) -> str:
@@ -90,9 +95,21 @@ def visible_gpus() -> list[Gpu]:
     """The GPUs that `CUDA_VISIBLE_DEVICES` lets us use, in its order, by index or by UUID (or its beginning).
 
     As in CUDA, the list ends at the first entry that names no GPU.
+
+    Raises:
+        DeviceError: It names a slice of a GPU; or all of those that may be used are divided into slices.
     """
     found = gpus()
-    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    visible = _chosen(found, os.environ.get("CUDA_VISIBLE_DEVICES"))
+    whole = [gpu for gpu in visible if not gpu.sliced]
+    if visible and not whole:
+        raise DeviceError(
+            f"GPU {visible[0].index} is divided into slices (MIG), which cotune cannot measure yet", hint=_WITHOUT_MIG
+        )
+    return whole
+
+
+def _chosen(found: list[Gpu], chosen: str | None) -> list[Gpu]:
     if chosen is None:
         return found
     visible: list[Gpu] = []
@@ -100,7 +117,7 @@ def visible_gpus() -> list[Gpu]:
         if entry.startswith("MIG-"):
             raise DeviceError(
                 f"CUDA_VISIBLE_DEVICES={chosen!r} names a slice of a GPU (MIG), which cotune cannot measure yet",
-                hint="name whole GPUs, or write devices=['cpu:0'] to use the CPU",
+                hint=_WITHOUT_MIG,
             )
         if entry.isdigit():
             match = [gpu for gpu in found if gpu.index == int(entry)]

@@ -75,12 +75,11 @@ def find_devices(
         )
     if devices is not None:
         return _explicit(devices, threads)
-    if gpus == 0 and not isinstance(gpus, bool):
+    if (gpus == 0 and not isinstance(gpus, bool)) or (gpus is None and not cuda.torch_has_cuda()):
         return _explicit(["cpu:0"], threads)
     visible = cuda.visible_gpus()
     if gpus is None:
-        usable = visible if cuda.torch_has_cuda() else []
-        return [_gpu(n, gpu, len(usable)) for n, gpu in enumerate(usable)] or _explicit(["cpu:0"], threads)
+        return [_gpu(n, gpu, len(visible)) for n, gpu in enumerate(visible)] or _explicit(["cpu:0"], threads)
     return _chosen(gpus, visible, threads)
 
 

@@ -1,6 +1,7 @@
 """Which devices a run gets, and what is said where it cannot have them."""
 
 import os
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -161,6 +162,17 @@ def test_a_slice_of_a_gpu_is_refused_by_name(four_gpus, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-1234")
     with pytest.raises(DeviceError, match="MIG-1234"):
         find_devices()
+
+
+def test_of_gpus_that_are_divided_none_is_used(four_gpus, monkeypatch):
+    found = [replace(gpu, sliced=gpu.index > 0) for gpu in cuda.gpus()]
+    monkeypatch.setattr(cuda, "gpus", lambda: found)
+    assert [device.uuid for device in find_devices()] == [found[0].uuid]
+    monkeypatch.setattr(cuda, "gpus", lambda: found[1:])
+    with pytest.raises(DeviceError, match="GPU 1 is divided") as refused:
+        find_devices()
+    assert "gpus=0" in refused.value.hint
+    assert [device.name for device in find_devices(gpus=0)] == ["cpu:0"]
 
 
 def test_a_device_too_small_for_a_process_is_refused():

@@ -75,6 +75,11 @@ class FakeNvml:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
         return mode
 
+    def nvmlDeviceGetMigMode(self, handle):
+        if "sliced" not in self._known(handle):
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        return [self._known(handle)["sliced"], 0]
+
     def nvmlDeviceGetUtilizationRates(self, handle):
         return SimpleNamespace(gpu=self._known(handle)["busy"])
 
@@ -101,6 +106,11 @@ def test_gpus_are_what_nvml_says(nvml):
 def test_a_lost_gpu_does_not_hide_the_others(nvml):
     nvml.gpus[0]["lost"] = True
     assert [gpu.uuid for gpu in cuda.gpus()] == UUIDS[1:]
+
+
+def test_a_gpu_in_slices_says_so(nvml):
+    nvml.gpus[1]["sliced"] = pynvml.NVML_DEVICE_MIG_ENABLE
+    assert [gpu.sliced for gpu in cuda.gpus()] == [False, True]
 
 
 def test_without_a_driver_there_is_no_gpu(nvml, monkeypatch):
