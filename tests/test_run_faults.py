@@ -493,7 +493,7 @@ def test_what_goes_wrong_on_the_device_after_the_last_line_fails_its_trial_and_n
         cotune.report({"loss": 0.0, "pid": os.getpid()})
         if cotune.trial_id() == 0:
             memory = cotune.session.current()._host.memory
-            memory.finish = lambda: 1 // 0
+            memory.synchronize = lambda: 1 // 0
             memory.is_sound = lambda: False
 
     first, *others = run(train, {"x": cotune.choice([0, 1, 2])}, sampler="grid", lanes=1)
