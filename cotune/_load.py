@@ -17,7 +17,7 @@ from cotune.trial import TrialState
 def load(name: str, storage: str | os.PathLike[str] | None = None) -> Results:
     """Reads back what a run gave, without its trainable; also of one that was killed, or still runs.
 
-    Configs are as JSON keeps them: tuples are lists, and other objects are their names.
+    Configs are as JSON keeps them: tuples are lists, and what JSON has no form for is its name.
 
     Args:
         name: Of the run.
@@ -49,8 +49,11 @@ def load(name: str, storage: str | os.PathLike[str] | None = None) -> Results:
     for record in unfinished:
         if record.attempts:
             record.state = TrialState.RUNNING if goes_on else TrialState.INTERRUPTED
+    constants, options = settings.get("constants", {}), settings.get("options", {})
     for record in saved.records:
-        record.config.update(nested({**record.params, **settings.get("constants", {})}))
+        # A parameter may be the label of an option.
+        params = {name: options.get(name, {}).get(value, value) for name, value in record.params.items()}
+        record.config.update(nested({**params, **constants}))
     trials = tuple(record.result() for record in saved.records)
     interrupted = bool(unfinished) and not goes_on
     return Results(trials, settings["metric"], settings["mode"], name, folder.path, saved.makespan, interrupted)

@@ -1,5 +1,6 @@
 """What is read back of a run without running it."""
 
+import numpy as np
 import pytest
 
 import cotune
@@ -59,3 +60,32 @@ def test_the_folder_of_a_study_is_not_a_run(tmp_path):
     log.close()
     with pytest.raises(cotune.InputError, match="belongs to the Optuna study 'of-mine'"):
         cotune.load("study", tmp_path)
+
+
+def test_options_and_constants_are_as_json_keeps_them(tmp_path):
+    space = {
+        "layers": cotune.choice([[64], [64, 64]]),
+        "size": cotune.choice([(3, 4)]),
+        "mixed": cotune.choice([True, 1]),
+        "opt": cotune.choice([{"name": "sgd", "lr": 0.1}]),
+        "by_number": cotune.choice([{1: "a"}]),
+        "act": cotune.choice([abs]),
+        "text": "x" * 3000,
+        "scalar": np.float32(3),
+        "array": np.ones(3),
+    }
+    ran = cotune.run(
+        lambda config: float(len(config["layers"])), space, metric="loss", sampler="grid", lanes=1,
+        devices=["cpu:0@1GiB"], storage=tmp_path, name="mine", dashboard=False,
+    )  # fmt: skip
+    loaded = cotune.load("mine", tmp_path)
+    for trial, before in zip(loaded, ran, strict=True):
+        for name in ("layers", "mixed", "opt", "text"):
+            assert trial.config[name] == before.config[name]
+            assert type(trial.config[name]) is type(before.config[name])
+        assert trial.config["size"] == [3, 4]
+        assert trial.config["scalar"] == 3.0
+        assert trial.config["by_number"] == "0: {1: 'a'}"
+        assert trial.config["act"] == "0: abs"
+        assert isinstance(trial.config["array"], str)
+    assert {tuple(trial.config["layers"]) for trial in loaded} == {(64,), (64, 64)}

@@ -489,6 +489,44 @@ def test_a_trainable_that_cannot_travel_is_refused_before_anything_starts(run):
     assert raised.value.hint
 
 
+def test_what_the_space_and_the_trainable_both_hold_is_one_object_in_a_trial_too(run):
+    def relu(x):
+        return max(x, 0)
+
+    def gelu(x):
+        return x
+
+    known = {}
+
+    class Base:
+        def __init_subclass__(cls):
+            known[cls.__name__] = cls
+
+    class Net(Base):
+        pass
+
+    gains, thing, other = {relu: 2.0, gelu: 1.0}, object(), object()
+
+    def train(config):
+        assert config["net"] is known["Net"]
+        assert isinstance(config["made"], Net)
+        assert config["nested"]["constant"] is thing
+        assert config["thing"] in (thing, other)
+        return gains[config["act"]] + gains[config["list"][0]]
+
+    space = {
+        "act": cotune.choice([relu, gelu]),
+        "list": cotune.choice([[relu, 1], [gelu, 2]]),
+        "thing": cotune.choice([thing, other]),
+        "net": cotune.choice([Net]),
+        "made": cotune.choice([Net()]),
+        "nested": {"constant": thing},
+    }
+    results = run(train, space, sampler="grid")
+    assert [trial.error for trial in results] == [None] * 8
+    assert sorted(trial.metrics["loss"] for trial in results) == [2.0, 2.0, 3.0, 3.0, 3.0, 3.0, 4.0, 4.0]
+
+
 def test_a_config_that_cannot_travel_is_refused_by_name(run):
     with pytest.raises(cotune.NotPicklable, match="config of trial 0"):
         run(lambda config: 1.0, {"x": threading.Lock()}, trials=1)

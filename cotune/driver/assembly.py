@@ -23,13 +23,15 @@ from cotune.packer import Packer
 from cotune.paths import RunFolder
 from cotune.record import VERSION, EventLog, Record, Records, Saved
 from cotune.search.codes import shown
+from cotune.search.domains import Choice, Domain
 from cotune.search.journal import system_attributes
 from cotune.search.promotion import AshaPromote
 from cotune.search.samplers import learns, make_pruner, make_sampler, most_trials
 from cotune.search.search import PastTrial, Search
 from cotune.search.spaces import Space
 
-LONGEST_CONSTANT = 1000
+# In JSON, of a constant or an option in the events file.
+LONGEST = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +97,7 @@ def assemble(
         mode=asked.mode, seed=base, trials=trials, code=asked.code,
         space={name: repr(domain) for name, domain in asked.space.domains.items()},
         constants={name: _kept(value) for name, value in asked.space.constants.items()},
+        options={name: kept for name, domain in asked.space.domains.items() if (kept := _options(domain))},
     )  # fmt: skip
     log.flush()
     noted = system_attributes(folder.journal)
@@ -120,16 +123,40 @@ def assemble(
     return sweep, records
 
 
-def _kept(constant: Any) -> Any:
+def _kept(value: Any) -> Any:
     """A constant as the events file keeps it: itself, if it is short in JSON."""
-    return constant if _is_kept(constant) else shown(constant)
+    return shown(value) if (text := _in_json(value)) is None else json.loads(text)
 
 
-def _is_kept(constant: Any) -> bool:
+def _options(choice: Domain) -> dict[str, Any]:
+    """What the labels of a choice stand for, as far as the events file can tell."""
+    if not isinstance(choice, Choice):
+        return {}
+    labelled = {code: option for code, option in choice.codes.option.items() if code is not option}
+    return {code: json.loads(text) for code, option in labelled.items() if (text := _in_json(option)) is not None}
+
+
+def _in_json(value: Any) -> str | None:
+    """The JSON that gives a value back, or a list for a tuple; None if there is none, or it is long."""
     try:
-        return len(json.dumps(constant)) <= LONGEST_CONSTANT
+        text = json.dumps(value, default=_item)
     except (TypeError, ValueError, RecursionError):
-        return False
+        return None
+    return text if len(text) <= LONGEST and _has_names(value) else None
+
+
+def _item(value: Any) -> Any:
+    """The number that a scalar of numpy's is."""
+    if getattr(value, "shape", None) == () and callable(item := getattr(value, "item", None)):
+        return item()
+    raise TypeError
+
+
+def _has_names(value: Any) -> bool:
+    """Whether keys are strings, which all others would become."""
+    if isinstance(value, Mapping):
+        return all(isinstance(key, str) and _has_names(part) for key, part in value.items())
+    return not isinstance(value, list | tuple) or all(map(_has_names, value))
 
 
 def _changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
@@ -137,7 +164,7 @@ def _changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
     for name in {**before, **now}:
         if name not in before or name not in now:
             return name
-        if _is_kept(now[name]) and json.dumps(before[name]) != json.dumps(now[name]):
+        if (text := _in_json(now[name])) is not None and json.dumps(before[name]) != text:
             return name
     return None
 

@@ -62,7 +62,7 @@ class LocalEngine(Engine):
         self._folder = folder
         packed = trainable if isinstance(trainable, Packed) else pack(trainable)
         self._blob, self._modules = packed.blob, [*packed.modules, *options.preload]
-        self._imports, self.can_estimate = packed.imports, packed.rehearses
+        self._imports, self._series, self.can_estimate = packed.imports, packed.series, packed.rehearses
         self.uses_gpus = any(info.is_cuda for info in devices)
         if self.uses_gpus:
             self._modules.append("torch")
@@ -76,7 +76,9 @@ class LocalEngine(Engine):
         # What is to be called when there is something to hear.
         self._selector.register(self._bell, selectors.EVENT_READ, self._bell.hush)
         self._zygote: Zygote | None = None
-        self._estimator = Estimator(self._selector, self._spawn_zygote, lambda told: self._pending.append(told))
+        self._estimator = Estimator(
+            self._selector, self._spawn_zygote, self._series, lambda told: self._pending.append(told)
+        )
         self._spawn_zygote()
 
     def start(self) -> list[ev.DeviceFound]:
@@ -113,7 +115,7 @@ class LocalEngine(Engine):
         if gpu is not None:
             gpu.forget(start.trial)
         try:
-            lane.start(wire.sendable(spec))
+            lane.start(wire.sendable(spec, self._series))
         except errors.NotPicklable as error:
             self._pending.append(not_sent(start.trial, error, self.now()))
             self.wake()

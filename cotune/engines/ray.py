@@ -56,6 +56,7 @@ class RayEngine(Engine):
 
     def __init__(self, cluster: str, trainable: Any, gpus: int | None, folder: Path, options: LocalOptions) -> None:
         packed = pack(trainable)
+        self._series, packed = packed.series, replace(packed, series=None)
         self._by_lane: dict[int, Membership] = {}
         self._by_trial: dict[int, Membership] = {}
         # Trials that could not be.
@@ -117,7 +118,7 @@ class RayEngine(Engine):
             if member is not None:
                 assert spec is not None
                 try:
-                    spec = wire.sendable(spec)
+                    spec = wire.sendable(spec, self._series)
                 except errors.NotPicklable as error:
                     self._unsent.append(not_sent(instruction.trial, error, self.now()))
                     return self.wake()

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cotune.demand import Estimate
-from cotune.sharing.pickling import dumps
+from cotune.sharing.pickling import Series
 from cotune.sharing.zygote import Zygote
 from cotune.trial import Estimated
 
@@ -35,14 +35,20 @@ class Estimator:
     Args:
         selector: Told of the pipe through which the answer comes, with what is to be called then as its data.
         zygote: Gives the process that forks rehearsals.
+        series: Of the trainable.
         say: Called with what came of a rehearsal.
     """
 
     def __init__(
-        self, selector: selectors.BaseSelector, zygote: Callable[[], Zygote], say: Callable[[Estimated], None]
+        self,
+        selector: selectors.BaseSelector,
+        zygote: Callable[[], Zygote],
+        series: Series | None,
+        say: Callable[[Estimated], None],
     ) -> None:
         self._selector = selector
         self._zygote = zygote
+        self._series = series
         self._say = say
         self._running: _Rehearsal | None = None
         self._count = 0
@@ -58,7 +64,8 @@ class Estimator:
         Raises:
             NotPicklable: The config cannot be sent.
         """
-        blob = dumps(config, f"the config of trial {trial}")
+        assert self._series is not None
+        blob = self._series.then(config, f"the config of trial {trial}")
         # Lanes are counted from 0 upwards.
         self._count -= 1
         answer, theirs = os.pipe2(os.O_CLOEXEC)

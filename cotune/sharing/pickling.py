@@ -6,6 +6,7 @@ import contextlib
 import functools
 import importlib
 import io
+import pickle
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -29,12 +30,14 @@ class Packed:
         modules: What a zygote imports for it.
         imports: The user's own modules that his script imports, which a lane imports first.
         rehearses: Whether it may be rehearsed.
+        series: Continues `blob` with a config; None once it has left the driver.
     """
 
     blob: bytes
     modules: tuple[str, ...]
     imports: tuple[str, ...] = ()
     rehearses: bool = False
+    series: Series | None = None
 
 
 def pack(trainable: Any) -> Packed:
@@ -43,14 +46,15 @@ def pack(trainable: Any) -> Packed:
     Raises:
         NotPicklable: It holds something that cannot leave this process.
     """
-    blob = dumps(trainable, "the trainable")
+    series = Series(trainable, "the trainable")
+    blob = series.first
     rehearses = isinstance(trainable, type) and callable(getattr(trainable, "rehearse", None))
     modules = modules_to_preload(blob, trainable)
     installed, own = script_imports()
     modules += [name for name in installed if name not in modules]
     if rehearses:
         modules += [name for name in TORCH if name not in modules]
-    return Packed(blob, tuple(modules), tuple(own), rehearses)
+    return Packed(blob, tuple(modules), tuple(own), rehearses, series)
 
 
 def dumps(value: Any, what: str) -> bytes:
@@ -59,19 +63,65 @@ def dumps(value: Any, what: str) -> bytes:
     Raises:
         NotPicklable: It holds something that cannot leave this process.
     """
-    module = _unimportable_module(value)
-    with _by_value(module) if module is not None else contextlib.nullcontext():
+    return Series(value, what).first
+
+
+class Series:
+    """Pickles one object, and then others, each as if it were part of the first.
+
+    What several of them hold is one object again where they are loaded: a function that is in the config is the one
+    that the trainable knows. To be loaded with `load_series`.
+
+    Args:
+        value: The first.
+        what: What to call it if that fails.
+
+    Attributes:
+        first: The first, pickled.
+
+    Raises:
+        NotPicklable: It holds something that cannot leave this process.
+    """
+
+    def __init__(self, value: Any, what: str) -> None:
+        self._module = _unimportable_module(value)
+        self._buffer = io.BytesIO()
+        self._pickler = _Pickler(self._buffer)
+        self._known: dict[int, Any] = {}
+        self.first = self._dumps(value, what)
+        self._known = self._pickler.memo.copy()
+
+    def then(self, value: Any, what: str) -> bytes:
+        """Pickles another object, which holds nothing of the others but the first.
+
+        Raises:
+            NotPicklable: It holds something that cannot leave this process.
+        """
+        self._pickler.memo = self._known
+        return self._dumps(value, what)
+
+    def _dumps(self, value: Any, what: str) -> bytes:
+        self._buffer.seek(0)
+        self._buffer.truncate()
         try:
-            buffer = io.BytesIO()
-            _Pickler(buffer).dump(value)
-            return buffer.getvalue()
+            with _by_value(self._module) if self._module is not None else contextlib.nullcontext():
+                self._pickler.dump(value)
+            return self._buffer.getvalue()
         except Exception as error:
             where = " of ".join(reversed([what, *_path_to_blame(value)]))
             raise NotPicklable(
                 f"{where} cannot be sent to a lane process: {type(error).__name__}: {error}",
-                hint="locks, open files, sockets, generators and CUDA contexts cannot travel: create them inside the "
-                "trainable, or once per lane with cotune.shared()",
+                hint="locks, open files, sockets, generators, compiled functions and CUDA contexts cannot travel: "
+                "create them inside the trainable, once per lane with cotune.shared(), or in a module that the script "
+                "imports",
             ) from error
+
+
+def load_series(*blobs: bytes | memoryview) -> Iterator[Any]:
+    """Loads what a `Series` has pickled, the first and then one of the others."""
+    unpickler = pickle.Unpickler(io.BytesIO(b"".join(blobs)))
+    for _ in blobs:
+        yield unpickler.load()
 
 
 @process_wide

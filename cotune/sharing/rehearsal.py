@@ -27,6 +27,7 @@ from torch.utils.flop_counter import flop_registry
 
 from cotune.demand import MIB, Estimate
 from cotune.sharing.inside.boundary import on_optimizer_step
+from cotune.sharing.pickling import load_series
 
 ITERATIONS = 2
 # Of real memory, which nobody has set aside.
@@ -45,13 +46,13 @@ def serve(answer: int, request: int, trainable: bytes | memoryview) -> NoReturn:
 
     Args:
         answer: A pipe for an `Estimate`, or for the reason why there is none.
-        request: A memory file: the pickled config.
+        request: A memory file: the config, pickled behind the step class.
         trainable: The pickled step class.
     """
     try:
         _be_harmless()
-        config = pickle.loads(Path(f"/proc/self/fd/{request}").read_bytes())
-        told: Estimate | str = rehearse(pickle.loads(trainable), config)
+        series = load_series(trainable, Path(f"/proc/self/fd/{request}").read_bytes())
+        told: Estimate | str = rehearse(next(series), next(series))
     except BaseException as error:
         told = f"{type(error).__name__}: {error}".splitlines()[0][:300]
     os.write(answer, pickle.dumps(told))

@@ -17,7 +17,7 @@ from dataclasses import replace
 from enum import IntEnum
 from typing import Any
 
-from cotune.sharing.pickling import dumps
+from cotune.sharing.pickling import Series
 from cotune.trial import Question, Report, TrialSpec
 
 _HEADER = struct.Struct("<IB")
@@ -78,18 +78,22 @@ def encode_object(kind: Kind, value: Any) -> bytes:
     return encode(kind, pickle.dumps(value, pickle.HIGHEST_PROTOCOL))
 
 
-def sendable(spec: TrialSpec) -> TrialSpec:
-    """The same trial, its config pickled apart if it may hold what only cloudpickle can send.
+def sendable(spec: TrialSpec, series: Series | None) -> TrialSpec:
+    """The same trial, its config pickled behind its trainable if it may hold what only cloudpickle can send.
 
     If such a config cannot be loaded, that fails the trial that loads it, and nothing on the way to it.
+
+    Args:
+        spec: The trial.
+        series: Of the trainable; None where every config has come pickled.
 
     Raises:
         NotPicklable: The config holds something that cannot leave this process.
     """
-    if all(type(value) in _PLAIN for value in spec.config.values()):
+    if series is None or all(type(value) in _PLAIN for value in spec.config.values()):
         # Ten times faster, at every start of a trial.
         return spec
-    return replace(spec, config={}, packed=dumps(spec.config, f"the config of trial {spec.trial}"))
+    return replace(spec, config={}, packed=series.then(spec.config, f"the config of trial {spec.trial}"))
 
 
 def encode_question(kind: Kind, trial: int, attempt: int, payload: bytes) -> bytes:

@@ -131,7 +131,7 @@ class World:
         self.selector = selectors.DefaultSelector()
         self.selector.register(self.zygote, selectors.EVENT_READ, self.hear_zygote)
         self.told = []
-        self.estimator = Estimator(self.selector, lambda: self.zygote, self.told.append)
+        self.estimator = Estimator(self.selector, lambda: self.zygote, packed.series, self.told.append)
         self.pid = None
 
     def hear_zygote(self):

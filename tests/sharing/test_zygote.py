@@ -19,7 +19,7 @@ from cotune.demand import GIB
 from cotune.sharing import wire, zygote_main
 from cotune.sharing.lane import LaneHandle, ended_how
 from cotune.sharing.lane_options import LaneOptions
-from cotune.sharing.pickling import dumps
+from cotune.sharing.pickling import Series
 from cotune.sharing.wire import Kind
 from cotune.sharing.zygote import CLOSES_WITHIN, Zygote
 from cotune.trial import TrialSpec
@@ -88,7 +88,8 @@ class World:
 
     def __init__(self, folder, blob=None):
         self.folder = folder
-        blob = dumps(trainable, "it") if blob is None else blob
+        self.series = Series(trainable, "it")
+        blob = self.series.first if blob is None else blob
         self.zygote = Zygote(["cotune.sharing.inside.lane_main"], blob, 3, folder / "zygote.log")
         self.lanes = []
 
@@ -520,7 +521,8 @@ def test_a_config_that_cannot_be_loaded_fails_its_trial_and_not_the_lane(world):
             return int, ("no number",)
 
     handle, _ = world.open()
-    handle.start(wire.sendable(TrialSpec(0, 0, {"x": Unloadable()}, 0, world.folder / "trial")))
+    spec = TrialSpec(0, 0, {"x": Unloadable()}, 0, world.folder / "trial")
+    handle.start(wire.sendable(spec, world.series))
     trial, outcome, *_ = pickle.loads(world.frame(handle, Kind.ENDED))
     assert (trial, outcome) == (0, "failed")
 

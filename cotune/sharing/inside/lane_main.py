@@ -15,7 +15,7 @@ import pickle
 import select
 import socket
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from cotune.errors import NotPicklable
@@ -26,6 +26,7 @@ from cotune.sharing.inside.ray_session import serve_ray_tune
 from cotune.sharing.inside.resident import Ending, ResidentTrial
 from cotune.sharing.inside.trial_session import TrialSession
 from cotune.sharing.lane_options import LaneOptions
+from cotune.sharing.pickling import load_series
 from cotune.sharing.wire import Kind
 from cotune.stopping import StopRule
 from cotune.trial import Outcome, TrialSpec
@@ -155,22 +156,23 @@ class ForkedHost(Host):
 
     # ---- for the trial that has the turn
 
-    def load_trainable(self) -> Any:
-        """The trainable, anew for every trial: its module globals are then not its predecessor's."""
+    def load(self, spec: TrialSpec) -> tuple[Any, Any]:
+        """The trainable and the config, anew for every trial: its module globals are then not its predecessor's."""
         for name in self.options.imports:
             # What goes wrong there the trainable will say, if it needs it.
             with contextlib.suppress(Exception):
                 importlib.import_module(name)
-        return _load(self._trainable, "the trainable")
+        if not spec.packed:
+            return _load(lambda: pickle.loads(self._trainable), "the trainable"), spec.config
+        series = load_series(self._trainable, spec.packed)
+        return _load(lambda: next(series), "the trainable"), _load(
+            lambda: next(series), f"the config of trial {spec.trial}"
+        )
 
     def load_stop(self) -> StopRule | None:
         """When a trial is done although it would go on; anew for every trial, too."""
-        rule: StopRule | None = _load(self.options.stop, "stop=") if self.options.stop else None
+        rule: StopRule | None = _load(lambda: pickle.loads(self.options.stop), "stop=") if self.options.stop else None
         return rule
-
-    def load_config(self, spec: TrialSpec) -> Any:
-        """The config of a trial, which may have been pickled apart."""
-        return _load(spec.packed, f"the config of trial {spec.trial}") if spec.packed else spec.config
 
     def trial_over(self, trial: ResidentTrial, *, is_stuck: bool = False) -> bool:
         is_sound = super().trial_over(trial, is_stuck=is_stuck)
@@ -178,11 +180,12 @@ class ForkedHost(Host):
         return is_sound
 
 
-def _load(blob: bytes | memoryview, what: str) -> Any:
+def _load(load: Callable[[], Any], what: str) -> Any:
     try:
-        return pickle.loads(blob)
+        return load()
     except Exception as error:
         raise NotPicklable(
             f"{what} cannot be loaded in a lane process: {type(error).__name__}: {error}",
-            hint="it must not need what only the driver has; import what it uses inside the function",
+            hint="what the script makes, such as a progress bar, may not survive the way to another process: make it "
+            "inside the trainable, or in a module that the script imports",
         ) from error

@@ -183,10 +183,9 @@ class TrialSession(ResidentTrial):
         try:
             self.leave_if_over()
             host.prepare_thread()
-            function = host.load_trainable()
+            function, config = host.load(self._spec)
             if self._context is not None:
                 self._context.adopt(function)
-            config = host.load_config(self._spec)
             self.leave_if_over()
             self._stop_rule = host.load_stop()
             returned = self._call(function, config)
