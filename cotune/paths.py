@@ -210,9 +210,19 @@ class TrialFolder:
         return self.path / "checkpoints"
 
     def create(self) -> None:
-        """Makes the folder and an empty log, ahead of the trial: on some file systems that takes a millisecond."""
-        self.path.mkdir(parents=True, exist_ok=True)
-        os.close(os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644))
+        """Makes the folder and an empty log, ahead of the trial: on some file systems that takes a millisecond.
+
+        Raises:
+            StorageError: That is not possible.
+        """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            os.close(os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644))
+        except OSError as error:
+            raise StorageError(
+                f"cannot make the folder {self.path}: {error.strerror or error}",
+                hint="make room there and see that it can be written; what has run so far is kept",
+            ) from error
 
     def renew(self) -> None:
         """Makes the folder, without what an earlier trial of the same number may have left there."""

@@ -206,6 +206,24 @@ def test_an_exception_of_a_class_in_a_script_is_the_same_class_outside(optimize)
     assert {t.state for t in study.trials} == {TrialState.FAIL}
 
 
+def test_an_exception_says_the_same_outside_and_what_it_was_raised_from(optimize):
+    class Coded(Exception):
+        def __init__(self, code):
+            super().__init__(f"code {code}")
+            self.code = code
+
+    def objective(trial):
+        try:
+            {}["none"]
+        except KeyError as error:
+            raise Coded(7) from error
+
+    with pytest.raises(Coded) as caught:
+        optimize(optuna.create_study(), objective, n_trials=1)
+    assert (str(caught.value), caught.value.code) == ("code 7", 7)
+    assert repr(caught.value.__cause__) == "KeyError('none')"
+
+
 def test_an_exception_that_cannot_travel_is_still_of_its_class(optimize):
     def objective(trial):
         raise LookupError("held", threading.Lock())

@@ -218,3 +218,10 @@ def test_whoever_looks_whether_a_run_goes_on_keeps_it_from_nobody(tmp_path, monk
     with folder.locked():
         assert folder.is_locked
     os.close(looking)
+
+
+def test_a_folder_of_a_trial_that_cannot_be_made_is_named_with_what_to_do(tmp_path):
+    (tmp_path / "trials").write_text("no folder")
+    with pytest.raises(StorageError, match="trials/0007: Not a directory") as refused:
+        TrialFolder(tmp_path / "trials" / "0007").renew()
+    assert "make room" in refused.value.hint

@@ -27,6 +27,8 @@ from cotune.session import Session, TrialStopped
 from cotune.trainable import trace_of
 
 _PLAIN = (float, int, str, bool, type(None))
+# Of those that exceptions were raised from, how many travel with one.
+CAUSES = 8
 
 C = TypeVar("C", bound=type)
 
@@ -257,22 +259,34 @@ def _is_plain(value: Any) -> bool:
     return kind in _PLAIN or ((kind is tuple or kind is list) and all(map(_is_plain, value)))
 
 
-def pack_error(error: BaseException) -> bytes:
-    """An exception, as whole as it can travel: itself, else its class, arguments and attributes; else nothing."""
-    kind = type(error)
+def pack_error(error: BaseException, depth: int = CAUSES) -> bytes:
+    """An exception and what it was raised from, as whole as they can travel.
+
+    Itself, else its class, arguments and attributes; else nothing.
+    """
+    kind, cause = type(error), error.__cause__
+    blamed = pack_error(cause, depth - 1) if cause is not None and depth else None
+    changed: list[bytes] = []
     for candidate in (error, (kind, error.args, vars(error)), (kind, error.args, {}), (kind, (str(error),), {})):
-        try:
-            blob = pack(candidate)
-            unpack_error(blob)
-        except Exception:
-            continue
-        return blob
-    return pack(None)
+        with contextlib.suppress(Exception):
+            blob = pack((candidate, blamed))
+            if str(unpack_error(blob)) == str(error):
+                return blob
+            # A class that makes its message of an argument has made it of that message now.
+            changed.append(blob)
+    return changed[0] if changed else pack((None, None))
 
 
 def unpack_error(blob: bytes) -> BaseException | None:
     """The exception again, if it could travel."""
-    packed = pickle.loads(blob)
+    packed, cause = pickle.loads(blob)
+    error = _made_again(packed)
+    if error is not None and cause is not None:
+        error.__cause__ = unpack_error(cause)
+    return error
+
+
+def _made_again(packed: Any) -> BaseException | None:
     if packed is None or isinstance(packed, BaseException):
         return packed
     kind, args, attributes = packed

@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import inspect
 import io
-import pickle
 import sys
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import FunctionType, MethodType, ModuleType
@@ -15,10 +16,14 @@ from typing import Any
 
 import cloudpickle
 
+from cotune.demand import MIB, format_bytes
 from cotune.errors import NotPicklable
 from cotune.process_wide import process_wide
 from cotune.sharing.preload import TORCH, modules_to_preload
 from cotune.sharing.script_imports import script_imports
+
+# Bytes of a trainable of which a word is said: they take a tenth of a second at the start of every trial.
+LARGE = 64 * MIB
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +53,12 @@ def pack(trainable: Any) -> Packed:
     """
     series = Series(trainable, "the trainable")
     blob = series.first
+    if len(blob) > LARGE:
+        warnings.warn(
+            f"the trainable takes {format_bytes(len(blob))} along{_heaviest(trainable)}, which every trial loads anew; "
+            "data made with cotune.shared() is there once per lane",
+            stacklevel=_level(),
+        )
     rehearses = isinstance(trainable, type) and callable(getattr(trainable, "rehearse", None))
     modules = modules_to_preload(blob, trainable)
     installed, own = script_imports()
@@ -70,7 +81,7 @@ class Series:
     """Pickles one object, and then others, each as if it were part of the first.
 
     What several of them hold is one object again where they are loaded: a function that is in the config is the one
-    that the trainable knows. To be loaded with `load_series`.
+    that the trainable knows. To be loaded with `wire.load_series`.
 
     Args:
         value: The first.
@@ -117,13 +128,6 @@ class Series:
             ) from error
 
 
-def load_series(*blobs: bytes | memoryview) -> Iterator[Any]:
-    """Loads what a `Series` has pickled, the first and then one of the others."""
-    unpickler = pickle.Unpickler(io.BytesIO(b"".join(blobs)))
-    for _ in blobs:
-        yield unpickler.load()
-
-
 @process_wide
 def _by_value(module: ModuleType) -> Iterator[None]:
     """Makes what a module defines travel by value for a while; what the user has registered stays so."""
@@ -145,6 +149,30 @@ def _path_to_blame(value: Any, depth: int = 4) -> list[str]:
         except Exception:
             return [repr(name), *(_path_to_blame(part, depth - 1) if depth else ())]
     return []
+
+
+def _level() -> int:
+    """How far up the stack of whoever asks the user's code is."""
+    frame, level = inspect.currentframe(), 0
+    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "cotune":
+        frame, level = frame.f_back, level + 1
+    return level
+
+
+def _heaviest(trainable: Any) -> str:
+    """Words for the largest of what a function takes along, or one in it."""
+    parts = dict(_parts(trainable))
+    for part in list(parts.values()):
+        if isinstance(part, FunctionType | MethodType):
+            parts.update(_parts(part))
+    name = max(parts, key=lambda name: _size(parts[name]), default="")
+    return f", such as {name!r}" if name else ""
+
+
+def _size(part: Any) -> int:
+    """Roughly the bytes of an array, a tensor or a plain object."""
+    size = getattr(part, "nbytes", None)
+    return size if isinstance(size, int) else sys.getsizeof(part)
 
 
 def _parts(value: Any) -> Iterator[tuple[str, Any]]:

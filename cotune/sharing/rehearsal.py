@@ -27,7 +27,7 @@ from torch.utils.flop_counter import flop_registry
 
 from cotune.demand import MIB, Estimate
 from cotune.sharing.inside.boundary import on_optimizer_step
-from cotune.sharing.pickling import load_series
+from cotune.sharing.wire import load_series
 
 ITERATIONS = 2
 # Of real memory, which nobody has set aside.

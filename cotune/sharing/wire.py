@@ -9,16 +9,19 @@ lane's main thread need not wake up for every report then.
 
 from __future__ import annotations
 
+import io
 import pickle
 import socket
 import struct
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from enum import IntEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from cotune.sharing.pickling import Series
 from cotune.trial import Question, Report, TrialSpec
+
+if TYPE_CHECKING:
+    from cotune.sharing.pickling import Series
 
 _HEADER = struct.Struct("<IB")
 _REPORT = struct.Struct("<IIqd")
@@ -76,6 +79,13 @@ def decode(frame: bytes) -> tuple[int, bytes]:
 
 def encode_object(kind: Kind, value: Any) -> bytes:
     return encode(kind, pickle.dumps(value, pickle.HIGHEST_PROTOCOL))
+
+
+def load_series(*blobs: bytes | memoryview) -> Iterator[Any]:
+    """Loads what a `Series` has pickled, the first and then one of the others."""
+    unpickler = pickle.Unpickler(io.BytesIO(b"".join(blobs)))
+    for _ in blobs:
+        yield unpickler.load()
 
 
 def sendable(spec: TrialSpec, series: Series | None) -> TrialSpec:

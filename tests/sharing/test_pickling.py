@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from cotune.errors import NotPicklable
-from cotune.sharing.pickling import dumps
+from cotune.sharing.pickling import dumps, pack
 
 
 def called_elsewhere(blob, argument, use="made(argument)"):
@@ -266,3 +266,13 @@ def test_what_a_trial_pickles_reads_back_here():
 
 
 # ---- what the zygote imports
+
+
+def test_a_trainable_that_takes_large_data_along_is_told_once_what_that_is():
+    data = np.zeros(9 << 20)
+
+    def train(config):
+        return data[0]
+
+    with pytest.warns(UserWarning, match=r"takes 72.* MiB along, such as 'data', .* cotune\.shared"):
+        pack(train)

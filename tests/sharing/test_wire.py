@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from cotune.errors import NotPicklable
 from cotune.sharing import wire
-from cotune.sharing.pickling import Series, load_series
+from cotune.sharing.pickling import Series
 from cotune.sharing.wire import Frames, Kind
 from cotune.trial import Report, TrialSpec
 
@@ -124,7 +124,7 @@ def test_a_trial_arrives_with_a_config_that_only_cloudpickle_can_send():
     series = Series("the trainable", "it")
     got = pickle.loads(pickle.dumps(wire.sendable(spec, series)))
     assert (got.trial, got.attempt, got.seed, got.folder, got.reports) == (3, 1, 5, Path("/runs/a"), 7)
-    _, config = load_series(series.first, got.packed)
+    _, config = wire.load_series(series.first, got.packed)
     assert config["activation"](1) == 2
 
 

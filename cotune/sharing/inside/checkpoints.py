@@ -64,6 +64,11 @@ class Checkpoints:
             if refused is not None:
                 raise self._not_saved(refused) from error
             raise
+        if not path.is_dir():
+            raise InputError(
+                f"the directory of a checkpoint is gone: {path}",
+                hint="leave it where it is: when the block ends, it is published as a whole",
+            )
         reports = self._settle()
         try:
             self._folder.publish_checkpoint(path, reports)

@@ -26,7 +26,6 @@ from cotune.sharing.inside.ray_session import serve_ray_tune
 from cotune.sharing.inside.resident import Ending, ResidentTrial
 from cotune.sharing.inside.trial_session import TrialSession
 from cotune.sharing.lane_options import LaneOptions
-from cotune.sharing.pickling import load_series
 from cotune.sharing.wire import Kind
 from cotune.stopping import StopRule
 from cotune.trial import Outcome, TrialSpec
@@ -164,7 +163,7 @@ class ForkedHost(Host):
                 importlib.import_module(name)
         if not spec.packed:
             return _load(lambda: pickle.loads(self._trainable), "the trainable"), spec.config
-        series = load_series(self._trainable, spec.packed)
+        series = wire.load_series(self._trainable, spec.packed)
         return _load(lambda: next(series), "the trainable"), _load(
             lambda: next(series), f"the config of trial {spec.trial}"
         )

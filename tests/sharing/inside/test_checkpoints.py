@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from cotune.errors import StorageError
+from cotune.errors import InputError, StorageError
 from cotune.paths import TrialFolder
 from cotune.sharing.inside.checkpoints import Checkpoints
 
@@ -45,3 +45,8 @@ def test_errors_that_are_not_of_the_checkpoints_files_are_the_trials_own(checkpo
 def test_an_interruption_is_no_matter_of_room(checkpoints):
     with pytest.raises(KeyboardInterrupt):
         fails(checkpoints, KeyboardInterrupt())
+
+
+def test_a_directory_that_is_gone_when_its_block_ends_is_no_matter_of_room(checkpoints):
+    with pytest.raises(InputError, match="is gone"), checkpoints.save() as path:
+        path.rename(path.with_name("mine"))
