@@ -112,8 +112,6 @@ class Series:
         return self._dumps(value, what)
 
     def _dumps(self, value: Any, what: str) -> bytes:
-        self._buffer.seek(0)
-        self._buffer.truncate()
         try:
             with _by_value(self._module) if self._module is not None else contextlib.nullcontext():
                 self._pickler.dump(value)
@@ -126,6 +124,9 @@ class Series:
                 "create them inside the trainable, once per lane with cotune.shared(), or in a module that the script "
                 "imports",
             ) from error
+        finally:
+            self._buffer.seek(0)
+            self._buffer.truncate()
 
 
 @process_wide
