@@ -509,7 +509,7 @@ def test_what_the_space_and_the_trainable_both_hold_is_one_object_in_a_trial_too
 
     def train(config):
         assert config["net"] is known["Net"]
-        assert isinstance(config["made"], Net)
+        assert type(config["made"]) is known["Net"]
         assert config["nested"]["constant"] is thing
         assert config["thing"] in (thing, other)
         return gains[config["act"]] + gains[config["list"][0]]
