@@ -17,7 +17,8 @@ from cotune.trial import TrialState
 def load(name: str, storage: str | os.PathLike[str] | None = None) -> Results:
     """Reads back what a run gave, without its trainable; also of one that was killed, or still runs.
 
-    Configs are as JSON keeps them: tuples are lists, and what JSON has no form for is its name.
+    Configs are as JSON keeps them: tuples are lists, and what JSON has no form for, or takes more than 64 KiB, is its
+    name.
 
     Args:
         name: Of the run.

@@ -43,7 +43,7 @@ from cotune.search import PRUNERS, SAMPLERS
 from cotune.search.promotion import AshaPromote
 from cotune.search.spaces import Space
 from cotune.sharing.devices import DeviceInfo, find_devices
-from cotune.sharing.pickling import dumps
+from cotune.sharing.pickling import Packed, dumps, pack
 from cotune.stopping import checked_stop
 from cotune.trainable import check_trainable
 
@@ -103,7 +103,7 @@ def run(
     lockstep: bool = False,
     callbacks: Sequence[Callable[[TrialResult], Any]] = (),
     dashboard: bool | None = None,
-    iteration_timeout: float | None = None,
+    iteration_timeout: float | timedelta | None = None,
     **unsupported: Any,
 ) -> Results:
     """Tunes a trainable: proposes configurations, packs them onto the devices, gives back what came out.
@@ -226,7 +226,7 @@ def run(
             metric, threads, lockstep, judged=pruner is not None, residents=options.residents, paused=paused, mps=mps,
             stop=dumps(rule, "stop=") if rule is not None else b"",
         )  # fmt: skip
-        engine = _engine(trainable, found, cluster, gpus, folder, how)
+        engine = _engine(pack(trainable, plainly=tree.is_plain), found, cluster, gpus, folder, how)
         with contextlib.ExitStack() as stack:
             stack.callback(engine.close)
             # Not before: Optuna takes a while to import, and the zygote starts meanwhile.
@@ -262,13 +262,13 @@ def run(
 
 
 def _engine(
-    trainable: Any, found: list[DeviceInfo], cluster: str | None, gpus: Any, folder: RunFolder, how: LocalOptions
+    packed: Packed, found: list[DeviceInfo], cluster: str | None, gpus: Any, folder: RunFolder, how: LocalOptions
 ) -> Engine:
     if cluster is None:
-        return LocalEngine(trainable, found, folder.lanes, how)
+        return LocalEngine(packed, found, folder.lanes, how)
     from cotune.engines.ray import RayEngine
 
-    return RayEngine(cluster, trainable, gpus, folder.lanes, how)
+    return RayEngine(cluster, packed, gpus, folder.lanes, how)
 
 
 def _open_run(name: str, storage: str | os.PathLike[str] | None) -> RunFolder:

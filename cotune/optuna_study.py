@@ -45,6 +45,7 @@ from cotune.record import VERSION, EventLog, Records, read_events
 from cotune.search.study_proxy import StudyObjective, study_as_proxy
 from cotune.search.study_search import StudySearch
 from cotune.sharing.devices import find_devices
+from cotune.sharing.pickling import pack
 from cotune.trainable import takes
 
 _LANE_MODULE = "cotune.search.study_proxy"
@@ -133,6 +134,8 @@ def optimize(
         )
     heard_by = tuple(callbacks) if isinstance(callbacks, Iterable) else callbacks or ()
     check_callbacks(heard_by, "study", "trial")
+    checked_flag("grants", grants)
+    checked_flag("dashboard", dashboard, or_none=True)
     options = PackerOptions(
         width=checked_count("lanes", lanes),
         residents=checked_residents(residents, reuse),
@@ -141,8 +144,6 @@ def optimize(
         iteration_timeout=checked_seconds("iteration_timeout", iteration_timeout),
         grants=grants,
     )
-    checked_flag("grants", grants)
-    checked_flag("dashboard", dashboard, or_none=True)
     mps = checked_mps(mps, lanes)
     wanted, seconds = checked_count("n_trials", n_trials, least=0), checked_timeout(timeout)
     base = secrets.randbits(32) if seed is None else checked_seed(seed) or 0
@@ -155,7 +156,7 @@ def optimize(
     with folder.locked(), study_as_proxy(study), contextlib.ExitStack() as stack:
         trainable = StudyObjective(objective, len(study.directions))
         how = LocalOptions("", threads, judged=False, residents=options.residents, preload=(_LANE_MODULE,), mps=mps)
-        engine = LocalEngine(trainable, found, folder.lanes, how)
+        engine = LocalEngine(pack(trainable, plainly=True), found, folder.lanes, how)
         stack.callback(engine.close)
         search = StudySearch(
             study,

@@ -14,7 +14,7 @@ PACKAGE = Path(cotune.__file__).parent
 
 # Lowest first. A line holds siblings, which do not import each other; within a group everything may.
 LAYERS = [
-    [{"errors", "demand", "trial", "paths", "session", "trainable", "stopping", "process_wide"}],
+    [{"errors", "demand", "plain", "trial", "paths", "session", "trainable", "stopping", "process_wide"}],
     [{"packer"}, {"sharing"}, {"search"}],
     [{"results", "accuracy", "record", "_arguments"}],
     [{"engines"}, {"dashboard"}],
@@ -30,7 +30,7 @@ PLACE = {
     for part in group
 }
 # What needs no more than these is written down apart, because tools rely on it.
-NOUNS = {"errors", "demand", "trial"}
+NOUNS = {"errors", "demand", "plain", "trial"}
 
 PUBLIC = {
     "AshaPromote",

@@ -226,10 +226,16 @@ def test_nobody_else_has_the_turn_while_a_graph_is_captured(run, tmp_path):
                 cotune.report({"loss": 0.0})
         graph.replay()
         torch.cuda.synchronize()
-        (tmp_path / "captured").touch()
+
+    def train_until_both_are_over(config):
+        try:
+            train(config)
+        finally:
+            (tmp_path / f"there-{config['role']}").touch()
+            (tmp_path / "captured").touch()
 
     roles = cotune.choice(["captures", "looks on"])
-    trials = run(train, {"role": roles}, sampler="grid", lanes=1, residents=2)
+    trials = run(train_until_both_are_over, {"role": roles}, sampler="grid", lanes=1, residents=2)
     assert [trial.error for trial in trials] == [None, None]
 
 

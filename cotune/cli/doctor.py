@@ -137,6 +137,8 @@ def _driver() -> str:
 
 def _gpu(gpu: cuda.Gpu) -> Finding:
     said = f"{gpu.name}, {format_bytes(gpu.total - gpu.used)} free of {format_bytes(gpu.total)}, {gpu.uuid}"
+    if gpu.sliced:
+        return Finding(f"GPU {gpu.index}", None, f"{said}; it is divided into slices (MIG)", "it is left out")
     if gpu.exclusive:
         fix = "one lane at a time; an administrator can allow more: nvidia-smi -c DEFAULT"
         return Finding(f"GPU {gpu.index}", None, f"{said}; its compute mode admits one process", fix)

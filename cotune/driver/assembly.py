@@ -30,7 +30,7 @@ from cotune.search.samplers import learns, make_pruner, make_sampler, most_trial
 from cotune.search.search import PastTrial, Search
 from cotune.search.spaces import Space
 
-# In JSON, of a constant or an option in the events file.
+# In JSON, of a constant or of all options of a choice in the events file.
 LONGEST = 1 << 16
 
 
@@ -132,8 +132,11 @@ def _options(choice: Domain) -> dict[str, Any]:
     """What the labels of a choice stand for, as far as the events file can tell."""
     if not isinstance(choice, Choice):
         return {}
-    labelled = {code: option for code, option in choice.codes.option.items() if code is not option}
-    return {code: json.loads(text) for code, option in labelled.items() if (text := _in_json(option)) is not None}
+    found, left = {}, LONGEST
+    for code, option in choice.codes.option.items():
+        if code is not option and (text := _in_json(option)) is not None and (left := left - len(text)) >= 0:
+            found[code] = json.loads(text)
+    return found
 
 
 def _in_json(value: Any) -> str | None:
@@ -164,7 +167,9 @@ def _changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
     for name in {**before, **now}:
         if name not in before or name not in now:
             return name
-        if (text := _in_json(now[name])) is not None and json.dumps(before[name]) != text:
+        text = _in_json(now[name])
+        # The latter is how more of them were kept once.
+        if text is not None and json.dumps(before[name]) != text and before[name] != shown(now[name]):
             return name
     return None
 

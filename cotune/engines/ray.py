@@ -30,7 +30,7 @@ from cotune.engines.translation import not_sent
 from cotune.packer import events as ev
 from cotune.packer import instructions as do
 from cotune.sharing import wire
-from cotune.sharing.pickling import pack
+from cotune.sharing.pickling import Packed, pack
 from cotune.trial import Question, Report, TrialSpec
 
 JOIN_WITHIN = 60.0
@@ -55,7 +55,7 @@ class RayEngine(Engine):
     """
 
     def __init__(self, cluster: str, trainable: Any, gpus: int | None, folder: Path, options: LocalOptions) -> None:
-        packed = pack(trainable)
+        packed = trainable if isinstance(trainable, Packed) else pack(trainable)
         self._series, packed = packed.series, replace(packed, series=None)
         self._by_lane: dict[int, Membership] = {}
         self._by_trial: dict[int, Membership] = {}

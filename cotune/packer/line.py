@@ -152,9 +152,7 @@ class Line:
 
     def resumed(self, trial: Trial) -> None:
         """Tells the policy of a trial that runs again without having waited here."""
-        waiting = self.view(trial)
-        self._policy.joined(waiting, trial.group)
-        self._policy.left(waiting, trial.group, started=True)
+        self._policy.resumed(self.view(trial), trial.group)
 
     def refresh(self, trial: Trial) -> bool:
         """Looks at a waiting trial anew; True if that changes its shape or size."""

@@ -20,6 +20,7 @@ from ray.air.execution.resources.placement_group import PlacementGroupResourceMa
 from ray.air.execution.resources.request import AcquiredResources, ResourceRequest
 from ray.air.execution.resources.resource_manager import ResourceManager
 from ray.train._internal import session as ray_session
+from ray.train._internal.checkpoint_manager import _CheckpointManager
 from ray.tune.execution import tune_controller
 from ray.tune.result import DONE, RESULT_DUPLICATE
 from ray.tune.trainable import function_trainable
@@ -46,8 +47,10 @@ __all__ = [
     "function_trainable",
     "handle_of",
     "has_nothing_to_save",
+    "keep_checkpoints",
     "last_result",
     "limit_pending",
+    "most_at_once",
     "no_result",
     "pending_actors",
     "ray_session",
@@ -65,6 +68,7 @@ _NEEDED: tuple[tuple[Any, tuple[str, ...]], ...] = (
     (ray_session, ("_session", "_TrainSession", "_TrainingResult", "get_session", "init_session", "shutdown_session")),
     (ray_session._TrainSession, ("reset", "report", "get_next", "finish")),
     (function_trainable, ("init_session", "shutdown_session", "get_session", "FunctionTrainable")),
+    (_CheckpointManager, ("register_checkpoint",)),
     (actor, ("_actor_launch_hook",)),
     (ray._private.state, ("available_resources_per_node",)),
     (remote_function, ("_task_launch_hook",)),
@@ -124,6 +128,36 @@ def limit_pending(controller: Any, most: int) -> None:
     """Makes Tune ask for so many trials ahead, unless the user has said how many."""
     if "TUNE_MAX_PENDING_TRIALS_PG" not in os.environ:
         getattr(controller, "_tune_controller", controller).update_max_pending_trials(most)
+
+
+def most_at_once(controller: Any) -> int | None:
+    """How many trials there will be, or how many the user lets run at once; None where that is not known."""
+    algorithm = getattr(controller, "_search_alg", None)
+    limits = [
+        getattr(algorithm, "total_samples", None),
+        getattr(algorithm, "max_concurrent", None),
+        getattr(getattr(algorithm, "searcher", None), "max_concurrent", None),
+    ]
+    # 0 stands for no limit, or for a number that a restored search has forgotten.
+    return min((limit for limit in limits if isinstance(limit, int) and limit > 0), default=None)
+
+
+def keep_checkpoints() -> None:
+    """Makes Tune book a checkpoint once that it saves twice, as it does with PBT.
+
+    Its books then hold the same directory twice, of which `num_to_keep` deletes the older, and with it the other.
+    """
+    register = _CheckpointManager.register_checkpoint
+    if hasattr(register, "__wrapped__"):
+        return
+
+    @functools.wraps(register)
+    def register_checkpoint(self: Any, checkpoint_result: Any) -> None:
+        path = checkpoint_result.checkpoint.path
+        self._checkpoint_results = [known for known in self._checkpoint_results if known.checkpoint.path != path]
+        register(self, checkpoint_result)
+
+    _CheckpointManager.register_checkpoint = register_checkpoint
 
 
 def follow_resources(controller: Any, changed: Callable[[], None]) -> None:

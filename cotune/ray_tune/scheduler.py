@@ -12,6 +12,7 @@ import logging
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any, cast
 
 from ray import cloudpickle
@@ -64,7 +65,7 @@ def colocate(
     memory_margin: float | None = None,
     isolation: str = "lane",
     policy: str | Policy | None = None,
-    iteration_timeout: float | None = None,
+    iteration_timeout: float | timedelta | None = None,
     priority: float | Callable[[dict[str, Any]], float] = 0.0,
     max_slowdown: float = MAX_SLOWDOWN,
     **unknown: Any,
@@ -83,8 +84,8 @@ def colocate(
             256 MiB of a GPU's.
         isolation: "lane", or "process" for an actor per trial on a measured fraction of a GPU.
         policy: The order in which waiting trials start: "makespan" (the default), or another of docs/scheduling.md.
-        iteration_timeout: Seconds without a report (or an optimizer's step) after which a trial has failed; as for
-            `cotune.run` if left out.
+        iteration_timeout: Seconds, or a timedelta, without a report (or an optimizer's step) after which a trial has
+            failed; as for `cotune.run` if left out.
         priority: Of a trial: a number for all, or a function of the config. Those with a higher one get a lane first;
             residents of a lane take turns evenly here all the same.
         max_slowdown: By what factor, 1 or more, a trial with a priority above 0 may be slowed down by others on its
@@ -108,6 +109,7 @@ def colocate(
     make_policy(policy)
     if isolation == "lane":
         _private.check()
+        _private.keep_checkpoints()
     options = Options(
         gpus, lanes, max_residents, memory_margin, isolation, policy, patience,
         checked_priority(priority), checked_slowdown(max_slowdown),
@@ -227,7 +229,7 @@ def install(controller: Any, trial: Any, options: Options) -> None:
             hint=_MIXED,
         )
     theirs = manager._resource_manager, type(manager)
-    manager._resource_manager = LaneResourceManager(_broker(trial, options))
+    manager._resource_manager = LaneResourceManager(_broker(trial, options, _private.most_at_once(controller)))
     manager.__class__ = LaneActorManager
     _private.follow_resources(controller, lambda: _admit_anew(controller, options, theirs))
     # Lanes do that better; Tune's own cache would keep a place in one.
@@ -247,7 +249,7 @@ def _admit_anew(controller: Any, options: Options, theirs: tuple[Any, type]) -> 
         admit(controller, trial, options)
 
 
-def _broker(trial: Any, options: Options) -> Broker:
+def _broker(trial: Any, options: Options, most: int | None) -> Broker:
     packer = PackerOptions(
         width=options.lanes,
         residents=options.max_residents,
@@ -264,6 +266,7 @@ def _broker(trial: Any, options: Options) -> Broker:
         cores=cores,
         margin=options.memory_margin,
         lanes=options.lanes,
+        trials=most,
         residents=options.max_residents,
         environment=_environment(cores),
         modules=_modules(trial.get_trainable_cls()),

@@ -26,6 +26,7 @@ class ClusterOptions:
         cores: CPUs a trial asks for, which bounds how many lanes pay.
         margin: Share of a device's memory that is left alone; None for the usual.
         lanes: Lanes per device if that is fixed; as many are started ahead.
+        trials: At most so many run at once, whatever there is; None if that is not known.
         residents: Trials that may share a lane.
         environment: For the lanes' processes.
         modules: To be imported ahead.
@@ -36,6 +37,7 @@ class ClusterOptions:
     cores: float
     margin: float | None
     lanes: int | None
+    trials: int | None
     residents: int
     environment: Mapping[str, str]
     modules: Sequence[str]

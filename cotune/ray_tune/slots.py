@@ -176,7 +176,7 @@ class Slots:
 
     def _width(self, cores: int) -> int:
         most = int(cores / self._options.cores) if self._options.cores else cores
-        return max(1, min(most, self._options.lanes or MAX_LANES))
+        return max(1, min(most, self._options.lanes or MAX_LANES, self._options.trials or MAX_LANES))
 
     def _total(self, resource: str) -> float:
         return float(sum(node["Resources"].get(resource, 0.0) for node in self._nodes))

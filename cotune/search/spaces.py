@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from cotune.errors import InputError, SpaceError
+from cotune.plain import is_plain
 from cotune.search.codes import shown
 from cotune.search.domains import Choice, Domain, Float
 from cotune.search.foreign import domain_of, is_grid_search
@@ -53,6 +55,12 @@ class Space:
             raise SpaceError(
                 "the search space has no end, or is nested hundreds of times", hint="something in it may hold itself"
             ) from None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether every config is made of scalars, lists and dicts only."""
+        options = (domain.options for domain in self.domains.values() if isinstance(domain, Choice))
+        return is_plain([*self.constants.values(), *chain.from_iterable(options)])
 
     def distributions(self) -> dict[str, BaseDistribution]:
         """The domains as Optuna's distributions, by flat name, for `study.ask()`."""

@@ -22,11 +22,11 @@ import optuna
 
 from cotune import session
 from cotune.errors import RunError
+from cotune.plain import SCALARS, is_plain
 from cotune.process_wide import process_wide
 from cotune.session import Session, TrialStopped
 from cotune.trainable import trace_of
 
-_PLAIN = (float, int, str, bool, type(None))
 # Of those that exceptions were raised from, how many travel with one.
 CAUSES = 8
 
@@ -232,7 +232,7 @@ class Shown:
 
 def _told(value: Any) -> Any:
     """A returned value as it can travel: numbers of any library as floats, so that the driver needs no such library."""
-    if type(value) in _PLAIN:
+    if type(value) in SCALARS:
         return value
     if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
         items = [_told(item) for item in value]
@@ -249,14 +249,7 @@ def _told(value: Any) -> Any:
 def pack(value: Any) -> bytes:
     """Pickles, by value what the other side cannot import."""
     # cloudpickle needs 50 us for what has nothing to import either, which is nearly all that travels.
-    return pickle.dumps(value) if _is_plain(value) else bytes(cloudpickle.dumps(value))
-
-
-def _is_plain(value: Any) -> bool:
-    kind = type(value)
-    if kind is dict:
-        return all(map(_is_plain, value)) and all(map(_is_plain, value.values()))
-    return kind in _PLAIN or ((kind is tuple or kind is list) and all(map(_is_plain, value)))
+    return pickle.dumps(value) if is_plain(value) else bytes(cloudpickle.dumps(value))
 
 
 def pack_error(error: BaseException, depth: int = CAUSES) -> bytes:
@@ -264,13 +257,16 @@ def pack_error(error: BaseException, depth: int = CAUSES) -> bytes:
 
     Itself, else its class, arguments and attributes; else nothing.
     """
-    kind, cause = type(error), error.__cause__
+    kind, cause, text = type(error), error.__cause__, None
+    with contextlib.suppress(Exception):
+        text = str(error)
     blamed = pack_error(cause, depth - 1) if cause is not None and depth else None
     changed: list[bytes] = []
-    for candidate in (error, (kind, error.args, vars(error)), (kind, error.args, {}), (kind, (str(error),), {})):
+    for candidate in (error, (kind, error.args, vars(error)), (kind, error.args, {}), (kind, (text,), {})):
         with contextlib.suppress(Exception):
             blob = pack((candidate, blamed))
-            if str(unpack_error(blob)) == str(error):
+            again = unpack_error(blob)
+            if text is None or str(again) == text:
                 return blob
             # A class that makes its message of an argument has made it of that message now.
             changed.append(blob)

@@ -24,7 +24,7 @@ RESERVE = 256 * MIB
 ROUNDING = 44 * MIB
 # JAX takes three quarters of a GPU at its first touch and TensorFlow all of it, unless told otherwise.
 _AS_NEEDED = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "TF_FORCE_GPU_ALLOW_GROWTH": "true"}
-_WITHOUT_MIG = "name whole GPUs, or write gpus=0 to use the CPU"
+WITHOUT_MIG = "name whole GPUs, or write gpus=0 to use the CPU"
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,19 +97,10 @@ def visible_gpus() -> list[Gpu]:
     As in CUDA, the list ends at the first entry that names no GPU.
 
     Raises:
-        DeviceError: It names a slice of a GPU; or all of those that may be used are divided into slices.
+        DeviceError: It names a slice of a GPU.
     """
     found = gpus()
-    visible = _chosen(found, os.environ.get("CUDA_VISIBLE_DEVICES"))
-    whole = [gpu for gpu in visible if not gpu.sliced]
-    if visible and not whole:
-        raise DeviceError(
-            f"GPU {visible[0].index} is divided into slices (MIG), which cotune cannot measure yet", hint=_WITHOUT_MIG
-        )
-    return whole
-
-
-def _chosen(found: list[Gpu], chosen: str | None) -> list[Gpu]:
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     if chosen is None:
         return found
     visible: list[Gpu] = []
@@ -117,7 +108,7 @@ def _chosen(found: list[Gpu], chosen: str | None) -> list[Gpu]:
         if entry.startswith("MIG-"):
             raise DeviceError(
                 f"CUDA_VISIBLE_DEVICES={chosen!r} names a slice of a GPU (MIG), which cotune cannot measure yet",
-                hint=_WITHOUT_MIG,
+                hint=WITHOUT_MIG,
             )
         if entry.isdigit():
             match = [gpu for gpu in found if gpu.index == int(entry)]

@@ -78,9 +78,12 @@ def find_devices(
     if (gpus == 0 and not isinstance(gpus, bool)) or (gpus is None and not cuda.torch_has_cuda()):
         return _explicit(["cpu:0"], threads)
     visible = cuda.visible_gpus()
-    if gpus is None:
-        return [_gpu(n, gpu, len(visible)) for n, gpu in enumerate(visible)] or _explicit(["cpu:0"], threads)
-    return _chosen(gpus, visible, threads)
+    whole = [n for n, gpu in enumerate(visible) if not gpu.sliced]
+    if gpus is None and not visible:
+        return _explicit(["cpu:0"], threads)
+    if isinstance(gpus, int) and not isinstance(gpus, bool) and 0 < gpus <= len(whole):
+        gpus = whole[:gpus]
+    return _chosen(whole or [0] if gpus is None else gpus, visible, threads)
 
 
 def _chosen(gpus: int | Sequence[int | str], visible: list[cuda.Gpu], threads: int | None) -> list[DeviceInfo]:
@@ -97,6 +100,10 @@ def _chosen(gpus: int | Sequence[int | str], visible: list[cuda.Gpu], threads: i
 
 def _picked(entry: int | str, visible: list[cuda.Gpu], count: int, asked: str) -> DeviceInfo:
     position = _position(entry, visible)
+    if position is not None and visible[position].sliced:
+        raise DeviceError(
+            f"GPU {position} is divided into slices (MIG), which cotune cannot measure yet", hint=cuda.WITHOUT_MIG
+        )
     if position is not None and cuda.torch_has_cuda():
         return _gpu(position, visible[position], count)
     if position is not None:

@@ -45,8 +45,12 @@ class Packed:
     series: Series | None = None
 
 
-def pack(trainable: Any) -> Packed:
+def pack(trainable: Any, *, plainly: bool = False) -> Packed:
     """Packs a trainable for lanes.
+
+    Args:
+        trainable: What is to run.
+        plainly: All configs are plain: nothing is kept of the trainable to tell what they share with it.
 
     Raises:
         NotPicklable: It holds something that cannot leave this process.
@@ -55,7 +59,8 @@ def pack(trainable: Any) -> Packed:
     blob = series.first
     if len(blob) > LARGE:
         warnings.warn(
-            f"the trainable takes {format_bytes(len(blob))} along{_heaviest(trainable)}, which every trial loads anew; "
+            f"the trainable takes {format_bytes(len(blob))} along{_most_of(trainable, len(blob))}, which every trial "
+            "loads anew; "
             "data made with cotune.shared() is there once per lane",
             stacklevel=_level(),
         )
@@ -65,7 +70,7 @@ def pack(trainable: Any) -> Packed:
     modules += [name for name in installed if name not in modules]
     if rehearses:
         modules += [name for name in TORCH if name not in modules]
-    return Packed(blob, tuple(modules), tuple(own), rehearses, series)
+    return Packed(blob, tuple(modules), tuple(own), rehearses, None if plainly and not rehearses else series)
 
 
 def dumps(value: Any, what: str) -> bytes:
@@ -101,6 +106,8 @@ class Series:
         self._known: dict[int, Any] = {}
         self.first = self._dumps(value, what)
         self._known = self._pickler.memo.copy()
+        # By the identity of namespaces, which may be another's once a config is gone.
+        self._globals = dict(self._pickler.globals_ref)
 
     def then(self, value: Any, what: str) -> bytes:
         """Pickles another object, which holds nothing of the others but the first.
@@ -108,7 +115,7 @@ class Series:
         Raises:
             NotPicklable: It holds something that cannot leave this process.
         """
-        self._pickler.memo = self._known
+        self._pickler.memo, self._pickler.globals_ref = self._known, dict(self._globals)
         return self._dumps(value, what)
 
     def _dumps(self, value: Any, what: str) -> bytes:
@@ -160,20 +167,18 @@ def _level() -> int:
     return level
 
 
-def _heaviest(trainable: Any) -> str:
-    """Words for the largest of what a function takes along, or one in it."""
+def _most_of(trainable: Any, total: int) -> str:
+    """Words for an array or tensor that a function takes along, if it is most of that."""
     parts = dict(_parts(trainable))
     for part in list(parts.values()):
         if isinstance(part, FunctionType | MethodType):
             parts.update(_parts(part))
-    name = max(parts, key=lambda name: _size(parts[name]), default="")
-    return f", such as {name!r}" if name else ""
-
-
-def _size(part: Any) -> int:
-    """Roughly the bytes of an array, a tensor or a plain object."""
-    size = getattr(part, "nbytes", None)
-    return size if isinstance(size, int) else sys.getsizeof(part)
+    for name, part in parts.items():
+        # A sparse tensor raises.
+        with contextlib.suppress(Exception):
+            if part.nbytes > total // 2:
+                return f", most of it {name!r}"
+    return ""
 
 
 def _parts(value: Any) -> Iterator[tuple[str, Any]]:

@@ -7,8 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from cotune.errors import InputError
-
-_PLAIN = (bool, int, float, str, type(None))
+from cotune.plain import SCALARS
 
 
 def split(batch: Any, size: int) -> list[tuple[Any, int]]:
@@ -86,7 +85,7 @@ def _lengths(part: Any, name: str) -> Iterator[tuple[str, int]]:
                 f"{name}={_short(part)} holds no tensor: it cannot be told whether it goes by samples",
                 hint="make a tensor of it, or use it from outside of the loop",
             )
-    elif not isinstance(part, _PLAIN):
+    elif not isinstance(part, SCALARS):
         raise InputError(
             f"{name} is a {type(part).__name__}, which cannot be split",
             hint="pass tensors, or tuples, lists and dicts of tensors; torch.as_tensor() makes one of a numpy array",

@@ -78,7 +78,7 @@ def test_a_trial_that_tune_gives_other_resources_before_it_runs_is_one_for_a_lan
     """As `tune.run(resume=True, resources_per_trial=...)` does."""
     made_for = []
 
-    def broker(trial, options):
+    def broker(trial, options, most):
         made_for.append(trial.placement_group_factory.required_resources)
         return SimpleNamespace(packer=SimpleNamespace(unfinished=0))
 
@@ -104,3 +104,32 @@ def test_what_a_policy_raises_is_not_hidden_by_what_tune_cancels_because_of_it()
     with pytest.raises(ZeroDivisionError):
         manager.request_resources(request)
     manager.cancel_resource_request(request)
+
+
+@pytest.mark.parametrize(
+    ("search", "most"),
+    [
+        ({"total_samples": 6}, 6),
+        ({"total_samples": 6, "max_concurrent": 2}, 2),
+        ({"total_samples": 6, "searcher": SimpleNamespace(max_concurrent=3)}, 3),
+        ({"total_samples": 0, "max_concurrent": 0}, None),
+        ({}, None),
+    ],
+)
+def test_how_many_trials_run_at_most_is_what_the_search_says(search, most):
+    assert _private.most_at_once(SimpleNamespace(_search_alg=SimpleNamespace(**search))) == most
+
+
+def test_a_checkpoint_that_is_saved_twice_is_kept_as_one(tmp_path):
+    from ray.train._internal.checkpoint_manager import _CheckpointManager
+    from ray.train._internal.session import _TrainingResult
+    from ray.tune import Checkpoint, CheckpointConfig
+
+    colocate()
+    books = _CheckpointManager(CheckpointConfig(num_to_keep=2))
+    for number in (0, 0, 1, 1, 2, 2):
+        folder = tmp_path / str(number)
+        folder.mkdir(exist_ok=True)
+        books.register_checkpoint(_TrainingResult(Checkpoint(folder), {"number": number}))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["1", "2"]
+    assert [result.metrics["number"] for result in books.best_checkpoint_results] == [1, 2]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
 import pytest
@@ -19,7 +19,7 @@ from cotune.ray_tune.slots import Slots
 
 def test_a_device_is_up_with_the_first_of_its_processes_which_is_its_first_lane(monkeypatch):
     slots = object.__new__(Slots)
-    slots._options = ClusterOptions(0, False, 1.0, None, 2, 1, {}, [])
+    slots._options = ClusterOptions(0, False, 1.0, None, 2, None, 1, {}, [])
     slots.uses_gpus, slots._named = False, 0
     site = Site("node", (), "", 8 * GIB, 8 * GIB, 17, "host", "10.0.0.1")
     monkeypatch.setattr(module.ray, "get", lambda answer: site)
@@ -67,7 +67,7 @@ def cluster(monkeypatch):
 
     def slots(*names):
         made = object.__new__(Slots)
-        made._options, made.uses_gpus = ClusterOptions(0, False, 1.0, None, None, 1, {}, []), False
+        made._options, made.uses_gpus = ClusterOptions(0, False, 1.0, None, None, None, 1, {}, []), False
         made._nodes = [
             {"NodeID": name, "NodeManagerAddress": name, "NodeManagerHostname": name, "Resources": {"CPU": 4.0}}
             for name in names
@@ -90,6 +90,14 @@ def test_cpus_of_what_was_set_aside_are_not_taken_for_those_of_others(cluster):
     slots.useless = [Slot(SimpleNamespace(bundle_specs=[{"CPU": 4.0}]), 4, 1.0, "broken")]
     slots.reserve(9)
     assert [(slot.node, slot.cores) for slot in slots.all] == [("sound", 4)]
+
+
+def test_of_a_node_no_more_is_taken_than_trials_can_use(cluster):
+    cluster.free = {"a": 4.0}
+    slots = cluster.slots("a")
+    slots._options = replace(slots._options, trials=2)
+    slots.reserve(1)
+    assert slots.all[0].group.bundle_specs == [{"CPU": 2.0}]
 
 
 def test_nodes_with_room_are_asked_first_and_for_what_is_free_there(cluster):

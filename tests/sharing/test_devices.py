@@ -165,13 +165,22 @@ def test_a_slice_of_a_gpu_is_refused_by_name(four_gpus, monkeypatch):
 
 
 def test_of_gpus_that_are_divided_none_is_used(four_gpus, monkeypatch):
-    found = [replace(gpu, sliced=gpu.index > 0) for gpu in cuda.gpus()]
+    found = [replace(gpu, sliced=gpu.index in (0, 2)) for gpu in cuda.gpus()]
     monkeypatch.setattr(cuda, "gpus", lambda: found)
-    assert [device.uuid for device in find_devices()] == [found[0].uuid]
-    monkeypatch.setattr(cuda, "gpus", lambda: found[1:])
-    with pytest.raises(DeviceError, match="GPU 1 is divided") as refused:
+    assert [device.name for device in find_devices()] == ["cuda:1", "cuda:3"]
+    assert [device.uuid for device in find_devices(gpus=1)] == [found[1].uuid]
+    assert [device.uuid for device in find_devices(gpus=[3])] == [found[3].uuid]
+    for wanted in ({"gpus": [2]}, {"gpus": 3}, {"devices": ["cuda:2"]}):
+        with pytest.raises(DeviceError, match=r"GPU \d is divided") as refused:
+            find_devices(**wanted)
+        assert "gpus=0" in refused.value.hint
+
+
+def test_where_all_gpus_are_divided_that_is_said(four_gpus, monkeypatch):
+    found = [replace(gpu, sliced=True) for gpu in cuda.gpus()]
+    monkeypatch.setattr(cuda, "gpus", lambda: found)
+    with pytest.raises(DeviceError, match="GPU 0 is divided"):
         find_devices()
-    assert "gpus=0" in refused.value.hint
     assert [device.name for device in find_devices(gpus=0)] == ["cpu:0"]
 
 

@@ -274,5 +274,5 @@ def test_a_trainable_that_takes_large_data_along_is_told_once_what_that_is():
     def train(config):
         return data[0]
 
-    with pytest.warns(UserWarning, match=r"takes 72.* MiB along, such as 'data', .* cotune\.shared"):
+    with pytest.warns(UserWarning, match=r"takes 72.* MiB along, most of it 'data', .* cotune\.shared"):
         pack(train)

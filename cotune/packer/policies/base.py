@@ -91,6 +91,11 @@ class Policy(ABC):
     def left(self, waiting: Waiting, group: Hashable, started: bool) -> None:  # noqa: B027
         """A trial waits no longer, since it starts or was withdrawn; `waiting` is what was said when it joined."""
 
+    def resumed(self, waiting: Waiting, group: Hashable) -> None:
+        """A trial that had paused runs again, without having waited."""
+        self.joined(waiting, group)
+        self.left(waiting, group, started=True)
+
     def ran(self, trial: int, group: Hashable, seconds: float) -> None:  # noqa: B027
         """A trial had a lane for some seconds."""
 

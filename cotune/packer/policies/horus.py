@@ -70,6 +70,10 @@ class Horus(Policy):
         self._started[group] += started
         self._changes += 1
 
+    def resumed(self, waiting: Waiting, group: Hashable) -> None:
+        # What it needs was learnt when it joined.
+        self._started[group] += 1
+
     def cost(self, candidate: Candidate) -> float:
         busy = candidate.busy
         return self._memory * candidate.memory + self._busy * (busy if busy <= 1 else 1 + STEEP * (busy - 1))

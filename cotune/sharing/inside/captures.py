@@ -1,7 +1,8 @@
-"""Captures of CUDA graphs, during which no thread of the process may free memory or wait for the device.
+"""Captures of CUDA graphs, during which no thread of the process may take or free memory, or wait for the device.
 
 CUDA refuses such a call of any thread and breaks off the capture with it, unless the capture was begun in another mode
-than PyTorch's default, "global" (CUDA Runtime API, `cudaThreadExchangeStreamCaptureMode`).
+than PyTorch's default, "global" (CUDA Runtime API, `cudaThreadExchangeStreamCaptureMode`). Threads that a trial has
+started for itself run without the turn, and are its own affair, as without us.
 """
 
 from __future__ import annotations
@@ -17,18 +18,18 @@ class Captures:
     """Knows of the captures of this process.
 
     Args:
-        kind: `torch.cuda.CUDAGraph`, through which all of PyTorch's captures go.
+        kind: `torch.cuda.CUDAGraph`, which `torch.cuda.graph`, `make_graphed_callables` and `torch.compile` use.
     """
 
     def __init__(self, kind: Any) -> None:
         self._mutex = threading.Lock()
-        self._open = 0
+        self._open: set[int] = set()
         kind.capture_begin = self._begins(kind.capture_begin)
         kind.capture_end = self._ends(kind.capture_end)
 
     def __bool__(self) -> bool:
         """Whether there is one now."""
-        return self._open > 0
+        return bool(self._open)
 
     @contextlib.contextmanager
     def held_off(self) -> Iterator[bool]:
@@ -38,27 +39,27 @@ class Captures:
 
     def _begins(self, begin: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(begin)
-        def capture_begin(*args: Any, **options: Any) -> None:
+        def capture_begin(graph: Any, *args: Any, **options: Any) -> None:
             with self._mutex:
-                self._open += 1
+                self._open.add(id(graph))
             try:
-                begin(*args, **options)
+                begin(graph, *args, **options)
             except BaseException:
-                self._closed()
+                self._closed(graph)
                 raise
 
         return capture_begin
 
     def _ends(self, end: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(end)
-        def capture_end(*args: Any, **options: Any) -> None:
+        def capture_end(graph: Any, *args: Any, **options: Any) -> None:
             try:
-                end(*args, **options)
+                end(graph, *args, **options)
             finally:
-                self._closed()
+                self._closed(graph)
 
         return capture_end
 
-    def _closed(self) -> None:
+    def _closed(self, graph: Any) -> None:
         with self._mutex:
-            self._open = max(0, self._open - 1)
+            self._open.discard(id(graph))

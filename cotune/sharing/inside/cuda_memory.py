@@ -146,7 +146,8 @@ class CudaMemory(LaneMemory):
         """Unwinding frees device memory without asking for more: the cap may stay."""
 
     def is_recording(self) -> bool:
-        return bool(self._captures)
+        # The latter knows of captures that are begun past `CUDAGraph`, but in this thread only.
+        return bool(self._captures) or bool(self._torch.cuda.is_current_stream_capturing())
 
     def synchronize(self) -> None:
         self._torch.cuda.synchronize()

@@ -15,7 +15,7 @@ import pickle
 import select
 import socket
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
 
 from cotune.errors import NotPicklable
@@ -161,17 +161,19 @@ class ForkedHost(Host):
             # What goes wrong there the trainable will say, if it needs it.
             with contextlib.suppress(Exception):
                 importlib.import_module(name)
-        if not spec.packed:
-            return _load(lambda: pickle.loads(self._trainable), "the trainable"), spec.config
-        series = wire.load_series(self._trainable, spec.packed)
-        return _load(lambda: next(series), "the trainable"), _load(
-            lambda: next(series), f"the config of trial {spec.trial}"
-        )
+        with _loading("the trainable"):
+            if not spec.packed:
+                return pickle.loads(self._trainable), spec.config
+            series = wire.load_series(self._trainable, spec.packed)
+            trainable = next(series)
+        with _loading(f"the config of trial {spec.trial}"):
+            return trainable, next(series)
 
     def load_stop(self) -> StopRule | None:
         """When a trial is done although it would go on; anew for every trial, too."""
-        rule: StopRule | None = _load(lambda: pickle.loads(self.options.stop), "stop=") if self.options.stop else None
-        return rule
+        with _loading("stop="):
+            rule: StopRule | None = pickle.loads(self.options.stop) if self.options.stop else None
+            return rule
 
     def trial_over(self, trial: ResidentTrial, *, is_stuck: bool = False) -> bool:
         is_sound = super().trial_over(trial, is_stuck=is_stuck)
@@ -179,9 +181,10 @@ class ForkedHost(Host):
         return is_sound
 
 
-def _load(load: Callable[[], Any], what: str) -> Any:
+@contextlib.contextmanager
+def _loading(what: str) -> Iterator[None]:
     try:
-        return load()
+        yield
     except Exception as error:
         raise NotPicklable(
             f"{what} cannot be loaded in a lane process: {type(error).__name__}: {error}",

@@ -9,10 +9,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from cotune.errors import MetricError, UnknownMetric
+from cotune.plain import SCALARS
 
 _encode = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
 MOST_ELEMENTS = 1000
-_PLAIN = (float, int, str, bool, type(None))
 
 
 def plain(name: str, value: Any) -> Any:
@@ -23,7 +23,7 @@ def plain(name: str, value: Any) -> Any:
     Raises:
         MetricError: It is none of these.
     """
-    if type(value) in _PLAIN:
+    if type(value) in SCALARS:
         return value
     shape = getattr(value, "shape", None)
     if shape is not None and math.prod(shape) != 1:
@@ -53,7 +53,7 @@ def _listed(name: str, value: Any, shape: tuple[int, ...]) -> Any:
 def flat(metrics: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Nested metrics by path ("eval/accuracy"), as Ray's own loggers have them."""
     for name, value in metrics.items():
-        if type(value) not in _PLAIN and isinstance(value, Mapping):
+        if type(value) not in SCALARS and isinstance(value, Mapping):
             yield from flat(value, f"{prefix}{name}/")
         else:
             yield f"{prefix}{name}", value

@@ -205,7 +205,7 @@ class ResidentTrial(session.Session):
 
     def _attend(self, now: float) -> None:
         if self._host.memory.is_recording():
-            # No iteration is made here, and the work of whoever had the turn next would end the recording.
+            # Nothing runs that could be measured, and the work of whoever had the turn next would end the recording.
             return
         is_early = self._sent_iterations < self._iterations <= FIRST_MEASURED
         rests = self._waits.is_pausing and not self._loan.is_open

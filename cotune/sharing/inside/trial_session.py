@@ -278,7 +278,7 @@ def _is_number(value: object) -> bool:
 
 
 def _forget(error: BaseException) -> None:
-    """Lets go of all that an exception keeps alive."""
+    """Lets go of the frames, and so the tensors, that an exception and all behind it keep alive."""
     clear_frames(error)
     for cause in causes(error):
         cause.__traceback__ = None

@@ -49,9 +49,10 @@ def test_one_that_is_refused_or_ends_with_an_error_is_over(kind):
 
 def test_a_capture_waits_while_they_are_held_off(kind):
     captures = Captures(kind)
-    begun = threading.Event()
+    about_to, begun = threading.Event(), threading.Event()
 
     def capture():
+        about_to.set()
         kind().capture_begin()
         begun.set()
 
@@ -59,7 +60,9 @@ def test_a_capture_waits_while_they_are_held_off(kind):
     with captures.held_off() as may:
         assert may
         thread.start()
+        assert about_to.wait(10)
         assert not begun.wait(0.05)
     thread.join(10)
+    assert begun.is_set()
     with captures.held_off() as may:
         assert not may

@@ -149,7 +149,7 @@ class FakeTorch:
         self.calls = []
         self.allocated = self.reserved = self.peak = 0
         self.limit = None
-        self.broken = False
+        self.broken = self.captures = False
         self.expands = True
         self.refusals = 0
         self.free = 40 << 30
@@ -157,6 +157,7 @@ class FakeTorch:
         device = SimpleNamespace(total_memory=self.TOTAL)
         self.cuda = SimpleNamespace(
             CUDAGraph=self.make_graph_class(),
+            is_current_stream_capturing=lambda: self.captures,
             init=lambda: self.calls.append("init"),
             empty_cache=self.empty_cache,
             synchronize=self.synchronize,
@@ -391,6 +392,8 @@ def test_while_a_graph_is_captured_nothing_is_returned(lane):
     graph.capture_end()
     assert not memory.is_recording()
     assert memory.set_quota(context + 50 * MIB) == context + 50 * MIB
+    fake.captures = True
+    assert memory.is_recording()
 
 
 def test_a_lane_in_which_a_capture_was_left_open_takes_no_other_trial(lane):
