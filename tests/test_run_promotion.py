@@ -96,6 +96,8 @@ def test_a_run_with_paused_trials_can_be_interrupted_and_resumed(run, tmp_path, 
     assert len(found) == 9
     assert {trial.state for trial in found} == {"done", "stopped"}
     assert found.best.config["x"] == 0
+    # Nobody has gone on past a rung because of the interruption.
+    assert {trial.history[-1]["step"] for trial in found if trial.state == "stopped"} <= {1, 3}
 
 
 def test_the_time_of_a_trial_is_that_in_which_it_ran(run, tmp_path):

@@ -139,6 +139,7 @@ class Sweep:
         self._expectations = Expectations(space, profile or Profile(None), records.values())
         self._estimates = Estimates(engine)
         self._supply = Supply(search, packer, options.trials, options.lockstep, options.is_blind, proposed=len(records))
+        self._resting = set(search.waiting)
         self._signals = 0
         self._unacknowledged: list[tuple[int, int]] = []
         self._began = time.monotonic()
@@ -259,6 +260,7 @@ class Sweep:
             self._engine.answer(answer.trial, answer.attempt, answer.payload)
         elif isinstance(answer, Promotion):
             self._supply.settled()
+            self._resting.discard(answer.trial)
             if not self._records[answer.trial].state.is_final:
                 self._feed(TrialReleased(self._engine.now(), answer.trial))
         elif isinstance(answer, Settled):
@@ -306,7 +308,8 @@ class Sweep:
             options, config = self._options, record.config
             priority, max_steps = options.priority(config), options.max_steps(config)
             expected, seconds = self._expectations.about(record)
-            self._feed(TrialAdded(now, trial, options.kind, features, priority, expected, seconds, max_steps))
+            held = trial in self._resting
+            self._feed(TrialAdded(now, trial, options.kind, features, priority, expected, seconds, max_steps, held))
 
     def _spec(self, start: StartTrial) -> TrialSpec:
         where = self._packer.lane_of(start.trial)

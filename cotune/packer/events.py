@@ -76,6 +76,7 @@ class TrialAdded(Event):
         expected: What its owner expects it to need, margin not included; believed until it was measured.
         seconds: How long its owner expects it to take alone.
         max_steps: Iterations after which it ends if nobody stops it, where that is declared.
+        held: It is not to run before it is released.
     """
 
     trial: int
@@ -85,6 +86,7 @@ class TrialAdded(Event):
     expected: Demand | None = None
     seconds: float | None = None
     max_steps: int | None = None
+    held: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -249,6 +249,8 @@ class Packer:
         self._trials[trial.id] = trial
         self._company.protection.joined(trial)
         self._line.join(trial)
+        if event.held:
+            self._pauses.hold(trial)
 
     def _close(self, _event: ev.AllTrialsAdded) -> None:
         self._line.is_open = False

@@ -52,6 +52,11 @@ class Rungs:
         self._at: dict[int, int] = {}
         self._waiting: set[int] = set()
 
+    @property
+    def waiting(self) -> frozenset[int]:
+        """Trials that wait on a rung."""
+        return frozenset(self._waiting)
+
     def report(self, trial: int, step: int, value: float) -> tuple[bool, list[int]]:
         """Takes in a report.
 
@@ -71,18 +76,24 @@ class Rungs:
         return trial in self._waiting, [other for other in promoted if other != trial]
 
     def restore(self, trial: int, values: Iterable[tuple[int, float]], is_over: bool) -> None:
-        """Takes in a trial of an earlier session; who of them goes on is decided in `settle`."""
-        self._at[trial] = -1
+        """Takes in a trial of an earlier session; who of those that wait goes on is decided in `settle`."""
+        rung, has_gone_on = -1, True
         for step, value in values:
-            # One rung a report, however far apart they are: it went on from there before it made the next one.
-            if not math.isnan(value) and step >= self._step(self._at[trial] + 1):
-                self._gone[self._at[trial]].add(trial)
-                self._at[trial] += 1
-                insort(self._entries[self._at[trial]], (self._sign * value, trial))
-        if self._at[trial] < 0:
-            del self._at[trial]
-        elif is_over:
+            if math.isnan(value):
+                continue
+            # It made no report past the one on a rung before it was promoted from there.
+            has_gone_on = True
+            if step >= self._step(rung + 1):
+                self._gone[rung].add(trial)
+                rung, has_gone_on = rung + 1, False
+                insort(self._entries[rung], (self._sign * value, trial))
+        if rung < 0:
+            return
+        self._at[trial] = rung
+        if is_over:
             self.over(trial)
+        elif has_gone_on:
+            self._go_on(trial, rung)
         else:
             self._waiting.add(trial)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -88,9 +88,11 @@ class Proposer(ABC):
 
     Attributes:
         judges: Whether every report is passed on, and gets a `Verdict`.
+        waiting: Trials of earlier sessions that do not go on before a `Promotion`.
     """
 
     judges: bool
+    waiting: Collection[int] = ()
 
     def __init__(self, prepare: Callable[[int], None], wake: Callable[[], None]) -> None:
         self._prepare = prepare

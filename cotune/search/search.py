@@ -117,6 +117,7 @@ class Search(Proposer):
                 self._rungs.restore(number, trial.values, trial.state in _STATES)
         if self._rungs is not None:
             self._rungs.settle()
+            self.waiting = self._rungs.waiting
         self._backend.flush()
         self._thread = threading.Thread(target=self._serve, name="cotune-search", daemon=True)
         self._thread.start()

@@ -29,6 +29,7 @@ class Proposer:
     """Proposes trials in order, as many as it is asked for."""
 
     judges = False
+    waiting = ()
 
     def __init__(self, widths):
         self.widths = widths

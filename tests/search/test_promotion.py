@@ -81,6 +81,16 @@ def test_an_earlier_session_is_taken_up_where_it_was():
     assert found.report(5, 1, 0.4) == (True, [3])
 
 
+def test_of_an_earlier_session_those_wait_that_had_not_gone_on():
+    found = rungs()
+    found.restore(0, [(1, 0.5)], is_over=False)
+    found.restore(1, [(1, 0.1), (2, 0.1)], is_over=False)
+    found.restore(2, [], is_over=False)
+    assert found.waiting == {0}
+    assert found.report(1, 2, 0.1) == (False, [])
+    assert found.report(1, 3, 0.1) == (True, [])
+
+
 def test_one_that_reports_rarely_is_taken_up_on_the_rung_where_it_waited():
     found = rungs()
     for trial, value in enumerate((0.5, 0.7, 0.9)):
