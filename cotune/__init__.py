@@ -149,7 +149,12 @@ def __getattr__(name: str) -> Any:
     home = _HOME.get(name)
     if home is None:
         raise AttributeError(f"module 'cotune' has no attribute {name!r}")
-    value = getattr(import_module(home), name)
+    try:
+        value = getattr(import_module(home), name)
+    except ModuleNotFoundError as error:
+        if error.name == "ray":
+            error.add_note(f"cotune.{name} needs Ray: pip install 'cotune[ray]'")
+        raise
     globals()[name] = value
     return value
 

@@ -7,6 +7,7 @@ returns None.
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 import tempfile
 import threading
@@ -94,9 +95,29 @@ _shared: dict[str, Any] = {}
 
 
 def current() -> Session | None:
-    """The session of the calling thread; in a thread a trial started itself, that of the trial whose turn it is."""
+    """The session of the calling thread, or of the trial that has started it; else that of whoever has the turn."""
     session: Session | None = getattr(_local, "session", None)
-    return session if session is not None else _holder
+    return session if session is not None else _starter() or _holder
+
+
+def _starter() -> Session | None:
+    """The session of the trial that has started the calling thread, as far as that is known."""
+    session: Session | None = getattr(threading.current_thread(), "_cotune_session", None)
+    return session
+
+
+def mark_threads() -> None:
+    """Makes threads that a trial starts known as its own, in a process where several trials run."""
+    start = threading.Thread.start
+
+    @functools.wraps(start)
+    def start_marked(thread: threading.Thread) -> None:
+        session = getattr(_local, "session", None) or _starter()
+        if session is not None:
+            vars(thread)["_cotune_session"] = session
+        start(thread)
+
+    threading.Thread.start = start_marked  # type: ignore[assignment, method-assign]
 
 
 def bind(session: Session | None) -> None:

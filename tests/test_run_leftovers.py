@@ -1,7 +1,10 @@
 """What a trial does to its process does not befall its successors and lane-mates."""
 
+import concurrent.futures
+import importlib
 import os
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -268,3 +271,39 @@ def test_an_objective_may_have_a_process_of_its_own_for_every_trial(tmp_path):
 
     cotune.optimize(study, objective, n_trials=4, devices=["cpu:0@4GiB"], storage=tmp_path, reuse=False)
     assert len({trial.user_attrs["pid"] for trial in study.trials}) == 4
+
+
+def test_reports_of_threads_that_a_trial_starts_are_its_own(run):
+    def train(config):
+        def evaluate(step):
+            cotune.report({"loss": config["i"] + step / 100, "trial": cotune.trial_id(), "i": config["i"]}, step=step)
+
+        with concurrent.futures.ThreadPoolExecutor(3) as pool:
+            list(pool.map(evaluate, range(200)))
+
+    results = run(train, {"i": cotune.choice([0, 1, 2])}, sampler="grid", lanes=1, residents=3)
+    assert [trial.error for trial in results] == [None] * 3
+    for trial in results:
+        assert len(trial.history) == 200
+        assert {report["i"] for report in trial.history} == {trial.config["i"]}
+        assert {report["trial"] for report in trial.history} == {trial.id}
+
+
+def test_a_hook_that_one_resident_registers_is_no_harm_to_others(run):
+    def train(config):
+        import torch
+
+        optimizers = importlib.import_module("torch.optim.optimizer")
+        weight = torch.ones(1, requires_grad=True)
+        optimizer = torch.optim.SGD([weight], lr=0.1)
+        until = time.monotonic() + 1.0
+        while time.monotonic() < until:
+            handle = optimizers.register_optimizer_step_post_hook(lambda *_: None) if config["hooks"] else None
+            weight.sum().backward()
+            optimizer.step()
+            if handle is not None:
+                handle.remove()
+        return 0.0
+
+    results = run(train, {"hooks": cotune.choice([True, False])}, sampler="grid", lanes=1, residents=2)
+    assert [trial.error for trial in results] == [None] * 2

@@ -98,6 +98,7 @@ class Host(ABC):
         """Takes the process as it stands for the bare lane, and says that it is ready."""
         # A process that a trial forks is not the trial: its reports print, its steps are no boundaries.
         os.register_at_fork(after_in_child=_leave_session)
+        session.mark_threads()
         on_optimizer_step(self._after_step, self._torch_loaded, self.memory.loading)
         for library in ("tensorflow", "jax", "catboost", "ray", "ray.tune", "ray.train"):
             after_import(library, lambda module: None, self.memory.loading)

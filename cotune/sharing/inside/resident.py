@@ -204,8 +204,9 @@ class ResidentTrial(session.Session):
             self._attend(now)
 
     def _attend(self, now: float) -> None:
-        if self._host.memory.is_recording():
-            # Nothing runs that could be measured, and the work of whoever had the turn next would end the recording.
+        if self._host.memory.is_recording() or self._host.turns.holder is not self:
+            # Nothing runs that could be measured, and the work of whoever had the turn next would end the recording. Or
+            # this is a thread of the trial's own, while another has the turn.
             return
         is_early = self._sent_iterations < self._iterations <= FIRST_MEASURED
         rests = self._waits.is_pausing and not self._loan.is_open

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import importlib
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -56,6 +58,14 @@ def _torch_flags(torch: Any) -> list[tuple[Callable[[], Any], Callable[[Any], An
         (backends.cuda.math_sdp_enabled, backends.cuda.enable_math_sdp),
         (backends.cuda.cudnn_sdp_enabled, backends.cuda.enable_cudnn_sdp),
         (torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly),
+        (backends.mha.get_fastpath_enabled, backends.mha.set_fastpath_enabled),
+        attribute(backends.opt_einsum, "enabled"),
+        attribute(backends.quantized, "engine"),
+        attribute(torch.distributions.Distribution, "_validate_args"),
+        (
+            torch.__future__.get_overwrite_module_params_on_conversion,
+            torch.__future__.set_overwrite_module_params_on_conversion,
+        ),
         attribute(torch.utils.deterministic, "fill_uninitialized_memory"),
         *([attribute(backends.mkldnn, "deterministic")] if hasattr(backends.mkldnn, "deterministic") else []),
     ]
@@ -75,6 +85,7 @@ class TorchState:
         self._seed = seed
         self._cuda: list[Any] | None = None
         self._flags: list[Any] = list(_defaults(torch))
+        self._hooks = [(module, name, copy.copy(hooks)) for module, name, hooks in _own_hooks]
 
     def apply(self, left: TorchState | None) -> None:
         torch = self._torch
@@ -85,6 +96,8 @@ class TorchState:
                     generator.manual_seed(self._seed)
                 else:
                     generator.set_state(self._cuda[n])
+        for module, name, hooks in self._hooks:
+            setattr(module, name, hooks)
         now = left._flags if left is not None else [get() for get, _ in _flags]
         if now == self._flags:
             return
@@ -99,8 +112,12 @@ class TorchState:
         if torch.cuda.is_initialized():
             self._cuda = [generator.get_state() for generator in torch.cuda.default_generators]
         self._flags = [get() for get, _ in _flags]
+        self._hooks = [(module, name, getattr(module, name)) for module, name, _ in self._hooks]
 
 
+# Hooks of all modules and optimizers: module, name, and the table as it was before any trial. Each trial has tables of
+# its own, for the turn may change while torch walks through one.
+_own_hooks: list[tuple[Any, str, Any]] = []
 _flags: list[tuple[Callable[[], Any], Callable[[Any], Any]]] = []
 _flag_defaults: list[Any] = []
 
@@ -109,4 +126,8 @@ def _defaults(torch: Any) -> list[Any]:
     if not _flags:
         _flags.extend(_torch_flags(torch))
         _flag_defaults.extend(get() for get, _ in _flags)
+        # torch.optim takes the name of the first for itself.
+        for module in map(importlib.import_module, ("torch.optim.optimizer", "torch.nn.modules.module")):
+            names = [name for name in vars(module) if name.startswith("_global_")]
+            _own_hooks.extend((module, name, copy.copy(getattr(module, name))) for name in names)
     return _flag_defaults

@@ -54,10 +54,23 @@ class TrialSession(ResidentTrial):
         # One question and one report at a time, whichever of its threads asks.
         self._asking = threading.Lock()
         self._reporting = threading.RLock()
+        self._has_turn = threading.Event()
 
     def turn_begins(self) -> None:
         self._host.output.redirect(self._log)
         super().turn_begins()
+        self._has_turn.set()
+
+    def turn_ends(self) -> None:
+        self._has_turn.clear()
+        super().turn_ends()
+
+    def _await_turn(self) -> None:
+        """Where a thread waits that the trial has started for itself, and that goes on while others have the turn."""
+        if self._host.turns.holder is not self:
+            self._has_turn.wait()
+        if self._over:
+            raise TrialStopped
 
     # ---- what the trainable calls
 
@@ -68,6 +81,7 @@ class TrialSession(ResidentTrial):
                 "cotune.report() was called in an Optuna objective",
                 hint="call trial.report(value, step) there, and return the final value",
             )
+        self._await_turn()
         with self._reporting:
             number = self._reports + 1
             where = number if step is None else whole_step(step)
@@ -80,10 +94,13 @@ class TrialSession(ResidentTrial):
             self._due = 0.0
 
     def observe(self, value: float, step: int) -> None:
+        self._await_turn()
         with self._reporting:
             self._pass_on(step, value, number_line(self.trial, step, value, time.time()))
 
     def _pass_on(self, where: int, value: float, line: bytes) -> None:
+        if self._over:
+            raise TrialStopped
         self.leave_if_over()
         self._await_verdict()
         if self._waits.is_pausing and not self._loan.is_open:
@@ -98,6 +115,7 @@ class TrialSession(ResidentTrial):
         self._boundary()
 
     def ask(self, payload: bytes) -> bytes:
+        self._await_turn()
         with self._asking:
             if self._over:
                 raise TrialStopped
@@ -166,6 +184,8 @@ class TrialSession(ResidentTrial):
         session.bind(None)
         self._end(ending)
         host.turns.give_up(self)
+        # Whoever waits for it hears that it is over.
+        self._has_turn.set()
         if self._log >= 0:
             os.close(self._log)
 

@@ -103,7 +103,7 @@ class Turns:
 
     def pass_on(self, resident: Resident) -> None:
         """Lets the others run first, if there are any that may."""
-        if not self._queue or resident is self.first:
+        if not self._queue or resident is self.first or resident is not self.holder:
             return
         resident.turn_ends()
         with self._mutex:

@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import importlib
 import io
 import multiprocessing
 import os
@@ -346,6 +347,9 @@ CHANGES = {
     "math sdp": lambda: torch.backends.cuda.enable_math_sdp(False),
     "cudnn sdp": lambda: torch.backends.cuda.enable_cudnn_sdp(False),
     "anomaly mode": lambda: torch.autograd.set_detect_anomaly(True),
+    "fast path of attention": lambda: torch.backends.mha.set_fastpath_enabled(False),
+    "validation of distributions": lambda: torch.distributions.Distribution.set_default_validate_args(False),
+    "overwritten parameters": lambda: torch.__future__.set_overwrite_module_params_on_conversion(True),
 }
 
 
@@ -368,6 +372,9 @@ def flags_of_torch():
         "math sdp": torch.backends.cuda.math_sdp_enabled(),
         "cudnn sdp": torch.backends.cuda.cudnn_sdp_enabled(),
         "anomaly mode": torch.is_anomaly_enabled(),
+        "fast path of attention": torch.backends.mha.get_fastpath_enabled(),
+        "validation of distributions": torch.distributions.Distribution._validate_args,
+        "overwritten parameters": torch.__future__.get_overwrite_module_params_on_conversion(),
     }
 
 
@@ -431,6 +438,33 @@ def test_a_flag_that_an_ended_trial_set_is_back_for_the_next_one():
     torch.set_default_dtype(torch.float64)
     Context(2, home).enter()
     assert torch.get_default_dtype() is torch.float32
+
+
+def test_hooks_of_all_modules_and_optimizers_stay_with_their_trial():
+    home, called = Home(), []
+    first, second = Context(1, home), Context(2, home)
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters())
+
+    def both():
+        called.clear()
+        model(torch.ones(1))
+        optimizer.step()
+        return list(called)
+
+    first.enter()
+    forward = torch.nn.modules.module.register_module_forward_hook(lambda *_: called.append("forward"))
+    importlib.import_module("torch.optim.optimizer").register_optimizer_step_post_hook(lambda *_: called.append("step"))
+    first.leave()
+    second.enter()
+    assert both() == []
+    second.leave()
+    first.enter()
+    assert both() == ["forward", "step"]
+    forward.remove()
+    assert both() == ["step"]
+    Context(3, home).enter()
+    assert both() == []
 
 
 def test_the_environment_of_an_ended_trial_is_gone_for_the_next_one():
