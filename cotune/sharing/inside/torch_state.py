@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import importlib
 from collections.abc import Callable
 from functools import partial
@@ -85,7 +84,7 @@ class TorchState:
         self._seed = seed
         self._cuda: list[Any] | None = None
         self._flags: list[Any] = list(_defaults(torch))
-        self._hooks = [(module, name, copy.copy(hooks)) for module, name, hooks in _own_hooks]
+        self._hooks = [(module, name, _copied(hooks)) for module, name, hooks in _own_hooks]
 
     def apply(self, left: TorchState | None) -> None:
         torch = self._torch
@@ -122,6 +121,11 @@ _flags: list[tuple[Callable[[], Any], Callable[[Any], Any]]] = []
 _flag_defaults: list[Any] = []
 
 
+def _copied(hooks: Any) -> Any:
+    # Ten times faster than copy.copy(), at every start of a trial. What is no table is a flag.
+    return hooks.copy() if isinstance(hooks, dict) else hooks
+
+
 def _defaults(torch: Any) -> list[Any]:
     if not _flags:
         _flags.extend(_torch_flags(torch))
@@ -129,5 +133,5 @@ def _defaults(torch: Any) -> list[Any]:
         # torch.optim takes the name of the first for itself.
         for module in map(importlib.import_module, ("torch.optim.optimizer", "torch.nn.modules.module")):
             names = [name for name in vars(module) if name.startswith("_global_")]
-            _own_hooks.extend((module, name, copy.copy(getattr(module, name))) for name in names)
+            _own_hooks.extend((module, name, _copied(getattr(module, name))) for name in names)
     return _flag_defaults
