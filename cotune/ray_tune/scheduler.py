@@ -109,7 +109,6 @@ def colocate(
     make_policy(policy)
     if isolation == "lane":
         _private.check()
-        _private.keep_checkpoints()
     options = Options(
         gpus, lanes, max_residents, memory_margin, isolation, policy, patience,
         checked_priority(priority), checked_slowdown(max_slowdown),
@@ -155,6 +154,8 @@ def wrap(scheduler: TrialScheduler, options: Options) -> TrialScheduler:
         scheduler.__class__ = _colocated(cast(Any, type(scheduler)))
     scheduler._cotune_options = options
     scheduler._cotune_fractions = Fractions()
+    # Here, where a restored experiment comes by, too.
+    _private.keep_checkpoints()
     return scheduler
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from types import SimpleNamespace
 
@@ -9,6 +10,7 @@ import pytest
 
 pytest.importorskip("ray")
 
+from ray import cloudpickle
 from ray.tune import PlacementGroupFactory
 
 from cotune.errors import InputError
@@ -120,12 +122,16 @@ def test_how_many_trials_run_at_most_is_what_the_search_says(search, most):
     assert _private.most_at_once(SimpleNamespace(_search_alg=SimpleNamespace(**search))) == most
 
 
-def test_a_checkpoint_that_is_saved_twice_is_kept_as_one(tmp_path):
+def test_a_checkpoint_that_is_saved_twice_is_kept_as_one_also_when_restored(tmp_path, monkeypatch):
     from ray.train._internal.checkpoint_manager import _CheckpointManager
     from ray.train._internal.session import _TrainingResult
     from ray.tune import Checkpoint, CheckpointConfig
 
-    colocate()
+    saved = cloudpickle.dumps(colocate())
+    # As an experiment is restored in a new process.
+    rays = inspect.unwrap(_CheckpointManager.register_checkpoint)
+    monkeypatch.setattr(_CheckpointManager, "register_checkpoint", rays)
+    cloudpickle.loads(saved)
     books = _CheckpointManager(CheckpointConfig(num_to_keep=2))
     for number in (0, 0, 1, 1, 2, 2):
         folder = tmp_path / str(number)
