@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -101,7 +101,7 @@ def run(
     time_budget: float | timedelta | None = None,
     max_failures: int = 0,
     lockstep: bool = False,
-    callbacks: Sequence[Callable[[TrialResult], Any]] = (),
+    callbacks: Iterable[Callable[[TrialResult], Any]] = (),
     dashboard: bool | None = None,
     iteration_timeout: float | timedelta | None = None,
     **unsupported: Any,
@@ -198,7 +198,8 @@ def run(
     sampler = checked_choice("sampler", sampler, SAMPLERS)
     pruner = checked_choice("pruner", pruner, PRUNERS)
     pruner = None if pruner == "none" else pruner
-    check_callbacks(callbacks, "trial")
+    heard_by = tuple(callbacks) if isinstance(callbacks, Iterable) else callbacks
+    check_callbacks(heard_by, "trial")
     for flag, value in (("grants", grants), ("resume", resume), ("lockstep", lockstep)):
         checked_flag(flag, value)
     checked_flag("dashboard", dashboard, or_none=True)
@@ -238,7 +239,7 @@ def run(
             profile = Profile(profile_path(folder.path.parent, trainable, tree.constants, hardware))
             until = SweepOptions(
                 kind, metric, wanted, budget, lockstep,
-                callbacks=tuple(callbacks), priority=priority_of, max_steps=max_steps_of,
+                callbacks=heard_by, priority=priority_of, max_steps=max_steps_of,
             )  # fmt: skip
             asked = Asked(tree, mode, sampler, pruner, seed, dashboard, until, digest(*identity(trainable)))
             sweep, records = assemble(asked, folder, saved, engine, Packer(options), profile, stack)

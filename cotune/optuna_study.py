@@ -33,7 +33,7 @@ from cotune._arguments import (
     refuse_other_systems,
     refuse_unknown,
 )
-from cotune.dashboard.views import make_view
+from cotune.dashboard.views import is_terminal, make_view
 from cotune.driver.signals import handled_by
 from cotune.driver.sweep import Sweep, SweepOptions
 from cotune.engines.local import LocalEngine
@@ -152,7 +152,9 @@ def optimize(
         return
     folder = _folder(study, name, storage)
     if dashboard is None:
-        dashboard = show_progress_bar or (optuna.logging.get_verbosity() > optuna.logging.INFO and sys.stderr.isatty())
+        dashboard = show_progress_bar or (
+            optuna.logging.get_verbosity() > optuna.logging.INFO and is_terminal(sys.stderr)
+        )
     with folder.locked(), study_as_proxy(study), contextlib.ExitStack() as stack:
         trainable = StudyObjective(objective, len(study.directions))
         how = LocalOptions("", threads, judged=False, residents=options.residents, preload=(_LANE_MODULE,), mps=mps)

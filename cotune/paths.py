@@ -136,8 +136,15 @@ class RunFolder:
 
         Raises:
             RunNameInUse: Another one has it.
+            StorageError: Its file cannot be opened.
         """
-        fd = os.open(self.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fd = os.open(self.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise StorageError(
+                f"{self.lock} cannot be opened: {error.strerror}",
+                hint="whoever resumes a run needs the right to write to its folder; or choose another name=",
+            ) from error
         _locks.add(fd)
         try:
             try:

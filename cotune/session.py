@@ -131,6 +131,13 @@ def set_holder(session: Session | None) -> None:
     _holder = session
 
 
+def leave_process() -> None:
+    """Makes the calling thread, alone in a process that was just forked, nobody's."""
+    vars(threading.current_thread()).pop("_cotune_session", None)
+    bind(None)
+    set_holder(None)
+
+
 def report(metrics: Mapping[str, Any], *, step: int | None = None) -> None:
     """Reports metrics of the running trial; also an iteration boundary.
 

@@ -115,8 +115,7 @@ def _run_steps(cls: type, config: Mapping[str, Any]) -> Any:
     trial: Any = cls()
     try:
         trial.setup(config)
-        saved = session.restore()
-        if saved is not None and hasattr(trial, "load"):
+        if hasattr(trial, "load") and (saved := session.restore()) is not None:
             trial.load(saved)
         last, is_saved, is_done = time.monotonic(), True, False
 

@@ -7,7 +7,7 @@ import sys
 import threading
 from abc import ABC, abstractmethod
 from dataclasses import replace
-from typing import TextIO
+from typing import Any, TextIO
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -22,6 +22,11 @@ PLAIN_EVERY = 1.0
 PLAIN_AT_LEAST_EVERY = 60.0
 # Nothing has run for so long: not only between two trials.
 STUCK_AFTER = 5.0
+
+
+def is_terminal(stream: Any) -> bool:
+    """Whether somebody looks at it; streams that were put in the place of Python's own may know nothing of that."""
+    return bool(getattr(stream, "isatty", lambda: False)())
 
 
 class View(ABC):
@@ -87,7 +92,7 @@ class LiveTable(View):
 
     def __init__(self, console: Console) -> None:
         # What is printed goes where it would go without us, such as into a file; to a terminal, above the table.
-        is_shown = sys.stdout is not None and sys.stdout.isatty()
+        is_shown = is_terminal(sys.stdout)
         self._live = Live(console=console, auto_refresh=False, transient=True, redirect_stdout=is_shown)
         self._latest: Snapshot | None = None
         self._changed = threading.Event()

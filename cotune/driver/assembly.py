@@ -101,7 +101,6 @@ def assemble(
     )  # fmt: skip
     log.flush()
     noted = system_attributes(folder.journal)
-    folder.journal.unlink(missing_ok=True)
     search = Search(
         asked.space,
         sampler,

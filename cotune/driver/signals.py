@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -19,10 +20,20 @@ def handled_by(handler: Callable[[int, FrameType | None], None]) -> Iterator[Non
     if threading.current_thread() is not threading.main_thread():
         yield
         return
+    process = os.getpid()
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     ours = {number: was for number, was in before.items() if was not in (signal.SIG_IGN, None)}
+
+    def heard(number: int, frame: FrameType | None) -> None:
+        if os.getpid() == process:
+            handler(number, frame)
+        else:
+            # A process that a callback has forked, such as a pool's, is ended like any other.
+            signal.signal(number, ours[signal.Signals(number)])
+            os.kill(os.getpid(), number)
+
     for number in ours:
-        signal.signal(number, handler)
+        signal.signal(number, heard)
     try:
         yield
     finally:

@@ -328,7 +328,7 @@ class Sweep:
         record = self._records[retry.trial]
         self._records.retried(record, retry.reason)
         if record.state is TrialState.WAITING:
-            self.display.note = f"trial {retry.trial} starts again: {retry.reason.splitlines()[0][:100]}"
+            self.display.note = f"trial {retry.trial} starts again: {next(iter(retry.reason.splitlines()), '')[:100]}"
 
     # ---- the end
 

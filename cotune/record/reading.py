@@ -43,8 +43,10 @@ def read_run(folder: RunFolder) -> Saved:
     is_new = True
     for number, (event, line) in enumerate(read_events(folder.events), start=1):
         if event["event"] == "run":
-            # Constants may change as long as no trial is over.
-            settings, is_new = {**event, **settings, "constants": event.get("constants", {})}, True
+            # Constants may change as long as no trial is over, and options be added.
+            options = _merged(settings.get("options", {}), event.get("options", {}))
+            settings = {**event, **settings, "constants": event.get("constants", {}), "options": options}
+            is_new = True
             check_version(folder, settings)
         else:
             try:
@@ -58,6 +60,11 @@ def read_run(folder: RunFolder) -> Saved:
                 ) from error
     check_version(folder, settings)
     return Saved(settings, [records[number] for number in sorted(records)], max(0.0, last - first))
+
+
+def _merged(before: Mapping[str, Mapping[str, Any]], now: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """What labels stand for, by parameter."""
+    return {name: {**before.get(name, {}), **now.get(name, {})} for name in {**before, **now}}
 
 
 def check_version(folder: RunFolder, settings: Mapping[str, Any]) -> None:

@@ -162,6 +162,19 @@ class WriteBehindBackend(BaseJournalBackend):
                 self._first += len(self._recent)
                 self._recent.clear()
 
+    def move(self, path: Path) -> None:
+        """Gives the file another name, in the place of what has it.
+
+        Raises:
+            StorageError: That cannot be done.
+        """
+        with self._lock:
+            try:
+                os.replace(self._path, path)
+            except OSError as error:
+                raise self._error("cannot be replaced", error) from error
+            self._path = os.fspath(path)
+
     def close(self) -> None:
         """Flushes and closes the file; further calls do nothing.
 

@@ -28,6 +28,7 @@ from cotune.search.journal import RunStorage, SystemAttributes, WriteBehindBacke
 from cotune.search.promotion import AshaPromote, Rungs
 from cotune.search.proposer import Exhausted, Failure, Promotion, Proposer, Reply, Settled, Suggestion, Verdict
 from cotune.search.spaces import Space
+from cotune.search.telling import take_back
 from cotune.trial import Question, TrialState
 
 FLUSH_EVERY = 1.0
@@ -97,7 +98,12 @@ class Search(Proposer):
         self._trials: dict[int, Trial] = {}
         self._exhausted = False
         self._distributions = space.distributions()
-        self._backend = WriteBehindBackend(journal)
+        self._exact = space.exact
+        self._attempts: dict[int, int] = {}
+        # Under another name until it is whole: what samplers have noted is nowhere but in the one that is replaced.
+        fresh = journal.with_name(f"{journal.name}.new")
+        fresh.unlink(missing_ok=True)
+        self._backend = WriteBehindBackend(fresh)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
             storage = RunStorage(self._backend)
@@ -109,16 +115,13 @@ class Search(Proposer):
             )
         finally:
             optuna.logging.set_verbosity(verbosity)
-        for name, value in noted.study.items():
-            storage.set_study_system_attr(self.study._study_id, name, value)
-        for number, trial in enumerate(past):
-            self._restore(trial, noted.trials.get(number, {}))
-            if self._rungs is not None:
-                self._rungs.restore(number, trial.values, trial.state in _STATES)
-        if self._rungs is not None:
-            self._rungs.settle()
-            self.waiting = self._rungs.waiting
-        self._backend.flush()
+        try:
+            self._take_up(past, noted)
+            self._backend.flush()
+            self._backend.move(journal)
+        except BaseException:
+            self._backend.close()
+            raise
         self._thread = threading.Thread(target=self._serve, name="cotune-search", daemon=True)
         self._thread.start()
 
@@ -183,10 +186,13 @@ class Search(Proposer):
         trial = self.study.ask(self._distributions)
         self._trials[trial.number] = trial
         self._prepare(trial.number)
-        self._answer(Suggestion(trial.number, dict(trial.params)))
+        self._answer(Suggestion(trial.number, self._exact(trial.params)))
 
     def _report(self, number: int, attempt: int, step: int, value: float) -> None:
         trial = self._trials[number]
+        if self._attempts.get(number) != attempt:
+            self._attempts[number] = attempt
+            take_back(trial, step)
         if not math.isnan(value):
             self._store(trial, step, value)
         if self._rungs is not None:
@@ -208,6 +214,7 @@ class Search(Proposer):
 
     def _tell(self, number: int, state: TrialState, value: float | None, values: list[tuple[int, float]]) -> None:
         trial, is_done = self._trials.pop(number), state is TrialState.DONE
+        self._attempts.pop(number, None)
         self._completed += is_done
         if self._rungs is not None:
             self._rungs.over(number)
@@ -215,6 +222,17 @@ class Search(Proposer):
             self._store(trial, step, reported)
         self.study.tell(trial, value if is_done else None, state=_STATES[state])
         self._backend.flush()
+
+    def _take_up(self, past: Sequence[PastTrial], noted: SystemAttributes) -> None:
+        for name, value in noted.study.items():
+            self.study._storage.set_study_system_attr(self.study._study_id, name, value)
+        for number, trial in enumerate(past):
+            self._restore(trial, noted.trials.get(number, {}))
+            if self._rungs is not None:
+                self._rungs.restore(number, trial.values, trial.state in _STATES)
+        if self._rungs is not None:
+            self._rungs.settle()
+            self.waiting = self._rungs.waiting
 
     def _restore(self, past: PastTrial, noted: Mapping[str, Any]) -> None:
         state, is_done = _STATES.get(past.state, OptunaState.RUNNING), past.state is TrialState.DONE

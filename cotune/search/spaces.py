@@ -143,6 +143,10 @@ class Space:
             size *= domain.size
         return size
 
+    def exact(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """Optuna's parameters as configs have them, but for the labels of options."""
+        return {name: self.rounded(name, value) for name, value in params.items()}
+
     def rounded(self, name: str, value: Any) -> Any:
         """A parameter as the grid has it: Optuna counts steps in binary (0.30000000000000004), and logs have none."""
         domain = self.domains[name]

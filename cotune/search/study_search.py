@@ -24,7 +24,7 @@ from optuna.trial import TrialState as OptunaState
 from cotune.errors import CotuneError, LaneDied, RunError, TrialFailed, TrialOverdue, TrialTooLarge
 from cotune.search.proposer import Exhausted, Proposer, Reply, Suggestion, Verdict
 from cotune.search.study_proxy import pack, pack_error, unpack_error
-from cotune.search.telling import tell
+from cotune.search.telling import take_back, tell
 from cotune.trial import Question, TrialState
 
 # Reports on their way to the storage before trials wait for it.
@@ -169,7 +169,7 @@ class StudySearch(Proposer):
         if running is not None:
             if attempt > running.attempt:
                 running.attempt = attempt
-                _take_back(running.trial, step)
+                take_back(running.trial, step)
             running.trial.report(value, step)
         if not is_judged:
             self._answer(Verdict(number, attempt, False))
@@ -225,10 +225,3 @@ def _raised(running: _Running, error: CotuneError | None) -> BaseException | Non
         return error or TrialFailed(f"trial {running.trial.number} raised what cannot leave its lane", hint=trace)
     raised.add_note(f"\nIn the lane of trial {running.trial.number}:\n{trace}")
     return raised
-
-
-def _take_back(trial: Trial, step: int) -> None:
-    """Forgets reports from a step on: the trial was started again and makes them again, and Optuna takes the first."""
-    values = trial._cached_frozen_trial.intermediate_values
-    for later in [known for known in values if known >= step]:
-        del values[later]

@@ -1,4 +1,4 @@
-"""Telling a study how a trial ended, and logging that, as `study.optimize` does."""
+"""Telling a study what became of a trial, and logging that, as `study.optimize` does."""
 
 from __future__ import annotations
 
@@ -10,6 +10,13 @@ from optuna.study._tell import _tell_with_warning
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 _logger = optuna.logging.get_logger("optuna.study.cotune")
+
+
+def take_back(trial: Trial, step: int) -> None:
+    """Forgets reports from a step on: the trial was started again and makes them again, and Optuna takes the first."""
+    values = trial._cached_frozen_trial.intermediate_values
+    for later in [known for known in values if known >= step]:
+        del values[later]
 
 
 def tell(study: optuna.Study, trial: Trial, state: TrialState | None, told: Any, raised: BaseException | None) -> None:

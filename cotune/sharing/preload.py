@@ -18,6 +18,8 @@ from typing import Any
 
 # A project of more files than that is not searched further: reading one takes 5 ms, before anything else can begin.
 FILES = 50
+# A pickle with more words than that holds texts, and to ask of each whether it names a module takes 30 us.
+WORDS = 5000
 # What lanes have no use for, or another one of; `__main__` may well be a script of an installed package.
 _OTHERS = ("ray", "cotune", "pytest", "_pytest", "IPython", "ipykernel", "optuna", "__main__")
 # Not all below `sys.prefix`, which may be /usr, and a user's own code in /usr/src.
@@ -39,7 +41,10 @@ def modules_to_preload(blob: bytes, trainable: Any, *, torch_if_loaded: bool = T
         trainable: The trainable.
         torch_if_loaded: Whether a torch that this process has loaded counts as used, if no name leads to it.
     """
-    names = {*_strings(blob), *_names_used(getattr(trainable, "func", trainable), set())}
+    words = set(_strings(blob))
+    if len(words) > WORDS:
+        words &= sys.modules.keys()
+    names = words | set(_names_used(getattr(trainable, "func", trainable), set()))
     preload = {name for name in names if name in sys.modules and is_installed(sys.modules[name])}
     heavy = _heavy_imports(names)
     preload |= {name for name in heavy if importlib.util.find_spec(_top(name)) is not None}
@@ -125,7 +130,7 @@ def _heavy_imports(names: set[str]) -> set[str]:
         if _is_of_a_package(str(origin)):
             waiting |= _requirements(top)
         else:
-            sources = origin.parent.rglob("*.py") if origin.name == "__init__.py" else iter([origin])
+            sources = _sources(origin.parent) if origin.name == "__init__.py" else iter([origin])
             paths = list(islice(sources, FILES - files))
             files += len(paths)
             waiting |= {imported for path in paths for imported in _imports(path)}
@@ -146,6 +151,15 @@ def _origin(name: str) -> Path | None:
         return None
     origin = None if spec is None else spec.origin
     return Path(origin) if origin is not None and origin.endswith(".py") else None
+
+
+def _sources(package: Path) -> Iterator[Path]:
+    """The source files of a package; folders without any, such as those of data, are not looked through."""
+    for folder, inner, files in os.walk(package):
+        own = [name for name in files if name.endswith(".py")]
+        if not own:
+            inner.clear()
+        yield from (Path(folder, name) for name in own)
 
 
 def _requirements(name: str) -> set[str]:

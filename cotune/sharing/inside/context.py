@@ -14,6 +14,7 @@ import random
 import sys
 import time
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 from cotune.sharing.inside.cupy_pool import CupyRandom
@@ -48,7 +49,7 @@ class Context:
         self._main: MainModule | None = None
         self._libraries = LibraryState()
         # It may have redirected them.
-        self._streams = home.streams
+        self._streams = home.streams()
 
     def adopt(self, trainable: Any) -> None:
         """Makes the main module show what this trial's trainable brought of it."""
@@ -155,7 +156,8 @@ class Home:
         self.filters = list(warnings.filters)
         self.start_method = _processes._actual_context
         self.interpreter = Interpreter.now()
-        self.streams: tuple[Any, Any] = (sys.stdout, sys.stderr)
+        streams = sys.stdout, sys.stderr
+        self.streams: Callable[[], tuple[Any, Any]] = lambda: streams
         self.mask = current_umask()
 
 

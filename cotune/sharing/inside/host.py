@@ -97,7 +97,7 @@ class Host(ABC):
     def start(self) -> None:
         """Takes the process as it stands for the bare lane, and says that it is ready."""
         # A process that a trial forks is not the trial: its reports print, its steps are no boundaries.
-        os.register_at_fork(after_in_child=_leave_session)
+        os.register_at_fork(after_in_child=session.leave_process)
         session.mark_threads()
         on_optimizer_step(self._after_step, self._torch_loaded, self.memory.loading)
         for library in ("tensorflow", "jax", "catboost", "ray", "ray.tune", "ray.train"):
@@ -259,11 +259,6 @@ def _forget_compiled() -> None:
     backends = getattr(getattr(compiler, "eval_frame", None), "cached_backends", {})
     if any(backend is not None for backend in backends.values()):
         compiler.reset()
-
-
-def _leave_session() -> None:
-    session.bind(None)
-    session.set_holder(None)
 
 
 def _has_process_group() -> bool:

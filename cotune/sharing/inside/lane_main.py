@@ -95,6 +95,7 @@ class ForkedHost(Host):
     ) -> None:
         self.output = LaneOutput(options.log)
         super().__init__(options, page)
+        self.home.streams = self.output.streams
         self._sock = sock
         self._send_lock = threading.Lock()
         self._verdicts = verdicts

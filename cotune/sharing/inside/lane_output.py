@@ -8,7 +8,7 @@ import io
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer as Buffer
@@ -19,13 +19,18 @@ _LINE_BUFFERED = 1
 
 
 class _Log(io.FileIO):
-    """What cannot be written is lost: a line of a log is worth no trial."""
+    """What cannot be written is lost: a line of a log is worth no trial.
+
+    It stays open whoever closes it, as a stream does that a trial has put round it, once nobody has that any more.
+    """
 
     def write(self, data: Buffer, /) -> int:
         try:
             return super().write(data) or 0
         except OSError:
             return memoryview(data).nbytes
+
+    def close(self) -> None: ...
 
 
 class LaneOutput:
@@ -43,25 +48,23 @@ class LaneOutput:
             # What C code prints by whole lines: to a file it would come when its buffer is full, to whichever log.
             libc = ctypes.CDLL(None)
             libc.setvbuf(ctypes.c_void_p.in_dll(libc, "stdout"), None, _LINE_BUFFERED, 0)
-        self._streams = [
-            io.TextIOWrapper(
-                _Log(fd, "wb", closefd=False),
-                encoding="utf-8",
-                errors="backslashreplace",
-                line_buffering=True,
-                write_through=True,
-            )
-            for fd in (1, 2)
-        ]
-        sys.stdout, sys.stderr = self._streams
+        self._raw = [_Log(fd, "wb", closefd=False) for fd in (1, 2)]
+        sys.stdout, sys.stderr = self.streams()
+
+    def streams(self) -> tuple[TextIO, TextIO]:
+        """New ones for output and errors: a trial may take its own apart."""
+        out, err = (
+            io.TextIOWrapper(raw, encoding="utf-8", errors="backslashreplace", line_buffering=True, write_through=True)
+            for raw in self._raw
+        )
+        return out, err
 
     def redirect(self, log: int) -> None:
         """Sends what is printed, also by subprocesses and C code, to a trial's log; -1 for the lane's own."""
         for stream in (sys.stdout, sys.stderr):
-            # Our own write through; a trial may have put another in their place.
-            if stream not in self._streams:
-                with contextlib.suppress(Exception):
-                    stream.flush()
+            # Ours write through; a trial may have put others in their place.
+            with contextlib.suppress(Exception):
+                stream.flush()
         target = log if log >= 0 else self._log
         os.dup2(target, 1)
         os.dup2(target, 2)

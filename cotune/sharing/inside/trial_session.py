@@ -27,8 +27,9 @@ from cotune.trial import Outcome, TrialSpec
 if TYPE_CHECKING:
     from cotune.sharing.inside.lane_main import ForkedHost
 
-# Seconds for what a trial does on its way out.
+# Seconds for what a trial does on its way out, and how often it may report or save there.
 LEAVE_WITHIN = 2.0
+LEAVE_HEARD = 8
 
 
 class TrialSession(ResidentTrial):
@@ -46,10 +47,11 @@ class TrialSession(ResidentTrial):
         super().__init__(host, verdicts, spec)
         self._spec = spec
         self._log = -1
-        self._reports = spec.reports
+        self._reports = 0
         self._stop_rule: StopRule | None = None
-        # When it first heard that it has come as far as it was meant to.
+        # When it first heard that it has come as far as it was meant to, and how often it has.
         self._met_at = math.inf
+        self._met_heard = 0
         self._checkpoints = Checkpoints(spec.trial, self._folder, self._settle_reports)
         # One question and one report at a time, whichever of its threads asks.
         self._asking = threading.Lock()
@@ -137,13 +139,16 @@ class TrialSession(ResidentTrial):
             raise TrialStopped
 
     def _hear_verdict(self) -> None:
-        if self._waits.verdict():
-            self._stop = True
+        with self._reporting:
+            if self._waits.verdict():
+                self._stop = True
 
     def _settle_reports(self) -> int:
-        # Once judged, they are safe.
-        self._hear_verdict()
-        return self._reports
+        self._await_turn()
+        with self._reporting:
+            # Once judged, they are safe.
+            self._hear_verdict()
+            return self._reports
 
     @contextlib.contextmanager
     def checkpoint(self) -> Iterator[Path]:
@@ -152,7 +157,11 @@ class TrialSession(ResidentTrial):
         self.leave_if_over()
 
     def restore(self) -> Path | None:
-        return self._folder.latest_checkpoint()
+        path = self._folder.latest_checkpoint()
+        if path is not None and self._reports == 0:
+            # One that takes nothing up makes all its reports again.
+            self._reports = self._spec.reports
+        return path
 
     # ---- the whole attempt
 
@@ -257,7 +266,8 @@ class TrialSession(ResidentTrial):
             return
         now = time.monotonic()
         self._met_at = min(self._met_at, now)
-        if now - self._met_at > LEAVE_WITHIN:
+        self._met_heard += 1
+        if now - self._met_at > LEAVE_WITHIN and self._met_heard > LEAVE_HEARD:
             # It catches what is to end it, and goes on. Nobody else would end it, for it does come to its boundaries.
             self._end(Ending(Outcome.DONE))
             os._exit(1)
@@ -294,7 +304,9 @@ class TrialSession(ResidentTrial):
 
 
 def _is_number(value: object) -> bool:
-    return (isinstance(value, (int, float)) and not isinstance(value, bool)) or hasattr(value, "item")
+    if isinstance(value, (int, float)):
+        return not isinstance(value, bool)
+    return hasattr(value, "item") and math.prod(getattr(value, "shape", ())) == 1
 
 
 def _forget(error: BaseException) -> None:

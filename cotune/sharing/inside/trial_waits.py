@@ -138,11 +138,13 @@ class TrialWaits:
     def _wait(self, wait: Callable[[], T], others_run: bool) -> T:
         """Waits, which is neither the trial's own time nor a missing boundary; others have the turn if they want it."""
         turns, page = self._host.turns, self._host.page
-        if others_run:
-            turns.give_up(self._resident)
+        if others_run and turns.give_up(self._resident):
             found = wait()
             turns.take(self._resident)
             return found
+        if turns.holder is not self._resident:
+            # One of the trial's own threads, while another trial has the turn.
+            return wait()
         page[HOLDER] = NOBODY
         began = time.monotonic()
         found = wait()

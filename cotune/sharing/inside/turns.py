@@ -62,6 +62,8 @@ class Turns:
 
     def __init__(self) -> None:
         self._mutex = threading.Lock()
+        # Of a resident whose trainable has threads, several may want to give up its one turn.
+        self._leaving = threading.Lock()
         # In the order in which they came. Of one resident two threads may wait, if its trainable has them.
         self._queue: list[tuple[Resident, Waiter]] = []
         self.holder: Resident | None = None
@@ -95,20 +97,27 @@ class Turns:
             self._wait(resident, waiter)
         resident.turn_begins()
 
-    def give_up(self, resident: Resident) -> None:
-        """Gives the turn to whoever is first, or waits longest."""
-        resident.turn_ends()
-        with self._mutex:
-            self._hand_on()
+    def give_up(self, resident: Resident) -> bool:
+        """Gives the turn to whoever is first, or waits longest; False if it was another's to give."""
+        with self._leaving:
+            if resident is not self.holder:
+                return False
+            resident.turn_ends()
+            with self._mutex:
+                self._hand_on()
+        return True
 
     def pass_on(self, resident: Resident) -> None:
         """Lets the others run first, if there are any that may."""
-        if not self._queue or resident is self.first or resident is not self.holder:
+        if not self._queue or resident is self.first:
             return
-        resident.turn_ends()
-        with self._mutex:
-            waiter = self._enqueue(resident)
-            self._hand_on()
+        with self._leaving:
+            if resident is not self.holder:
+                return
+            resident.turn_ends()
+            with self._mutex:
+                waiter = self._enqueue(resident)
+                self._hand_on()
         self._wait(resident, waiter)
         resident.turn_begins()
 
