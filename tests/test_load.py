@@ -89,3 +89,28 @@ def test_options_and_constants_are_as_json_keeps_them(tmp_path):
         assert trial.config["act"] == "0: abs"
         assert isinstance(trial.config["array"], str)
     assert {tuple(trial.config["layers"]) for trial in loaded} == {(64,), (64, 64)}
+
+
+def test_configs_are_those_that_trials_had_where_they_were_rounded(tmp_path):
+    space = {
+        "width": cotune.qloguniform(8, 512, 8),
+        "drop": cotune.quniform(0, 1, 0.1),
+        "layers": cotune.choice([1, 2]),
+    }
+    results = cotune.run(
+        lambda config: config["drop"], space, metric="loss", trials=8, devices=["cpu:0"], storage=tmp_path, name="q",
+        dashboard=False, seed=3,
+    )  # fmt: skip
+    assert [trial.config for trial in cotune.load("q", tmp_path)] == [trial.config for trial in results]
+
+
+def test_options_that_a_later_session_has_added_are_known_too(tmp_path):
+    def run(options, trials):
+        return cotune.run(
+            lambda config: 0.0, {"layers": cotune.choice(options)}, metric="loss", trials=trials, sampler="grid",
+            devices=["cpu:0"], storage=tmp_path, name="grown", dashboard=False, resume=True,
+        )  # fmt: skip
+
+    run([[1], [2, 2]], 2)
+    run([[1], [2, 2], [3, 3, 3]], 3)
+    assert sorted(trial.config["layers"] for trial in cotune.load("grown", tmp_path)) == [[1], [2, 2], [3, 3, 3]]

@@ -225,3 +225,10 @@ def test_a_folder_of_a_trial_that_cannot_be_made_is_named_with_what_to_do(tmp_pa
     with pytest.raises(StorageError, match="trials/0007: Not a directory") as refused:
         TrialFolder(tmp_path / "trials" / "0007").renew()
     assert "make room" in refused.value.hint
+
+
+def test_a_lock_that_cannot_be_opened_is_told(tmp_path):
+    folder = RunFolder(tmp_path)
+    folder.lock.mkdir()
+    with pytest.raises(StorageError, match="cannot be opened"), folder.locked():
+        pass

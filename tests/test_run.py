@@ -702,3 +702,31 @@ def test_a_run_is_simulated_on_the_devices_it_had_and_takes_what_it_took(run, tm
     second = run(train, space, trials=12, lanes=2, name="mine", resume=True)
     both = simulate(from_run(folder)).figures.makespan
     assert 0.95 * half_of_what_they_took(second) < both < 1.25 * (first.makespan + second.makespan)
+
+
+def test_a_resume_that_is_refused_leaves_the_journal_as_it_was(run):
+    def train(config):
+        return config["x"]
+
+    results = run(train, {"x": cotune.uniform(0, 1)}, trials=6, pruner="asha", name="kept")
+    before = (results.folder / "optuna.journal").read_bytes()
+    with pytest.raises(cotune.CotuneError, match="which this space does not hold"):
+        run(train, {"x": cotune.uniform(0, 1e-6)}, trials=8, pruner="asha", name="kept", resume=True)
+    assert (results.folder / "optuna.journal").read_bytes() == before
+
+
+def test_callbacks_may_come_from_a_generator(run):
+    seen = []
+    run(lambda config: 0.0, {"x": 1}, trials=2, callbacks=(one for one in [seen.append]))
+    assert len(seen) == 2
+
+
+def test_a_returned_array_behind_reports_is_no_report(run):
+    def train(config):
+        import numpy as np
+
+        cotune.report({"loss": 1.0})
+        return np.zeros(10_000)
+
+    results = run(train, {"x": 1}, trials=1)
+    assert (str(results[0].state), results[0].metrics) == ("done", {"loss": 1.0})

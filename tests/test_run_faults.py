@@ -558,3 +558,126 @@ def test_ctrl_c_a_third_time_breaks_off_what_never_comes_back(run):
     with pytest.raises(KeyboardInterrupt):
         run(lambda config: 0.0, {"x": cotune.uniform(0, 1)}, trials=1, policy=Hung())
     assert not came_back
+
+
+def kill_lane_once(flag):
+    """Kills the process of its caller, the first time."""
+    if not Path(flag).exists():
+        Path(flag).touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_trial_that_takes_nothing_up_makes_all_its_reports_again(run, tmp_path):
+    flag = str(tmp_path / "killed")
+
+    def train(config):
+        for epoch in range(100):
+            cotune.report({"loss": float(epoch)})
+            with cotune.checkpoint() as path:
+                (path / "model").write_text("for somebody else")
+            if epoch == 2:
+                kill_lane_once(flag)
+
+    results = run(train, {"x": 1}, trials=1, lanes=1, stop={"training_iteration": 5})
+    assert [row["loss"] for row in results[0].history] == [0.0, 1.0, 2.0, 3.0, 4.0]
+    assert results[0].attempts == 2
+
+
+def test_reports_of_a_lost_attempt_are_not_judged_again(run, tmp_path):
+    flag, seen = str(tmp_path / "killed"), []
+
+    class Looks(optuna.pruners.BasePruner):
+        def prune(self, study, trial):
+            seen.append(sorted(trial.intermediate_values))
+            return False
+
+    def train(config):
+        for epoch in range(3):
+            cotune.report({"loss": float(epoch)})
+        kill_lane_once(flag)
+
+    run(train, {"x": 1}, trials=1, lanes=1, pruner=Looks(), lockstep=True)
+    assert seen == [[1], [1, 2], [1, 2, 3]] * 2
+
+
+@pytest.mark.parametrize("residents", [1, 3])
+def test_a_thread_of_a_trial_may_save_while_it_reports(run, residents):
+    class Slow(optuna.pruners.BasePruner):
+        def prune(self, study, trial):
+            time.sleep(0.005)
+            return False
+
+    def train(config):
+        import random
+        from concurrent.futures import ThreadPoolExecutor
+
+        def save():
+            with cotune.checkpoint() as path:
+                (path / "model").write_text("")
+
+        drawn = []
+        with ThreadPoolExecutor() as pool:
+            for _ in range(10):
+                cotune.report({"loss": 0.0})
+                saving = pool.submit(save)
+                drawn.append(random.random())
+                cotune.report({"loss": 0.0})
+                saving.result()
+        cotune.report({"loss": sum(drawn)})
+
+    space = {"x": cotune.choice([0, 1, 2])}
+    together = run(train, space, sampler="grid", lanes=1, residents=residents, pruner=Slow())
+    assert [(str(trial.state), trial.attempts, len(trial.history)) for trial in together] == [("done", 1, 21)] * 3
+    alone = run(train, space, sampler="grid", lanes=1)
+    assert [trial.metrics["loss"] for trial in together] == [trial.metrics["loss"] for trial in alone]
+
+
+def test_a_process_that_a_thread_of_a_trial_forks_is_not_the_trial(run):
+    def train(config):
+        import multiprocessing
+        import threading
+
+        def fork():
+            child = multiprocessing.get_context("fork").Process(target=cotune.report, args=({"loss": 99.0},))
+            child.start()
+            child.join()
+
+        cotune.report({"loss": 0.0})
+        thread = threading.Thread(target=fork)
+        thread.start()
+        thread.join()
+        cotune.report({"loss": 1.0})
+
+    results = run(train, {"x": 1}, trials=1, lanes=1)
+    assert [row["loss"] for row in results[0].history] == [0.0, 1.0]
+
+
+def test_what_a_trial_does_on_its_way_out_may_take_its_time(run, tmp_path):
+    mark = tmp_path / "uploaded"
+
+    def train(config):
+        from cotune.sharing.inside import trial_session
+
+        # As if it had been seconds.
+        trial_session.LEAVE_WITHIN = 0.0
+        try:
+            while True:
+                cotune.report({"loss": 0.0})
+        finally:
+            try:
+                with cotune.checkpoint() as path:
+                    (path / "model").write_text("")
+            finally:
+                mark.touch()
+
+    results = run(train, {"x": 1}, trials=1, lanes=1, stop={"training_iteration": 3})
+    assert mark.exists()
+    assert (str(results[0].state), results[0].attempts) == ("done", 1)
+
+
+def test_a_failure_without_a_word_is_tried_again_too(run):
+    def train(config):
+        raise cotune.TrialFailed("")
+
+    results = run(train, {"x": 1}, trials=1, lanes=1, max_failures=1)
+    assert (str(results[0].state), results[0].attempts) == ("failed", 2)

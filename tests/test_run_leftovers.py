@@ -307,3 +307,31 @@ def test_a_hook_that_one_resident_registers_is_no_harm_to_others(run):
 
     results = run(train, {"hooks": cotune.choice([True, False])}, sampler="grid", lanes=1, residents=2)
     assert [trial.error for trial in results] == [None] * 2
+
+
+@pytest.mark.parametrize("residents", [1, 2])
+@pytest.mark.parametrize("how", ["wrapped", "detached", "closed"])
+def test_what_a_trial_does_to_its_streams_does_not_keep_others_from_printing(run, how, residents):
+    def train(config):
+        import io
+        import sys
+
+        cotune.report({"loss": 0.0})
+        if cotune.trial_id() % 2 == 0:
+            if how == "wrapped":
+                sys.stdout = io.TextIOWrapper(sys.stdout.buffer, encoding="utf-8")
+            elif how == "detached":
+                sys.stdout = io.TextIOWrapper(sys.stdout.detach(), encoding="utf-8")
+            else:
+                sys.stdout.close()
+            sys.stdout = None
+            return 0.0
+        for _ in range(100):
+            cotune.report({"loss": 0.0})
+        print("here is", cotune.trial_id())
+        return 0.0
+
+    results = run(train, {"x": 1}, trials=4, lanes=1, residents=residents)
+    assert [str(trial.error) for trial in results if trial.error] == []
+    logs = [(trial.folder / "log.txt").read_text() for trial in results]
+    assert logs[1::2] == ["here is 1\n", "here is 3\n"]

@@ -407,3 +407,13 @@ def test_what_is_printed_goes_to_a_file_past_the_table(monkeypatch, is_terminal)
         not is_terminal,
         is_terminal,
     )
+
+
+def test_output_that_knows_nothing_of_terminals_is_none(monkeypatch):
+    class Tee:
+        def write(self, text): ...
+
+        def flush(self): ...
+
+    monkeypatch.setattr(sys, "stdout", Tee())
+    LiveTable(Console(file=io.StringIO(), force_terminal=True)).close(snapshot())

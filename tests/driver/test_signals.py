@@ -1,5 +1,6 @@
 """Whose signals are taken, and given back."""
 
+import os
 import signal
 
 import pytest
@@ -35,3 +36,19 @@ def test_one_that_is_ignored_stays_so(as_before):
         signal.raise_signal(signal.SIGTERM)
     assert heard == [signal.SIGTERM]
     assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+
+
+def test_a_process_that_is_forked_meanwhile_ends_like_any_other(as_before):
+    reading, writing = os.pipe()
+    with handled_by(lambda number, frame: None):
+        child = os.fork()
+        if child == 0:
+            os.write(writing, b"!")
+            signal.pause()
+            os._exit(0)
+        os.read(reading, 1)
+        os.kill(child, signal.SIGTERM)
+        _, status = os.waitpid(child, 0)
+    os.close(reading)
+    os.close(writing)
+    assert os.waitstatus_to_exitcode(status) == -signal.SIGTERM

@@ -6,7 +6,7 @@ import types
 import pytest
 
 from cotune.sharing.pickling import dumps
-from cotune.sharing.preload import is_own, modules_to_preload
+from cotune.sharing.preload import WORDS, is_own, modules_to_preload
 
 
 @pytest.fixture
@@ -238,3 +238,23 @@ def test_a_users_code_below_the_prefix_of_python_is_the_users():
     assert is_own(mine)
     assert not is_own(types)
     assert not is_own(pytest)
+
+
+def test_texts_that_a_trainable_brings_along_are_not_taken_for_modules(without_torch):
+    texts = ["torch", *(f"word{n}" for n in range(WORDS))]
+
+    def train(config):
+        return texts
+
+    assert "torch" not in preload(train)
+
+
+def test_folders_of_a_package_that_hold_data_are_not_looked_through(project, without_torch):
+    project({"datapackage/__init__.py": "", "datapackage/data/one/example.py": "import torch\n"})
+
+    def train(config):
+        import datapackage
+
+        return datapackage
+
+    assert "torch" not in preload(train)

@@ -48,6 +48,7 @@ class TrialWaits:
         self._trial = trial
         self._verdicts = verdicts
         self._meter = meter
+        self._thread = 0
         self._answers: list[bytes] = []
         self._goes_on = False
         self._parks = False
@@ -83,6 +84,7 @@ class TrialWaits:
 
     def begin(self) -> None:
         """Takes what was left on the seat for the start."""
+        self._thread = threading.get_ident()
         os.eventfd_read(self._verdicts)
 
     def verdict(self) -> bool:
@@ -138,7 +140,8 @@ class TrialWaits:
     def _wait(self, wait: Callable[[], T], others_run: bool) -> T:
         """Waits, which is neither the trial's own time nor a missing boundary; others have the turn if they want it."""
         turns, page = self._host.turns, self._host.page
-        if others_run and turns.give_up(self._resident):
+        # Not from a thread that the trial has started, for the trial itself goes on meanwhile.
+        if others_run and threading.get_ident() == self._thread and turns.give_up(self._resident):
             found = wait()
             turns.take(self._resident)
             return found
