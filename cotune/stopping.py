@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from numbers import Real
 from typing import Any
 
 from cotune.errors import InputError, UnknownMetric
@@ -76,7 +77,7 @@ def checked_stop(stop: Any) -> StopRule | None:
         )
     if isinstance(stop, Mapping):
         for name, bound in stop.items():
-            is_number = isinstance(bound, (int, float)) and not math.isnan(bound)
+            is_number = isinstance(bound, Real) and not math.isnan(bound)
             if not isinstance(name, str) or not is_number:
                 raise InputError(f"stop={stop!r} has {name!r}: {bound!r}, which is no name with a number", hint=_HINT)
         return StopRule(bounds=dict(stop))

@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 
+import numpy as np
 import pytest
 
 import cotune
@@ -34,6 +35,7 @@ def for_ever(config):
         (StopRule({"accuracy": 0.91}), 3, False),
         (StopRule({"accuracy": 2.0, "training_iteration": 3}), 3, True),
         (StopRule({"training_iteration": 3}), 2, False),
+        (checked_stop({"training_iteration": np.int64(3)}), 3, True),
         (StopRule({"note": 1}), 2, False),
         (StopRule({"solved": True}), 2, False),
         (StopRule({"learns": True}), 2, True),

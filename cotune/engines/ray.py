@@ -25,7 +25,7 @@ from cotune import errors
 from cotune.engines.base import Engine
 from cotune.engines.local_options import LocalOptions
 from cotune.engines.ray_member import Down, Joined, News
-from cotune.engines.ray_roster import Membership, Roster
+from cotune.engines.ray_roster import SET_UP_WITHIN, Membership, Roster
 from cotune.engines.translation import not_sent
 from cotune.packer import events as ev
 from cotune.packer import instructions as do
@@ -80,6 +80,7 @@ class RayEngine(Engine):
         roster = self._roster
         roster.warn_if_short()
         found: list[ev.DeviceFound] = []
+        join_within = SET_UP_WITHIN if roster.sets_up else JOIN_WITHIN
         began = time.monotonic()
         while len(roster.by_device) < len(roster.members) or not found:
             roster.look()
@@ -87,14 +88,14 @@ class RayEngine(Engine):
             if not found and roster.gpus_missing():
                 # They may be minutes away, where an autoscaler orders machines.
                 began = now
-            elif now - began > (SETTLE if found else JOIN_WITHIN):
+            elif now - began > (SETTLE if found else join_within):
                 break
             found += [event for event in self._gather(0.2) if isinstance(event, ev.DeviceFound)]
         if not found:
             if roster.refusal is not None:
                 raise roster.refusal
             raise errors.DeviceError(
-                f"the cluster gave us nothing within {JOIN_WITHIN:.0f} s: "
+                f"the cluster gave us nothing within {join_within:.0f} s: "
                 f"it has {_counts(self._ray.cluster_resources())}, {_counts(self._ray.available_resources())} free",
                 hint="free some of it, or pass gpus= with what there is",
             )

@@ -21,6 +21,9 @@ from cotune.sharing.pickling import Packed
 LOOK_EVERY = 5.0
 # Less than from one look to the next.
 SHRINK_AFTER = 4.0
+# Where nodes have to install something for the job before anything of it starts.
+SET_UP_WITHIN = 600.0
+_SET_UPS = ("pip", "uv", "conda", "image_uri", "container")
 LEAVE_WITHIN = 5.0
 MAX_LOST_IN_A_ROW = 3
 
@@ -65,6 +68,7 @@ class Roster:
         members: All that are asked for, and have not left.
         by_device: Those that have joined, by the name of their device.
         refusal: Why the last one could not go on that said so itself.
+        sets_up: Nodes install something for this job first, which takes minutes and looks like a node that has no room.
     """
 
     def __init__(
@@ -90,6 +94,8 @@ class Roster:
         self._lost: list[str] = []
         self._lost_in_a_row = 0
         self._look_due = 0.0
+        asked = ray.get_runtime_context().runtime_env
+        self.sets_up = any(asked.get(what) for what in _SET_UPS)
 
     # ---- asked for
 
@@ -113,7 +119,8 @@ class Roster:
         Nodes that have nothing left stay asked for as they are: they may get all of it.
         """
         absent = [member for member in self.members if not member.device and member.slot.cpus > 1]
-        late = [member for member in absent if now - member.asked > SHRINK_AFTER]
+        patience = SET_UP_WITHIN if self.sets_up else SHRINK_AFTER
+        late = [member for member in absent if now - member.asked > patience]
         # Of all nodes: which has how much free is not public.
         free = int(self._ray.available_resources().get("CPU", 0)) if late else 0
         for member in late if free else []:

@@ -22,7 +22,7 @@ from ray.air.execution.resources.resource_manager import ResourceManager
 from ray.train._internal import session as ray_session
 from ray.train._internal.checkpoint_manager import _CheckpointManager
 from ray.tune.execution import tune_controller
-from ray.tune.result import DONE, RESULT_DUPLICATE
+from ray.tune.result import DONE, RESULT_DUPLICATE, TRAINING_ITERATION
 from ray.tune.trainable import function_trainable
 
 from cotune.errors import InputError
@@ -30,6 +30,7 @@ from cotune.errors import InputError
 __all__ = [
     "DONE",
     "RESULT_DUPLICATE",
+    "TRAINING_ITERATION",
     "AcquiredResources",
     "ActorHandle",
     "PlacementGroupResourceManager",
@@ -47,6 +48,7 @@ __all__ = [
     "function_trainable",
     "handle_of",
     "has_nothing_to_save",
+    "is_function",
     "keep_checkpoints",
     "last_result",
     "limit_pending",
@@ -55,6 +57,7 @@ __all__ = [
     "pending_actors",
     "ray_session",
     "remote_function",
+    "reuse_no_actors",
 ]
 
 SUPPORTED = "2.44 to 2.60"
@@ -122,6 +125,13 @@ def controller_behind(controller: Any) -> Any:
             hint=f"use Ray {SUPPORTED}",
         )
     return controller
+
+
+def reuse_no_actors(controller: Any) -> None:
+    """Makes Tune start a process for every trial."""
+    controller = getattr(controller, "_tune_controller", controller)
+    if hasattr(controller, "_reuse_actors"):
+        controller._reuse_actors = False
 
 
 def limit_pending(controller: Any, most: int) -> None:
@@ -207,7 +217,11 @@ def no_result() -> Any:
     return ray_session._TrainingResult(None, {})
 
 
+def is_function(trainable: Any) -> bool:
+    """Whether it runs a function, and not methods of the user's."""
+    return isinstance(trainable, function_trainable.FunctionTrainable)
+
+
 def has_nothing_to_save(trainable: Any) -> bool:
     """Whether a function trainable has not reported yet."""
-    is_function = isinstance(trainable, function_trainable.FunctionTrainable)
-    return is_function and getattr(trainable, "_last_training_result", None) is None
+    return is_function(trainable) and getattr(trainable, "_last_training_result", None) is None

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 import zlib
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -20,7 +21,7 @@ from typing import Any
 
 import ray
 from ray import cloudpickle
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import OutOfMemoryError, RayActorError, RayTaskError
 
 from cotune import errors
 from cotune.packer import Outcome, Packer
@@ -37,6 +38,12 @@ from cotune.ray_tune.ticket import Held, Ticket
 
 log = logging.getLogger(__name__)
 
+# The latter where Ray itself has killed a process of a node that was short of memory.
+_DEATHS = (RayActorError, OutOfMemoryError)
+# Seconds from one look at the news of lanes to the next, where Tune has other things to do.
+PUMP_EVERY = 0.05
+# Seconds in which nothing runs though there are devices, before it is said why.
+STUCK_AFTER = 20.0
 _HINTS = {
     **errors.HINTS,
     "LaneDied": "a native library of the trainable may crash; Ray's worker logs say more",
@@ -67,6 +74,7 @@ class Broker:
         self._answers: list[Any] = []
         self._events: deque[ev.Event] = deque()
         self._is_following = False
+        self._ran = self._pumped = cluster.now()
 
     # ---- what Tune asks for
 
@@ -100,7 +108,8 @@ class Broker:
         lane.trainables.add(number)
         folder = trial.local_path or ""
         kwargs, checkpoint = ticket.kwargs, ticket.checkpoint
-        return Attempt(*ticket.key, seed, folder, number, None if known else pickled, kwargs, checkpoint)
+        reached = (trial.last_result or {}).get(_private.TRAINING_ITERATION, 0)
+        return Attempt(*ticket.key, seed, folder, number, None if known else pickled, kwargs, checkpoint, reached)
 
     def answer(self, ticket: Ticket) -> Any:
         """A future that is resolved already. Making one takes Ray's store, so they are used again."""
@@ -171,7 +180,7 @@ class Broker:
         error = held.error
         cause = getattr(error, "cause", error)
         # Of both classes if an actor of the trainable's own has died, which is the trainable's failure.
-        is_dead = isinstance(error, RayActorError) and not isinstance(error, RayTaskError)
+        is_dead = isinstance(error, _DEATHS) and not isinstance(error, RayTaskError)
         if not is_dead and not isinstance(cause, (OutOfMemory, NotHere)):
             return False
         if ticket.refusal is not None:
@@ -196,12 +205,14 @@ class Broker:
 
     def futures(self) -> list[Any]:
         """What is worth waking up for; asked for at every step of Tune, so here time passes too."""
-        if self._cluster.is_watch_due:
+        answers_wait = self._cluster.answers_wait()
+        if self._cluster.is_watch_due or (answers_wait and self._cluster.now() - self._pumped > PUMP_EVERY):
             self.pump()
-        return self._cluster.futures()
+        return [] if answers_wait else self._cluster.futures()
 
     def pump(self) -> None:
         """Takes in what happened."""
+        self._pumped = self._cluster.now()
         for event in self._cluster.poll():
             self._feed(event)
             if isinstance(event, ev.Tick):
@@ -214,6 +225,17 @@ class Broker:
         if not self.packer.waiting:
             lanes = (ticket.lane for ticket in self._tickets.values())
             self._cluster.release_idle(lane.slot.name for lane in lanes if lane is not None)
+        self._say_what_is_missing()
+
+    def _say_what_is_missing(self) -> None:
+        """Says why nothing runs, once: Tune knows only that trials wait."""
+        now, waiting = self._cluster.now(), [ticket for ticket in self._tickets.values() if ticket.lane is None]
+        if len(waiting) < len(self._tickets) or not waiting or not self._cluster.has_devices:
+            self._ran = now
+        elif now - self._ran > STUCK_AFTER:
+            self._ran = math.inf
+            why = self.packer.why_waiting(waiting[0].number)
+            log.warning("nothing runs: trial %s waits, %s", waiting[0].trial.trial_id, why or "for its lane")
 
     def _feed(self, event: ev.Event) -> None:
         """Tells the brain, and does what it says; what comes of that it hears afterwards."""

@@ -26,6 +26,7 @@ from cotune.sharing.lane_options import LaneOptions
 QUIET_AFTER = 1.5
 WATCH_EVERY = 1.0
 MISSED_AFTER = 20.0
+MANY = 48
 
 log = logging.getLogger(__name__)
 
@@ -120,6 +121,16 @@ class Cluster:
         found += [lane.opening for lane in self._lanes.values() if lane.opening is not None]
         found += [answer for slot in self._slots.all for answer in slot.news]
         return found
+
+    def answers_wait(self) -> bool:
+        """Whether Tune is to take answers of its trials before any news of lanes.
+
+        It takes news first, all there is, and of so many lanes there always is some.
+        """
+        if len(self._lanes) < MANY:
+            return False
+        calls = [answer for lane in self._lanes.values() for answer in lane.calls.values()]
+        return bool(calls) and bool(ray.wait(calls, num_returns=1, timeout=0)[0])
 
     def poll(self) -> list[ev.Event]:
         """What happened; does not wait."""

@@ -17,6 +17,7 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -75,6 +76,7 @@ class Attempt:
         pickled: That class, if the lane has not had it yet.
         kwargs: What Tune makes the Trainable with.
         checkpoint: What to restore first, if anything.
+        reached: Iterations of it that Tune has results of.
     """
 
     trial: int
@@ -85,6 +87,7 @@ class Attempt:
     pickled: bytes | None
     kwargs: Mapping[str, Any]
     checkpoint: Any = None
+    reached: int = 0
 
     @property
     def key(self) -> Key:
@@ -255,7 +258,8 @@ class Lane:
         self._opened.wait()
         assert self._host is not None
         self._host.memory.cap()
-        trial = LaneTrial(self._host, attempt.trial, attempt.seed, Path(attempt.folder), lambda: self._make(attempt))
+        make, folder = partial(self._make, attempt), Path(attempt.folder)
+        trial = LaneTrial(self._host, attempt.trial, attempt.seed, folder, make, attempt.reached)
         self._host.adopt(trial)
         with self._registering:
             self._trials[attempt.key] = trial

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 UNWIND_WITHIN = 5.0
 # Tune decides by its calls; there is no verdict to wait for.
 NO_SEAT = -1
+# Calls that Tune makes for what has been trained.
+_SAVES = ("save", "export_model")
 
 log = logging.getLogger(__name__)
 
@@ -51,9 +53,12 @@ class LaneTrial(ResidentTrial):
         seed: Seeds torch, numpy and random.
         folder: The trial's own.
         make: Makes the Trainable; called by the trial's thread when it has its first turn.
+        reached: Iterations of it that Tune has results of.
     """
 
-    def __init__(self, host: Host, number: int, seed: int, folder: Path, make: Callable[[], Any]) -> None:
+    def __init__(
+        self, host: Host, number: int, seed: int, folder: Path, make: Callable[[], Any], reached: int = 0
+    ) -> None:
         super().__init__(host, NO_SEAT, TrialSpec(number, 0, {}, seed, folder))
         self.inbox = Inbox()
         self.ray_session: Any = None
@@ -61,6 +66,7 @@ class LaneTrial(ResidentTrial):
         self.host = host
         self.has_launched = False
         self._make: Callable[[], Any] | None = make
+        self._reached = reached
         self._trainable: Any = None
         self._abandoned = False
         self._finished = False
@@ -164,6 +170,8 @@ class LaneTrial(ResidentTrial):
             self.host.prepare_thread()
             self.leave_if_over()
             self._trainable = make()
+            if call.method in _SAVES and not _private.is_function(self._trainable):
+                self._catch_up()
         if call.method == "save" and _private.has_nothing_to_save(self._trainable):
             # What was to be saved was lost with another lane.
             return _private.no_result()
@@ -180,6 +188,17 @@ class LaneTrial(ResidentTrial):
                 if self.ray_session is None:
                     self.iteration_done()
         return answer
+
+    def _catch_up(self) -> None:
+        """Trains up to where Tune has seen it: what is to be saved was lost with another lane."""
+        at = self._trainable.iteration
+        while at < self._reached:
+            result = self._trainable.train()
+            self.leave_if_over()
+            self.iteration_done()
+            if result.get(_private.DONE):
+                return
+            at = result[_private.TRAINING_ITERATION]
 
     # ---- the end
 

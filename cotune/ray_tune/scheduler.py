@@ -166,6 +166,8 @@ def _colocated(base: Any) -> type[TrialScheduler]:
             if self._cotune_options.isolation == "process":
                 # A request made long before its trial starts would rest on what was known then.
                 _private.limit_pending(tune_controller, 1)
+                # The peak of a process is to be that of its trial.
+                _private.reuse_no_actors(tune_controller)
                 self._cotune_fractions.prepare(trial)
             else:
                 admit(_private.controller_behind(tune_controller), trial, self._cotune_options)
@@ -234,7 +236,7 @@ def install(controller: Any, trial: Any, options: Options) -> None:
     manager.__class__ = LaneActorManager
     _private.follow_resources(controller, lambda: _admit_anew(controller, options, theirs))
     # Lanes do that better; Tune's own cache would keep a place in one.
-    controller._reuse_actors = False
+    _private.reuse_no_actors(controller)
 
 
 def _admit_anew(controller: Any, options: Options, theirs: tuple[Any, type]) -> None:

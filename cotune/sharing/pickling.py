@@ -205,7 +205,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 
     What `functools.cache` has made of a function of the user's it sends as that function with an empty cache.
     cloudpickle leaves that to its name, under which another process finds nothing. A
-    `functools.cached_property` has a lock until Python 3.12.
+    `functools.cached_property` has a lock until Python 3.12. What `ray.tune.with_parameters` keeps for a trainable
+    may be in the store of a Ray that lanes are no part of.
     """
 
     def reducer_override(self, obj: Any) -> Any:
@@ -215,6 +216,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             return _cached_property, (obj.func, obj.attrname)
         if isinstance(obj, ModuleType) and type(obj) is not ModuleType:
             return importlib.import_module, (obj.__name__,)
+        if (type(obj).__module__, type(obj).__name__) == ("ray.tune.registry", "_ParameterRegistry"):
+            return dict, ({name: obj.get(name) for name in (*obj.to_flush, *obj.references)},)
         return super().reducer_override(obj)
 
 

@@ -29,6 +29,8 @@ def cluster():
     cluster.available_resources = lambda: {"CPU": cluster.free} if cluster.free else {}
     cluster.wait = lambda answers, timeout: ([], answers)
     cluster.kill = cluster.killed.append
+    cluster.environment = {}
+    cluster.get_runtime_context = lambda: SimpleNamespace(runtime_env=cluster.environment)
     return cluster
 
 
@@ -64,6 +66,15 @@ def test_of_a_node_that_others_use_as_well_less_is_asked_for_while_others_run(ro
     roster.look()
     assert asked(roster) == {"small": 1, "shared": least}
     assert cluster.killed == ["actor on shared"] * (least < 8)
+
+
+def test_nodes_that_install_something_first_are_given_the_time(cluster, clock, request):
+    cluster.cores, cluster.free, cluster.environment = {"shared": 8}, 7.0, {"pip": ["cotune"]}
+    roster = request.getfixturevalue("roster")
+    roster.look()
+    clock.time += 300.0
+    roster.look()
+    assert (asked(roster), cluster.killed) == ({"shared": 8}, [])
 
 
 def test_a_node_that_cannot_go_on_ends_the_run_only_if_there_is_no_other_joined_or_on_its_way(roster, cluster):

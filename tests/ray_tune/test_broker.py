@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("ray")
 
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import OutOfMemoryError, RayActorError, RayTaskError
 from ray.tune.experiment import Trial
 from ray.tune.trainable.function_trainable import FunctionTrainable
 
@@ -57,6 +57,7 @@ def trial(name):
         local_path="",
         checkpoint=None,
         latest_checkpoint_result=None,
+        last_result={},
     )
 
 
@@ -165,7 +166,7 @@ def test_a_trial_that_is_stopped_before_its_first_call_has_arrived_stops(how, mo
     stopped = []
 
     class Fake:
-        def __init__(self, host, number, seed, folder, make):
+        def __init__(self, host, number, *rest):
             self.stop = lambda: stopped.append(number)
 
         def run(self):
@@ -196,3 +197,37 @@ def test_what_a_trial_has_every_thread_traced_with_does_not_keep_the_next_from_s
         assert threading.gettrace() is host._tracing[0]
     finally:
         threading.settrace(host._tracing[0])
+
+
+@pytest.mark.parametrize("error", [RayActorError(), OutOfMemoryError("the node was short of memory")])
+def test_a_call_that_failed_since_its_lane_is_gone_is_made_again(broker, lanes, error):
+    ticket = broker.ask(trial("a"))
+    broker.seat(ticket, FunctionTrainable, {})
+    broker.call(ticket, "train", (), {})
+    again = []
+    assert broker.takes(ticket, Held("train", error, lambda: again.append("train"), again.append), ticket.attempt)
+    broker._feed(ev.LaneLost(0.0, 1, None, "died"))
+    assert again == ["train"]
+
+
+def test_why_nothing_runs_is_said_once(broker, lanes, monkeypatch, caplog):
+    broker._feed(ev.DeviceChanged(0.0, "cpu:0", 0))
+    broker.ask(trial("a"))
+    lanes.has_devices = True
+    for now in (1.0, 10.0, 30.0, 60.0):
+        monkeypatch.setattr(lanes, "now", lambda now=now: now)
+        broker._say_what_is_missing()
+    (said,) = [record.message for record in caplog.records if "nothing runs" in record.message]
+    assert "trial a waits" in said
+
+
+def test_answers_go_before_news_where_there_always_is_some(broker, lanes, monkeypatch):
+    polled = []
+    lanes.is_watch_due, lanes.futures = False, lambda: ["news"]
+    monkeypatch.setattr(broker, "pump", lambda: polled.append(True))
+    lanes.answers_wait = lambda: False
+    assert (broker.futures(), polled) == (["news"], [])
+    lanes.answers_wait = lambda: True
+    assert (broker.futures(), polled) == ([], [])
+    monkeypatch.setattr(lanes, "now", lambda: 1.0)
+    assert (broker.futures(), polled) == ([], [True]), "but they are taken now and then"

@@ -106,3 +106,12 @@ def test_a_lane_that_cannot_open_counts_once_and_says_why(monkeypatch):
     cluster._hear_beat(lane)
     assert said == ["no device"]
     assert [(type(event), event.detail) for event in cluster._pending] == [(LaneLost, "no device")]
+
+
+@pytest.mark.parametrize(("lanes", "is_done", "waits"), [(1, True, False), (2, True, True), (2, False, False)])
+def test_answers_wait_only_where_there_are_many_lanes(monkeypatch, lanes, is_done, waits):
+    monkeypatch.setattr(module, "MANY", 2)
+    monkeypatch.setattr(module.ray, "wait", lambda calls, **how: (calls[:1] if is_done else [], calls))
+    cluster = object.__new__(Cluster)
+    cluster._lanes = {n: SimpleNamespace(calls={n: "an answer"}) for n in range(lanes)}
+    assert cluster.answers_wait() is waits

@@ -176,3 +176,42 @@ def test_trials_that_ask_for_a_gpu_wait_until_the_cluster_has_one(cpus, run_conf
     assert results.num_errors == 0
     assert {result.metrics["node"] for result in results} == {grows.node}
     assert "pass gpus=0" in caplog.text
+
+
+class Counts(tune.Trainable):
+    """Counts its steps; the process dies within the first save behind the fifth."""
+
+    def setup(self, config):
+        self.n, self.mark = 0, Path(config["mark"])
+
+    def step(self):
+        self.n += 1
+        return {"n": self.n}
+
+    def save_checkpoint(self, folder):
+        if self.n >= 5 and not self.mark.exists():
+            self.mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return {"n": self.n}
+
+    def load_checkpoint(self, state):
+        self.n = state["n"]
+
+
+@pytest.mark.parametrize("every", [0, 3])
+def test_a_checkpoint_whose_lane_died_is_made_of_what_it_belongs_to(cpus, run_config, tmp_path, every):
+    results = tune.Tuner(
+        Counts,
+        param_space={"mark": str(tmp_path / "died")},
+        tune_config=tune.TuneConfig(scheduler=colocate(lanes=1)),
+        run_config=run_config(
+            stop={"training_iteration": 5},
+            checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=True, checkpoint_frequency=every),
+        ),
+    ).fit()
+    assert results.num_errors == 0
+    assert (tmp_path / "died").exists()
+    (result,) = results
+    restored = Counts({"mark": str(tmp_path / "died")})
+    restored.restore(result.checkpoint.path)
+    assert (result.metrics["n"], restored.n) == (5, 5)

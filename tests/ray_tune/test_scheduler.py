@@ -55,11 +55,13 @@ def test_with_a_process_for_each_trial_tune_asks_for_one_ahead_unless_the_user_h
     if said:
         monkeypatch.setenv("TUNE_MAX_PENDING_TRIALS_PG", said)
     limits = []
-    controller = SimpleNamespace(_tune_controller=SimpleNamespace(update_max_pending_trials=limits.append))
+    behind = SimpleNamespace(update_max_pending_trials=limits.append, _reuse_actors=True)
+    controller = SimpleNamespace(_tune_controller=behind)
     trial = SimpleNamespace(placement_group_factory=PlacementGroupFactory([{"CPU": 1}]))
     colocate(isolation="process").on_trial_add(controller, trial)
     assert limits == asked
     assert os.environ.get("TUNE_MAX_PENDING_TRIALS_PG") == said
+    assert not behind._reuse_actors, "the peak of a process is to be that of its trial"
 
 
 class Controller:

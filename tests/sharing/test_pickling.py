@@ -276,3 +276,17 @@ def test_a_trainable_that_takes_large_data_along_is_told_once_what_that_is():
 
     with pytest.warns(UserWarning, match=r"takes 72.* MiB along, most of it 'data', .* cotune\.shared"):
         pack(train)
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize("runs", [False, True])
+def test_what_ray_tune_keeps_for_a_trainable_travels_with_it_whether_ray_runs_or_not(monkeypatch, runs):
+    tune = pytest.importorskip("ray.tune")
+    trainable = tune.with_parameters(lambda config, data: data, data=[1, 2])
+    (registry,) = (cell.cell_contents for cell in trainable.__closure__ if hasattr(cell.cell_contents, "to_flush"))
+    if runs:
+        # What it keeps is in Ray's store then, for which the list stands here.
+        monkeypatch.setattr("ray.is_initialized", lambda: True)
+        monkeypatch.setattr("ray.get", lambda kept: kept)
+        registry.references, registry.to_flush = registry.to_flush, {}
+    assert called_elsewhere(dumps(trainable, "it"), {}) == [1, 2]

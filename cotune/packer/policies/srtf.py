@@ -10,7 +10,7 @@ class Srtf(Policy):
 
     Schrage's rule (Operations Research 16(3), 1968): optimal for the mean completion time on one machine if running
     trials may be interrupted. Assumes that durations can be predicted; what cannot be predicted yet goes first, since
-    it teaches. A long trial can wait as long as short ones keep coming, up to the brain's patience.
+    it teaches. A long trial waits as long as shorter ones keep coming.
 
     Salus switches at every iteration among all jobs whose persistent memory fits. Here the same happens among the
     residents of a lane: the brain gives the turns to the shortest (`GiveTurn`), the others keep their persistent
