@@ -7,6 +7,11 @@ from cotune.packer.ledger import Ledger
 from cotune.packer.line import Line
 from cotune.packer.state import Device, Trial
 
+# How many may be waited for behind one that no device can hold at present.
+
+
+LOOK_AHEAD = 4
+
 
 class Reservation:
     """Keeps one device free at a time, at most: nothing else starts there.
@@ -53,10 +58,13 @@ class Reservation:
                 self.lift(trial)
 
     def review(self) -> None:
-        """Keeps a device free for the first in line, if others have overtaken it too often."""
+        """Keeps a device free for the first in line, if others have overtaken it too often.
+
+        If none would do, as while somebody else uses their memory, for the next.
+        """
         trial = self._line.head() if self.device is None else None
         if trial is not None and trial.overtaken >= self._patience:
-            self._keep_free(trial)
+            any(map(self._keep_free, self._line.first(LOOK_AHEAD)))
 
     def overtaken_by(self, trial: Trial) -> None:
         """Counts against who is first in line that another one starts."""

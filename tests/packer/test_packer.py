@@ -381,6 +381,21 @@ def test_big_trial_is_not_starved_by_an_endless_stream_of_small_ones() -> None:
     assert world.where[10] is not None
 
 
+def test_nobody_is_starved_behind_a_trial_for_which_no_device_will_do_at_present() -> None:
+    world = packed_beside_a_big_one(patience=2)
+    world.change("gpu 0", 600 * MIB)
+    world.add(20, 300 * MIB, 50 * MIB, kind="never seen")
+    for trial in range(21, 60):
+        world.add(trial, 100 * MIB, 50 * MIB, steps=2, kind="small")
+        world.settle()
+        if world.where[20] is not None:
+            break
+        world.finish(world.running()[0])
+        world.settle()
+    assert world.where[20] is not None
+    assert world.waiting()[0] == 10
+
+
 def test_why_waiting_gives_figures() -> None:
     world = packed_beside_a_big_one()
     assert world.why(10) == "needs 849 MiB, largest hole 0 B on gpu 0" or "largest hole" in (world.why(10) or "")
