@@ -8,8 +8,6 @@ from cotune.packer.line import Line
 from cotune.packer.state import Device, Trial
 
 # How many may be waited for behind one that no device can hold at present.
-
-
 LOOK_AHEAD = 4
 
 
