@@ -25,10 +25,10 @@ from cotune.simulation import (
     Workload,
     from_csv,
     from_run,
-    lower_bounds,
     make_workload,
     simulate,
 )
+from cotune.simulation.configurations import best_bound
 from cotune.simulation.drawing import chrome_trace, gantt, summary
 
 _EPILOG = """\
@@ -104,7 +104,7 @@ def run_command(options: argparse.Namespace) -> int:
         outcome = simulate(workload, setting, lambda: progress.advance(ended))
     count = options.devices or workload.devices
     width = options.width and max(options.width, workload.max_width)
-    bound = lower_bounds(workload, count, memory, width, outcome.ran).best
+    bound = best_bound(workload, count, memory, width, outcome.ran)
     if options.json:
         print(json.dumps(_plain(workload, outcome, bound), indent=1))
     else:

@@ -9,6 +9,7 @@ there are too many sets to write down, and those that matter are found one by on
 
 from __future__ import annotations
 
+import contextlib
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
@@ -27,6 +28,8 @@ ROUNDS = 60
 CLOSE = 0.003
 # Trials longer than this part of what is known already are told apart from others like them.
 LONG = 0.25
+# So many trials take a second or two.
+FEW = 30
 
 _Array = Any
 
@@ -83,6 +86,20 @@ def configuration_bound(
             break
         columns += new
     return best
+
+
+def best_bound(
+    workload: Workload,
+    devices: int | None = None,
+    capacity: int | None = None,
+    max_width: int | None = None,
+    ran: Sequence[int] | None = None,
+) -> float:
+    """The best lower bound that is soon found: `configuration_bound` for few trials and with scipy, else of volumes."""
+    if len(workload.jobs) <= FEW:
+        with contextlib.suppress(InputError):
+            return configuration_bound(workload, devices, capacity, max_width, ran)
+    return lower_bounds(workload, devices, capacity, max_width, ran).best
 
 
 class _Kinds:

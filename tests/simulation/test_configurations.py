@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from cotune.demand import GIB
 from cotune.engines.simulated import Costs
 from cotune.packer.interference import shared_speed
 from cotune.simulation import Job, Setting, Workload, lower_bounds, make_workload, simulate
-from cotune.simulation.configurations import configuration_bound
+from cotune.simulation.configurations import FEW, best_bound, configuration_bound
 
 
 def test_the_best_mix_of_sets_is_a_stronger_bound_than_volumes() -> None:
@@ -22,6 +24,17 @@ def test_the_best_mix_of_sets_is_a_stronger_bound_than_volumes() -> None:
     assert configuration_bound(workload, 1) == pytest.approx(expected, rel=0.01)
     assert configuration_bound(workload) == configuration_bound(workload, 1, GIB, 16)
     assert configuration_bound(workload, 1) <= simulate(workload, Setting(costs=Costs(0, 0, 0, 0))).figures.makespan
+
+
+def test_the_stronger_bound_is_taken_where_it_is_soon_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("scipy")
+    large, small = Job(100, 1.0, 0, int(0.70 * GIB)), Job(100, 1.0, 0, int(0.35 * GIB))
+    few = Workload("few", [large, small] * (FEW // 2), capacity=GIB, context=0)
+    many = Workload("many", [*few.jobs, small], capacity=GIB, context=0)
+    assert best_bound(few, 1) == configuration_bound(few, 1) > lower_bounds(few, 1).best
+    assert best_bound(many, 1) == lower_bounds(many, 1).best
+    monkeypatch.setitem(sys.modules, "scipy.optimize", None)
+    assert best_bound(few, 1) == lower_bounds(few, 1).best
 
 
 def test_no_trial_runs_beside_itself() -> None:
