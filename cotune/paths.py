@@ -29,7 +29,9 @@ from pathlib import Path
 
 from cotune.errors import RunNameInUse, StorageError
 
-_CHECKPOINT = re.compile(r"\d+-\d+")
+# Behind the number of a checkpoint after which the trial makes no more reports.
+_LAST = "-last"
+_CHECKPOINT = re.compile(rf"\d+-\d+({_LAST})?")
 # Seconds in which whoever looks whether a run is locked has looked.
 LOOKS_WITHIN = 0.1
 
@@ -247,6 +249,11 @@ class TrialFolder:
         latest = self.latest_checkpoint()
         return int(latest.name.split("-")[0]) if latest else 0
 
+    def is_over_at_checkpoint(self) -> bool:
+        """Whether the trial had made its last report when its newest checkpoint was published."""
+        latest = self.latest_checkpoint()
+        return latest is not None and latest.name.endswith(_LAST)
+
     def begin_checkpoint(self) -> Path:
         """A fresh directory to write a checkpoint into."""
         for torn in self.checkpoints.glob(".writing-*"):
@@ -255,11 +262,11 @@ class TrialFolder:
         path.mkdir(parents=True)
         return path
 
-    def publish_checkpoint(self, written: Path, reports: int) -> Path:
+    def publish_checkpoint(self, written: Path, reports: int, is_last: bool = False) -> Path:
         """Renames a written checkpoint into place, then removes the older ones."""
         before = self._published()
         number = int(before[-1].name.split("-")[1]) + 1 if before else 1
-        path = self.checkpoints / f"{reports:06d}-{number:06d}"
+        path = self.checkpoints / f"{reports:06d}-{number:06d}{_LAST if is_last else ''}"
         written.rename(path)
         for old in before:
             shutil.rmtree(old, ignore_errors=True)

@@ -52,7 +52,7 @@ class Session(Protocol):
     Attributes:
         trial: Its number.
         folder: Its own.
-        met_stop_rule: `stop=` is met: its last report was made.
+        met_stop_rule: Its last report was made: `stop=` is met, or a step class has said so.
     """
 
     trial: int
@@ -215,6 +215,13 @@ def met_stop_rule() -> bool:
     """Whether the running trial has made its last report, since `stop=` is met."""
     session = current()
     return session is not None and session.met_stop_rule
+
+
+def made_last_report() -> None:
+    """Says that the running trial makes no more reports."""
+    session = current()
+    if session is not None:
+        session.met_stop_rule = True
 
 
 def leave_if_over() -> None:

@@ -128,8 +128,10 @@ def _run_steps(cls: type, config: Mapping[str, Any]) -> Any:
         while not is_done and (metrics := trial.step()) is not None:
             session.report(metrics)
             is_done, is_saved = bool(metrics.get("done")), not hasattr(trial, "save")
+            if is_done:
+                session.made_last_report()
             # After the report: what is saved has made it, and does not make it again after a restart.
-            if not is_saved and (is_done or session.met_stop_rule() or time.monotonic() - last >= CHECKPOINT_EVERY):
+            if not is_saved and (session.met_stop_rule() or time.monotonic() - last >= CHECKPOINT_EVERY):
                 save()
             session.leave_if_over()
         if not is_saved:

@@ -730,3 +730,13 @@ def test_a_returned_array_behind_reports_is_no_report(run):
 
     results = run(train, {"x": 1}, trials=1)
     assert (str(results[0].state), results[0].metrics) == ("done", {"loss": 1.0})
+
+
+def test_what_a_callback_is_told_is_on_disk_by_then(run, tmp_path):
+    seen = []
+
+    def look(trial):
+        seen.append(str(cotune.load("told", tmp_path)[trial.id].state))
+
+    run(lambda config: 0.0, {"x": 1}, trials=2, name="told", callbacks=[look])
+    assert seen == ["done", "done"]

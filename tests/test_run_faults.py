@@ -681,3 +681,52 @@ def test_a_failure_without_a_word_is_tried_again_too(run):
 
     results = run(train, {"x": 1}, trials=1, lanes=1, max_failures=1)
     assert (str(results[0].state), results[0].attempts) == ("failed", 2)
+
+
+class CountsToThree:
+    """Says at its third step that it is done, or is stopped there; the first time its lane dies right afterwards."""
+
+    def setup(self, config):
+        self.n, self.flag = 0, Path(config["flag"])
+
+    def step(self):
+        self.n += 1
+        return {"loss": 1.0 / self.n, "done": self.n == 3 and not self.flag.name.endswith("stop")}
+
+    def save(self, path):
+        (path / "n").write_text(str(self.n))
+
+    def load(self, path):
+        self.n = int((path / "n").read_text())
+
+    def cleanup(self):
+        kill_lane_once(self.flag)
+
+
+@pytest.mark.parametrize("how", ["stop", "done"])
+def test_a_trial_whose_end_was_lost_behind_its_last_checkpoint_does_not_go_on(run, tmp_path, how):
+    stop = {"training_iteration": 3} if how == "stop" else None
+    results = run(CountsToThree, {"flag": str(tmp_path / how)}, trials=1, lanes=1, stop=stop)
+    assert [row["step"] for row in results[0].history] == [1, 2, 3]
+    assert (str(results[0].state), results[0].attempts) == ("done", 2)
+
+
+def test_a_function_whose_end_was_lost_behind_its_last_checkpoint_does_not_go_on(run, tmp_path):
+    flag, epochs = str(tmp_path / "killed"), tmp_path / "epochs"
+
+    def train(config):
+        saved = cotune.restore()
+        start = int((saved / "n").read_text()) if saved else 0
+        try:
+            for epoch in range(start, 100):
+                with epochs.open("a") as file:
+                    file.write(f"{epoch} ")
+                cotune.report({"loss": float(epoch)})
+                with cotune.checkpoint() as path:
+                    (path / "n").write_text(str(epoch + 1))
+        finally:
+            kill_lane_once(flag)
+
+    results = run(train, {"x": 1}, trials=1, lanes=1, stop={"training_iteration": 3})
+    assert [row["loss"] for row in results[0].history] == [0.0, 1.0, 2.0]
+    assert (str(results[0].state), results[0].attempts, epochs.read_text()) == ("done", 2, "0 1 2 ")

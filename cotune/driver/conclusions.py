@@ -75,6 +75,9 @@ class Conclusions:
         self._display.note = f"trial {record.trial} failed: {said}"
 
     def _call_back(self, record: Record) -> None:
+        if self._callbacks:
+            # One may take long, and whoever is killed meanwhile is not to run the trial again.
+            self._records.flush()
         for number, callback in enumerate(self._callbacks):
             try:
                 callback(record.result())

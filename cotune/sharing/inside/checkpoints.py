@@ -23,11 +23,11 @@ class Checkpoints:
     Args:
         trial: Its number.
         folder: Where.
-        settle: Has the reports made so far be safe, and says how many they are: a checkpoint stands behind them, and
-            is not published before.
+        settle: Has the reports made so far be safe, and says how many they are, and whether there will be no more: a
+            checkpoint stands behind them, and is not published before.
     """
 
-    def __init__(self, trial: int, folder: TrialFolder, settle: Callable[[], int]) -> None:
+    def __init__(self, trial: int, folder: TrialFolder, settle: Callable[[], tuple[int, bool]]) -> None:
         self._trial = trial
         self._folder = folder
         self._settle = settle
@@ -69,9 +69,9 @@ class Checkpoints:
                 f"the directory of a checkpoint is gone: {path}",
                 hint="leave it where it is: when the block ends, it is published as a whole",
             )
-        reports = self._settle()
+        reports, is_last = self._settle()
         try:
-            self._folder.publish_checkpoint(path, reports)
+            self._folder.publish_checkpoint(path, reports, is_last)
         except OSError as error:
             raise self._not_saved(error) from error
 

@@ -143,12 +143,12 @@ class TrialSession(ResidentTrial):
             if self._waits.verdict():
                 self._stop = True
 
-    def _settle_reports(self) -> int:
+    def _settle_reports(self) -> tuple[int, bool]:
         self._await_turn()
         with self._reporting:
             # Once judged, they are safe.
             self._hear_verdict()
-            return self._reports
+            return self._reports, self.met_stop_rule
 
     @contextlib.contextmanager
     def checkpoint(self) -> Iterator[Path]:
@@ -161,6 +161,9 @@ class TrialSession(ResidentTrial):
         if path is not None and self._reports == 0:
             # One that takes nothing up makes all its reports again.
             self._reports = self._spec.reports
+            # It had come to its end, and the news was lost.
+            self.met_stop_rule = self._folder.is_over_at_checkpoint()
+            self.leave_if_over()
         return path
 
     # ---- the whole attempt

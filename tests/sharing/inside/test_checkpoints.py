@@ -12,7 +12,7 @@ from cotune.sharing.inside.checkpoints import Checkpoints
 
 @pytest.fixture
 def checkpoints(tmp_path):
-    return Checkpoints(3, TrialFolder(tmp_path), lambda: 1)
+    return Checkpoints(3, TrialFolder(tmp_path), lambda: (1, False))
 
 
 def fails(checkpoints, error):
