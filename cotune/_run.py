@@ -198,8 +198,8 @@ def run(
     sampler = checked_choice("sampler", sampler, SAMPLERS)
     pruner = checked_choice("pruner", pruner, PRUNERS)
     pruner = None if pruner == "none" else pruner
-    heard_by = tuple(callbacks) if isinstance(callbacks, Iterable) else callbacks
-    check_callbacks(heard_by, "trial")
+    callbacks = tuple(callbacks) if isinstance(callbacks, Iterable) else callbacks
+    check_callbacks(callbacks, "trial")
     for flag, value in (("grants", grants), ("resume", resume), ("lockstep", lockstep)):
         checked_flag(flag, value)
     checked_flag("dashboard", dashboard, or_none=True)
@@ -239,7 +239,7 @@ def run(
             profile = Profile(profile_path(folder.path.parent, trainable, tree.constants, hardware))
             until = SweepOptions(
                 kind, metric, wanted, budget, lockstep,
-                callbacks=heard_by, priority=priority_of, max_steps=max_steps_of,
+                callbacks=callbacks, priority=priority_of, max_steps=max_steps_of,
             )  # fmt: skip
             asked = Asked(tree, mode, sampler, pruner, seed, dashboard, until, digest(*identity(trainable)))
             sweep, records = assemble(asked, folder, saved, engine, Packer(options), profile, stack)

@@ -191,7 +191,10 @@ def _temporary() -> Iterator[Path]:
 
 
 def restore() -> Path | None:
-    """The directory of this trial's last checkpoint, or None if it starts from nothing."""
+    """The directory of this trial's last checkpoint, or None if it starts from nothing.
+
+    Once it was asked for, reports count on from there; a trial that never asks begins anew.
+    """
     session = current()
     return session.restore() if session is not None else None
 

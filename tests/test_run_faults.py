@@ -730,3 +730,68 @@ def test_a_function_whose_end_was_lost_behind_its_last_checkpoint_does_not_go_on
     results = run(train, {"x": 1}, trials=1, lanes=1, stop={"training_iteration": 3})
     assert [row["loss"] for row in results[0].history] == [0.0, 1.0, 2.0]
     assert (str(results[0].state), results[0].attempts, epochs.read_text()) == ("done", 2, "0 1 2 ")
+
+
+def test_a_trial_that_ends_while_a_thread_of_its_own_waits_for_the_turn_takes_nobodys(run):
+    def train(config):
+        import threading
+
+        from cotune import session
+
+        turns, ended = session.current()._host.turns, threading.Event()
+
+        def report():
+            while not ended.is_set():
+                cotune.report({"loss": 0.0})
+
+        cotune.report({"loss": 0.0})
+        if config["x"] == 0:
+            threading.Thread(target=report, daemon=True).start()
+            while turns.holder in (session.current(), None):
+                ended.wait(0.001)
+            return
+        for _ in range(300):
+            cotune.report({"loss": 1.0})
+            ended.wait(0.001)
+
+    results = run(train, {"x": cotune.choice([0, 1])}, sampler="grid", lanes=1, residents=2, iteration_timeout=10)
+    assert [(str(trial.state), trial.attempts) for trial in results] == [("done", 1)] * 2
+
+
+def test_a_thread_that_waits_for_a_verdict_is_not_charged_with_what_a_lane_mate_does(run):
+    class SlowForOne(optuna.pruners.BasePruner):
+        def prune(self, study, trial):
+            time.sleep(1.0 * (trial.number == 0))
+            return False
+
+    def train(config):
+        import threading
+        import time
+
+        import torch
+
+        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+
+        def step_until(seconds):
+            while time.monotonic() - began < seconds:
+                optimizer.step()
+                time.sleep(0.01)
+
+        def save():
+            with cotune.checkpoint() as path:
+                (path / "model").touch()
+
+        began = time.monotonic()
+        step_until(0.5)
+        if config["x"] == 1:
+            step_until(1.0)
+            time.sleep(1000)
+        cotune.report({"loss": 0.0})
+        saving = threading.Thread(target=save)
+        saving.start()
+        step_until(2.5)
+        saving.join()
+
+    space = {"x": cotune.choice([0, 1])}
+    results = run(train, space, sampler="grid", lanes=1, residents=2, pruner=SlowForOne(), iteration_timeout=3)
+    assert {trial.config["x"]: str(trial.state) for trial in results} == {0: "done", 1: "failed"}

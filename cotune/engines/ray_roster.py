@@ -40,7 +40,8 @@ class Membership:
         device: The name of its device, once it has joined.
         local: The name it has there.
         hello: Answered as soon as it has its place.
-        asked: When it was asked for.
+        asked: When it was asked for, or its node had installed what it had to.
+        probe: Answered when it has; None where it need not, or has.
         commands: What it is to be told next.
     """
 
@@ -50,7 +51,11 @@ class Membership:
     asked: float
     device: str = ""
     local: str = ""
+    probe: Any = None
     commands: list[tuple[str, tuple[Any, ...]]] = field(default_factory=list)
+
+
+def _nothing() -> None: ...
 
 
 class Roster:
@@ -119,8 +124,10 @@ class Roster:
         Nodes that have nothing left stay asked for as they are: they may get all of it.
         """
         absent = [member for member in self.members if not member.device and member.slot.cpus > 1]
-        patience = SET_UP_WITHIN if self.sets_up else SHRINK_AFTER
-        late = [member for member in absent if now - member.asked > patience]
+        for member in absent:
+            if member.probe is not None and self._ray.wait([member.probe], timeout=0)[0]:
+                member.probe, member.asked = None, now
+        late = [member for member in absent if member.probe is None and now - member.asked > SHRINK_AFTER]
         # Of all nodes: which has how much free is not public.
         free = int(self._ray.available_resources().get("CPU", 0)) if late else 0
         for member in late if free else []:
@@ -167,6 +174,8 @@ class Roster:
         actor_class = self._ray.remote(concurrency_groups={"tell": 1, "hear": 1}, max_restarts=0, **how)(Member)
         actor = actor_class.remote(self._packed, slot, self._folder, self._options)
         member = Membership(slot, actor, actor.do.remote([]), time.monotonic())
+        if self.sets_up and slot.node:
+            member.probe = self._ray.remote(num_cpus=0, scheduling_strategy=where)(_nothing).remote()
         self.members.add(member)
         self._listen(member)
 

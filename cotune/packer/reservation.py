@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import takewhile
+
 from cotune.packer.fitting import Fitting
 from cotune.packer.ledger import Ledger
 from cotune.packer.line import Line
 from cotune.packer.state import Device, Trial
 
-# How many may be waited for behind one that no device can hold at present.
+# How many are looked at where no device can hold the first at present.
 LOOK_AHEAD = 4
 
 
@@ -60,15 +62,21 @@ class Reservation:
 
         If none would do, as while somebody else uses their memory, for the next.
         """
-        trial = self._line.head() if self.device is None else None
-        if trial is not None and trial.overtaken >= self._patience:
-            any(map(self._keep_free, self._line.first(LOOK_AHEAD)))
+        head = self._line.head() if self.device is None else None
+        if head is not None and head.overtaken >= self._patience:
+            overtaken = (trial for trial in self._line.first(LOOK_AHEAD) if trial.overtaken >= self._patience)
+            any(map(self._keep_free, overtaken))
 
     def overtaken_by(self, trial: Trial) -> None:
-        """Counts against who is first in line that another one starts."""
+        """Counts for who is first in line that another one starts, and for the next behind one that cannot."""
         head = self._line.head()
-        if head is not None and head is not trial:
-            head.overtaken += 1
+        if head is None or head is trial:
+            return
+        head.overtaken += 1
+        if head.overtaken > self._patience:
+            # No device would do for it, or one would be kept free.
+            for other in takewhile(lambda other: other is not trial, self._line.first(LOOK_AHEAD)[1:]):
+                other.overtaken += 1
 
     def gives_way(self, trial: Trial) -> bool:
         """Keeps a device free for one with a higher priority that does not fit, before this one starts."""

@@ -128,7 +128,7 @@ def controller_behind(controller: Any) -> Any:
 
 
 def reuse_no_actors(controller: Any) -> None:
-    """Makes Tune start a process for every trial."""
+    """Makes Tune give no actor to another trial."""
     controller = getattr(controller, "_tune_controller", controller)
     if hasattr(controller, "_reuse_actors"):
         controller._reuse_actors = False

@@ -125,6 +125,8 @@ class Broker:
             ticket.held.clear()
             # A Trainable may take as long to clean up as Tune lets it; then it is evicted.
             self._withdraw(ticket, patient=ticket.cleans_up)
+            if lane is not None and ticket.over:
+                lane.calls.pop(ticket.number, None)
             if lane is None or ticket.over or not has_begun:
                 return self.answer(ticket)
             return self._send(lane, ticket, "stop", (), {})
@@ -166,6 +168,7 @@ class Broker:
         ticket.held.clear()
         if ticket.lane is not None and ticket.calls and not ticket.over:
             ticket.lane.actor.evict.remote(ticket.key)
+            ticket.lane.unheard += filter(None, [ticket.lane.calls.pop(ticket.number, None)])
             ticket.stopping = True
         self._withdraw(ticket)
 
@@ -281,6 +284,8 @@ class Broker:
             ticket.lane.actor.interrupt.remote(ticket.key)
 
     def _retry(self, ticket: Ticket, reason: str) -> None:
+        if ticket.lane is not None:
+            ticket.lane.calls.pop(ticket.number, None)
         ticket.lane = None
         log.info("trial %s starts again: %s", ticket.trial.trial_id, reason)
 

@@ -80,9 +80,7 @@ class LaneTrial(ResidentTrial):
         try:
             yield
         finally:
-            # A turn that was revoked is another's by now.
-            if self.host.turns.holder is self:
-                self.host.turns.give_up(self)
+            self.host.turns.give_up(self)
 
     def left_threads(self) -> bool:
         runner = self.runner
@@ -191,14 +189,14 @@ class LaneTrial(ResidentTrial):
 
     def _catch_up(self) -> None:
         """Trains up to where Tune has seen it: what is to be saved was lost with another lane."""
-        at = self._trainable.iteration
-        while at < self._reached:
+        while self._trainable.iteration < self._reached:
             result = self._trainable.train()
             self.leave_if_over()
             self.iteration_done()
             if result.get(_private.DONE):
                 return
-            at = result[_private.TRAINING_ITERATION]
+            # No report ends the turn here.
+            self.host.turns.pass_on(self)
 
     # ---- the end
 

@@ -113,15 +113,15 @@ class Search(Proposer):
             self.study = optuna.create_study(
                 storage=storage, sampler=sampler, pruner=pruner, study_name=name, direction=direction
             )
-        finally:
-            optuna.logging.set_verbosity(verbosity)
-        try:
             self._take_up(past, noted)
             self._backend.flush()
             self._backend.move(journal)
         except BaseException:
             self._backend.close()
+            fresh.unlink(missing_ok=True)
             raise
+        finally:
+            optuna.logging.set_verbosity(verbosity)
         self._thread = threading.Thread(target=self._serve, name="cotune-search", daemon=True)
         self._thread.start()
 

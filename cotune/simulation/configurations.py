@@ -28,8 +28,8 @@ ROUNDS = 60
 CLOSE = 0.003
 # Trials longer than this part of what is known already are told apart from others like them.
 LONG = 0.25
-# So many trials take a second or two.
-FEW = 30
+# So many trials take a second or so.
+FEW = 20
 
 _Array = Any
 

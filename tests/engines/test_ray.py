@@ -36,7 +36,9 @@ def test_a_node_that_comes_while_the_start_waits_for_the_first_is_invited():
     members, by_device, found = [], {}, object.__new__(DeviceFound)
     come, waits = iter([[], [], ["late"]]), iter(range(5))
     engine = object.__new__(RayEngine)
-    engine._roster = SimpleNamespace(members=members, by_device=by_device, warn_if_short=bool, gpus_missing=bool)
+    engine._roster = SimpleNamespace(
+        members=members, by_device=by_device, warn_if_short=bool, gpus_missing=bool, sets_up=False
+    )
     engine._roster.look = lambda: members.extend(next(come, []))
 
     def gather(timeout):
@@ -51,7 +53,9 @@ def test_a_node_that_comes_while_the_start_waits_for_the_first_is_invited():
 def test_where_the_only_node_with_room_cannot_go_on_the_start_says_why(monkeypatch):
     monkeypatch.setattr(engine_module, "JOIN_WITHIN", -1.0)
     engine = object.__new__(RayEngine)
-    engine._roster = SimpleNamespace(members=["busy"], by_device={}, refusal=StorageError("no folder", hint=""))
+    engine._roster = SimpleNamespace(
+        members=["busy"], by_device={}, refusal=StorageError("no folder", hint=""), sets_up=False
+    )
     engine._roster.look = engine._roster.warn_if_short = engine._roster.gpus_missing = lambda: None
     with pytest.raises(StorageError, match="no folder"):
         engine.start()

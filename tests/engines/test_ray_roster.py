@@ -72,9 +72,17 @@ def test_nodes_that_install_something_first_are_given_the_time(cluster, clock, r
     cluster.cores, cluster.free, cluster.environment = {"shared": 8}, 7.0, {"pip": ["cotune"]}
     roster = request.getfixturevalue("roster")
     roster.look()
+    (member,) = roster.members
+    member.probe, installed = "probe", []
+    cluster.wait = lambda answers, timeout: ([one for one in answers if one in installed], answers)
     clock.time += 300.0
     roster.look()
     assert (asked(roster), cluster.killed) == ({"shared": 8}, [])
+    installed.append("probe")
+    for expected in (8, 4):
+        clock.time += ray_roster.LOOK_EVERY
+        roster.look()
+        assert asked(roster) == {"shared": expected}
 
 
 def test_a_node_that_cannot_go_on_ends_the_run_only_if_there_is_no_other_joined_or_on_its_way(roster, cluster):

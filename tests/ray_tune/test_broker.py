@@ -231,3 +231,19 @@ def test_answers_go_before_news_where_there_always_is_some(broker, lanes, monkey
     assert (broker.futures(), polled) == ([], [])
     monkeypatch.setattr(lanes, "now", lambda: 1.0)
     assert (broker.futures(), polled) == ([], [True]), "but they are taken now and then"
+
+
+@pytest.mark.parametrize("how", ["ends", "moves"])
+def test_no_answer_is_waited_for_that_was_taken_long_ago(broker, lanes, how):
+    ticket = broker.ask(trial("a"))
+    broker.seat(ticket, FunctionTrainable, {})
+    broker.call(ticket, "train", (), {})
+    lane = ticket.lane
+    assert list(lane.calls) == [ticket.number]
+    if how == "ends":
+        broker._feed(ev.TrialEnded(0.0, ticket.number, Outcome.DONE))
+        broker._answers.append("stopped")
+        broker.call(ticket, "stop", (), {})
+    else:
+        broker._retry(ticket, "out of memory")
+    assert lane.calls == {}

@@ -50,3 +50,19 @@ def test_what_is_no_exception_is_told_with_where_it_was_raised(tmp_path):
     except SystemExit as error:
         told = trial._fails(error)
     assert "sys.exit(3)" in "".join(traceback.format_exception(told))
+
+
+def test_a_trial_that_catches_up_lets_its_lane_mates_run_and_stops_where_it_was(tmp_path):
+    passed = []
+    host = SimpleNamespace(home=Home(), turns=SimpleNamespace(pass_on=passed.append))
+    trial = LaneTrial(host, 0, 1, tmp_path, dict, 3)
+    trial.iteration_done = lambda: None
+    trial._trainable = SimpleNamespace(iteration=1)
+
+    def train():
+        trial._trainable.iteration += 1
+        return {}
+
+    trial._trainable.train = train
+    trial._catch_up()
+    assert (trial._trainable.iteration, passed) == (3, [trial, trial])

@@ -195,7 +195,7 @@ class TrialSession(ResidentTrial):
             ending = self._explain(error)
         session.bind(None)
         self._end(ending)
-        host.turns.give_up(self)
+        host.turns.leave(self)
         # Whoever waits for it hears that it is over.
         self._has_turn.set()
         if self._log >= 0:

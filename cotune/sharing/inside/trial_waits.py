@@ -140,21 +140,22 @@ class TrialWaits:
     def _wait(self, wait: Callable[[], T], others_run: bool) -> T:
         """Waits, which is neither the trial's own time nor a missing boundary; others have the turn if they want it."""
         turns, page = self._host.turns, self._host.page
-        # Not from a thread that the trial has started, for the trial itself goes on meanwhile.
-        if others_run and threading.get_ident() == self._thread and turns.give_up(self._resident):
+        # Else a thread of the trial's waits, and the trial itself goes on, perhaps to the end of its turn.
+        is_own = threading.get_ident() == self._thread
+        if others_run and is_own and turns.give_up(self._resident):
             found = wait()
             turns.take(self._resident)
             return found
-        if turns.holder is not self._resident:
-            # One of the trial's own threads, while another trial has the turn.
-            return wait()
-        page[HOLDER] = NOBODY
+        if turns.holder is self._resident:
+            page[HOLDER] = NOBODY
         began = time.monotonic()
         found = wait()
         now = time.monotonic()
-        self._meter.leave_out(now - began)
-        page[BOUNDARY] = now
-        page[HOLDER] = self._trial
+        if is_own:
+            self._meter.leave_out(now - began)
+        if turns.holder is self._resident:
+            page[BOUNDARY] = now
+            page[HOLDER] = self._trial
         return found
 
 

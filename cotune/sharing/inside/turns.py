@@ -104,8 +104,16 @@ class Turns:
                 return False
             resident.turn_ends()
             with self._mutex:
-                self._hand_on()
+                # It may have been revoked meanwhile.
+                if resident is self.holder:
+                    self._hand_on()
         return True
+
+    def leave(self, resident: Resident) -> None:
+        """Gives up the turn for good, and the places in line that threads of its own have."""
+        with self._mutex:
+            self._queue = [place for place in self._queue if place[0] is not resident]
+        self.give_up(resident)
 
     def pass_on(self, resident: Resident) -> None:
         """Lets the others run first, if there are any that may."""
@@ -116,6 +124,8 @@ class Turns:
                 return
             resident.turn_ends()
             with self._mutex:
+                if resident is not self.holder:
+                    return
                 waiter = self._enqueue(resident)
                 self._hand_on()
         self._wait(resident, waiter)
