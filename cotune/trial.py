@@ -46,7 +46,6 @@ class TrialSpec:
         config: What the trainable is called with.
         seed: Seeds torch, numpy and random before the trainable starts.
         folder: The trial's own folder, for its log and its checkpoints.
-        reports: Reports that stand from earlier attempts, up to the checkpoint it starts from.
         packed: `config`, pickled apart where it may hold what only cloudpickle can send; that is empty then.
     """
 
@@ -55,7 +54,6 @@ class TrialSpec:
     config: Mapping[str, Any]
     seed: int
     folder: Path
-    reports: int = 0
     packed: bytes = b""
 
 

@@ -795,3 +795,42 @@ def test_a_thread_that_waits_for_a_verdict_is_not_charged_with_what_a_lane_mate_
     space = {"x": cotune.choice([0, 1])}
     results = run(train, space, sampler="grid", lanes=1, residents=2, pruner=SlowForOne(), iteration_timeout=3)
     assert {trial.config["x"]: str(trial.state) for trial in results} == {0: "done", 1: "failed"}
+
+
+@pytest.mark.parametrize("front", ["run", "optimize"])
+def test_a_pruned_trial_is_told_with_its_own_value_and_not_that_of_a_lost_attempt(run, tmp_path, front):
+    flag = tmp_path / "killed"
+
+    class StopsTheSecond(optuna.pruners.BasePruner):
+        def prune(self, study, trial):
+            return flag.exists()
+
+    def steps(report):
+        size = 1000.0 if flag.exists() else 1.0
+        for step in range(1, 6):
+            report(size * step, step)
+            if step == 4:
+                kill_lane_once(flag)
+
+    def train(config):
+        steps(lambda value, step: cotune.report({"loss": value}, step=step))
+
+    def objective(trial):
+        def report(value, step):
+            trial.report(value, step)
+            if trial.should_prune():
+                raise optuna.TrialPruned
+
+        steps(report)
+        return 0.0
+
+    if front == "run":
+        results = run(train, {"x": 1}, trials=1, lanes=1, pruner=StopsTheSecond(), lockstep=True, name="pruned")
+        backend = optuna.storages.journal.JournalFileBackend(str(results.folder / "optuna.journal"))
+        study = optuna.load_study(study_name="pruned", storage=optuna.storages.JournalStorage(backend))
+    else:
+        study = optuna.create_study(pruner=StopsTheSecond())
+        cotune.optimize(study, objective, n_trials=1, devices=["cpu:0@1GiB"], storage=tmp_path)
+    (trial,) = study.trials
+    assert (trial.state.name, trial.value) == ("PRUNED", 1000.0)
+    assert set(trial.intermediate_values.values()) == {1000.0}

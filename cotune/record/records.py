@@ -126,9 +126,8 @@ class Records(Mapping[int, Record]):
 
     def starts(self, trial: int, device: str | None, lane: int) -> TrialSpec:
         """Notes that an attempt begins; gives what a body needs for it."""
-        record, folder = self._records[trial], self._folder.trial(trial)
-        reports = folder.reports_at_checkpoint() if record.attempts else 0
-        spec = TrialSpec(trial, record.attempts, record.config, record.seed, folder.path, reports)
+        record, folder = self._records[trial], self._folder.trial(trial).path
+        spec = TrialSpec(trial, record.attempts, record.config, record.seed, folder)
         record.starts(device, lane, self.now)
         self._since[trial] = time.monotonic()
         self._log.write("start", self.now, trial=trial, lane=lane, device=device)

@@ -24,7 +24,7 @@ from optuna.trial import TrialState as OptunaState
 from cotune.errors import CotuneError, LaneDied, RunError, TrialFailed, TrialOverdue, TrialTooLarge
 from cotune.search.proposer import Exhausted, Proposer, Reply, Suggestion, Verdict
 from cotune.search.study_proxy import pack, pack_error, unpack_error
-from cotune.search.telling import take_back, tell
+from cotune.search.telling import settle, take_back, tell
 from cotune.trial import Question, TrialState
 
 # Reports on their way to the storage before trials wait for it.
@@ -141,6 +141,7 @@ class StudySearch(Proposer):
             state = {"returned": None, "pruned": OptunaState.PRUNED}.get(running.end[0], OptunaState.FAIL)
             try:
                 running.heartbeat.join()
+                self._settle(running)
                 tell(self._study, running.trial, state, running.end[1], why if state is OptunaState.FAIL else None)
             except Exception as error:
                 # Such as a storage that is gone, or another process that has told it already.
@@ -193,11 +194,16 @@ class StudySearch(Proposer):
 
     # ---- how trials end
 
+    def _settle(self, running: _Running) -> None:
+        if running.attempt > 0:
+            settle(self._study, running.trial)
+
     def _end(self, number: int, error: CotuneError | None, *, is_pruned: bool) -> None:
         """Tells the study how a trial ended, and the callbacks; raises what nobody catches."""
         running = self._running.pop(number)
         raised = None if is_pruned else _raised(running, error)
         running.heartbeat.join()
+        self._settle(running)
         state = OptunaState.PRUNED if is_pruned else OptunaState.FAIL if raised is not None else None
         tell(self._study, running.trial, state, running.end[1], raised)
         if raised is not None and not isinstance(raised, (*_ALONE, *self._catch)):

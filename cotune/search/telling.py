@@ -19,6 +19,18 @@ def take_back(trial: Trial, step: int) -> None:
         del values[later]
 
 
+def settle(study: optuna.Study, trial: Trial) -> None:
+    """Overwrites what the storage has left of an attempt that was lost, before the end of the trial is told.
+
+    Optuna takes the value of the last step for that of a pruned trial, and no storage forgets a step.
+    """
+    stands = trial._cached_frozen_trial.intermediate_values
+    stored = study._storage.get_trial(trial._trial_id).intermediate_values
+    if stands:
+        for step in stored.keys() - stands.keys():
+            study._storage.set_trial_intermediate_value(trial._trial_id, step, stands[max(stands)])
+
+
 def tell(study: optuna.Study, trial: Trial, state: TrialState | None, told: Any, raised: BaseException | None) -> None:
     """Tells and logs, also when the sampler raises on being told.
 

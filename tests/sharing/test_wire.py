@@ -120,22 +120,22 @@ def test_an_object_arrives_as_it_was_sent():
 
 
 def test_a_trial_arrives_with_a_config_that_only_cloudpickle_can_send():
-    spec = TrialSpec(3, 1, {"activation": lambda x: x + 1}, 5, Path("/runs/a"), 7)
+    spec = TrialSpec(3, 1, {"activation": lambda x: x + 1}, 5, Path("/runs/a"))
     series = Series("the trainable", "it")
     got = pickle.loads(pickle.dumps(wire.sendable(spec, series)))
-    assert (got.trial, got.attempt, got.seed, got.folder, got.reports) == (3, 1, 5, Path("/runs/a"), 7)
+    assert (got.trial, got.attempt, got.seed, got.folder) == (3, 1, 5, Path("/runs/a"))
     _, config = wire.load_series(series.first, got.packed)
     assert config["activation"](1) == 2
 
 
 def test_a_trial_arrives_with_a_plain_config_in_it():
-    spec = TrialSpec(3, 1, {"lr": 0.1, "name": "a", "deep": True, "none": None}, 5, Path("/runs/a"), 7)
+    spec = TrialSpec(3, 1, {"lr": 0.1, "name": "a", "deep": True, "none": None}, 5, Path("/runs/a"))
     assert wire.sendable(spec, Series(None, "it")) is spec
 
 
 def test_a_trial_whose_config_cannot_be_sent_is_named():
     with pytest.raises(NotPicklable, match="the config of trial 3"):
-        wire.sendable(TrialSpec(3, 0, {"generator": (x for x in ())}, 5, Path("/"), 0), Series(None, "it"))
+        wire.sendable(TrialSpec(3, 0, {"generator": (x for x in ())}, 5, Path("/")), Series(None, "it"))
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(0, 2**32 - 1), st.binary(max_size=200))

@@ -160,7 +160,7 @@ class TrialSession(ResidentTrial):
         path = self._folder.latest_checkpoint()
         if path is not None and self._reports == 0:
             # One that takes nothing up makes all its reports again.
-            self._reports = self._spec.reports
+            self._reports = self._folder.reports_at_checkpoint()
             # It had come to its end, and the news was lost.
             self.met_stop_rule = self._folder.is_over_at_checkpoint()
             self.leave_if_over()
