@@ -116,9 +116,18 @@ def free_cpus() -> dict[str, float]:
     return {node: float(resources.get("CPU", 0.0)) for node, resources in found.items()}
 
 
-def controller_behind(controller: Any) -> Any:
+def _unwrapped(controller: Any) -> Any:
     """Tune's controller, which schedulers are given in a wrapper now and bare then."""
-    controller = getattr(controller, "_tune_controller", controller)
+    return getattr(controller, "_tune_controller", controller)
+
+
+def controller_behind(controller: Any) -> Any:
+    """Tune's controller, if it is one that we know.
+
+    Raises:
+        InputError: It is not.
+    """
+    controller = _unwrapped(controller)
     if not hasattr(controller, "_actor_manager") or not hasattr(controller, "_reuse_actors"):
         raise InputError(
             f"Ray {ray.__version__} is not one that colocate() knows: {type(controller).__name__} has no actor manager",
@@ -129,7 +138,7 @@ def controller_behind(controller: Any) -> Any:
 
 def reuse_no_actors(controller: Any) -> None:
     """Makes Tune give no actor to another trial."""
-    controller = getattr(controller, "_tune_controller", controller)
+    controller = _unwrapped(controller)
     if hasattr(controller, "_reuse_actors"):
         controller._reuse_actors = False
 
@@ -137,7 +146,7 @@ def reuse_no_actors(controller: Any) -> None:
 def limit_pending(controller: Any, most: int) -> None:
     """Makes Tune ask for so many trials ahead, unless the user has said how many."""
     if "TUNE_MAX_PENDING_TRIALS_PG" not in os.environ:
-        getattr(controller, "_tune_controller", controller).update_max_pending_trials(most)
+        _unwrapped(controller).update_max_pending_trials(most)
 
 
 def most_at_once(controller: Any) -> int | None:
