@@ -178,11 +178,18 @@ class Fitting:
             if device.seats:
                 idle, bare = device.idle, device.context + device.shared
                 room = max([-bare, *(lane.quota - lane.base for lane in idle)]) + device.free
-                taken = [lane for lane in device.lanes.values() if not lane.is_empty and not lane.closing]
-                kept = sum(lane.asked - self.slack(lane) for lane in taken)
-                returned = device.capacity - kept - min([bare, *(lane.base if lane.is_empty else 0 for lane in idle)])
+                returned = (
+                    device.capacity
+                    - self.kept(device)
+                    - min([bare, *(lane.base if lane.is_empty else 0 for lane in idle)])
+                )
                 device.holes = room if device.free >= 0 else -1, max(room, returned)
         return device.holes
+
+    def kept(self, device: Device) -> int:
+        """Bytes that lanes with trials, also paused ones, need there."""
+        taken = [lane for lane in device.lanes.values() if not lane.is_empty and not lane.closing]
+        return sum(lane.asked - self.slack(lane) for lane in taken)
 
     def shared_hole(self, device: Device) -> int:
         """The most persistent bytes that a further resident of a lane here could have; negative if none takes one."""

@@ -198,7 +198,12 @@ class Pauses:
             return sum(one.resting - one.parked for one in self._paused_on(device))
         if trial.expected is None:
             return 0
-        return trial.expected.peak - self._fitting.holes(device)[1]
+        if trial.is_apart:
+            # It starts in no lane in which one is paused.
+            room = device.capacity - self._fitting.kept(device) - device.context - device.shared
+        else:
+            room = self._fitting.holes(device)[1]
+        return trial.expected.peak - room
 
     def _free(self, device: Device, wanted: int, spared: Trial | None = None, partly: bool = False) -> bool:
         """Frees so many bytes that paused trials hold, beginning with those that lose least by it.

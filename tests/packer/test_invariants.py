@@ -255,3 +255,22 @@ TestChaos.settings = settings(
     phases=[Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink],
     suppress_health_check=list(HealthCheck),
 )
+
+
+def test_one_that_needs_a_lane_of_its_own_gets_the_room_of_those_that_are_paused() -> None:
+    state = Chaos()
+    one = {"hint": None, "busy": None, "ephemeral": 0, "explained": False, "gain": 0.0, "late": 0, "movable": 0.0}
+    one |= {"priority": 0.0, "saves": False, "seconds": 0.5, "splits": 0}
+    state.begin(
+        capacities=[1000], width=None, residents=1, policy="makespan", max_failures=1, surprise=0, patience=2
+    )  # fmt: skip
+    state.add_huge(knows=False, persistent=701)
+    state.fail(final=False, which=0)
+    state.go_on(rounds=4)
+    state.add(kind="a", persistent=1, steps=1, **one)
+    state.add(kind="b", persistent=136, steps=2, **one)
+    state.crash(which=0)
+    state.settle()
+    state.hold_all()
+    # Says if not all come to their ends.
+    state.teardown()
