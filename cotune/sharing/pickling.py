@@ -19,7 +19,7 @@ import cloudpickle
 from cotune.demand import MIB, format_bytes
 from cotune.errors import NotPicklable
 from cotune.process_wide import process_wide
-from cotune.sharing.preload import TORCH, modules_to_preload
+from cotune.sharing.preload import COMPILER, TORCH, modules_to_preload
 from cotune.sharing.script_imports import script_imports
 
 # Bytes of a trainable of which a word is said: they take a tenth of a second at the start of every trial.
@@ -69,7 +69,8 @@ def pack(trainable: Any, *, plainly: bool = False) -> Packed:
     installed, own = script_imports()
     modules += [name for name in installed if name not in modules]
     if rehearses:
-        modules += [name for name in TORCH if name not in modules]
+        # Fake tensors ask the compiler.
+        modules += [name for name in (*TORCH, COMPILER) if name not in modules]
     return Packed(blob, tuple(modules), tuple(own), rehearses, None if plainly and not rehearses else series)
 
 

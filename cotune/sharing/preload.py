@@ -24,8 +24,10 @@ WORDS = 5000
 _OTHERS = ("ray", "cotune", "pytest", "_pytest", "IPython", "ipykernel", "optuna", "__main__")
 # Not all below `sys.prefix`, which may be /usr, and a user's own code in /usr/src.
 _PYTHONS = tuple(os.path.join(sysconfig.get_path(name), "") for name in ("stdlib", "platstdlib", "scripts"))
-# The first optimizer imports torch._dynamo: 0.9 s and 110 MB in every lane, unless it is there already.
-TORCH = ("torch", "torch._dynamo", "torch.utils.data")
+TORCH = ("torch", "torch.utils.data")
+# Its compiler is loaded by who uses it (`inside/dynamo.py`): ahead where a name leads to that, since it takes 1.5 s.
+COMPILER = "torch._dynamo"
+_COMPILING = frozenset({"compile", "init_process_group", "torch.func", "functorch", "torch.utils.checkpoint"})
 # Worth importing ahead even if this process has not: a second or more each, and no threads or devices before their use.
 HEAVY = ("torch", "torchvision", "sklearn", "scipy", "pandas")
 
@@ -51,7 +53,7 @@ def modules_to_preload(blob: bytes, trainable: Any, *, torch_if_loaded: bool = T
     leads_to_torch = not {"torch", "torchvision"}.isdisjoint(map(_top, heavy))
     is_loaded = torch_if_loaded and "torch" in sys.modules
     if (leads_to_torch or is_loaded) and importlib.util.find_spec("torch") is not None:
-        preload |= set(TORCH)
+        preload |= {*TORCH, *([] if names.isdisjoint(_COMPILING) and COMPILER not in heavy else [COMPILER])}
     return ["numpy", "numpy.random", "cloudpickle", "cotune.sharing.inside.lane_main", *sorted(preload)]
 
 
@@ -168,8 +170,10 @@ def _requirements(name: str) -> set[str]:
         required = importlib.metadata.requires(name) or []
     except (importlib.metadata.PackageNotFoundError, ValueError):
         return set()
-    # Of these only torch is looked for, whose distribution is called like its module.
-    return {"torch"} & {re.split(r"[^\w-]", one, maxsplit=1)[0] for one in required if "extra ==" not in one}
+    # Of these only torch is looked for, whose distribution is called like its module. Who builds on it asks whether
+    # models are compiled.
+    needs = {re.split(r"[^\w-]", one, maxsplit=1)[0] for one in required if "extra ==" not in one}
+    return {"torch", COMPILER} if "torch" in needs else set()
 
 
 def _imports(path: Path) -> set[str]:

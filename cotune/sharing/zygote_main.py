@@ -25,6 +25,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
+from cotune.sharing.inside.dynamo import NAME, defer_dynamo
 from cotune.sharing.process_groups import kill_children, kill_group
 
 _PR_SET_PDEATHSIG = 1
@@ -146,9 +147,12 @@ def _preload(modules: list[str]) -> None:
     """Imports what the trials will; an import that fails will fail again where the user sees it."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for name in modules:
+        # What else is imported may do with torch as optimizers do.
+        for name in sorted(modules, key=lambda name: name != "torch"):
             with contextlib.suppress(Exception):
                 importlib.import_module(name)
+            if name == "torch" and NAME not in modules:
+                defer_dynamo()
     torch = sys.modules.get("torch")
     if torch is not None:
         torch.set_num_threads(1)

@@ -99,7 +99,7 @@ def test_a_library_in_the_closure_is_preloaded():
     assert "sklearn.linear_model" in preload(lambda config: sklearn.LogisticRegression)
 
 
-def test_torch_is_preloaded_with_what_its_first_optimizer_imports():
+def test_torch_is_preloaded_without_its_compiler():
     pytest.importorskip("torch")
 
     def train(config):
@@ -107,7 +107,20 @@ def test_torch_is_preloaded_with_what_its_first_optimizer_imports():
 
         return torch
 
-    assert {"torch", "torch._dynamo", "torch.utils.data"} <= set(preload(train))
+    found = set(preload(train))
+    assert {"torch", "torch.utils.data"} <= found
+    assert "torch._dynamo" not in found
+
+
+def test_the_compiler_is_preloaded_for_one_who_compiles():
+    pytest.importorskip("torch")
+
+    def train(config):
+        import torch
+
+        return torch.compile(torch.nn.Linear(1, 1))
+
+    assert "torch._dynamo" in preload(train)
 
 
 def test_torch_is_preloaded_for_one_who_imports_only_a_part():

@@ -23,6 +23,7 @@ from cotune.sharing.cpu import CpuMemory
 from cotune.sharing.inside.after_import import after_import
 from cotune.sharing.inside.boundary import on_optimizer_step
 from cotune.sharing.inside.context import Home
+from cotune.sharing.inside.dynamo import defer_dynamo, dynamo_if_loaded
 from cotune.sharing.inside.resident import ResidentTrial
 from cotune.sharing.inside.turns import Turns
 from cotune.sharing.lane_options import LaneOptions
@@ -233,7 +234,8 @@ class Host(ABC):
             trial.after_step(optimizer)
 
     def _torch_loaded(self) -> None:
-        """Torch was imported by a trial: what was done for it before, torch has missed."""
+        """Torch is there. If a trial has imported it just now, what was done for that before, torch has missed."""
+        defer_dynamo(self.memory.loading)
         holder = self.turns.holder
         if isinstance(holder, ResidentTrial):
             holder.torch_loaded()
@@ -254,7 +256,7 @@ def _disarm() -> None:
 
 def _forget_compiled() -> None:
     """Resets torch.compile: code that all trials share, such as `nn.Sequential`, it compiles eight times only."""
-    compiler: Any = sys.modules.get("torch._dynamo")
+    compiler: Any = dynamo_if_loaded()
     # To forget takes 0.3 ms, so it is not done where nothing was compiled.
     backends = getattr(getattr(compiler, "eval_frame", None), "cached_backends", {})
     if any(backend is not None for backend in backends.values()):
