@@ -35,12 +35,12 @@ test: $(STAMP)
 	@echo "tests on a Ray cluster and all others, side by side: each says how it went when it is done"
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target test-on-ray test-others
 
-# Much of a test is waiting for processes to start, and the two halves take about as long.
+# Much of a test is waiting for processes to start.
 test-on-ray: $(STAMP)
 	$(BIN)/python -m pytest $(ON_RAY)
 
 test-others: $(STAMP)
-	$(BIN)/python -m pytest $(ON_RAY:%=--ignore=%)
+	$(BIN)/python -m pytest -n 2 --dist loadfile $(ON_RAY:%=--ignore=%)
 
 slow: $(STAMP)
 	$(BIN)/python -m pytest -m slow
