@@ -9,14 +9,18 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import functools
+import importlib
 import importlib.util
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 NAME = "torch._dynamo"
 # Whom `_hide` may answer, and what is kept of the answer there.
@@ -32,45 +36,94 @@ class _Deferred(ModuleType):
         during: Makes what surrounds the loading.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, spec: ModuleSpec) -> None:
         super().__init__(name)
         self.hidden: list[Any] = []
         self.during: Callable[[], AbstractContextManager[object]] = nullcontext
-        self._loading = threading.RLock()
-        self._is_loading = False
+        self._real = spec
+        self._lock = threading.Lock()
+        self._is_wanted = False
+        vars(self).update(__file__=spec.origin, __spec__=spec, __loader__=spec.loader, __package__=name)
+        vars(self).update(graph_break=_break_nothing, disable=_hide)
 
     def __getattr__(self, name: str) -> Any:
         # Who looks through all modules for something, as pickle does, is not to have this one loaded.
-        if name not in _names(Path(str(self.__file__))):
+        if name not in _names(str(self.__file__)):
             raise AttributeError(f"module {NAME!r} has no attribute {name!r}")
-        with self._loading:
-            if self._is_loading:
-                raise AttributeError(f"module {NAME!r}, which is being imported, has no attribute {name!r} yet")
-            if isinstance(self, _Deferred):
-                self._load()
+        # By its class, which another thread may have changed by now.
+        _Deferred.load(self)
+        if isinstance(self, _Deferred) and name not in vars(self):
+            raise AttributeError(f"module {NAME!r}, which is being imported, has no attribute {name!r} yet")
         return getattr(self, name)
 
-    def _load(self) -> None:
-        spec = self.__spec__
-        assert spec is not None
-        assert spec.loader is not None
-        self._is_loading = True
+    def load(self) -> None:
+        """Imports it, as Python imports anything, so that threads wait for each other as they ever do."""
+        with self._lock:
+            if not self._is_wanted:
+                self._is_wanted = True
+                sys.modules.pop(NAME, None)
         try:
-            self.__path__ = spec.submodule_search_locations or []
-            with self.during():
-                spec.loader.exec_module(self)
+            importlib.import_module(NAME)
         except BaseException:
-            del self.__path__
+            # For the next one who wants it.
+            with self._lock:
+                vars(self).pop("__path__", None)
+                sys.modules.setdefault(NAME, self)
+                self._is_wanted = False
             raise
-        finally:
-            self._is_loading = False
+
+    # ---- as the loader of itself
+
+    def create_module(self, _spec: ModuleSpec) -> ModuleType:
+        self.__path__ = self._real.submodule_search_locations or []
+        return self
+
+    def exec_module(self, _module: ModuleType) -> None:
+        assert self._real.loader is not None
+        with self.during():
+            self._real.loader.exec_module(self)
         for function in self.hidden:
             # It is asked for again, and hidden for good.
             with contextlib.suppress(AttributeError):
                 delattr(function, _KEPT)
+        self.__spec__ = self._real
         self.__class__ = ModuleType  # type: ignore[assignment]
-        for name in ("hidden", "during", "_loading", "_is_loading"):
-            vars(self).pop(name)
+
+
+class _Finder(MetaPathFinder):
+    """Has the deferred module loaded into the object that stands for it, and what it has imported by then only once."""
+
+    def __init__(self, module: _Deferred) -> None:
+        self._module = module
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if target is not None:
+            # It is reloaded.
+            return None
+        if fullname == NAME and isinstance(self._module, _Deferred):
+            locations = self._module._real.submodule_search_locations
+            spec = ModuleSpec(NAME, cast(Any, self._module), origin=self._module.__file__, is_package=True)
+            spec.submodule_search_locations = locations
+            return spec
+        there = sys.modules.get(fullname) if fullname.startswith(NAME + ".") else None
+        return ModuleSpec(fullname, _There(there)) if there is not None else None
+
+
+class _There(Loader):
+    """Gives a module that the one above it has imported, when Python had already begun to look for it."""
+
+    def __init__(self, module: ModuleType) -> None:
+        self._module, self._spec = module, getattr(module, "__spec__", None)
+
+    def create_module(self, _spec: ModuleSpec) -> ModuleType:
+        return self._module
+
+    def exec_module(self, module: ModuleType) -> None:
+        # As Python does: a module may refuse it.
+        with contextlib.suppress(AttributeError):
+            module.__spec__ = self._spec
 
 
 def defer_dynamo(during: Callable[[], AbstractContextManager[object]] = nullcontext) -> None:
@@ -87,9 +140,8 @@ def defer_dynamo(during: Callable[[], AbstractContextManager[object]] = nullcont
         spec = importlib.util.find_spec(NAME)
         if spec is None or spec.loader is None or not str(spec.origin).endswith("__init__.py"):
             return
-        module = _Deferred(NAME)
-        vars(module).update(__file__=spec.origin, __spec__=spec, __loader__=spec.loader, __package__=NAME)
-        vars(module).update(graph_break=_break_nothing, disable=_hide)
+        module = _Deferred(NAME, spec)
+        sys.meta_path.insert(0, _Finder(module))
         sys.modules[NAME] = vars(torch)[NAME.rpartition(".")[2]] = module
     if isinstance(module, _Deferred):
         module.during = during
@@ -112,21 +164,17 @@ def _hide(fn: Any = None, *args: Any, **kwargs: Any) -> Any:
         if sys._getframe(1).f_globals.get("__name__") == _ASKS:
             module.hidden.append(fn)
             return fn
-        # Somebody else's, to whom it makes a difference. Whatever is not here yet has it loaded.
-        _ = module.reset
+        # Somebody else's, to whom it makes a difference.
+        _Deferred.load(module)
     return module.disable(fn, *args, **kwargs)
 
 
-def _names(source: Path) -> frozenset[str]:
+@functools.cache
+def _names(file: str) -> frozenset[str]:
     """What there is in a package once it is loaded, by its source and the modules beside it."""
-    if not _known:
-        _known.update(_defined(ast.parse(source.read_bytes()).body))
-        _known.update(path.stem for path in source.parent.iterdir())
-        _known.add("__path__")
-    return frozenset(_known)
-
-
-_known: set[str] = set()
+    source = Path(file)
+    beside = (path.stem for path in source.parent.iterdir())
+    return frozenset({"__path__", *beside, *_defined(ast.parse(source.read_bytes()).body)})
 
 
 def _defined(statements: list[ast.stmt]) -> Iterator[str]:

@@ -124,3 +124,35 @@ loader.exec_module = load
 torch.compile(model, backend="eager")(torch.ones(2, 4))
 assert dynamo_if_loaded() is torch._dynamo
 """)
+
+
+def test_what_was_looked_for_before_it_was_loaded_is_there_once():
+    run_with_it_deferred("""
+from torch._dynamo.utils import counters
+import torch._dynamo.config as config
+assert torch._dynamo.utils.counters is counters
+assert sys.modules["torch._dynamo.eval_frame"].config is config is torch._dynamo.config
+assert torch._dynamo.utils.__spec__.loader.path == torch._dynamo.utils.__file__
+""")
+
+
+def test_threads_that_load_it_at_once_wait_for_each_other():
+    run_with_it_deferred("""
+found, both = [], threading.Barrier(3)
+
+def load(use):
+    both.wait()
+    found.append(use())
+
+uses = [
+    lambda: torch._dynamo.config,
+    lambda: torch._dynamo.decorators.disable and torch._dynamo.config,
+    lambda: torch._dynamo.eval_frame.config,
+]
+threads = [threading.Thread(target=load, args=(use,), daemon=True) for use in uses]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join(60)
+assert found == [torch._dynamo.config] * 3, found
+""")
