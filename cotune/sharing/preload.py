@@ -27,7 +27,8 @@ _PYTHONS = tuple(os.path.join(sysconfig.get_path(name), "") for name in ("stdlib
 TORCH = ("torch", "torch.utils.data")
 # Its compiler is loaded by who uses it (`inside/dynamo.py`): ahead where a name leads to that, since it takes 1.5 s.
 COMPILER = "torch._dynamo"
-_COMPILING = frozenset({"compile", "init_process_group", "torch.func", "functorch", "torch.utils.checkpoint"})
+_COMPILING = frozenset(["_dynamo", "compile", "compiler", "distributed", "experimental", "export", "func", "functorch"])
+_CHECKPOINTS = "torch.utils.checkpoint"
 # Worth importing ahead even if this process has not: a second or more each, and no threads or devices before their use.
 HEAVY = ("torch", "torchvision", "sklearn", "scipy", "pandas")
 
@@ -53,8 +54,14 @@ def modules_to_preload(blob: bytes, trainable: Any, *, torch_if_loaded: bool = T
     leads_to_torch = not {"torch", "torchvision"}.isdisjoint(map(_top, heavy))
     is_loaded = torch_if_loaded and "torch" in sys.modules
     if (leads_to_torch or is_loaded) and importlib.util.find_spec("torch") is not None:
-        preload |= {*TORCH, *([] if names.isdisjoint(_COMPILING) and COMPILER not in heavy else [COMPILER])}
+        preload |= {*TORCH, *([COMPILER] if COMPILER in heavy or _compiles(names) else [])}
     return ["numpy", "numpy.random", "cloudpickle", "cotune.sharing.inside.lane_main", *sorted(preload)]
+
+
+def _compiles(names: set[str]) -> bool:
+    """Whether names lead to a part of torch that has its compiler loaded, or is there because that has."""
+    parts = {part for name in names if name.startswith("torch.") for part in name.split(".")}
+    return _CHECKPOINTS in names or not _COMPILING.isdisjoint(names | parts)
 
 
 # ---- names

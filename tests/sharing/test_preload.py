@@ -112,15 +112,26 @@ def test_torch_is_preloaded_without_its_compiler():
     assert "torch._dynamo" not in found
 
 
-def test_the_compiler_is_preloaded_for_one_who_compiles():
+def test_the_compiler_is_preloaded_for_one_who_compiles_or_needs_what_comes_with_it():
     pytest.importorskip("torch")
 
-    def train(config):
+    def compiles(config):
         import torch
 
         return torch.compile(torch.nn.Linear(1, 1))
 
-    assert "torch._dynamo" in preload(train)
+    def distributes(config):
+        import torch.distributed as dist
+
+        return dist
+
+    def differentiates(config):
+        import torch
+
+        return torch.func.grad(torch.sin)
+
+    for train in (compiles, distributes, differentiates):
+        assert "torch._dynamo" in preload(train)
 
 
 def test_torch_is_preloaded_for_one_who_imports_only_a_part():

@@ -50,6 +50,9 @@ class _Deferred(ModuleType):
         # Who looks through all modules for something, as pickle does, is not to have this one loaded.
         if name not in _names(str(self.__file__)):
             raise AttributeError(f"module {NAME!r} has no attribute {name!r}")
+        with self._lock:
+            if name in vars(self):
+                return vars(self)[name]
         # By its class, which another thread may have changed by now.
         _Deferred.load(self)
         if isinstance(self, _Deferred) and name not in vars(self):
@@ -61,6 +64,8 @@ class _Deferred(ModuleType):
         with self._lock:
             if not self._is_wanted:
                 self._is_wanted = True
+                # Before anything else: who imports a module from below it, and so holds its lock, is not to wait here.
+                self.__path__ = self._real.submodule_search_locations or []
                 sys.modules.pop(NAME, None)
         try:
             importlib.import_module(NAME)
@@ -75,7 +80,6 @@ class _Deferred(ModuleType):
     # ---- as the loader of itself
 
     def create_module(self, _spec: ModuleSpec) -> ModuleType:
-        self.__path__ = self._real.submodule_search_locations or []
         return self
 
     def exec_module(self, _module: ModuleType) -> None:
