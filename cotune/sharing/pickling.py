@@ -19,7 +19,8 @@ import cloudpickle
 from cotune.demand import MIB, format_bytes
 from cotune.errors import NotPicklable
 from cotune.process_wide import process_wide
-from cotune.sharing.preload import COMPILER, TORCH, modules_to_preload
+from cotune.sharing.inside.dynamo import NAME as COMPILER
+from cotune.sharing.preload import TORCH, modules_to_preload
 from cotune.sharing.script_imports import script_imports
 
 # Bytes of a trainable of which a word is said: they take a tenth of a second at the start of every trial.

@@ -16,6 +16,8 @@ from pathlib import Path
 from types import CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
+from cotune.sharing.inside.dynamo import NAME as COMPILER
+
 # A project of more files than that is not searched further: reading one takes 5 ms, before anything else can begin.
 FILES = 50
 # A pickle with more words than that holds texts, and to ask of each whether it names a module takes 30 us.
@@ -25,8 +27,7 @@ _OTHERS = ("ray", "cotune", "pytest", "_pytest", "IPython", "ipykernel", "optuna
 # Not all below `sys.prefix`, which may be /usr, and a user's own code in /usr/src.
 _PYTHONS = tuple(os.path.join(sysconfig.get_path(name), "") for name in ("stdlib", "platstdlib", "scripts"))
 TORCH = ("torch", "torch.utils.data")
-# Its compiler is loaded by who uses it (`inside/dynamo.py`): ahead where a name leads to that, since it takes 1.5 s.
-COMPILER = "torch._dynamo"
+# Parts of torch that load its compiler, or are there because that was loaded (`inside/dynamo.py`).
 _COMPILING = frozenset(["_dynamo", "compile", "compiler", "distributed", "experimental", "export", "func", "functorch"])
 _CHECKPOINTS = "torch.utils.checkpoint"
 # Worth importing ahead even if this process has not: a second or more each, and no threads or devices before their use.
@@ -59,7 +60,7 @@ def modules_to_preload(blob: bytes, trainable: Any, *, torch_if_loaded: bool = T
 
 
 def _compiles(names: set[str]) -> bool:
-    """Whether names lead to a part of torch that has its compiler loaded, or is there because that has."""
+    """Whether names lead to a use of torch's compiler, which is then imported ahead: it takes 1.5 s."""
     parts = {part for name in names if name.startswith("torch.") for part in name.split(".")}
     return _CHECKPOINTS in names or not _COMPILING.isdisjoint(names | parts)
 

@@ -25,7 +25,8 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
-from cotune.sharing.inside.dynamo import NAME, defer_dynamo
+from cotune.sharing.inside.dynamo import NAME as COMPILER
+from cotune.sharing.inside.dynamo import defer_dynamo
 from cotune.sharing.process_groups import kill_children, kill_group
 
 _PR_SET_PDEATHSIG = 1
@@ -151,7 +152,7 @@ def _preload(modules: list[str]) -> None:
         for name in sorted(modules, key=lambda name: name != "torch"):
             with contextlib.suppress(Exception):
                 importlib.import_module(name)
-            if name == "torch" and NAME not in modules:
+            if name == "torch" and COMPILER not in modules:
                 defer_dynamo()
     torch = sys.modules.get("torch")
     if torch is not None:
