@@ -114,3 +114,30 @@ def test_options_that_a_later_session_has_added_are_known_too(tmp_path):
     run([[1], [2, 2]], 2)
     run([[1], [2, 2], [3, 3, 3]], 3)
     assert sorted(trial.config["layers"] for trial in cotune.load("grown", tmp_path)) == [[1], [2, 2], [3, 3, 3]]
+
+
+def test_a_trial_that_lifts_its_limits_or_stops_its_clock_leaves_a_run_that_can_be_read(tmp_path):
+    def train(config):
+        import sys
+        import time
+
+        if config["how"] == "digits":
+            sys.set_int_max_str_digits(0)
+            cotune.report({"loss": 1.0, "n": 10**5000})
+        elif config["how"] == "clock":
+            time.time = lambda: float("nan")
+            cotune.report({"loss": 1.0})
+        cotune.report({"loss": 2.0})
+
+    space = {"how": cotune.choice(["digits", "clock", "neither"])}
+    run = {"metric": "loss", "storage": tmp_path, "name": "r", "dashboard": False, "sampler": "grid"}
+    results = cotune.run(train, space, devices=["cpu:0"], reuse=False, **run)
+    loaded = cotune.load("r", storage=tmp_path)
+    for found in (results, loaded):
+        by = {trial.config["how"]: trial for trial in found.trials}
+        assert {how: trial.state for how, trial in by.items()} == {
+            "digits": TrialState.FAILED,
+            "clock": TrialState.DONE,
+            "neither": TrialState.DONE,
+        }
+        assert [report["loss"] for report in by["clock"].history] == [1.0, 2.0]

@@ -6,6 +6,7 @@ import signal
 import time
 from pathlib import Path
 
+import numpy as np
 import optuna
 import pytest
 
@@ -581,6 +582,19 @@ def test_a_trial_that_takes_nothing_up_makes_all_its_reports_again(run, tmp_path
     results = run(train, {"x": 1}, trials=1, lanes=1, stop={"training_iteration": 5})
     assert [row["loss"] for row in results[0].history] == [0.0, 1.0, 2.0, 3.0, 4.0]
     assert results[0].attempts == 2
+
+
+def test_a_pruner_may_answer_with_an_array_of_one(run):
+    class Answers(optuna.pruners.BasePruner):
+        def prune(self, study, trial):
+            return np.array([trial.last_step >= 2])
+
+    def train(config):
+        for epoch in range(5):
+            cotune.report({"loss": float(epoch)})
+
+    (trial,) = run(train, {"x": 1}, trials=1, pruner=Answers(), lockstep=True)
+    assert (str(trial.state), len(trial.history)) == ("stopped", 2)
 
 
 def test_reports_of_a_lost_attempt_are_not_judged_again(run, tmp_path):

@@ -7,6 +7,7 @@ Sweep ──instructions──▶ LocalEngine ──▶ Zygote (forks, kills, re
 from __future__ import annotations
 
 import contextlib
+import errno
 import selectors
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -150,10 +151,13 @@ class LocalEngine(Engine):
         try:
             lane = LaneHandle(self._spawn_zygote(), options, gpu.dismiss if gpu is not None and mps else None)
         except OSError as error:
+            files = (
+                f"each lane takes {options.seats + 1} files of this process: raise `ulimit -n`, or pass fewer lanes="
+            )
+            mend = "raise the limit of a file's size (`ulimit -f`)" if error.errno == errno.EFBIG else files
             raise errors.RunError(
                 f"lane {instruction.lane} cannot be opened: {error.strerror or error}",
-                hint=f"each lane takes {options.seats + 1} files of this process: raise `ulimit -n`, or pass "
-                "a smaller lanes=; what has run so far is kept",
+                hint=f"{mend}; what has run so far is kept",
             ) from error
         self._lanes.add(lane)
         self._selector.register(lane, selectors.EVENT_READ, partial(self._hear_lane, lane))

@@ -112,7 +112,7 @@ def read_events(path: Path) -> Iterator[tuple[dict[str, Any], bytes]]:
                 try:
                     event = json.loads(line)
                     event["event"], event["time"]
-                except (ValueError, KeyError, TypeError) as error:
+                except (ValueError, KeyError, TypeError, RecursionError) as error:
                     raise StorageError(
                         f"line {number} of {path} is not an event: {line[:80]!r}",
                         hint=DAMAGED,

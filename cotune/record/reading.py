@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -77,7 +78,7 @@ def check_version(folder: RunFolder, settings: Mapping[str, Any]) -> None:
         raise StorageError(f"{folder.events} does not begin with a run", hint="choose another name=")
     if settings["version"] != VERSION:
         raise StorageError(
-            f"{folder.events} is of version {settings['version']}, this cotune writes version {VERSION}",
+            f"{folder.events} is of version {settings['version']!r}, this cotune writes version {VERSION!r}",
             hint="choose another name=, or resume with the cotune that wrote it",
         )
 
@@ -102,9 +103,8 @@ def _replay(record: Record, event: dict[str, Any], line: bytes, metric: str) -> 
         record.goes_on(event["time"])
     elif kind == "report":
         value = event["metrics"].get(metric)
-        record.add(
-            Report(record.trial, record.attempts - 1, event["step"], math.nan if value is None else float(value), line)
-        )
+        value = math.nan if value is None else float(value)
+        record.add(Report(record.trial, record.attempts - 1, operator.index(event["step"]), value, line))
     elif kind == "estimate":
         record.estimate = Estimate(*event["estimate"]) if event["estimate"] else None
     elif kind == "end":

@@ -201,7 +201,7 @@ class Search(Proposer):
                 self._answer(Promotion(other))
             self._answer(Verdict(number, attempt, stop=False, wait=waits))
         elif self.judges:
-            self._answer(Verdict(number, attempt, not math.isnan(value) and trial.should_prune()))
+            self._answer(Verdict(number, attempt, not math.isnan(value) and bool(trial.should_prune())))
 
     def _settle(self) -> None:
         best = None if self._rungs is None or self._completed else self._rungs.best_waiting()

@@ -28,7 +28,9 @@ _OTHERS = ("ray", "cotune", "pytest", "_pytest", "IPython", "ipykernel", "optuna
 _PYTHONS = tuple(os.path.join(sysconfig.get_path(name), "") for name in ("stdlib", "platstdlib", "scripts"))
 TORCH = ("torch", "torch.utils.data")
 # Parts of torch that load its compiler, or are there because that was loaded (`inside/dynamo.py`).
-_COMPILING = frozenset(["_dynamo", "compile", "compiler", "distributed", "experimental", "export", "func", "functorch"])
+_COMPILING = frozenset(
+    "FakeTensorMode _dynamo compile compiler distributed experimental export func functorch make_fx".split()  # noqa: SIM905
+)
 _CHECKPOINTS = "torch.utils.checkpoint"
 # Worth importing ahead even if this process has not: a second or more each, and no threads or devices before their use.
 HEAVY = ("torch", "torchvision", "sklearn", "scipy", "pandas")

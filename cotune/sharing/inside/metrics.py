@@ -13,9 +13,12 @@ from cotune.plain import SCALARS
 
 _encode = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
 MOST_ELEMENTS = 1000
+# What every reader of the events file takes, whatever limits a trial has lifted for itself.
+MOST_BITS = 2000
+MOST_NESTED = 50
 
 
-def plain(name: str, value: Any) -> Any:
+def plain(name: str, value: Any, depth: int = 0) -> Any:
     """What was reported as JSON has it: numbers, strings, booleans, None, and lists of these.
 
     Arrays and tensors give their number if they have one element, and a list of up to `MOST_ELEMENTS` otherwise.
@@ -24,7 +27,11 @@ def plain(name: str, value: Any) -> Any:
         MetricError: It is none of these.
     """
     if type(value) in SCALARS:
+        if type(value) is int and value.bit_length() > MOST_BITS:
+            raise MetricError(f"metric {name!r} is an integer of {value.bit_length():,} bits", hint="report a float")
         return value
+    if depth > MOST_NESTED:
+        raise MetricError(f"metric {name!r} has lists in lists, {MOST_NESTED} deep", hint="save it in a checkpoint")
     shape = getattr(value, "shape", None)
     if shape is not None and math.prod(shape) != 1:
         return _listed(name, value, tuple(shape))
@@ -32,9 +39,9 @@ def plain(name: str, value: Any) -> Any:
         value = value.item()
     for kind in (bool, int, float, str):
         if isinstance(value, kind):
-            return kind(value)
+            return plain(name, kind(value))
     if isinstance(value, (list, tuple)):
-        return [plain(name, element) for element in value]
+        return [plain(name, element, depth + 1) for element in value]
     raise MetricError(
         f"metric {name!r} is a {type(value).__name__}: {str(value)[:80]}",
         hint="report numbers, strings, booleans, None or lists of these; save anything else in a checkpoint",

@@ -11,6 +11,7 @@ import time
 import traceback
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from time import time as time_of_day
 from typing import TYPE_CHECKING, Any
 
 from cotune import session, trainable
@@ -87,7 +88,7 @@ class TrialSession(ResidentTrial):
         with self._reporting:
             number = self._reports + 1
             where = number if step is None else whole_step(step)
-            value, values, line = read_report(metrics, metric, number == 1, self.trial, where, time.time())
+            value, values, line = read_report(metrics, metric, number == 1, self.trial, where, time_of_day())
             is_last = self._stop_rule is not None and self._stop_rule.is_met(self.trial, values, number)
             self._pass_on(where, value, line)
         if is_last:
@@ -98,7 +99,7 @@ class TrialSession(ResidentTrial):
     def observe(self, value: float, step: int) -> None:
         self._await_turn()
         with self._reporting:
-            self._pass_on(step, value, number_line(self.trial, step, value, time.time()))
+            self._pass_on(step, value, number_line(self.trial, step, value, time_of_day()))
 
     def _pass_on(self, where: int, value: float, line: bytes) -> None:
         if self._over:

@@ -102,6 +102,24 @@ def test_an_array_too_large_for_the_events_file_is_refused_with_its_shape():
     assert "checkpoint" in refused.value.hint
 
 
+def nested(depth):
+    found: list = []
+    for _ in range(depth):
+        found = [found]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [(10**5000, "16,610 bits"), ([10**5000], "16,610 bits"), (nested(51), "lists in lists, 50 deep")],
+    ids=["an integer", "one in a list", "lists in lists"],
+)
+def test_what_the_events_file_could_not_be_read_with_is_refused(value, words):
+    with pytest.raises(MetricError, match=words):
+        plain("m", value)
+    assert plain("m", nested(50)) == nested(50)
+
+
 def test_nested_metrics_are_told_by_path():
     value, line = read({"eval": {"loss": 0.5, "top": {"k": 5}}, "epoch": 3}, metric="eval/loss")
     assert value == 0.5
