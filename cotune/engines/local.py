@@ -151,10 +151,9 @@ class LocalEngine(Engine):
         try:
             lane = LaneHandle(self._spawn_zygote(), options, gpu.dismiss if gpu is not None and mps else None)
         except OSError as error:
-            files = (
-                f"each lane takes {options.seats + 1} files of this process: raise `ulimit -n`, or pass fewer lanes="
-            )
-            mend = "raise the limit of a file's size (`ulimit -f`)" if error.errno == errno.EFBIG else files
+            mend = f"each lane takes {options.seats + 1} files of this process: raise `ulimit -n`, or pass fewer lanes="
+            if error.errno == errno.EFBIG:
+                mend = "raise the limit of a file's size (`ulimit -f`)"
             raise errors.RunError(
                 f"lane {instruction.lane} cannot be opened: {error.strerror or error}",
                 hint=f"{mend}; what has run so far is kept",

@@ -29,9 +29,20 @@ _PYTHONS = tuple(os.path.join(sysconfig.get_path(name), "") for name in ("stdlib
 TORCH = ("torch", "torch.utils.data")
 # Parts of torch that load its compiler, or are there because that was loaded (`inside/dynamo.py`).
 _COMPILING = frozenset(
-    "FakeTensorMode _dynamo compile compiler distributed experimental export func functorch make_fx".split()  # noqa: SIM905
+    (
+        "FakeTensorMode",
+        "_dynamo",
+        "compile",
+        "compiler",
+        "distributed",
+        "experimental",
+        "export",
+        "func",
+        "functorch",
+        "make_fx",
+        "torch.utils.checkpoint",
+    )
 )
-_CHECKPOINTS = "torch.utils.checkpoint"
 # Worth importing ahead even if this process has not: a second or more each, and no threads or devices before their use.
 HEAVY = ("torch", "torchvision", "sklearn", "scipy", "pandas")
 
@@ -64,7 +75,7 @@ def modules_to_preload(blob: bytes, trainable: Any, *, torch_if_loaded: bool = T
 def _compiles(names: set[str]) -> bool:
     """Whether names lead to a use of torch's compiler, which is then imported ahead: it takes 1.5 s."""
     parts = {part for name in names if name.startswith("torch.") for part in name.split(".")}
-    return _CHECKPOINTS in names or not _COMPILING.isdisjoint(names | parts)
+    return not _COMPILING.isdisjoint(names | parts)
 
 
 # ---- names

@@ -31,15 +31,16 @@ class TestLocalEngine(RealEngineConformance):
             yield under_test
 
 
-def test_a_lane_for_which_no_file_may_be_opened_is_told_with_a_way_out(tmp_path, monkeypatch):
+@pytest.mark.parametrize(("number", "hint"), [(errno.EMFILE, "ulimit -n"), (errno.EFBIG, "ulimit -f")])
+def test_a_lane_for_which_a_limit_leaves_no_file_is_told_with_a_way_out(tmp_path, monkeypatch, number, hint):
     def refused(*given):
-        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        raise OSError(number, os.strerror(number))
 
     engine = LocalEngine(behave, find_devices(devices=["cpu:0@4GiB"]), tmp_path, LocalOptions("loss"))
     monkeypatch.setattr(local, "LaneHandle", refused)
-    with pytest.raises(RunError, match="lane 3 cannot be opened: Too many open files") as told:
+    with pytest.raises(RunError, match=f"lane 3 cannot be opened: {os.strerror(number)}") as told:
         engine.execute(OpenLane(3, "cpu:0", 1 << 30))
-    assert "ulimit -n" in told.value.hint
+    assert hint in told.value.hint
     engine.close()
 
 

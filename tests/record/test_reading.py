@@ -258,12 +258,27 @@ def test_a_file_without_a_run_is_refused(written):
 
 
 @pytest.mark.parametrize(
-    "fields", [{"event": "report"}, {"event": "end", "state": "odd"}, {"event": "trial"}, {"event": "start"}]
+    "fields",
+    [
+        {"event": "report"},
+        {"event": "report", "step": "1", "metrics": {"loss": 0.5}},
+        {"event": "end", "state": "odd"},
+        {"event": "trial"},
+        {"event": "start"},
+    ],
 )
 def test_a_line_that_lacks_something_is_named_with_a_way_out(written, fields):
     with pytest.raises(StorageError, match=r"line 3 of .* makes no sense") as refused:
         written.run().trial().add(**fields, trial=0).read()
     assert "cut off that line" in refused.value.hint
+
+
+def test_a_line_too_deep_to_read_is_named(written):
+    written.run().trial().log.close()
+    with open(written.folder.events, "ab") as events:
+        events.write(b"[" * 100_000 + b"]" * 100_000 + b"\n")
+    with pytest.raises(StorageError, match=r"line 3 of .* is not an event"):
+        read_run(written.folder)
 
 
 def test_a_torn_last_line_costs_only_that_event(written):

@@ -107,10 +107,8 @@ class _Finder(MetaPathFinder):
             # It is reloaded.
             return None
         if fullname == NAME and isinstance(self._module, _Deferred):
-            locations = self._module._real.submodule_search_locations
-            spec = ModuleSpec(NAME, cast(Any, self._module), origin=self._module.__file__, is_package=True)
-            spec.submodule_search_locations = locations
-            return spec
+            # Where its modules are it has noted by now.
+            return ModuleSpec(NAME, cast(Any, self._module), origin=self._module.__file__, is_package=True)
         there = sys.modules.get(fullname) if fullname.startswith(NAME + ".") else None
         return ModuleSpec(fullname, _There(there)) if there is not None else None
 

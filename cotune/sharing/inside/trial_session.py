@@ -11,7 +11,6 @@ import time
 import traceback
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from time import time as time_of_day
 from typing import TYPE_CHECKING, Any
 
 from cotune import session, trainable
@@ -28,6 +27,8 @@ from cotune.trial import Outcome, TrialSpec
 if TYPE_CHECKING:
     from cotune.sharing.inside.lane_main import ForkedHost
 
+# The one the process began with: a trial may put another in its place, for its own use.
+time_of_day = time.time
 # Seconds for what a trial does on its way out, and how often it may report or save there.
 LEAVE_WITHIN = 2.0
 LEAVE_HEARD = 8
