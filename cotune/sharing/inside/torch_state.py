@@ -12,10 +12,16 @@ def _torch_flags(torch: Any) -> list[tuple[Callable[[], Any], Callable[[Any], An
     """Process-wide flags of torch that change numerics: how to read and how to set each."""
     backends = torch.backends
 
-    def attribute(owner: Any, name: str, behind: str = "") -> tuple[Callable[[], Any], Callable[[Any], Any]]:
-        # The function behind a property is four times faster, where this torch has it under the same name.
-        get = getattr(torch._C, behind, None) if behind else None
-        return get or (lambda: getattr(owner, name)), lambda value: setattr(owner, name, value)
+    def behind(name: str, get: Callable[[], Any]) -> Callable[[], Any]:
+        # Four times faster than what torch has around it, and more so where it was not called for a while.
+        return getattr(torch._C, name, None) or get
+
+    def attribute(owner: Any, name: str, getter: str = "") -> tuple[Callable[[], Any], Callable[[Any], Any]]:
+        return behind(getter, lambda: getattr(owner, name)), lambda value: setattr(owner, name, value)
+
+    def attention(kind: str) -> tuple[Callable[[], Any], Callable[[Any], Any]]:
+        name = f"{kind}_sdp_enabled"
+        return behind(f"_get_{name}", getattr(backends.cuda, name)), getattr(backends.cuda, f"enable_{kind}_sdp")
 
     def old(get: Callable[[], Any], put: Callable[[Any], Any]) -> tuple[Callable[[], Any], Callable[[Any], Any]]:
         """A flag that torch refuses to tell where a trial has set its successor, which is swapped too."""
@@ -30,10 +36,14 @@ def _torch_flags(torch: Any) -> list[tuple[Callable[[], Any], Callable[[Any], An
 
     accumulation = []
     if hasattr(torch._C, "_get_cublas_allow_fp16_accumulation"):
-        accumulation = [attribute(backends.cuda.matmul, "allow_fp16_accumulation")]
+        name = "allow_fp16_accumulation"
+        accumulation = [attribute(backends.cuda.matmul, name, f"_get_cublas_{name}")]
     precision = [
-        old(torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
-        old(*attribute(backends.cudnn, "allow_tf32")),
+        old(
+            behind("_get_float32_matmul_precision", torch.get_float32_matmul_precision),
+            torch.set_float32_matmul_precision,
+        ),
+        old(*attribute(backends.cudnn, "allow_tf32", "_get_cudnn_allow_tf32")),
     ]
     if hasattr(backends, "fp32_precision"):
         # After the old flags, which write to these too.
@@ -52,21 +62,27 @@ def _torch_flags(torch: Any) -> list[tuple[Callable[[], Any], Callable[[Any], An
         attribute(backends.cudnn, "deterministic", "_get_cudnn_deterministic"),
         attribute(backends.cudnn, "enabled", "_get_cudnn_enabled"),
         attribute(backends.mkldnn, "enabled", "_get_mkldnn_enabled"),
-        (backends.cuda.flash_sdp_enabled, backends.cuda.enable_flash_sdp),
-        (backends.cuda.mem_efficient_sdp_enabled, backends.cuda.enable_mem_efficient_sdp),
-        (backends.cuda.math_sdp_enabled, backends.cuda.enable_math_sdp),
-        (backends.cuda.cudnn_sdp_enabled, backends.cuda.enable_cudnn_sdp),
+        *map(attention, ("flash", "mem_efficient", "math", "cudnn")),
         (torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly),
         (backends.mha.get_fastpath_enabled, backends.mha.set_fastpath_enabled),
-        attribute(backends.opt_einsum, "enabled"),
+        (
+            getattr(backends.opt_einsum, "_get_enabled", lambda: backends.opt_einsum.enabled),
+            attribute(backends.opt_einsum, "enabled")[1],
+        ),
         attribute(backends.quantized, "engine"),
         attribute(torch.distributions.Distribution, "_validate_args"),
         (
             torch.__future__.get_overwrite_module_params_on_conversion,
             torch.__future__.set_overwrite_module_params_on_conversion,
         ),
-        attribute(torch.utils.deterministic, "fill_uninitialized_memory"),
-        *([attribute(backends.mkldnn, "deterministic")] if hasattr(backends.mkldnn, "deterministic") else []),
+        attribute(
+            torch.utils.deterministic, "fill_uninitialized_memory", "_get_deterministic_fill_uninitialized_memory"
+        ),
+        *(
+            [attribute(backends.mkldnn, "deterministic", "_get_mkldnn_deterministic")]
+            if hasattr(backends.mkldnn, "deterministic")
+            else []
+        ),
     ]
 
 
