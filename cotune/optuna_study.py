@@ -155,10 +155,12 @@ def optimize(
         dashboard = show_progress_bar or (
             optuna.logging.get_verbosity() > optuna.logging.INFO and is_terminal(sys.stderr)
         )
-    with folder.locked(), study_as_proxy(study), contextlib.ExitStack() as stack:
-        trainable = StudyObjective(objective, len(study.directions))
+    with folder.locked(), contextlib.ExitStack() as stack:
+        # Not for longer: callbacks may save the study, as Optuna's guide does.
+        with study_as_proxy(study):
+            trainable = pack(StudyObjective(objective, len(study.directions)), plainly=True)
         how = LocalOptions("", threads, judged=False, residents=options.residents, preload=(_LANE_MODULE,), mps=mps)
-        engine = LocalEngine(pack(trainable, plainly=True), found, folder.lanes, how)
+        engine = LocalEngine(trainable, found, folder.lanes, how)
         stack.callback(engine.close)
         search = StudySearch(
             study,

@@ -5,6 +5,7 @@ import importlib.util
 import inspect
 import logging
 import os
+import pickle
 import threading
 import time
 import warnings
@@ -44,10 +45,13 @@ def said():
             if "Logs and tracebacks" not in record.getMessage():
                 lines.append((record.levelname, record.getMessage()))
 
-    handler = Collect()
-    logging.getLogger("optuna").addHandler(handler)
+    handler, logger = Collect(), logging.getLogger("optuna")
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
     yield lines
-    logging.getLogger("optuna").removeHandler(handler)
+    logger.setLevel(level)
+    logger.removeHandler(handler)
 
 
 def outcome(study):
@@ -674,3 +678,60 @@ def test_bad_input_is_refused_with_a_hint_before_anything_starts(tmp_path, chang
     assert says in str(caught.value)
     assert caught.value.hint
     assert not (tmp_path / "runs").exists()
+
+
+def test_an_objective_that_names_its_studys_storage_in_memory_sees_the_study(optimize):
+    def tune(run):
+        storage = optuna.storages.InMemoryStorage()
+        study = optuna.create_study(study_name="mine", storage=storage)
+        beside = optuna.create_study(study_name="beside", storage=storage)
+
+        def objective(trial):
+            x = trial.suggest_float("x", 0, 1)
+            trial.set_user_attr("seen", len(optuna.load_study(study_name="mine", storage=storage).trials))
+            beside.enqueue_trial({"x": x})
+            return x
+
+        run(study, objective, n_trials=3)
+        return [t.user_attrs["seen"] for t in study.trials], len(beside.trials)
+
+    assert tune(functools.partial(optimize, lanes=1)) == tune(optuna.Study.optimize) == ([1, 2, 3], 3)
+
+
+def test_a_storage_in_memory_of_other_studies_is_warned_of(optimize, said):
+    other = optuna.create_study()
+
+    def objective(trial):
+        other.enqueue_trial({"x": 1.0})
+        return 0.0
+
+    optimize(optuna.create_study(), objective, n_trials=2)
+    assert [text for level, text in said if "storage in memory" in text and level == "WARNING"]
+    assert not other.trials
+
+
+def test_callbacks_may_save_the_study(optimize, tmp_path):
+    def save(study, trial):
+        (tmp_path / "study.pkl").write_bytes(pickle.dumps(study))
+
+    optimize(optuna.create_study(), quadratic, n_trials=3, callbacks=[save])
+    assert len(pickle.loads((tmp_path / "study.pkl").read_bytes()).trials) == 3
+
+
+def test_log_lines_show_parameters_as_they_were_suggested(optimize, said):
+    def objective(trial):
+        x, n = trial.suggest_float("x", 0, 9), trial.suggest_categorical("n", [True, 1, 2])
+        if trial.number == 1:
+            raise ValueError("planned")
+        return x + n
+
+    lines = []
+    for run in (optuna.Study.optimize, functools.partial(optimize, lanes=1)):
+        said.clear()
+        study = optuna.create_study()
+        study.enqueue_trial({"x": 3, "n": 1})
+        study.enqueue_trial({"x": 4, "n": 1})
+        run(study, objective, n_trials=2, catch=(ValueError,))
+        lines.append([text for _, text in said if "parameters" in text])
+    assert "{'x': 3, 'n': 1}" in lines[0][0]
+    assert lines[0] == lines[1]

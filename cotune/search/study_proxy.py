@@ -19,6 +19,7 @@ from typing import Any, TypeVar, cast
 
 import cloudpickle
 import optuna
+from optuna.storages import InMemoryStorage
 
 from cotune import session
 from cotune.errors import RunError
@@ -150,6 +151,14 @@ def study_in_lane() -> StudyProxy:
     return StudyProxy(StudyConnection(current))
 
 
+def storage_in_lane() -> optuna.storages.BaseStorage:
+    """What stands for the study's storage in memory, with all that is in it."""
+    return study_in_lane()._storage
+
+
+_logger = optuna.logging.get_logger("optuna.study.cotune")
+
+
 class _Served(threading.local):
     """The study that this thread serves."""
 
@@ -161,33 +170,45 @@ _served = _Served()
 
 @contextlib.contextmanager
 def study_as_proxy(study: optuna.Study) -> Iterator[None]:
-    """Lets an objective that refers to the study, as `lambda trial: f(trial, study)`, find its proxy in the lane.
+    """Lets an objective that refers to the study, or to its storage in memory, find a proxy of that in the lane.
 
-    A copy would look like the study and never hear of anything. Other threads may do the same with theirs.
+    A copy would look like it and never hear of anything. Other threads may do the same with theirs.
     """
     outer, _served.study = _served.study, study
     try:
-        with _studies_by_thread():
+        with _pickled_by(_reduce_study, optuna.Study), _pickled_by(_reduce_storage, InMemoryStorage):
             yield
     finally:
         _served.study = outer
 
 
 @process_wide
-def _studies_by_thread() -> Iterator[None]:
-    """A study is pickled as the proxy of itself in the thread that serves it."""
-    before = copyreg.dispatch_table.get(optuna.Study)
-    copyreg.pickle(optuna.Study, _reduce)
+def _pickled_by(reduce: Callable[[Any], Any], kind: type) -> Iterator[None]:
+    """What is of this class is pickled as the thread that serves a study would have it."""
+    before = copyreg.dispatch_table.get(kind)
+    copyreg.pickle(kind, reduce)
     try:
         yield
     finally:
-        del copyreg.dispatch_table[optuna.Study]
+        del copyreg.dispatch_table[kind]
         if before is not None:
-            copyreg.dispatch_table[optuna.Study] = before
+            copyreg.dispatch_table[kind] = before
 
 
-def _reduce(study: optuna.Study) -> Any:
+def _reduce_study(study: optuna.Study) -> Any:
     return (study_in_lane, ()) if study is _served.study else study.__reduce_ex__(2)
+
+
+def _reduce_storage(storage: InMemoryStorage) -> Any:
+    served = _served.study
+    if served is not None and storage is served._storage:
+        return storage_in_lane, ()
+    if served is not None:
+        _logger.warning(
+            "The objective uses a storage in memory that is not its study's: every trial has a copy of it, and what is "
+            "written there is lost. Use optuna.storages.JournalStorage, or a database."
+        )
+    return storage.__reduce_ex__(2)
 
 
 class StudyObjective:

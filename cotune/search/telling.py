@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping
 from typing import Any
 
 import optuna
@@ -48,30 +49,30 @@ def tell(study: optuna.Study, trial: Trial, state: TrialState | None, told: Any,
     finally:
         frozen = study._storage.get_trial(trial._trial_id)
         if frozen.state is TrialState.COMPLETE:
-            _log_completed(study, frozen)
+            _log_completed(study, frozen, trial.params)
         elif frozen.state is TrialState.PRUNED:
             _logger.info(f"Trial {frozen.number} pruned. {told}")
         else:
-            _log_failed(frozen, complaint or repr(raised), raised, value)
+            _log_failed(trial, complaint or repr(raised), raised, value)
 
 
-def _log_completed(study: optuna.Study, trial: FrozenTrial) -> None:
+def _log_completed(study: optuna.Study, trial: FrozenTrial, params: Mapping[str, Any]) -> None:
     if not _logger.isEnabledFor(optuna.logging.INFO):
         return
     names, values = study.metric_names, trial.values
     shown = values if names is None else dict(zip(names, values, strict=False))
     if len(values) > 1:
-        _logger.info(f"Trial {trial.number} finished with values: {shown} and parameters: {trial.params}.")
+        _logger.info(f"Trial {trial.number} finished with values: {shown} and parameters: {params}.")
         return
     best = ""
     # While no trial is feasible there is no best one.
     with contextlib.suppress(ValueError):
         best = f" Best is trial {study.best_trial.number} with value: {study.best_value}."
     value = values[0] if names is None else shown
-    _logger.info(f"Trial {trial.number} finished with value: {value} and parameters: {trial.params}.{best}")
+    _logger.info(f"Trial {trial.number} finished with value: {value} and parameters: {params}.{best}")
 
 
-def _log_failed(trial: FrozenTrial, why: str, raised: BaseException | None, value: Any) -> None:
+def _log_failed(trial: Trial, why: str, raised: BaseException | None, value: Any) -> None:
     info = None if raised is None else (type(raised), raised, raised.__traceback__)
     _logger.warning(
         f"Trial {trial.number} failed with parameters: {trial.params} because of the following error: {why}.",

@@ -12,6 +12,7 @@ import gc
 import importlib
 import logging
 import mmap
+import multiprocessing.context
 import multiprocessing.process
 import os
 import pickle
@@ -78,6 +79,7 @@ def main(control: int, payload: int, levels: Mapping[str, int] | None) -> NoRetu
         os.execv(sys.executable, [*sys.orig_argv[:-2], str(again), sys.orig_argv[-1]])
     signal.signal(signal.SIGTERM, _note)
     _make_scratch()
+    fork_by_default()
     gc.freeze()
     gc.enable()
     with contextlib.suppress(OSError):
@@ -111,6 +113,12 @@ def _make_scratch() -> None:
         # A trial may name another place for its own.
         tempfile.tempdir = None
         vars(multiprocessing.process.current_process())["_config"]["tempdir"] = _scratch
+
+
+def fork_by_default() -> None:
+    """Has multiprocessing fork where nobody chooses, as before Python 3.14: a lane has no script to begin anew."""
+    processes: Any = multiprocessing.context._default_context
+    processes._default_context = multiprocessing.get_context("fork")
 
 
 def _note(number: int, _frame: Any) -> None:

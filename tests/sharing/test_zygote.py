@@ -4,6 +4,7 @@ import errno
 import fcntl
 import json
 import logging
+import multiprocessing
 import os
 import pickle
 import resource
@@ -616,3 +617,14 @@ def test_closing_a_lane_that_reads_nothing_ends_the_thread_that_sends(world):
     handle.close()
     sender.join(PATIENCE)
     assert not sender.is_alive()
+
+
+def test_multiprocessing_forks_in_lanes_where_nobody_chooses(monkeypatch):
+    processes = multiprocessing.context._default_context
+    monkeypatch.setattr(
+        processes, "_default_context", multiprocessing.get_context("forkserver")
+    )  # as Python 3.14 has it
+    monkeypatch.setattr(processes, "_actual_context", None)
+    zygote_main.fork_by_default()
+    assert multiprocessing.get_start_method(allow_none=True) is None  # it can still be chosen
+    assert multiprocessing.get_context().get_start_method() == "fork"

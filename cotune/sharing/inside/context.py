@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import multiprocessing.context
 import os
-import random
 import sys
 import time
 import warnings
@@ -22,6 +21,7 @@ from cotune.sharing.inside.interpreter import Interpreter, current_umask
 from cotune.sharing.inside.library_state import LibraryState
 from cotune.sharing.inside.main_module import MainModule
 from cotune.sharing.inside.numpy_random import NumpyRandom
+from cotune.sharing.inside.python_random import PythonRandom
 from cotune.sharing.inside.torch_state import TorchState
 
 
@@ -35,7 +35,7 @@ class Context:
 
     def __init__(self, seed: int, home: Home) -> None:
         self._seed = seed
-        self._python: Any = None
+        self._python = PythonRandom(seed)
         self._numpy = NumpyRandom(seed)
         self._torch: TorchState | None = None
         self._cupy: CupyRandom | None = None
@@ -67,10 +67,7 @@ class Context:
         global _left
         # What the trial before has left is known, and need not be read again.
         left, _left = _left, None
-        if self._python is None:
-            random.seed(self._seed)
-        else:
-            random.setstate(self._python)
+        self._python.apply()
         self._numpy.apply()
         self.torch_loaded()
         if self._torch is not None:
@@ -86,7 +83,7 @@ class Context:
         if warnings.filters is not self._filters:
             _set_filters(self._filters)
         _processes._actual_context = self._start_method
-        self._interpreter.apply()
+        self._interpreter.apply(left._interpreter if left is not None else None)
         os.umask(self._mask)
         self._libraries.enter()
         sys.stdout, sys.stderr = self._streams
@@ -96,7 +93,7 @@ class Context:
     def leave(self) -> None:
         """Notes this trial's state before another's is put in place."""
         global _left
-        self._python = random.getstate()
+        self._python.capture()
         self._numpy.capture()
         self.torch_loaded()
         if self._torch is not None:

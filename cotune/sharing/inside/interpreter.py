@@ -53,10 +53,9 @@ class Interpreter(NamedTuple):
             (root.level, root.manager.disable, tuple(root.handlers)),
         )
 
-    def apply(self) -> None:
-        """Sets what is other than this."""
-        now = Interpreter.now()
-        if now == self:
+    def apply(self, left: Interpreter | None) -> None:
+        """Sets what is other than this, knowing what was left there, or not."""
+        if (left or Interpreter.now()) == self:
             return
         (gc.enable if self.collects else gc.disable)()
         gc.set_threshold(*self.thresholds)

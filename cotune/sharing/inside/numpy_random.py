@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+import struct
 from typing import Any
 
 import numpy as np
 
 _MT_BYTES = 624 * 4 + 4
+# Whether there is one, as an int with padding behind it, and the number.
+_GAUSS_BYTES = 16
+
+_Raw = tuple[bytes, bytes]
 
 
 class NumpyRandom:
     """The state of numpy's global generator.
 
-    numpy needs 60 us each to give and take its state. The words of the Mersenne Twister are therefore moved raw, and
-    only the cached half of a Gaussian pair goes through numpy. A generator of another kind takes the long way.
+    numpy needs 60 us each to give and take its state. The words of the Mersenne Twister and the cached half of a
+    Gaussian pair are therefore moved raw. A generator of another kind takes the long way.
     """
 
     def __init__(self, seed: int) -> None:
         self._seed: int | None = seed % 2**32
         self._bits: Any = _plain_bits
-        self._words = b""
-        self._gauss: Any = None
+        self._raw: _Raw | None = None
         self._state: Any = None
 
     def apply(self) -> None:
@@ -32,69 +35,58 @@ class NumpyRandom:
         if self._seed is not None:
             rand.seed(self._seed)
             self._seed = None
-        elif self._gauss is not None:
-            ctypes.memmove(self._bits.ctypes.state_address, self._words, _MT_BYTES)
-            _through_words(rand, lambda: rand.set_state(self._gauss))
+        elif self._raw is not None and _gauss_at is not None:
+            _put(rand, _gauss_at, self._raw)
         else:
             rand.set_state(self._state)
 
     def capture(self) -> None:
         rand = _numpy_global()
         self._bits = rand._bit_generator
-        self._gauss = self._state = None
-        if _moves_words and type(self._bits) is np.random.MT19937:
-            self._words = ctypes.string_at(self._bits.ctypes.state_address, _MT_BYTES)
-            self._gauss = _through_words(rand, lambda: rand.get_state(legacy=False))
+        self._raw = self._state = None
+        if _gauss_at is not None and type(self._bits) is np.random.MT19937:
+            self._raw = _taken(rand, _gauss_at)
         else:
             self._state = rand.get_state(legacy=False)
-
-
-class _Wordless:
-    """Stands in for a bit generator whose words are moved by other means."""
-
-    @property
-    def state(self) -> dict[str, Any]:
-        return {"bit_generator": "MT19937", "state": {}}
-
-    @state.setter
-    def state(self, _: Any) -> None: ...
 
 
 def _numpy_global() -> Any:
     return np.random.mtrand._rand
 
 
-def _through_words(rand: Any, call: Callable[[], Any]) -> Any:
-    """Calls something that takes the state of `rand`, for all of it but the words."""
-    bits, rand._bit_generator = rand._bit_generator, _wordless
-    try:
-        return call()
-    finally:
-        rand._bit_generator = bits
+def _taken(rand: Any, gauss_at: int) -> _Raw:
+    words = ctypes.string_at(rand._bit_generator.ctypes.state_address, _MT_BYTES)
+    return words, ctypes.string_at(id(rand) + gauss_at, _GAUSS_BYTES)
 
 
-def _can_move_words() -> bool:
-    """Whether this numpy lets its words be moved: tried, since nothing documents it."""
+def _put(rand: Any, gauss_at: int, raw: _Raw) -> None:
+    words, gauss = raw
+    ctypes.memmove(rand._bit_generator.ctypes.state_address, words, _MT_BYTES)
+    ctypes.memmove(id(rand) + gauss_at, gauss, _GAUSS_BYTES)
+
+
+def _find_gauss() -> int | None:
+    """Where in a generator the cached half of a Gaussian pair is; None if this numpy does not let itself be moved raw.
+
+    It is tried, since nothing documents it.
+    """
     try:
-        rand = np.random.RandomState(1)
-        rand.standard_normal()
-        before = rand.get_state(legacy=False)
-        words = ctypes.string_at(rand._bit_generator.ctypes.state_address, _MT_BYTES)
-        gauss = _through_words(rand, lambda: rand.get_state(legacy=False))
-        rand.standard_normal(5)
-        ctypes.memmove(rand._bit_generator.ctypes.state_address, words, _MT_BYTES)
-        _through_words(rand, lambda: rand.set_state(gauss))
-        after = rand.get_state(legacy=False)
-        same_words = np.array_equal(before["state"]["key"], after["state"]["key"])
-        return same_words and repr(_but_key(before)) == repr(_but_key(after))
+        rand, marks, places = np.random.RandomState(1), (0.739085, -1.202056), set()
+        for mark in marks:
+            rand.set_state({**rand.get_state(legacy=False), "has_gauss": 1, "gauss": mark})
+            memory = ctypes.string_at(id(rand), type(rand).__basicsize__)
+            places.add(memory.index(struct.pack("ixxxxd", 1, mark)))
+        (place,) = places
+        # An odd number of them: from the cached half on, and from none.
+        for _ in marks:
+            raw, drawn = _taken(rand, place), rand.standard_normal(2 * 624 + 1)
+            _put(rand, place, raw)
+            if not np.array_equal(rand.standard_normal(len(drawn)), drawn):
+                return None
     except Exception:
-        return False
+        return None
+    return place
 
 
-def _but_key(state: Any) -> Any:
-    return state["state"]["pos"], state["has_gauss"], state["gauss"]
-
-
-_wordless = _Wordless()
 _plain_bits: Any = _numpy_global()._bit_generator
-_moves_words = _can_move_words()
+_gauss_at = _find_gauss()
