@@ -69,7 +69,7 @@ def _torch_flags(torch: Any) -> list[tuple[Callable[[], Any], Callable[[Any], An
             getattr(backends.opt_einsum, "_get_enabled", lambda: backends.opt_einsum.enabled),
             attribute(backends.opt_einsum, "enabled")[1],
         ),
-        attribute(backends.quantized, "engine"),
+        (torch._C._get_qengine, torch._C._set_qengine),
         attribute(torch.distributions.Distribution, "_validate_args"),
         (
             torch.__future__.get_overwrite_module_params_on_conversion,

@@ -123,6 +123,31 @@ def torch_cudnn():
     return 0
 
 
+LESSER_FLAGS = [
+    (torch.backends.cuda.matmul, "allow_fp16_accumulation", True),
+    (torch.backends.cudnn, "allow_tf32", False),
+    (torch.backends.quantized, "engine", next(e for e in torch.backends.quantized.supported_engines if e != "x86")),
+    (torch.backends.mkldnn, "deterministic", True),
+    (torch.utils.deterministic, "fill_uninitialized_memory", False),
+    (torch.distributions.Distribution, "_validate_args", False),
+]
+
+
+def set_lesser_torch_flags():
+    for owner, name, value in LESSER_FLAGS:
+        setattr(owner, name, value)
+    torch.backends.cuda.enable_flash_sdp(False)
+    torch.backends.cuda.enable_math_sdp(False)
+    torch.backends.mha.set_fastpath_enabled(False)
+    return lesser_torch_flags()
+
+
+def lesser_torch_flags():
+    attention = [torch.backends.cuda.flash_sdp_enabled(), torch.backends.cuda.math_sdp_enabled()]
+    fast = torch.backends.mha.get_fastpath_enabled()
+    return [*attention, fast, *(getattr(owner, name) for owner, name, _ in LESSER_FLAGS)]
+
+
 def set_environment():
     os.environ["COTUNE_TEST"] = os.environ.get("COTUNE_TEST", "") + "x"
     return os.environ["COTUNE_TEST"]
@@ -174,6 +199,8 @@ DEEDS = [
     torch_flags,
     torch_precision,
     torch_cudnn,
+    set_lesser_torch_flags,
+    lesser_torch_flags,
     set_environment,
     read_environment,
     clear_environment,
