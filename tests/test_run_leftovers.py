@@ -191,19 +191,21 @@ def test_where_no_further_thread_can_be_had_a_trial_is_tried_again(run, tmp_path
     refused = tmp_path / "refused"
 
     def train(config):
-        import _thread
         import threading
 
+        # The latter until Python 3.12.
+        name = "_start_joinable_thread" if hasattr(threading, "_start_joinable_thread") else "_start_new_thread"
         if cotune.trial_id() == 0:
-            start = threading._start_new_thread
+            start = getattr(threading, name)
 
-            def refuse(*given):
-                threading._start_new_thread = start
+            def refuse(*given, **named):
+                setattr(threading, name, start)
                 refused.touch()
                 raise RuntimeError("can't start new thread")
 
-            threading._start_new_thread = refuse
-            assert start is _thread.start_new_thread
+            setattr(threading, name, refuse)
+            # In a lane of which it had all, the next one would be too large for the device.
+            threading.left = b"." * (8 << 20)
         return 0.0
 
     results = run(train, {"x": 1}, trials=2, lanes=1)
