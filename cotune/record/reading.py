@@ -43,24 +43,33 @@ def read_run(folder: RunFolder) -> Saved:
     first = last = 0.0
     is_new = True
     for number, (event, line) in enumerate(read_events(folder.events), start=1):
-        if event["event"] == "run":
-            # Constants may change as long as no trial is over, and options be added.
-            options = _merged(settings.get("options", {}), event.get("options", {}))
-            settings = {**event, **settings, "constants": event.get("constants", {}), "options": options}
-            is_new = True
-            check_version(folder, settings)
-        else:
-            try:
-                if event["event"] == "ready" and is_new:
-                    first, is_new = event["time"], False
-                last = last if is_new else event["time"]
-                _read(event, line, folder, records, settings.get("metric", ""))
-            except (KeyError, TypeError, ValueError, AttributeError) as error:
-                raise StorageError(
-                    f"line {number} of {folder.events} makes no sense: {line[:80]!r}", hint=DAMAGED
-                ) from error
+        try:
+            if event["event"] == "run":
+                # Another version may have other fields.
+                check_version(folder, {**event, **settings})
+                settings = _settings(settings, event)
+                is_new = True
+                continue
+            if event["event"] == "ready" and is_new:
+                first, is_new = event["time"], False
+            last = last if is_new else event["time"]
+            _read(event, line, folder, records, settings.get("metric", ""))
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise StorageError(
+                f"line {number} of {folder.events} makes no sense: {line[:80]!r}", hint=DAMAGED
+            ) from error
     check_version(folder, settings)
     return Saved(settings, [records[number] for number in sorted(records)], max(0.0, last - first))
+
+
+def _settings(before: Mapping[str, Any], event: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of the run, and of the session that begins.
+
+    Constants may change as long as no trial is over, and options be added.
+    """
+    options = _merged(before.get("options", {}), event.get("options", {}))
+    seed = operator.index(before.get("seed", event["seed"]))
+    return {**event, **before, "seed": seed, "constants": dict(event.get("constants", {})), "options": options}
 
 
 def _merged(before: Mapping[str, Mapping[str, Any]], now: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
@@ -86,7 +95,8 @@ def check_version(folder: RunFolder, settings: Mapping[str, Any]) -> None:
 def _read(event: dict[str, Any], line: bytes, folder: RunFolder, records: dict[int, Record], metric: str) -> None:
     if event["event"] == "trial":
         number = event["trial"]
-        records[number] = Record(number, event["params"], {}, event["seed"], folder.trial(number).path)
+        seed = operator.index(event["seed"])
+        records[number] = Record(number, dict(event["params"]), {}, seed, folder.trial(number).path)
     elif event.get("trial") in records:
         _replay(records[event["trial"]], event, line, metric)
 
@@ -115,7 +125,9 @@ def _replay(record: Record, event: dict[str, Any], line: bytes, metric: str) -> 
         record.end = event["time"]
         record.goes_on(event["time"])
         if event["persistent"] is not None:
-            record.demand = Demand(event["persistent"], event["ephemeral"], event.get("busy"))
+            busy = event.get("busy")
+            held, taken = operator.index(event["persistent"]), operator.index(event["ephemeral"])
+            record.demand = Demand(held, taken, None if busy is None else float(busy))
         record.expected = event.get("expected")
         record.slowdown, record.speed = event.get("slowdown"), event.get("speed", 1.0)
         record.ran, record.expected_seconds = event.get("seconds"), event.get("expected_seconds")

@@ -265,6 +265,12 @@ def test_a_file_without_a_run_is_refused(written):
         {"event": "end", "state": "odd"},
         {"event": "trial"},
         {"event": "start"},
+        {"event": "trial", "params": None, "seed": 1},
+        {"event": "trial", "params": {}, "seed": "1"},
+        {"event": "run", "version": VERSION, "constants": None},
+        {"event": "run", "version": VERSION, "options": None},
+        {"event": "end", "state": "done", "error": None, "persistent": "1", "ephemeral": 1},
+        {"event": "end", "state": "done", "error": None, "persistent": 1, "ephemeral": 1, "busy": "much"},
     ],
 )
 def test_a_line_that_lacks_something_is_named_with_a_way_out(written, fields):
