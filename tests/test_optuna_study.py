@@ -733,5 +733,8 @@ def test_log_lines_show_parameters_as_they_were_suggested(optimize, said):
         study.enqueue_trial({"x": 4, "n": 1})
         run(study, objective, n_trials=2, catch=(ValueError,))
         lines.append([text for _, text in said if "parameters" in text])
-    assert "{'x': 3, 'n': 1}" in lines[0][0]
-    assert lines[0] == lines[1]
+    theirs, ours = lines
+    assert "{'x': 3, 'n': 1}" in ours[0]
+    # Optuna 4.4 shows what is stored.
+    stored = [text.replace("3, 'n': 1", "3.0, 'n': True").replace("4, 'n': 1", "4.0, 'n': True") for text in ours]
+    assert theirs in (ours, stored)
