@@ -150,7 +150,7 @@ class Prediction:
 
 
 def _quantile(ordered: np.ndarray[Any, Any], share: float) -> float:
-    """As numpy has it, in a fiftieth of the time: this is asked for at every fit."""
+    """As numpy has it, in a twentieth of the time, which is asked for twice at every fit."""
     place = share * (len(ordered) - 1)
     below = int(place)
     above = min(below + 1, len(ordered) - 1)
