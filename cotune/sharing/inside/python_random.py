@@ -15,8 +15,8 @@ _AT = object.__basicsize__
 class PythonRandom:
     """The state of Python's global generator.
 
-    Python makes integers of its words and takes them back, 35 us each with caches as cold as when the turn changes: they
-    are moved raw.
+    Python makes integers of its words and takes them back, 35 us each with caches as cold as at a turn change: they are
+    moved raw.
     """
 
     def __init__(self, seed: int) -> None:
