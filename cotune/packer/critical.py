@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from itertools import accumulate
 from typing import NamedTuple
 
-from cotune.packer.interference import SHARED, known_load, load, shared_speed
+from cotune.packer.interference import SHARED, load, shared_speed
 from cotune.packer.ledger import Ledger
 from cotune.packer.line import Line
 from cotune.packer.predictor import Predictor
@@ -120,7 +120,7 @@ class Critical:
 
     def _most_beside(self, trial: Trial, device: Device, left: float) -> int:
         """How many trials that use the device as it does may run beside it so that it does not end last."""
-        share = known_load(trial)
+        share = trial.busy
         if not share or len(self._ledger.devices) == 1 or self._line.is_open:
             # Nobody knows yet what all will end with.
             return MANY

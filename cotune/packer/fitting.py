@@ -202,7 +202,7 @@ class Fitting:
     def _candidate(self, device: Device, trial: Trial) -> Candidate:
         running = [other for lane in device.lanes.values() for other in lane.residents.values()]
         needs = sum(demand.peak for lane in device.lanes.values() for demand in resident_demands(lane))
-        busy = sum(_busy(other) for other in running) + _busy(trial)
+        busy = sum(one.busy or 0.0 for one in [*running, trial])
         peak = trial.expected.peak if trial.expected else 0
         return Candidate((needs + peak) / max(device.capacity, 1), busy)
 
@@ -236,8 +236,3 @@ class Fitting:
 def resident_demands(lane: Lane) -> list[Demand]:
     """What the residents need, margins included: as measured or, before that, as expected."""
     return [trial.measured or trial.expected or _NOTHING for trial in lane.residents.values()]
-
-
-def _busy(trial: Trial) -> float:
-    known = trial.demand or trial.expected
-    return known.busy or 0.0 if known else 0.0

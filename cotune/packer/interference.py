@@ -64,26 +64,16 @@ class Interference:
 
 def load(trial: Trial) -> float:
     """Its share of the device's time alone; all of it as long as nobody knows."""
-    known = known_load(trial)
-    return 1.0 if known is None else known
-
-
-def known_load(trial: Trial) -> float | None:
-    """The same; None as long as nobody knows."""
-    for known in (trial.demand, trial.expected):
-        if known is not None and known.busy is not None:
-            return known.busy
-    return None
+    return 1.0 if trial.busy is None else trial.busy
 
 
 def common_speed(trials: Sequence[Trial]) -> float:
     """The speed of each of several trials on a device, 1 being that alone; 1 if it is not known what they use of it."""
     total = 0.0
     for trial in trials:
-        known = known_load(trial)
-        if known is None:
+        if trial.busy is None:
             return 1.0
-        total += known
+        total += trial.busy
     return shared_speed(total) if len(trials) > 1 else 1.0
 
 

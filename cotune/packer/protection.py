@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from cotune.packer.interference import Interference, known_load, neighbours
+from cotune.packer.interference import Interference, neighbours
 from cotune.packer.state import MANY, Device, Trial
 from cotune.packer.width import PATIENCE, Speed
 
@@ -153,7 +153,7 @@ class Protection:
     def _is_tried(self, trial: Trial) -> bool:
         """Whether neighbours are measured only: it has run alone, and nothing tells what it uses of the device."""
         watch = self._watches.get(trial.id)
-        return watch is not None and not watch.crowded and watch.least.count > 0 and known_load(trial) is None
+        return watch is not None and not watch.crowded and watch.least.count > 0 and trial.busy is None
 
     def _compare(self, trial: Trial, watch: _Watch, others: list[Trial]) -> None:
         """Keeps the speed in the least crowd: that of the trial alone, if there is such a one."""

@@ -112,6 +112,14 @@ class Trial:
     leaving: bool = False
 
     @property
+    def busy(self) -> float | None:
+        """The share of a device's time it uses when alone; None as long as nobody knows."""
+        for known in (self.demand, self.expected):
+            if known is not None and known.busy is not None:
+                return known.busy
+        return None
+
+    @property
     def is_paused(self) -> bool:
         """Whether it waits in its lane."""
         return self.lane is not None and self.id in self.lane.paused

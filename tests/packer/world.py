@@ -14,7 +14,6 @@ from cotune.packer import Packer, PackerOptions
 from cotune.packer import events as ev
 from cotune.packer import instructions as do
 from cotune.packer.events import Outcome
-from cotune.packer.interference import known_load
 from cotune.packer.state import MOST_PAUSED, padded
 
 __all__ = ["MIB", "Job", "World", "WorldDevice", "WorldLane"]
@@ -542,7 +541,7 @@ class World:
                 if running and any(one.priority > 0 for one in everyone):
                     # Neighbours are chosen, then; see test_protection.py.
                     continue
-                choosy = len(brain._ledger.devices) > 1 and all(known_load(one) is not None for one in everyone)
+                choosy = len(brain._ledger.devices) > 1 and all(one.busy is not None for one in everyone)
                 if running and choosy and self.options.policy.spares_critical:
                     # The same; see test_critical.py.
                     continue
