@@ -215,9 +215,9 @@ def _priority(value: Any, where: str) -> float:
 
 
 def _max_steps(value: Any, where: str) -> int | None:
-    if value is not None and (isinstance(value, bool) or not hasattr(value, "__index__") or value < 1):
+    if value is not None and (isinstance(value, bool) or not hasattr(value, "__index__") or not 1 <= value < 2**63):
         raise InputError(
-            f"max_steps={value!r}{where} is not a whole number of 1 or more",
+            f"max_steps={value!r}{where} is not a whole number from 1 to 2**63 - 1",
             hint="write how many optimizer steps (or reports, without an optimizer) a trial makes, or a function of "
             'the config: max_steps=lambda config: 100 * config["epochs"]',
         )

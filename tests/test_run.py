@@ -651,7 +651,7 @@ def test_a_priority_that_is_no_number_ends_the_run_by_name(run, priority):
     assert raised.value.hint
 
 
-@pytest.mark.parametrize("wrong", ["all", 0, 2.5, True, lambda config: -1, lambda config: config["y"]])
+@pytest.mark.parametrize("wrong", ["all", 0, 2.5, True, 10**400, lambda config: -1, lambda config: config["y"]])
 def test_steps_that_are_no_number_end_the_run_by_name(run, wrong):
     with pytest.raises(cotune.InputError, match="max_steps=") as raised:
         run(quadratic, {"x": 1.0}, trials=1, max_steps=wrong)

@@ -38,7 +38,8 @@ class Calibration:
         self._seen[trial] = estimated, measured
         if len(self._seen) > KEPT:
             del self._seen[next(iter(self._seen))]
-        x, y = np.array(list(self._seen.values())).T
+        # Squares of bytes are beyond what integers of numpy hold.
+        x, y = np.array(list(self._seen.values()), dtype=float).T
         slope = self._expected
         if slope is None:
             slope = y.mean() / x.mean() if x.mean() > 0 else 0.0

@@ -308,8 +308,10 @@ class Sweep:
             options, config = self._options, record.config
             priority, max_steps = options.priority(config), options.max_steps(config)
             expected, seconds = self._expectations.about(record)
-            held = trial in self._resting
-            self._feed(TrialAdded(now, trial, options.kind, features, priority, expected, seconds, max_steps, held))
+            held, kind = trial in self._resting, options.kind
+            self._feed(
+                TrialAdded(now, trial, kind, features, priority, expected, seconds, max_steps, held, record.attempts)
+            )
 
     def _spec(self, start: StartTrial) -> TrialSpec:
         where = self._packer.lane_of(start.trial)

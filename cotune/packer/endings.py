@@ -48,11 +48,19 @@ class Endings:
         self._fitting = fitting
         self._forget = forget
 
-    def attempt(self, trial: Trial, lane: Lane, granted: int, event: ev.TrialEnded) -> None:
-        """An attempt has ended in its lane, which the trial has left, where it was granted so many micro-batches."""
+    def attempt(self, trial: Trial, lane: Lane, granted: int, was_paused: bool, event: ev.TrialEnded) -> None:
+        """An attempt has ended in its lane, which the trial has left.
+
+        Args:
+            trial: Whose it was.
+            lane: Where it was.
+            granted: How many micro-batches it was granted there.
+            was_paused: It has ended since it was told to make room; what it raised on its way out is no failure.
+            event: How it has ended.
+        """
         if event.outcome is Outcome.DONE:
             self.conclude(trial, Outcome.DONE)
-        elif event.outcome is Outcome.STOPPED or trial.withdrawn:
+        elif was_paused or event.outcome is Outcome.STOPPED or trial.withdrawn:
             self.retry(trial, "its room was needed while it was paused", event.time)
         elif event.outcome is Outcome.OUT_OF_MEMORY and granted > 1:
             # It says nothing of what the trial needs by itself.

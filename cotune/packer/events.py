@@ -77,6 +77,7 @@ class TrialAdded(Event):
         seconds: How long its owner expects it to take alone.
         max_steps: Iterations after which it ends if nobody stops it, where that is declared.
         held: It is not to run before it is released.
+        attempts: How often it was started before, by another brain: it may go on from a checkpoint.
     """
 
     trial: int
@@ -87,6 +88,7 @@ class TrialAdded(Event):
     seconds: float | None = None
     max_steps: int | None = None
     held: bool = False
+    attempts: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,4 +248,4 @@ class TrialEnded(TrialEvent):
 
 @dataclass(frozen=True, slots=True)
 class Tick(Event):
-    """Time passed."""
+    """Time passed: said about once a second."""

@@ -158,9 +158,11 @@ class Fitting:
         if lane.residents:
             may_run = self._takes_resident(lane) and not trial.alone and self.admits(trial, lane)
         else:
-            may_run = device.seats > 0 and self._protection.tolerates(trial, device)
-        demand = trial.measured or trial.expected
-        if not may_run or not lane.ready or lane.closing or demand is None:
+            may_run = device.seats > 0 and not (trial.alone and device.active)
+        demand = trial.measured or trial.expected or Demand(trial.resting, 0)
+        if not may_run or not lane.ready or lane.closing:
+            return None
+        if not self._protection.tolerates(trial, device, lane if lane.residents else None):
             return None
         own = trial.resting - trial.parked
         need = lane.need([*resident_demands(lane), demand]) - own
@@ -217,7 +219,9 @@ class Fitting:
     def _shared_places(self, trial: Trial, demand: Demand, device: Device) -> Iterator[Place]:
         """Lanes on this device where the trial could take turns, room or not."""
         for lane in device.lanes.values():
-            if self._takes_resident(lane) and self.admits(trial, lane):
+            if not self._takes_resident(lane) or not self.admits(trial, lane):
+                continue
+            if self._protection.tolerates(trial, device, lane):
                 yield self._place(device, lane, lane.need([*resident_demands(lane), demand]))
 
     def _place(self, device: Device, lane: Lane, need: int) -> Place:

@@ -100,8 +100,8 @@ class GrantTrial(ToTrial):
 class GiveTurn(ToLane):
     """Let one resident of a lane have every turn it wants until it leaves; the others keep what they hold meanwhile.
 
-    Only given where the policy preempts. While it waits for something, a verdict for one, the others may run. A body
-    that cannot do this may ignore it, and residents take turns.
+    Only given where the policy preempts or priorities differ. While it waits for something, a verdict for one, the
+    others may run. A body that cannot do this may ignore it, and residents take turns.
     """
 
     trial: int

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 
-from cotune.packer.state import Device, Trial
+from cotune.packer.state import Device, Lane, Trial
 
 # Mean share of its own speed that a trial keeps beside others, by the sum of their shares of the device's time when
 # alone: middles of the bands of 1,388 measured pairs (Gavel, OSDI'20, co-located throughputs on one GPU).
@@ -77,10 +77,18 @@ def common_speed(trials: Sequence[Trial]) -> float:
     return shared_speed(total) if len(trials) > 1 else 1.0
 
 
-def neighbours(trial: Trial, device: Device) -> list[Trial]:
-    """Of every other lane that runs there the busiest trial: those of one lane take turns."""
-    return [
-        next(iter(lane.residents.values())) if len(lane.residents) == 1 else max(lane.residents.values(), key=load)
-        for lane in device.lanes.values()
-        if lane.residents and lane is not trial.lane
-    ]
+def foremost(trials: Iterable[Trial]) -> Trial:
+    """Of trials that share a lane the one that counts: who has priority has every turn; else it is the busiest."""
+    return max(trials, key=lambda trial: (trial.priority, load(trial)))
+
+
+def neighbours(trial: Trial, device: Device, own: Lane | None = None) -> list[Trial]:
+    """The trials that count of the other lanes that run there.
+
+    Args:
+        trial: Beside whom they are.
+        device: Where.
+        own: Its lane, if that is still to be.
+    """
+    own = own or trial.lane
+    return [foremost(lane.residents.values()) for lane in device.lanes.values() if lane.residents and lane is not own]

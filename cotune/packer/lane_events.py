@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -16,6 +17,8 @@ from cotune.packer.state import Lane, Trial
 LEAK_GROWTH = 64 * MIB
 STOP_GRACE = 5.0
 STOP_GRACE_SHARED = 30.0
+# Where ticks are further apart nobody ran, for a container was paused, or a job suspended.
+TICKS_WITHIN = 5.0
 OVERDUE_FLOOR = 1800.0
 # Lanes in a row that die before they are up, after which no more are tried for a while beside those that are.
 STILLBORN = 2
@@ -45,6 +48,7 @@ class LaneEvents:
         self._endings = endings
         self._learning = learning
         self._left = left
+        self._ticked = math.inf
 
     @property
     def handlers(self) -> dict[type[ev.LaneEvent], Callable[[Lane, Any], None]]:
@@ -58,10 +62,13 @@ class LaneEvents:
 
     def kill_overdue(self, withdrawn: Iterable[Trial], now: float) -> None:
         """Ends lanes of trials that nobody wants any more and that come to no boundary."""
+        passed, self._ticked = now - self._ticked, now
+        asleep = passed if passed > TICKS_WITHIN else 0.0
         for trial in list(withdrawn):
             lane = trial.lane
             if lane is None or lane.closing or trial.pressed_at is None:
                 continue
+            trial.pressed_at = min(now, trial.pressed_at + asleep)
             grace = STOP_GRACE_SHARED if lane.residents.keys() - {trial.id} else STOP_GRACE
             if now - trial.pressed_at > max(grace, 3 * trial.longest):
                 self._kill(lane, trial)
@@ -73,7 +80,6 @@ class LaneEvents:
         device = lane.device
         if device.knows_context:
             device.start_seconds = event.time - lane.opened
-        device.context = max(device.context, event.context) if device.knows_context else event.context
         device.knows_context = True
         # A guess that was too low must not eat into what the trial was promised.
         if grown > 0 and lane.residents and not lane.closing:
@@ -82,7 +88,6 @@ class LaneEvents:
 
     def _holds(self, lane: Lane, event: ev.LaneHolds) -> None:
         lane.shared, lane.residue = event.shared, event.residue
-        lane.device.shared = max(lane.device.shared, event.shared)
         if lane.first_residue is None and lane.served:
             lane.first_residue = event.residue
         grown = 0 if lane.first_residue is None else event.residue - lane.first_residue

@@ -45,7 +45,7 @@ class Learning:
     def progressed(self, trial: Trial, lane: Lane, event: ev.IterationsDone) -> None:
         """A trial that runs went on."""
         device = lane.device
-        before = trial.demand, trial.beside, device.width.width
+        before = trial.demand, trial.beside, device.width.width, lane.has_iterated
         is_first = trial.iterations == 0
         if event.count and not lane.has_iterated:
             lane.has_iterated, lane.is_stalled = True, False
@@ -69,7 +69,7 @@ class Learning:
         if trial.iterations >= PROBE_ITERATIONS or trial.demand is not None:
             self.believe(trial, lane)
         self._review(device)
-        if (trial.demand, trial.beside, device.width.width) != before:
+        if (trial.demand, trial.beside, device.width.width, lane.has_iterated) != before:
             self._ledger.touch(device)
 
     def stalled(self, trial: Trial, lane: Lane, event: ev.LaneQuiet) -> None:
@@ -87,16 +87,15 @@ class Learning:
             # Others are measured without it, or their number would not be judged for as long as it loads, or hangs.
             lane.is_stalled = True
             lane.device.width.changed(event.time)
-        if trial.iterations >= PROBE_ITERATIONS or trial.wants_all or lane.closing:
-            return
         before = trial.expected, trial.beside, device.width.width
-        device.width.widen()
         self._company.protection.stalled(trial)
-        share = device.capacity // device.width.width - device.context - device.shared
-        may_share = device.width.width > 1 and PROBE_GROWTH * (event.held - lane.base) < share
-        if trial.is_probe and may_share:
-            self._predictor.model(trial).assume(Demand(share, 0))
-            self._predictor.appraise(trial)
+        if trial.iterations < PROBE_ITERATIONS and not trial.wants_all and not lane.closing:
+            device.width.widen()
+            share = device.capacity // device.width.width - device.context - device.shared
+            may_share = device.width.width > 1 and PROBE_GROWTH * (event.held - lane.base) < share
+            if trial.is_probe and may_share:
+                self._predictor.model(trial).assume(Demand(share, 0))
+                self._predictor.appraise(trial)
         if (trial.expected, trial.beside, device.width.width) != before:
             self._ledger.touch(device)
 

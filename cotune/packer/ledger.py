@@ -78,6 +78,7 @@ class Ledger:
         if device.held > device.capacity:
             self.reclaim(device, device.held - device.capacity, partly=True)
         self.stirred.add(device)
+        _learn_lanes(device)
         device.holes = None
         if device.room != (room := _room(device)):
             self._rooms.remove(device.room)
@@ -197,6 +198,17 @@ class Ledger:
             device.holes = None
             self.pool.update(device)
         return possible >= wanted
+
+
+def _learn_lanes(device: Device) -> None:
+    """What a lane is taken to hold there: the most that one of those does which are there, or were last."""
+    ready = [lane for lane in device.lanes.values() if lane.ready]
+    if ready:
+        device.context = max(lane.context for lane in ready)
+    # What a lane will share it may not have before a trial runs.
+    shared = [lane.shared for lane in ready if lane.has_iterated or lane.served or lane.shared]
+    if shared:
+        device.shared = max(shared)
 
 
 def _room(device: Device) -> int:

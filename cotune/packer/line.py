@@ -136,19 +136,15 @@ class Line:
 
     def join(self, trial: Trial) -> None:
         self._predictor.appraise(trial)
-        self._put(trial, self._spot(trial))
+        spot = self._spot(trial)
+        self._put(trial, spot)
+        self._policy.joined(spot.waiting, spot.shape.group)
 
     def leave(self, trial: Trial, started: bool = False) -> None:
         """Takes the trial out, if it is in."""
-        spot = self._spots.pop(trial.id, None)
-        if spot is None:
-            return
-        queue = self._queues[spot.shape]
-        queue.remove((spot.key, trial.arrival))
-        if not queue:
-            del self._queues[spot.shape]
-        self._count(spot.waiting, -1)
-        self._policy.left(spot.waiting, spot.shape.group, started)
+        spot = self._take(trial)
+        if spot is not None:
+            self._policy.left(spot.waiting, spot.shape.group, started)
 
     def resumed(self, trial: Trial) -> None:
         """Tells the policy of a trial that runs again without having waited here."""
@@ -162,8 +158,9 @@ class Line:
         if spot[:3] == before[:3]:
             self._spots.move_to_end(trial.id)
             return False
-        self.leave(trial)
+        self._take(trial)
         self._put(trial, spot)
+        self._policy.changed(before.waiting, before.shape.group, spot.waiting, spot.shape.group)
         return (spot.shape, spot.size) != (before.shape, before.size)
 
     def sort(self, version: int) -> bool:
@@ -227,7 +224,16 @@ class Line:
             queue = self._queues[spot.shape] = Queue()
         queue.add(spot.key, spot.size, trial)
         self._count(spot.waiting, 1)
-        self._policy.joined(spot.waiting, spot.shape.group)
+
+    def _take(self, trial: Trial) -> _Spot | None:
+        spot = self._spots.pop(trial.id, None)
+        if spot is not None:
+            queue = self._queues[spot.shape]
+            queue.remove((spot.key, trial.arrival))
+            if not queue:
+                del self._queues[spot.shape]
+            self._count(spot.waiting, -1)
+        return spot
 
     def _count(self, waiting: Waiting, sign: int) -> None:
         left = waiting.seconds_left or 0.0

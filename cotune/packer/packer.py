@@ -244,6 +244,7 @@ class Packer:
             seconds_hint=event.seconds,
             max_steps=event.max_steps,
             since=event.time,
+            attempts=event.attempts,
         )
         self._arrivals += 1
         self._trials[trial.id] = trial
@@ -274,8 +275,8 @@ class Packer:
     def _ended(self, trial: Trial, event: ev.TrialEnded) -> None:
         if trial.lane is None:
             return
-        lane, granted = trial.lane, trial.granted
-        if event.outcome in (Outcome.DONE, Outcome.STOPPED) and not trial.is_paused:
+        lane, granted, was_paused = trial.lane, trial.granted, trial.is_paused
+        if event.outcome in (Outcome.DONE, Outcome.STOPPED) and not was_paused:
             self._learning.ended(trial, lane, event.time, stopped=event.outcome is Outcome.STOPPED)
         lane.least = 0
         lane.residents.pop(trial.id, None)
@@ -283,7 +284,7 @@ class Packer:
         trial.lane = None
         self._learning.left(lane, event.time)
         self._left(trial)
-        self._endings.attempt(trial, lane, granted, event)
+        self._endings.attempt(trial, lane, granted, was_paused, event)
         lane.served = True
         self._ledger.recycle(lane)
         self._ledger.touch(lane.device)

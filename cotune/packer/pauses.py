@@ -133,6 +133,9 @@ class Pauses:
             assert lane is not None
             place = None if trial.leaving or trial.withdrawn else self._fitting.home(trial, lane)
             if place is None:
+                if trial.alone and trial.saved and lane.device.active:
+                    # One is kept free for it only if it waits in line.
+                    self._evict(trial)
                 continue
             if place.missing > 0:
                 if not self._ledger.reclaim(place.device, place.missing, keep=lane):

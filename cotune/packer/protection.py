@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from cotune.packer.interference import Interference, neighbours
-from cotune.packer.state import MANY, Device, Trial
+from cotune.packer.interference import Interference, foremost, neighbours
+from cotune.packer.state import MANY, Device, Lane, Trial
 from cotune.packer.width import PATIENCE, Speed
 
 SAMPLES = 2
@@ -98,7 +98,8 @@ class Protection:
 
     def stalled(self, trial: Trial) -> None:
         """A trial that was to be measured alone has come to nothing for long: others need not wait for it."""
-        if trial.id in self._watches and trial.beside == 0:
+        watch = self._watches.get(trial.id)
+        if watch is not None and not watch.all.count and trial.beside == 0:
             trial.beside = MANY
 
     def ran(self, trial: Trial, count: int, seconds: float) -> None:
@@ -123,9 +124,15 @@ class Protection:
 
     # ---- what to do
 
-    def tolerates(self, trial: Trial, device: Device) -> bool:
-        """Whether everyone's bound is kept, this one's included, if it got a lane of its own there."""
-        return not self.is_on or self._victim(trial, device) is None
+    def tolerates(self, trial: Trial, device: Device, lane: Lane | None = None) -> bool:
+        """Whether everyone's bound is kept, this one's included, if it ran there.
+
+        Args:
+            trial: One that does not run.
+            device: Where it would.
+            lane: In which it would; None for one of its own.
+        """
+        return not self.is_on or self._victim(trial, device, lane) is None
 
     def explain(self, trial: Trial, devices: Sequence[Device]) -> str | None:
         """Why the trial may not run beside others although there is room, if that is so."""
@@ -140,9 +147,12 @@ class Protection:
         """The measured slowdown of a trial with priority in its last attempt, on average."""
         return self._slowdowns.get(trial.id)
 
-    def _victim(self, trial: Trial, device: Device) -> tuple[Trial, float] | None:
-        """Whose bound would not be kept, and the slowdown, if the trial got a lane of its own there."""
-        everyone = [*neighbours(trial, device), trial]
+    def _victim(self, trial: Trial, device: Device, lane: Lane | None = None) -> tuple[Trial, float] | None:
+        """Whose bound would not be kept, and the slowdown, if the trial ran there."""
+        if lane is not None and foremost([*lane.residents.values(), trial]) is not trial:
+            # It changes nothing for those in other lanes.
+            return None
+        everyone = [*neighbours(trial, device, lane), trial]
         for one in everyone:
             if one.priority > 0 and not self._is_tried(one):
                 slowdown = self._interference.slowdown(one, [other for other in everyone if other is not one])

@@ -35,7 +35,7 @@ class Trial:
         promised: Where room was last asked for it.
         oversized: It is expected to exceed every device, and must have one for itself to prove it.
         expected_seconds: How long it was expected to take when it first started.
-        attempts: How often it was started.
+        attempts: How often it was started, also before this brain knew it.
         had_all: This attempt began with a whole device and a clean lane.
         overtaken: Trials that started while this one was first in line and did not fit.
         group: As the policy has it, when it last waited.
@@ -247,11 +247,11 @@ class Device:
         most: More at once, lanes or micro-batches, never pays here.
         full: The largest capacity it was seen with: what it has when others use none of it.
         held: Sum of the quotas of its lanes, which never grows beyond `capacity`.
-        context: Bytes of a bare lane here: a guess at first, then the largest measured.
+        context: Bytes of a bare lane here: a guess at first, then the largest measured of those that are up.
         knows_context: It is no guess any more.
         start_seconds: What the last lane took to come up; 0 until there was a second one, since the first waits for
             imports.
-        shared: Bytes of shared objects in a lane here, the largest seen.
+        shared: Bytes of shared objects in a lane here, the largest of those that are up.
         stillborn: Lanes that have died in a row before they were up.
         room: The largest peak it has room for when nothing else runs here.
         holes: What fits here, as `Fitting` has worked it out; None after every change.
@@ -311,7 +311,7 @@ class Device:
             if lane.residents:
                 running += 1
                 for trial in lane.residents.values():
-                    most = min(most, 1 if trial.exclusive else trial.beside + 1)
+                    most = min(most, 1 if trial.exclusive or trial.alone else trial.beside + 1)
         return max(0, most - running)
 
     @property

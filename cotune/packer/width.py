@@ -77,7 +77,7 @@ class WidthControl:
         if not self.guesses or self._guessed or self._trying_from or not busy:
             return
         self._guessed = True
-        self._try(max(1, min(self.limit, round(1.0 / busy))))
+        self._try(max(1, round(min(self.limit, 1.0 / busy))))
 
     def widen(self) -> None:
         """Tries a second lane though nothing was ever measured: what runs in the first comes to no iteration."""

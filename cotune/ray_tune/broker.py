@@ -89,7 +89,9 @@ class Broker:
         self._cluster.reserve(len(self._tickets))
         trial = ticket.trial
         now, name, priority = self._cluster.now(), trial.trainable_name, self._priority(trial.config)
-        self._feed(ev.TrialAdded(now, ticket.number, name, features(trial.config), priority))
+        before = int(trial.checkpoint is not None)
+        known = features(trial.config)
+        self._feed(ev.TrialAdded(now, ticket.number, name, known, priority, attempts=before))
 
     def seat(self, ticket: Ticket, trainable: type, kwargs: Mapping[str, Any]) -> None:
         """Tune has taken up what was ready: the trial begins."""

@@ -23,7 +23,15 @@ class Codes:
         else:
             self.codes = tuple(f"{index}: {_name(option)}" for index, option in enumerate(options))
         self.option: dict[Any, Any] = dict(zip(self.codes, options, strict=True))
-        self.numeric = all(type(option) in (int, float) and math.isfinite(option) for option in options)
+        self.numeric = all(type(option) in (int, float) and _is_finite(option) for option in options)
+
+
+def _is_finite(number: float) -> bool:
+    try:
+        return math.isfinite(number)
+    except OverflowError:
+        # An integer that no float can be.
+        return False
 
 
 def shown(value: Any) -> str:

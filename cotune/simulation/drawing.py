@@ -32,10 +32,13 @@ def gantt(segments: Sequence[Segment], columns: int = 72) -> str:
 
 
 def _mark(segments: Sequence[Segment], start: float, end: float) -> str:
-    overlaps = [(min(s.end, end) - max(s.start, start), s.how) for s in segments if s.end > start and s.start < end]
-    if sum(part for part, _ in overlaps) * 2 < end - start:
-        return "·" if overlaps else " "
-    return _MARKS.get(max(overlaps)[1], "?")
+    parts: defaultdict[str, float] = defaultdict(float)
+    for one in segments:
+        if one.end > start and one.start < end:
+            parts[one.how] += min(one.end, end) - max(one.start, start)
+    if sum(parts.values()) * 2 < end - start:
+        return "·" if parts else " "
+    return _MARKS.get(max(parts, key=lambda how: parts[how]), "?")
 
 
 def chrome_trace(segments: Sequence[Segment]) -> dict[str, Any]:

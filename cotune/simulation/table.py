@@ -174,9 +174,13 @@ def _job(row: Row) -> Job | None:
     get = row.get
     iterations = int(get("iterations", _STEPS))
     ran = get("end") - get("start") if row.cell("start")[1] and row.cell("end")[1] else 0.0
-    seconds = get("seconds", iterations * get("step_seconds") or ran)
+    steps = iterations * get("step_seconds") if row.cell("iterations")[1] else 0.0
+    seconds = get("seconds", steps or ran)
     if iterations < 1 or seconds <= 0:
         return None
+    if seconds > MOST_SECONDS:
+        hint = "step_seconds is the time of one iteration"
+        raise InputError(f"{row.where}: {iterations} iterations take {seconds:g} s", hint=hint)
     persistent, ephemeral = get("persistent_mib"), get("ephemeral_mib")
     if not persistent + ephemeral:
         ephemeral = get("peak_mib")

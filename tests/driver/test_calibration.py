@@ -44,6 +44,18 @@ def test_without_an_expected_slope_the_ratio_of_the_means_is_taken():
     assert calibration.apply(2e9) == pytest.approx(4.0)
 
 
+def test_bytes_of_large_models_are_counted_exactly():
+    gib = 1 << 30
+    calibration = learnt([(size * gib, int(size * gib * 1.4) + gib // 4) for size in (8, 12, 16, 24)])
+    assert calibration.apply(16 * gib) == pytest.approx(22.65 * gib, rel=0.01)
+
+
+def test_bytes_of_many_models_are_counted_exactly():
+    mib = 1 << 20
+    calibration = learnt([((300 + n) * mib, (450 + n) * mib) for n in range(KEPT)])
+    assert calibration.apply(600 * mib) == pytest.approx(750 * mib, rel=0.03)
+
+
 def test_what_falls_while_estimates_grow_is_no_line():
     calibration = learnt([(10, 100), (20, 80), (30, 60), (40, 40)])
     assert calibration.apply(1000) >= 40

@@ -17,6 +17,7 @@ from cotune.packer import (
     GrantTrial,
     IterationsDone,
     LaneLost,
+    LaneQuiet,
     LaneReady,
     OpenLane,
     Outcome,
@@ -146,6 +147,15 @@ def test_a_closed_lane_takes_its_trials_along(tmp_path):
     engine.execute(CloseLane(1, kill=True))
     assert engine.poll(10.0) == [LaneLost(0.5, 1, 0, "killed")]
     assert ends(engine) == {}
+
+
+def test_a_trial_that_starts_up_for_long_is_quiet_until_its_first_iteration():
+    engine = busy({0: Work(10, 1.0, startup=3.5)})
+    engine.execute(StartTrial(0, 1), TrialSpec(0, 0, {}, 0, Path()))
+    heard = [event for _ in range(8) for event in engine.poll(100.0)]
+    quiet = [event.seconds for event in heard if isinstance(event, LaneQuiet)]
+    assert quiet == pytest.approx([1.0, 2.0, 3.0])
+    assert any(isinstance(event, IterationsDone) for event in heard)
 
 
 def test_speed_falls_with_load_and_a_full_device_does_no_less_in_all():

@@ -219,6 +219,10 @@ class Chaos(RuleBasedStateMachine):
     def wait(self, seconds: float) -> None:
         self.world.wait(seconds)
 
+    @rule(seconds=st.sampled_from([4.0, 4000.0]))
+    def sleep(self, seconds: float) -> None:
+        self.world.sleep(seconds)
+
     # ---- what devices do
 
     @rule(which=pick, percent=st.sampled_from([0, 3, 30, 60, 95, 100, 120]))

@@ -97,6 +97,59 @@ def test_no_probe_where_not_even_a_context_fits() -> None:
     assert "others leave 30.0 MiB of gpu 0" in (world.why(0) or "")
 
 
+def test_what_a_resumed_trial_still_had_to_do_is_not_taken_for_all_there_is() -> None:
+    def left_of_a_fresh_one(attempts: int) -> float | None:
+        brain = Packer(PackerOptions(width=1))
+        brain.handle(ev.DeviceFound(0.0, "gpu 0", GIB))
+        for trial in range(4):
+            brain.handle(ev.TrialAdded(0.0, trial, attempts=attempts))
+        brain.handle(ev.TrialAdded(0.0, 9))
+        brain.handle(ev.LaneReady(0.0, 1, 0))
+        for trial in range(4):
+            for _ in range(10):
+                brain.handle(ev.IterationsDone(0.0, trial, 1, 10.0, MIB, MIB))
+            *_, ended = [
+                one
+                for one in brain.handle(ev.TrialEnded(0.0, trial, Outcome.DONE))
+                if isinstance(one, do.ConcludeTrial)
+            ]
+            assert ended.expected_seconds is None or not attempts
+        return brain._learning._predictor.seconds_left(brain._trials[9])
+
+    assert left_of_a_fresh_one(attempts=0) == pytest.approx(100.0)
+    assert left_of_a_fresh_one(attempts=1) is None
+
+
+def test_what_lanes_held_that_are_gone_is_not_expected_of_others() -> None:
+    world = make(4)
+    world.add(0, 100 * MIB, 50 * MIB)
+    world.go(0, 2)
+    device = world.packer._ledger.devices["gpu 0"]
+    world.send(ev.LaneHolds(0.0, 1, 600 * MIB, 0))
+    assert device.shared == 600 * MIB
+    world.crash(1)
+    world.settle()
+    assert device.shared == 600 * MIB, "nothing else is known yet"
+    world.go(0, 2)
+    assert device.shared == 0
+
+
+def test_a_lane_that_was_measured_to_cost_too_much_is_forgotten_with_it() -> None:
+    world = taught()
+    world.add(1, 100 * MIB, 50 * MIB)
+    world.settle()
+    world.devices["gpu 0"].real_context = 500 * MIB
+    world.add(2, 10 * MIB, 10 * MIB)
+    world.settle()
+    world.devices["gpu 0"].real_context = CONTEXT
+    device = world.packer._ledger.devices["gpu 0"]
+    assert device.context == 500 * MIB
+    world.withdraw(1)
+    world.crash(world.lane_of(2).lane)
+    world.settle()
+    assert device.context == CONTEXT
+
+
 def test_trial_that_reports_once_still_teaches_the_model() -> None:
     world = make()
     world.add(0, 100 * MIB, 50 * MIB, steps=1)

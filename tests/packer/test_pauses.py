@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from world import MIB, World
 
-from cotune.packer import PackerOptions
+from cotune.packer import Packer, PackerOptions
 from cotune.packer import events as ev
 from cotune.packer import instructions as do
 from cotune.packer.events import Outcome
@@ -151,6 +151,18 @@ def test_a_paused_trial_that_is_withdrawn_has_time_until_the_turn_comes_to_it() 
     assert [type(said) for said in world.wait(30.0)] == [do.CloseLane]
 
 
+def test_time_in_which_nobody_ran_is_not_held_against_a_trial_that_is_to_stop() -> None:
+    world = make()
+    first = add(world)
+    world.go(first)
+    world.wait(1.0)
+    world.withdraw(first)
+    assert world.wait(2.0) == []
+    assert world.sleep(3600.0) == []
+    assert world.wait(2.0) == []
+    assert [type(said) for said in world.wait(2.0)] == [do.CloseLane]
+
+
 def test_a_held_trial_whose_lane_is_lost_is_not_charged_and_waits_outside() -> None:
     world = make()
     first = add(world)
@@ -219,6 +231,51 @@ def test_a_paused_trial_with_a_checkpoint_leaves_its_lane_when_room_is_needed_an
     world.run_some(1)
     assert runs(world, first)
     assert len([trial for trial, _ in world.started if trial == first]) == 2
+
+
+@pytest.mark.parametrize("how", [Outcome.FAILED, Outcome.OUT_OF_MEMORY])
+def test_what_a_trial_raises_on_its_way_out_of_its_lane_is_not_held_against_it(how: Outcome) -> None:
+    world = make(capacity=GIB)
+    first = add(world, 600, saves=True)
+    world.go(first, 2)
+    pause(world, first)
+    add(world, 500)
+    assert do.StopTrial(first) in world.log
+    said = world.send(ev.TrialEnded(world.time, first, how, detail="its finally raised"))
+    assert [type(one) for one in said if isinstance(one, (do.RetryTrial, do.ConcludeTrial))] == [do.RetryTrial]
+    assert world.packer._trials[first].floor == 0
+
+
+def test_a_trial_that_must_be_alone_does_not_go_on_beside_another() -> None:
+    world = World(PackerOptions(width=2))
+    world.device("gpu 0", 4 * GIB, 10 * MIB)
+    first = add(world, saves=True)
+    for _ in range(2):
+        world.go(first, 2)
+        world.crash(world.lane_of(first).lane)
+        world.settle()
+    world.go(first, 2)
+    pause(world, first)
+    second = add(world)
+    assert runs(world, second)
+    world.release(first)
+    assert not runs(world, first)
+    world.withdraw(second)
+    world.run_some(2)
+    assert runs(world, first)
+
+
+def test_a_trial_that_paused_before_anything_was_measured_goes_on() -> None:
+    brain = Packer(PackerOptions(width=1))
+    for event in (
+        ev.DeviceFound(0.0, "gpu 0", GIB),
+        ev.TrialAdded(0.0, 1),
+        ev.LaneReady(0.0, 1, 0),
+        ev.TrialHeld(1.0, 1),
+        ev.TrialPaused(2.0, 1, 10 * MIB, saved=True, movable=0),
+    ):
+        brain.handle(event)
+    assert do.ResumeTrial(1) in brain.handle(ev.TrialReleased(3.0, 1))
 
 
 def test_a_trial_that_would_not_make_enough_room_by_being_parked_leaves_its_lane() -> None:

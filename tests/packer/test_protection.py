@@ -311,3 +311,58 @@ def test_a_trial_with_priority_that_comes_to_nothing_for_long_keeps_nobody_waiti
     world.send(ev.LaneQuiet(world.time, lane, first, PROBE_SECONDS + 1, 0))
     world.settle()
     assert runs(world, second)
+
+
+def test_one_that_goes_on_after_a_pause_and_comes_to_nothing_for_long_keeps_nobody_waiting() -> None:
+    world = make(2)
+    teach(world, 0.1)
+    first = add(world, 0.1, 1.0)
+    world.go(first, 4)
+    world.hold(first)
+    world.go(first)
+    world.release(first)
+    second = add(world, 0.1)
+    assert not runs(world, second)
+    lane = world.lane_of(first).lane
+    world.send(ev.LaneQuiet(world.time, lane, first, PROBE_SECONDS + 1, 0))
+    world.settle()
+    assert runs(world, second)
+
+
+def test_a_neighbour_that_takes_turns_with_one_that_is_hardly_felt_is_chosen_too() -> None:
+    world = make(2, residents=2)
+    teach(world, 0.1)
+    wanted = hinted(world, 0.8, 1.0)
+    world.go(wanted, 3)
+    light = hinted(world, 0.1)
+    world.go(light, 3)
+    assert world.lane_of(light).lane != world.lane_of(wanted).lane
+    assert not runs(world, hinted(world, 1.0))
+    assert runs(world, hinted(world, 0.1))
+
+
+def test_one_with_priority_is_seen_though_its_lane_mate_is_busier() -> None:
+    world = make(2, residents=2, policy=make_policy("fifo"))
+    teach(world, 0.1)
+    mate = hinted(world, 1.0)
+    world.go(mate, 3)
+    other = hinted(world, 0.1)
+    world.go(other, 3)
+    wanted = hinted(world, 0.6, 1.0)
+    lane = world.lane_of(wanted).lane
+    world.go(wanted, 3)
+    for one in (mate, other):
+        if world.lane_of(one).lane != lane:
+            world.withdraw(one)
+            world.go(one)
+    heavy = hinted(world, 0.9)
+    assert not runs(world, heavy)
+    assert f"trial {wanted}, which has priority, would be slowed" in (world.why(heavy) or "")
+
+
+def hinted(world: World, busy: float, priority: float = 0.0) -> int:
+    """A trial of which it is known beforehand what it uses of a device."""
+    number = len(world.jobs)
+    world.add(number, 100 * MIB, 50 * MIB, steps=10**6, busy=busy, priority=priority, hint=1.0, knows_busy=True)
+    world.settle()
+    return number

@@ -160,17 +160,19 @@ class World:
         features: dict[str, float] | None = None,
         priority: float = 0.0,
         hint: float | None = None,
+        knows_busy: bool = False,
         max_steps: int | None = None,
         splits: int = 0,
         gain: float = 1.0,
         saves: bool = False,
         movable: float = 0.0,
     ) -> list[do.Instruction]:
-        """A trial; with `hint`, its owner expects it to need that many times what it will."""
+        """A trial; with `hint`, its owner expects it to need that many times what it will, and may know its share."""
         self.jobs[trial] = Job(trial, persistent, ephemeral, steps, late, seconds, busy, splits, gain)
         self.jobs[trial].saves, self.jobs[trial].movable = saves, int(persistent * movable)
         self.where[trial] = None
-        expected = Demand(int(persistent * hint), int(ephemeral * hint)) if hint else None
+        share = busy if knows_busy else None
+        expected = Demand(int(persistent * hint), int(ephemeral * hint), share) if hint else None
         length = steps * seconds * hint if hint else None
         return self.send(ev.TrialAdded(self.time, trial, kind, features or {}, priority, expected, length, max_steps))
 
@@ -275,6 +277,15 @@ class World:
         raise AssertionError(f"not over after {rounds} rounds: {[(t, self.why(t)) for t in left]}")
 
     def wait(self, seconds: float) -> list[do.Instruction]:
+        """Time passes, tick by tick."""
+        said: list[do.Instruction] = []
+        while seconds > 0:
+            said += self.sleep(min(seconds, 1.0))
+            seconds -= 1.0
+        return said
+
+    def sleep(self, seconds: float) -> list[do.Instruction]:
+        """Time passes in which nobody runs, this side included."""
         self.time += seconds
         return self.send(ev.Tick(self.time))
 

@@ -107,6 +107,12 @@ def test_nested_dicts_are_flattened_and_rebuilt_in_order() -> None:
     assert list(config["optimizer"]) == ["name", "lr", "eps"]
 
 
+def test_a_choice_of_integers_that_no_float_can_be_is_one_of_names() -> None:
+    space = Space({"limit": choice([1, 10**400])})
+    assert space.features({"limit": 10**400}) != space.features({"limit": 1})
+    assert space.config({"limit": 10**400}) == {"limit": 10**400}
+
+
 def test_constants_only() -> None:
     space = Space({"lr": 0.1, "sizes": [1, 2]})
     assert space.distributions() == {}

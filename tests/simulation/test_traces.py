@@ -152,6 +152,8 @@ def test_a_table_of_times_alone_limits_only_lanes(tmp_path: Path) -> None:
         (HEADER + "1,1,-5,1,,,,\n", "persistent_mib"),
         ("seconds,submit_time\n1,2026-13-01\n", "submit_time is '2026-13-01'"),
         (HEADER + "0,1,1,1,,,,\n", "that takes time"),
+        (HEADER + ",1,1,1,,,,\n", "that takes time"),
+        (HEADER + "1e300,1e11,1,1,,,,\n", "line 2.*iterations take"),
         ('name,seconds\n"a\nb",1\n\nc,x\n', "line 5.*seconds is 'x'"),
         ("start_time,end_time\n1586390405000,1586390465000\n", "'1586390465000'\n.*divide those that are milliseconds"),
         ("seconds,peak_mib\n1,4294967296\n", "'4294967296'\n.*divide those that are bytes"),
@@ -245,6 +247,12 @@ def test_a_gantt_chart_shows_what_ran_where() -> None:
     assert rows[1].endswith("gpu 0 lane 1 █████     ")
     assert rows[2].endswith("gpu 0 lane 2      ▒▒▒▒▒")
     assert gantt([]) == ""
+
+
+def test_a_slice_of_a_gantt_chart_is_marked_by_what_most_of_it_went_to() -> None:
+    done = [Segment(n, "gpu 0", 1, n * 0.06, (n + 1) * 0.06, "done") for n in range(10)]
+    failed = Segment(10, "gpu 0", 1, 0.6, 1.0, "failed")
+    assert gantt([*done, failed], columns=1).splitlines()[1].endswith("gpu 0 lane 1 █")
 
 
 def test_what_was_used_is_said_and_where_it_is_more_than_one_at_a_time_could() -> None:

@@ -40,13 +40,13 @@ class Lane:
     @property
     def holder(self) -> Run | None:
         """Who has the turn; among several that pass it on, the one that keeps it, or the first."""
-        hung = [run for run in self.runs.values() if run.hung_since is not None]
+        hung = [run for run in self.runs.values() if run.hangs]
         return next(iter(hung or self.moving() or [run for run in self.runs.values() if not run.paused]), None)
 
     def moving(self) -> list[Run]:
         """The residents that share the turns."""
         # Who hangs keeps the turn.
-        if not self.ready or self.gone or any(run.hung_since is not None for run in self.runs.values()):
+        if not self.ready or self.gone or any(run.hangs for run in self.runs.values()):
             return []
         runs = [run for run in self.runs.values() if not run.blocked and not run.paused]
         return [run for run in runs if run.trial == self.given] or runs
@@ -70,6 +70,8 @@ class Run:
         blocked: It waits for that.
         version: Counts changes of plan, so that an outdated one in the calendar is known.
         booked: A plan is in the calendar.
+        hangs: It comes to no boundary any more.
+        quiet_since: When it was last known to move: at its start, or where it hangs.
         is_starting: It has not come to its first iteration, and does not use the device.
         settled: Up to when `progress` is right.
         concurrency: Micro-batches that run at once.
@@ -95,7 +97,8 @@ class Run:
     unjudged: bool = False
     blocked: bool = False
     stopping: bool = False
-    hung_since: float | None = None
+    hangs: bool = False
+    quiet_since: float = 0.0
     version: int = 0
     booked: bool = False
     settled: float = 0.0
@@ -113,7 +116,7 @@ class Run:
 
     @property
     def is_moving(self) -> bool:
-        return not self.blocked and not self.paused and self.hung_since is None
+        return not (self.blocked or self.paused or self.hangs)
 
     def settle(self, now: float) -> None:
         """Brings the books up to now."""

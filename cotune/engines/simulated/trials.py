@@ -55,7 +55,10 @@ class Trials:
         run.reported = bisect_right(work.report_at, done)
         run.is_starting = run.startup > 0
         run.every = max(1, work.iterations // max(self._costs.progress, 1))
+        run.quiet_since = self._calendar.time
         self._runs[spec.trial] = lane.runs[spec.trial] = run
+        if run.startup > self._costs.quiet:
+            self._calendar.later(self._costs.quiet, self._say_quiet, run)
         self.paces.renew(lane.device)
 
     def tell(self, instruction: do.ToTrial) -> None:
@@ -191,14 +194,20 @@ class Trials:
             case Ending.DIES:
                 self._end_lane(run.lane, "killed by signal 9")
             case Ending.HANGS:
-                run.hung_since = self._calendar.time
+                run.hangs, run.quiet_since = True, self._calendar.time
                 self._calendar.later(self._costs.quiet, self._say_quiet, run)
 
     def _say_quiet(self, run: Run) -> None:
-        if self._runs.get(run.trial) is run and run.hung_since is not None:
-            now, held = self._calendar.time, run.lane.context + run.work.persistent
-            self._calendar.say(ev.LaneQuiet(now, run.lane.id, run.trial, now - run.hung_since, held))
-            self._calendar.later(self._costs.quiet, self._say_quiet, run)
+        """While it hangs or starts up, which nobody can tell from each other."""
+        if self._runs.get(run.trial) is not run or not (run.hangs or run.is_starting):
+            return
+        now = self._calendar.time
+        if run.lane.ready:
+            held = run.lane.context + (run.work.persistent if run.hangs else run.held)
+            self._calendar.say(ev.LaneQuiet(now, run.lane.id, run.trial, now - run.quiet_since, held))
+        else:
+            run.quiet_since = now
+        self._calendar.later(self._costs.quiet, self._say_quiet, run)
 
     def _finish(self, run: Run, outcome: Outcome, needed: int | None = None, detail: str = "") -> None:
         self.forget(run)

@@ -89,7 +89,12 @@ class Policy(ABC):
         """A trial waits."""
 
     def left(self, waiting: Waiting, group: Hashable, started: bool) -> None:  # noqa: B027
-        """A trial waits no longer, since it starts or was withdrawn; `waiting` is what was said when it joined."""
+        """A trial waits no longer, since it starts or was withdrawn; `waiting` is what was last said of it."""
+
+    def changed(self, before: Waiting, group: Hashable, waiting: Waiting, other: Hashable) -> None:
+        """What is known of a trial that waits has changed, and perhaps its group, from `group` to `other`."""
+        self.left(before, group, started=False)
+        self.joined(waiting, other)
 
     def resumed(self, waiting: Waiting, group: Hashable) -> None:
         """A trial that had paused runs again, without having waited."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Hashable, Mapping
 
+from cotune.errors import InputError
 from cotune.packer.policies.base import Policy, Waiting
 
 
@@ -13,12 +15,16 @@ class Fair(Policy):
 
     Equalises device time among kinds of trials (one kind is one trainable: one user, one study), in the proportion of
     their weights. Assumes nothing; a started trial is charged what it is predicted to take, corrected as it runs, or
-    a burst of free lanes would all go to one kind. A kind that comes late begins at the level of the least served
-    one, as in start-time fair queueing (Goyal et al., SIGCOMM'96): it has no claim on the past. Salus shares among
-    jobs at every iteration; residents of a lane do that here by taking turns, whatever the policy.
+    a burst of free lanes would all go to one kind. A kind that comes late, none of which waits or runs, begins at the
+    level of the least served one, as in start-time fair queueing (Goyal et al., SIGCOMM'96): it has no claim on the
+    past. Salus shares among jobs at every iteration; residents of a lane do that here by taking turns, whatever the
+    policy.
 
     Args:
         weights: By kind; 1 if not given.
+
+    Raises:
+        InputError: A weight is no number above 0.
     """
 
     name = "fair"
@@ -26,8 +32,12 @@ class Fair(Policy):
 
     def __init__(self, weights: Mapping[str, float] | None = None) -> None:
         self._weights = dict(weights or {})
+        for kind, weight in self._weights.items():
+            if not 0 < weight < math.inf:
+                raise InputError(f"the weight of {kind!r} is {weight!r}", hint="give a number above 0")
         self._served: dict[Hashable, float] = {}
-        self._waiting: defaultdict[Hashable, int] = defaultdict(int)
+        # Trials that wait or run, by group.
+        self._present: defaultdict[Hashable, int] = defaultdict(int)
         self._charged: dict[int, float] = {}
 
     def key(self, waiting: Waiting) -> tuple[float, ...]:
@@ -40,16 +50,21 @@ class Fair(Policy):
         return self._served.get(group, 0.0) / self._weight(group)
 
     def joined(self, waiting: Waiting, group: Hashable) -> None:
-        if not self._waiting[group]:
-            least = min((self.rank(other) for other, count in self._waiting.items() if count), default=0.0)
+        if not self._present[group]:
+            least = min((self.rank(other) for other, count in self._present.items() if count), default=0.0)
             self._served[group] = max(self._served.get(group, 0.0), least * self._weight(group))
-        self._waiting[group] += 1
+        self._present[group] += 1
 
     def left(self, waiting: Waiting, group: Hashable, started: bool) -> None:
-        self._waiting[group] -= 1
         if started:
             self._charged[waiting.trial] = charge = waiting.seconds_left or 1.0
             self._served[group] += charge
+        else:
+            self._present[group] -= 1
+
+    def changed(self, before: Waiting, group: Hashable, waiting: Waiting, other: Hashable) -> None:
+        # The kind of a trial does not.
+        pass
 
     def ran(self, trial: int, group: Hashable, seconds: float) -> None:
         paid = min(seconds, self._charged.get(trial, 0.0))
@@ -58,7 +73,10 @@ class Fair(Policy):
             self._charged[trial] -= paid
 
     def ended(self, trial: int, group: Hashable) -> None:
-        self._served[group] = self._served.get(group, 0.0) - self._charged.pop(trial, 0.0)
+        charge = self._charged.pop(trial, None)
+        if charge is not None:
+            self._served[group] -= charge
+            self._present[group] -= 1
 
     def _weight(self, group: Hashable) -> float:
         return self._weights.get(str(group), 1.0)

@@ -70,6 +70,13 @@ class Horus(Policy):
         self._started[group] += started
         self._changes += 1
 
+    def changed(self, before: Waiting, group: Hashable, waiting: Waiting, other: Hashable) -> None:
+        # Within its class it keeps its place among those that wait, which are in the order in which they came.
+        if other != group:
+            super().changed(before, group, waiting, other)
+        elif waiting.need is not None:
+            self._learn(math.log(max(waiting.need, 1)))
+
     def resumed(self, waiting: Waiting, group: Hashable) -> None:
         # What it needs was learnt when it joined.
         self._started[group] += 1

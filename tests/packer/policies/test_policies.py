@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from cotune.demand import Demand
 from cotune.errors import InputError
 from cotune.packer import Packer, PackerOptions, TrialAdded
 from cotune.packer.policies import (
@@ -159,6 +160,7 @@ def test_fair_ranks_kinds_by_service_over_weight() -> None:
     policy = Fair({"b": 2.0})
     for trial, kind in enumerate("ab"):
         policy.joined(of_kind(trial, kind), kind)
+    for trial, kind in enumerate("ab"):
         policy.left(of_kind(trial, kind), kind, started=True)
         policy.ran(trial, kind, 10.0)
     assert (policy.rank("a"), policy.rank("b")) == (10.0, 5.0)
@@ -182,6 +184,39 @@ def test_fair_gives_a_late_kind_no_claim_on_the_past() -> None:
     policy.ran(9, "a", 50.0)
     policy.joined(of_kind(1, "b"), "b")
     assert policy.rank("b") == 50.0
+
+
+def test_fair_does_not_take_a_kind_for_late_while_one_of_its_trials_runs() -> None:
+    policy = Fair()
+    for trial, (kind, seconds) in enumerate([("a", 10.0), ("b", 1000.0)]):
+        waiting = Waiting(trial, trial, seconds, None, kind)
+        policy.joined(waiting, kind)
+        policy.left(waiting, kind, started=True)
+    policy.joined(of_kind(2, "b"), "b")
+    level = policy.rank("a")
+    policy.joined(of_kind(3, "a"), "a")
+    assert policy.rank("a") == level
+    policy.left(of_kind(3, "a"), "a", started=False)
+    policy.ended(0, "a")
+    policy.joined(of_kind(4, "a"), "a")
+    assert policy.rank("a") == policy.rank("b") > 1000.0
+
+
+def test_fair_has_nobody_come_late_for_being_looked_at_anew() -> None:
+    brain = Packer(PackerOptions(width=1, policy=Fair()))
+    line, policy = brain._line, brain.options.policy
+    brain.handle(TrialAdded(0.0, 0, "b", seconds=1000.0))
+    brain.handle(TrialAdded(0.0, 1, "a", seconds=10.0))
+    policy.ran(9, "b", 500.0)
+    brain._trials[1].seconds_hint, brain._trials[1].hint = 20.0, Demand(1, 1)
+    line.refresh(brain._trials[1])
+    assert policy.rank("a") == 0.0
+
+
+@pytest.mark.parametrize("weight", [0, -1.0, float("nan"), float("inf")])
+def test_fair_refuses_what_is_no_weight(weight: float) -> None:
+    with pytest.raises(InputError, match="weight of 'a'"):
+        Fair({"a": weight})
 
 
 # ---- horus
