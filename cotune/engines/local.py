@@ -328,7 +328,7 @@ class LocalEngine(Engine):
         for lane in self._lanes:
             if late > WATCH_EVERY:
                 # We did not run, and so perhaps nobody did: a container was paused, a job suspended.
-                lane.page.excuse(late)
+                lane.excuse(late)
             if now - lane.leaves_since > EXIT_WITHIN or (not lane.is_up and now - lane.forked_at > UP_WITHIN):
                 # It cannot even read its messages, as when native code holds the interpreter; or hangs in its start.
                 lane.kill()

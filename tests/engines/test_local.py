@@ -116,13 +116,21 @@ def test_while_the_driver_does_not_run_nobody_is_late(tmp_path):
     lane = mock.Mock(leaves_since=math.inf, is_up=True, is_killed=False, page=mock.Mock(quiet=0.0))
     engine._lanes.add(lane)
     engine._watch()
-    lane.page.excuse.reset_mock()
+    lane.excuse.reset_mock()
     engine._watch()
-    assert not lane.page.excuse.called
+    assert not lane.excuse.called
     engine._watch_due = engine.now() - 100
     engine._watch()
-    assert lane.page.excuse.call_args.args == (pytest.approx(100, abs=10),)
+    assert lane.excuse.call_args.args == (pytest.approx(100, abs=10),)
     engine.close()
+
+
+def test_a_lane_that_could_not_come_up_or_leave_while_nobody_ran_has_the_time_it_had():
+    lane = LaneHandle.__new__(LaneHandle)
+    lane.page, lane.leaves_since, lane.forked_at = mock.Mock(), math.inf, 50.0
+    lane.excuse(100.0)
+    assert (lane.leaves_since, lane.forked_at) == (math.inf, 150.0)
+    lane.page.excuse.assert_called_once_with(100.0)
 
 
 @pytest.fixture
