@@ -2,7 +2,12 @@
 
 import concurrent.futures
 import importlib
+import json
+import multiprocessing
 import os
+import resource
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -13,6 +18,7 @@ import pytest
 
 import cotune
 from cotune.packer.learning import Learning
+from cotune.sharing.zygote import CLOSES_WITHIN
 
 
 @pytest.fixture
@@ -337,3 +343,174 @@ def test_what_a_trial_does_to_its_streams_does_not_keep_others_from_printing(run
     assert [str(trial.error) for trial in results if trial.error] == []
     logs = [(trial.folder / "log.txt").read_text() for trial in results]
     assert logs[1::2] == ["here is 1\n", "here is 3\n"]
+
+
+class Never(optuna.pruners.BasePruner):
+    def prune(self, study, trial):
+        return False
+
+
+@pytest.mark.parametrize("pruner", [None, Never()])
+def test_a_thread_that_reports_while_its_trial_ends_changes_nothing_any_more(run, pruner):
+    def train(config):
+        begun = threading.Event()
+
+        def beat():
+            while True:
+                cotune.report({"loss": 1.0})
+                begun.set()
+
+        threading.Thread(target=beat, daemon=True).start()
+        begun.wait()
+        return 0.0
+
+    results = run(train, {"x": cotune.uniform(0, 1)}, trials=25, lanes=2, pruner=pruner)
+    assert {str(trial.state) for trial in results} == {"done"}
+    over = set()
+    for line in (results.folder / "events.jsonl").read_text().splitlines():
+        event = json.loads(line)
+        assert event["event"] != "report" or event["trial"] not in over
+        if event["event"] == "end":
+            over.add(event["trial"])
+    assert len(over) == 25
+
+
+def test_a_program_that_a_trial_starts_has_the_memory_that_it_needs(run):
+    def train(config):
+        hog = "x = bytearray(400 << 20)"
+        if config["how"] == "subprocess":
+            subprocess.run([sys.executable, "-c", hog], check=True)
+        elif config["how"] == "system":
+            assert os.system(f"{sys.executable} -c '{hog}'") == 0
+        else:
+            with multiprocessing.get_context(config["how"]).Pool(1) as pool:
+                assert pool.apply(len, [b"." * (200 << 20)]) == 200 << 20
+        return 0.0
+
+    space = {"how": cotune.choice(["subprocess", "system", "fork", "spawn"])}
+    first = run(lambda config: 0.0, {"x": cotune.uniform(0, 1)}, trials=3, lanes=1, name="small")
+    assert not first.errors
+    results = run(train, space, trials=8, sampler="grid", lanes=2)
+    assert not results.errors
+    assert [trial.attempts for trial in results] == [1] * len(results)
+
+
+def test_files_that_trials_leave_open_do_not_run_out(run):
+    def train(config):
+        return sum(os.open(os.devnull, os.O_RDONLY) < 0 for _ in range(150))
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(512, hard), hard))
+    try:
+        results = run(train, {"x": 1}, trials=6, lanes=1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert [str(trial.state) for trial in results] == ["done"] * 6
+    assert [trial.attempts for trial in results] == [1] * 6
+
+
+@pytest.mark.parametrize("residents", [1, 2])
+def test_another_object_in_place_of_the_environment_is_its_content(run, residents):
+    def train(config):
+        found = os.environ.get("SEED")
+        os.environ = {**os.environ, "SEED": str(cotune.trial_id())}  # noqa: B003 - what is tested
+        sys.path = (*sys.path, "elsewhere")
+        for _ in range(3):
+            cotune.report(
+                {"loss": 0.0, "before": found, "now": os.environ.get("SEED"), "path": "elsewhere" in sys.path}
+            )
+        return 0.0
+
+    results = run(train, {"x": 1}, trials=6, lanes=1, residents=residents)
+    assert {str(trial.state) for trial in results} == {"done"}
+    assert [trial.metrics["before"] for trial in results] == [None] * 6
+    assert [trial.metrics["now"] for trial in results] == [str(trial.id) for trial in results]
+    assert all(trial.metrics["path"] for trial in results)
+    assert [trial.attempts for trial in results] == [1] * 6
+
+
+@pytest.mark.parametrize("what", ["tracker", "signals"])
+def test_what_a_package_does_when_it_is_imported_is_no_harm_to_the_sweep(run, tmp_path, monkeypatch, what):
+    name = f"imports_with_{what}"
+    text = {
+        "tracker": "import multiprocessing\nlock = multiprocessing.get_context('spawn').Lock()\n",
+        "signals": "import signal\nsignal.signal(signal.SIGCHLD, signal.SIG_DFL)\nsignal.set_wakeup_fd(-1)\n",
+    }[what]
+    (tmp_path / f"{name}.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr("cotune.sharing.pickling.modules_to_preload", lambda *given, **how: [name])
+    dying = tmp_path / "died"
+
+    def train(config):
+        if not dying.exists():
+            dying.touch()
+            os._exit(3)
+        return 0.0
+
+    began = time.monotonic()
+    results = run(train, {"x": 1}, trials=2, lanes=1)
+    assert {str(trial.state) for trial in results} == {"done"}
+    assert time.monotonic() - began < CLOSES_WITHIN, "nor does the zygote have to be killed"
+
+
+def test_a_path_of_modules_longer_than_an_argument_may_be(run, monkeypatch):
+    monkeypatch.setattr(sys, "path", [*sys.path, *(f"/nowhere/{'x' * 100}/{n}" for n in range(2000))])
+    results = run(lambda config: float(len(sys.path)), {"x": 1}, trials=1)
+    assert results[0].metrics["loss"] > 2000
+
+
+def test_a_hook_for_errors_in_threads_that_is_none_does_not_keep_the_next_from_beginning(run):
+    def train(config):
+        threading.excepthook = None
+        return 0.0
+
+    results = run(train, {"x": 1}, trials=4, lanes=1)
+    assert [(str(trial.state), trial.attempts) for trial in results] == [("done", 1)] * 4
+
+
+def test_a_lane_that_has_left_its_process_group_can_be_killed(run):
+    def train(config):
+        if cotune.trial_id() == 0:
+            os.setpgid(0, os.getpgid(os.getppid()))
+            threading.Event().wait()
+        return 0.0
+
+    results = run(train, {"x": 1}, trials=2, lanes=1, iteration_timeout=1.5)
+    assert [str(trial.state) for trial in results] == ["failed", "done"]
+
+
+def test_a_process_forked_within_a_checkpoint_publishes_nothing(run):
+    def train(config):
+        with cotune.checkpoint() as path:
+            child = os.fork()
+            (path / f"of-{'child' if child == 0 else 'trial'}").touch()
+        if child == 0:
+            os._exit(0)
+        os.waitpid(child, 0)
+        return 0.0
+
+    results = run(train, {"x": 1}, trials=2, lanes=1)
+    assert not results.errors
+    assert all((trial.checkpoint / "of-trial").exists() for trial in results)
+
+
+def test_one_that_hangs_while_the_turn_changes_is_overdue(run):
+    def train(config):
+        if cotune.trial_id() == 0:
+
+            class Stuck:
+                def write(self, text):
+                    return len(text)
+
+                def flush(self):
+                    threading.Event().wait()
+
+            cotune.report({"loss": 0.0})
+            sys.stdout = Stuck()
+        for _ in range(200):
+            cotune.report({"loss": 0.0})
+            time.sleep(0.001)
+        return 0.0
+
+    results = run(train, {"x": 1}, trials=2, lanes=1, residents=2, iteration_timeout=1.5)
+    assert "overdue" in str(results[0].error).lower() or "no iteration boundary" in str(results[0].error)

@@ -320,6 +320,9 @@ class Sweep:
     # ---- trials report and end
 
     def _on_report(self, report: Report) -> None:
+        if self._records[report.trial].state.is_final:
+            # Nobody waits for what becomes of it.
+            return
         record = self._records.reported(report)
         if self._search.judges and not record.withdrawn:
             self._search.report(report.trial, report.attempt, report.step, report.value)

@@ -171,7 +171,9 @@ class LocalEngine(Engine):
             except OSError as error:
                 raise errors.RunError(
                     f"no process can be started: {error.strerror or error}",
-                    hint="raise the limits of this process (`ulimit -u`, `ulimit -n`), or end others",
+                    hint="make room where the run is stored, or pass another storage="
+                    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+                    else "raise the limits of this process (`ulimit -u`, `ulimit -n`), or end others",
                 ) from error
             self._selector.register(self._zygote, selectors.EVENT_READ, partial(self._hear_zygote, self._zygote))
         return self._zygote
@@ -283,12 +285,14 @@ class LocalEngine(Engine):
             )
         lanes, detail = list(self._lanes), "the process that forks lanes was killed"
         for lane in lanes:
-            self._lane_gone(lane, detail)
+            self._lane_gone(lane, detail, with_others=True)
         # Counted once, however many waited for it.
         for device in {lane.options.device for lane in lanes if not lane.is_up}:
             self._devices.lane_stillborn(device, detail)
 
-    def _lane_gone(self, lane: LaneHandle, detail: str, status: int | None = None) -> None:
+    def _lane_gone(
+        self, lane: LaneHandle, detail: str, status: int | None = None, *, with_others: bool = False
+    ) -> None:
         holder = lane.page.holder
         self._decode(lane, lane.drain())
         self._forget(lane)
@@ -298,7 +302,7 @@ class LocalEngine(Engine):
             if not lane.is_up:
                 # First, or the next lane would be opened where this one died.
                 self._refused(lane, gpu)
-        self._pending.append(ev.LaneLost(self.now(), lane.lane, holder, detail))
+        self._pending.append(ev.LaneLost(self.now(), lane.lane, holder, detail, with_others))
 
     def _forget(self, lane: LaneHandle) -> None:
         with contextlib.suppress(KeyError):

@@ -15,7 +15,7 @@ from cotune.packer.predictor import Predictor
 from cotune.packer.state import Lane, Trial
 from cotune.trial import Outcome
 
-# As many nodes as one trial may take with it.
+# As many devices, nodes, or processes that fork lanes, as one trial may take with it.
 MOST_LOSSES = 8
 
 
@@ -83,17 +83,25 @@ class Endings:
             self.retry(trial, "its lane was closed", event.time)
         elif was_paused:
             self.retry(trial, f"its lane is gone: {event.detail}", event.time)
+        elif event.with_others:
+            self._lost_with_others(trial, event.detail, event.time)
         else:
             self._survived_crash(trial, event.detail or "its lane process died", event.time)
 
     def device_lost(self, trial: Trial, device: str, was_paused: bool, now: float) -> None:
         """Its device is gone, with it. Devices do go; but one trial may be why, and would take them all."""
-        trial.device_losses += not was_paused
-        if trial.device_losses >= MOST_LOSSES and not trial.withdrawn:
-            reason = f"{MOST_LOSSES} devices were lost while it ran there; last: {device}"
+        if was_paused:
+            self.retry(trial, f"{device} is gone", now)
+        else:
+            self._lost_with_others(trial, f"{device} is gone", now)
+
+    def _lost_with_others(self, trial: Trial, reason: str, now: float) -> None:
+        trial.losses += 1
+        if trial.losses >= MOST_LOSSES and not trial.withdrawn:
+            reason = f"{MOST_LOSSES} times all that ran beside it was lost with it; last: {reason}"
             self.conclude(trial, Outcome.FAILED, "LaneDied", reason)
         else:
-            self.retry(trial, f"{device} is gone", now)
+            self.retry(trial, reason, now)
 
     def retry(self, trial: Trial, reason: str, now: float) -> None:
         """The trial waits for another attempt: in line, unless it is held."""

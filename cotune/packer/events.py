@@ -163,10 +163,17 @@ class LaneQuiet(LaneEvent):
 
 @dataclass(frozen=True, slots=True)
 class LaneLost(LaneEvent):
-    """The lane's process is gone, and its bytes are free; `holder` had the turn, `detail` says how it went."""
+    """The lane's process is gone, and its bytes are free.
+
+    Attributes:
+        holder: Who had the turn.
+        detail: How it went.
+        with_others: All lanes of the machine went at once, of which those in this one need not be the cause.
+    """
 
     holder: int | None = None
     detail: str = ""
+    with_others: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,8 @@ from cotune.packer.state import Lane, Trial
 LEAK_GROWTH = 64 * MIB
 STOP_GRACE = 5.0
 STOP_GRACE_SHARED = 30.0
-# Where ticks are further apart nobody ran, for a container was paused, or a job suspended.
-TICKS_WITHIN = 5.0
+# Of the time between two ticks no more than this counts: in the rest perhaps nobody ran, for a container was paused.
+MOST_A_TICK = 2.0
 OVERDUE_FLOOR = 1800.0
 # Lanes in a row that die before they are up, after which no more are tried for a while beside those that are.
 STILLBORN = 2
@@ -62,8 +62,7 @@ class LaneEvents:
 
     def kill_overdue(self, withdrawn: Iterable[Trial], now: float) -> None:
         """Ends lanes of trials that nobody wants any more and that come to no boundary."""
-        passed, self._ticked = now - self._ticked, now
-        asleep = passed if passed > TICKS_WITHIN else 0.0
+        asleep, self._ticked = max(0.0, now - self._ticked - MOST_A_TICK), now
         for trial in list(withdrawn):
             lane = trial.lane
             if lane is None or lane.closing or trial.pressed_at is None:

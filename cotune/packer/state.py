@@ -88,7 +88,7 @@ class Trial:
     overtaken: int = 0
     out_of_memories: int = 0
     lane_deaths: int = 0
-    device_losses: int = 0
+    losses: int = 0
     failures: int = 0
     withdrawn: bool = False
     pressed_at: float | None = None

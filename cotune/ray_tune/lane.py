@@ -32,8 +32,11 @@ from cotune.ray_tune.sessions import route_sessions
 from cotune.ray_tune.site import Site, look_round
 from cotune.sharing import cuda
 from cotune.sharing.inside.host import THREAD_STACK, Host
+from cotune.sharing.inside.resident import Ending
 from cotune.sharing.lane_options import LaneOptions
 from cotune.sharing.page import NOBODY, Page
+from cotune.sharing.wire import Kind, encode_object
+from cotune.trial import Outcome
 
 BEAT_EVERY = 1.0
 EVICT_AFTER = 2.0
@@ -210,7 +213,22 @@ class Lane:
             self._trainable(attempt.trainable).set_result(attempt.pickled)
         if self._host is not None:
             self._host.let_begin()
-        threading.Thread(target=self._run, args=(attempt,), name=f"trial-{attempt.trial}", daemon=True).start()
+        try:
+            threading.Thread(target=self._run, args=(attempt,), name=f"trial-{attempt.trial}", daemon=True).start()
+        except RuntimeError as error:
+            self._not_begun(attempt, error)
+
+    def _not_begun(self, attempt: Attempt, error: RuntimeError) -> None:
+        """Tells that no thread is to be had now, for which neither the trial nor its lane-mates are to blame."""
+        if self._host is not None:
+            self._host.memory.cap()
+        self._forget(attempt.key)
+        with self._registering:
+            early = self._early.pop(attempt.key, [])
+        ending = Ending(Outcome.OUT_OF_MEMORY, None, "TrialFailed", str(error))
+        self._outbox.put(encode_object(Kind.ENDED, (attempt.trial, *ending)))
+        for _, call in early:
+            refuse(call)
 
     @ray.method(concurrency_group="control")  # type: ignore[untyped-decorator]
     def interrupt(self, key: Key) -> None:

@@ -25,7 +25,7 @@ class CpuMemory(LaneMemory):
     `RLIMIT_DATA` counts reserved bytes, which run ahead of resident ones (thread stacks of 8 MiB, allocator
     reserves). So the limit is put above what is reserved, by what may still be taken and `HEADROOM`: whenever the
     quota changes or a trial has ended. The cap may be exceeded by that headroom and by what was reserved and not
-    used. Files mapped in and pages shared with the zygote are not counted. Child processes are each capped, but not
+    used. Files mapped in and pages shared with the zygote are not counted. Child processes are neither capped nor
     measured.
 
     Args:

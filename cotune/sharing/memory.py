@@ -6,7 +6,7 @@ import contextlib
 import re
 import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from cotune.demand import parse_bytes
 from cotune.errors import InputError
@@ -121,13 +121,16 @@ def text_of(error: BaseException) -> str:
 
 
 def causes(error: BaseException) -> Iterator[BaseException]:
-    """An exception and those it came from, the last first."""
+    """An exception and those it came from, or is a group of, the last first."""
     seen: set[int] = set()
-    cause: BaseException | None = error
-    while cause is not None and id(cause) not in seen:
-        seen.add(id(cause))
-        yield cause
-        cause = cause.__cause__ or cause.__context__
+    todo: list[BaseException | None] = [error]
+    while todo:
+        cause = todo.pop()
+        if cause is not None and id(cause) not in seen:
+            seen.add(id(cause))
+            yield cause
+            todo.append(cause.__cause__ or cause.__context__)
+            todo += reversed(_grouped(cause))
 
 
 def clear_frames(error: BaseException) -> None:
@@ -139,7 +142,12 @@ def clear_frames(error: BaseException) -> None:
         if one is not None and id(one) not in seen:
             seen.add(id(one))
             traceback.clear_frames(one.__traceback__)
-            todo += [one.__cause__, one.__context__]
+            todo += [one.__cause__, one.__context__, *_grouped(one)]
+
+
+def _grouped(error: BaseException) -> Sequence[BaseException]:
+    """The exceptions of a group."""
+    return error.exceptions if isinstance(error, BaseExceptionGroup) else ()
 
 
 def out_of_memory(error: BaseException, is_short: Callable[[], bool] = lambda: False) -> tuple[bool, int | None]:

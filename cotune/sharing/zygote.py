@@ -23,8 +23,10 @@ from cotune.sharing.zygote_main import write_payload
 CLOSES_WITHIN = 10.0
 
 _START = (
-    "import sys, json; sys.path[:], levels = json.loads(sys.argv[3]); "
-    "from cotune.sharing.zygote_main import main; main(int(sys.argv[1]), int(sys.argv[2]), levels)"
+    "import sys, os, json; control, payload = map(int, sys.argv[1:]); "
+    "size = int.from_bytes(os.pread(payload, 8, 0), 'little'); "
+    "sys.path[:], levels = json.loads(os.pread(payload, size, 8)); "
+    "from cotune.sharing.zygote_main import main; main(control, payload, levels)"
 )
 
 
@@ -46,7 +48,10 @@ class Zygote:
     def __init__(self, modules: Sequence[str], trainable: bytes, threads: int, log: Path) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.settimeout(None)
-        payload = write_payload(modules, sys.argv, trainable)
+        # As imports do, past what is no string, such as a pathlib.Path.
+        path = [entry or _here() for entry in sys.path if isinstance(entry, str)]
+        # Not as an argument, which may not be as long as some paths are.
+        payload = write_payload(json.dumps([path, _levels()]).encode(), modules, sys.argv, trainable)
         environment = dict(os.environ)
         # torch.cuda.is_available() in the zygote must not start CUDA, or no lane could be forked any more.
         environment["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
@@ -56,15 +61,12 @@ class Zygote:
             environment[name] = str(threads)
         # A window belongs to the main thread; trials have others.
         environment.setdefault("MPLBACKEND", "agg")
-        # As imports do, past what is no string, such as a pathlib.Path.
-        path = [entry or _here() for entry in sys.path if isinstance(entry, str)]
-        told = json.dumps([path, _levels()])
         flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
         try:
             with open(log, "ab") as output:
                 self._process = subprocess.Popen(
                     # Not from the working directory, where a project may have a json.py.
-                    [sys.executable, *flags, "-P", "-c", _START, str(theirs.fileno()), str(payload), told],
+                    [sys.executable, *flags, "-P", "-c", _START, str(theirs.fileno()), str(payload)],
                     pass_fds=[theirs.fileno(), payload],
                     stdin=subprocess.DEVNULL,
                     stdout=output,

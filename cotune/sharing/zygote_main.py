@@ -43,7 +43,8 @@ def main(control: int, payload: int, levels: Mapping[str, int] | None) -> NoRetu
 
     Args:
         control: A sequenced-packet socket to the driver.
-        payload: A memory file: pickled, the modules to import and the script's `sys.argv`; then the pickled trainable.
+        payload: A memory file: as JSON, the path of modules and what is passed here as `levels`; pickled, the modules
+            to import and the script's `sys.argv`; then the pickled trainable; each but the last behind its length.
         levels: Of the driver's loggers by name, if it shows what they log: then trials log as much, to their logs.
     """
     # Nor is a signal kept from us that was kept from the driver's thread.
@@ -61,12 +62,16 @@ def main(control: int, payload: int, levels: Mapping[str, int] | None) -> NoRetu
     if _is_over(sock):
         # The driver died before we could ask to be told.
         _leave()
-    modules, sys.argv[:], trainable = _read_payload(payload)
+    told, modules, sys.argv[:], trainable = _read_payload(payload)
     os.set_inheritable(payload, False)
     # Imports make objects that stay: to look for garbage among them takes half a second all in all, and finds next to
     # nothing.
     gc.disable()
+    fork_by_default()
     _preload(modules)
+    # A package may have taken them for itself.
+    signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, _note)
     if levels is not None:
         logging.basicConfig()
         for name, level in levels.items():
@@ -74,12 +79,11 @@ def main(control: int, payload: int, levels: Mapping[str, int] | None) -> NoRetu
     safe = [name for name in modules if name.split(".")[0] in _SAFE]
     if safe != modules and _touched_cuda():
         # A package started CUDA when it was imported, and a process that has cannot fork lanes: begin again without.
-        again = write_payload(safe, sys.argv, trainable)
+        again = write_payload(told, safe, sys.argv, trainable)
         os.set_inheritable(again, True)
-        os.execv(sys.executable, [*sys.orig_argv[:-2], str(again), sys.orig_argv[-1]])
+        os.execv(sys.executable, [*sys.orig_argv[:-1], str(again)])
     signal.signal(signal.SIGTERM, _note)
     _make_scratch()
-    fork_by_default()
     gc.freeze()
     gc.enable()
     with contextlib.suppress(OSError):
@@ -129,27 +133,38 @@ def _note(number: int, _frame: Any) -> None:
 
 def _leave(*_signal: Any) -> NoReturn:
     """Ends, with all it has forked."""
+    # A resource tracker ends once nobody holds its pipe: a package that was imported may have started one of ours.
+    with contextlib.suppress(OSError):
+        for fd in map(int, os.listdir("/proc/self/fd")):
+            if fd > 2:
+                with contextlib.suppress(OSError):
+                    os.close(fd)
     kill_children()
     if _scratch:
         shutil.rmtree(_scratch, ignore_errors=True)
     os._exit(0)
 
 
-def write_payload(modules: Sequence[str], arguments: Sequence[str], trainable: bytes | memoryview) -> int:
+def write_payload(told: bytes, modules: Sequence[str], arguments: Sequence[str], trainable: bytes | memoryview) -> int:
     """A memory file for `main`."""
     head = pickle.dumps((list(modules), [str(argument) for argument in arguments]))
     fd = os.memfd_create("cotune-payload", os.MFD_CLOEXEC)
     with open(fd, "wb", closefd=False) as file:
-        file.write(len(head).to_bytes(8, "little") + head)
+        for part in (told, head):
+            file.write(len(part).to_bytes(8, "little") + part)
         file.write(trainable)
     return fd
 
 
-def _read_payload(payload: int) -> tuple[list[str], list[str], memoryview]:
+def _read_payload(payload: int) -> tuple[bytes, list[str], list[str], memoryview]:
     view = memoryview(mmap.mmap(payload, 0, prot=mmap.PROT_READ))
-    size = int.from_bytes(view[:8], "little")
-    modules, arguments = pickle.loads(view[8 : 8 + size])
-    return modules, arguments, view[8 + size :]
+    parts = []
+    for _ in range(2):
+        end = 8 + int.from_bytes(view[:8], "little")
+        parts.append(view[8:end])
+        view = view[end:]
+    modules, arguments = pickle.loads(parts[1])
+    return bytes(parts[0]), modules, arguments, view
 
 
 def _preload(modules: list[str]) -> None:
@@ -226,6 +241,9 @@ class Zygote:
         elif what == "kill":
             for pid in [pid for pid, other in self._lanes.items() if other == lane]:
                 kill_group(pid)
+                with contextlib.suppress(OSError):
+                    # It may have left its group.
+                    os.kill(pid, signal.SIGKILL)
         return True
 
     def _fork(self, lane: int, serve: Callable[..., NoReturn], fds: Sequence[int]) -> None:

@@ -943,6 +943,17 @@ def test_a_trial_that_takes_one_device_after_another_with_it_is_given_up() -> No
     assert world.devices
 
 
+def test_a_trial_is_not_charged_with_the_loss_of_all_lanes_as_with_that_of_its_own() -> None:
+    brain = Packer(PackerOptions(width=1))
+    brain.handle(ev.DeviceFound(0.0, "gpu 0", GIB))
+    brain.handle(ev.TrialAdded(0.0, 1))
+    for lane in range(1, MOST_LOSSES + 1):
+        brain.handle(ev.LaneReady(0.0, lane, 0))
+        assert not brain._trials[1].alone
+        said = brain.handle(ev.LaneLost(0.0, lane, 1, "the process that forks lanes was killed", with_others=True))
+        assert isinstance(said[0], do.RetryTrial if lane < MOST_LOSSES else do.ConcludeTrial)
+
+
 def test_trials_fail_with_the_last_device() -> None:
     world = make(1)
     world.add(0)

@@ -159,8 +159,8 @@ def test_time_in_which_nobody_ran_is_not_held_against_a_trial_that_is_to_stop() 
     world.withdraw(first)
     assert world.wait(2.0) == []
     assert world.sleep(3600.0) == []
-    assert world.wait(2.0) == []
-    assert [type(said) for said in world.wait(2.0)] == [do.CloseLane]
+    assert world.wait(1.0) == []
+    assert [type(said) for said in world.wait(1.0)] == [do.CloseLane]
 
 
 def test_a_held_trial_whose_lane_is_lost_is_not_charged_and_waits_outside() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import threading
 from types import SimpleNamespace
 
@@ -19,7 +20,9 @@ from cotune.packer import events as ev
 from cotune.packer import instructions as do
 from cotune.ray_tune import lane
 from cotune.ray_tune.broker import Broker
+from cotune.ray_tune.inbox import NotHere
 from cotune.ray_tune.ticket import Held, Ticket
+from cotune.sharing.wire import Kind, decode
 
 
 class Lanes:
@@ -147,7 +150,8 @@ def test_a_trial_has_the_time_to_clean_up_that_tune_gives_it(broker, lanes):
 
     lanes.now = lambda: 600.0
     broker.evict(ticket)
-    broker._feed(ev.Tick(606.0))
+    for seconds in range(600, 607):
+        broker._feed(ev.Tick(float(seconds)))
 
     assert lanes.executed[-1] == do.CloseLane(1, kill=True)
 
@@ -189,6 +193,7 @@ def test_what_a_trial_has_every_thread_traced_with_does_not_keep_the_next_from_s
     monkeypatch.setattr(lane.Lane, "_run", lambda process, attempt: begun.set())
     process, host = lane.Lane({}, ()), object.__new__(lane.LaneHost)
     host.memory, host._tracing = SimpleNamespace(uncap=lambda: None), (threading.gettrace(), threading.getprofile())
+    host._excepthook = threading.excepthook
     process._host = host
     threading.settrace(refuse)
     try:
@@ -197,6 +202,22 @@ def test_what_a_trial_has_every_thread_traced_with_does_not_keep_the_next_from_s
         assert threading.gettrace() is host._tracing[0]
     finally:
         threading.settrace(host._tracing[0])
+
+
+def test_where_no_further_thread_can_be_had_the_brain_hears_of_it_and_the_call_is_made_again(monkeypatch):
+    def refuse(_):
+        raise RuntimeError("can't start new thread")
+
+    process, caps = lane.Lane({}, ()), []
+    memory = SimpleNamespace(cap=lambda: caps.append(1), uncap=lambda: caps.append(-1))
+    process._host = SimpleNamespace(memory=memory, let_begin=memory.uncap)
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with pytest.raises(NotHere):
+        process.call((3, 0), 0, "train", (), {}, lane.Attempt(3, 0, 0, "", 0, b"", {}))
+    assert sum(caps) == 0
+    (frame,) = process._outbox.take(0.0)
+    kind, payload = decode(frame)
+    assert (kind, pickle.loads(payload)[:2]) == (Kind.ENDED, (3, Outcome.OUT_OF_MEMORY))
 
 
 @pytest.mark.parametrize("error", [RayActorError(), OutOfMemoryError("the node was short of memory")])

@@ -1,10 +1,12 @@
 """Memory of a lane on the CPU: measured, capped, given back; and telling that memory ran out."""
 
+import gc
 import json
 import os
 import subprocess
 import sys
 import textwrap
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +15,7 @@ import pytest
 import cotune
 from cotune.demand import GIB, MIB
 from cotune.sharing.cpu import CpuMemory
-from cotune.sharing.memory import out_of_memory
+from cotune.sharing.memory import clear_frames, out_of_memory
 
 PRELUDE = """
 import json, os
@@ -391,6 +393,28 @@ def test_an_error_that_says_memory_ran_out_is_told_with_the_bytes_refused(error,
 )
 def test_an_unrelated_error_is_not_taken_for_one(error):
     assert out_of_memory(error) == (False, None)
+
+
+def test_one_in_a_group_of_errors_counts_and_lets_go_of_what_it_keeps():
+    def fails():
+        ballast = Ballast()
+        found.append(weakref.ref(ballast))
+        raise RuntimeError("CUDA out of memory. Tried to allocate 1.00 GiB.")
+
+    class Ballast:
+        pass
+
+    found = []
+    try:
+        fails()
+    except RuntimeError as refusal:
+        inner = ExceptionGroup("of a task", [refusal])
+    group = ExceptionGroup("unhandled errors in a TaskGroup", [ValueError("of another kind"), inner])
+    assert out_of_memory(group) == (True, GIB)
+    clear_frames(group)
+    gc.collect()
+    assert found[0]() is None
+    assert out_of_memory(ExceptionGroup("no memory", [ValueError("x")])) == (False, None)
 
 
 def test_an_error_raised_from_one_counts():

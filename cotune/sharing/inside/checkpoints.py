@@ -52,6 +52,7 @@ class Checkpoints:
 
     @contextlib.contextmanager
     def _one(self) -> Iterator[Path]:
+        process = os.getpid()
         try:
             path = self._folder.begin_checkpoint()
         except OSError as error:
@@ -64,6 +65,9 @@ class Checkpoints:
             if refused is not None:
                 raise self._not_saved(refused) from error
             raise
+        if os.getpid() != process:
+            # A process that the trial has forked meanwhile came out of the block, too.
+            return
         if not path.is_dir():
             raise InputError(
                 f"the directory of a checkpoint is gone: {path}",

@@ -22,6 +22,7 @@ from cotune.sharing import wire
 from cotune.sharing.cpu import CpuMemory
 from cotune.sharing.inside.after_import import after_import
 from cotune.sharing.inside.boundary import on_optimizer_step
+from cotune.sharing.inside.children import uncap_children
 from cotune.sharing.inside.context import Home
 from cotune.sharing.inside.dynamo import defer_dynamo, dynamo_if_loaded
 from cotune.sharing.inside.resident import ResidentTrial
@@ -34,6 +35,8 @@ from cotune.sharing.wire import Kind
 THREAD_STACK = 2 * MIB
 # Seconds without a boundary after which the figures of the last one are out of date.
 LOOK_AFTER = 1.0
+# Files that ended trials may leave open.
+MOST_FILES = 64
 # Limits of a process that others in it would run into, but for the one that is a lane's quota.
 _LIMITS = (
     resource.RLIMIT_AS,
@@ -70,7 +73,9 @@ class Host(ABC):
         self._shared_bytes = 0
         self._held = (0, 0, False)
         self._warm = False
+        self._files = -1
         self._tracing = threading.gettrace(), threading.getprofile()
+        self._excepthook = threading.excepthook
         self.process = os.getpid()
         self._cores = os.sched_getaffinity(self.process)
         self._niceness = os.getpriority(os.PRIO_PROCESS, self.process)
@@ -99,6 +104,7 @@ class Host(ABC):
         """Takes the process as it stands for the bare lane, and says that it is ready."""
         # A process that a trial forks is not the trial: its reports print, its steps are no boundaries.
         os.register_at_fork(after_in_child=session.leave_process)
+        uncap_children(self.memory)
         session.mark_threads()
         on_optimizer_step(self._after_step, self._torch_loaded, self.memory.loading)
         for library in ("tensorflow", "jax", "catboost", "ray", "ray.tune", "ray.train"):
@@ -118,6 +124,7 @@ class Host(ABC):
         # Nor does it begin where the trial before left something that raises in every new thread.
         threading.settrace(self._tracing[0])
         threading.setprofile(self._tracing[1])
+        threading.excepthook = self._excepthook
 
     def adopt(self, trial: ResidentTrial) -> None:
         """Counts a trial among the residents."""
@@ -178,7 +185,7 @@ class Host(ABC):
         residue = self.level - self._context_level - self._shared_bytes - others
         is_sound = is_stuck or (not self._wreckage and self.memory.is_sound())
         tainted = not is_sound or trial.left_threads() or (not residents and bool(_children()))
-        tainted = tainted or _has_process_group() or not self._lift_limits()
+        tainted = tainted or _has_process_group() or not self._lift_limits() or self._leaks_files(bool(residents))
         if abs(residue - self._held[1]) > MIB or tainted != self._held[2]:
             self._send_holds(max(0, residue), tainted)
         return is_sound
@@ -200,6 +207,19 @@ class Host(ABC):
                 except (ValueError, OSError):
                     return False
         return resource.getrlimit(resource.RLIMIT_DATA)[1] == self._most_data
+
+    def _leaks_files(self, shared: bool) -> bool:
+        """Whether ended trials have left so many files open that those after them would run out of descriptors."""
+        try:
+            count = len(os.listdir("/proc/self/fd"))
+        except OSError:
+            return True
+        if self._files < 0:
+            # What the first one left, libraries have opened for good.
+            self._files = count
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        is_scarce = most != resource.RLIM_INFINITY and count > most // 2
+        return is_scarce or (not shared and count > self._files + MOST_FILES)
 
     def survives(self, error: BaseException) -> bool:
         """Whether another trial can run here after this error; if not, what the error holds is kept until the end.

@@ -64,11 +64,16 @@ def serve(
         if not arrivals.poll(LOOK_EVERY * 1000):
             host.look()
             continue
-        received = frames.receive()
-        if received is None:
-            os._exit(0)
-        for kind, payload in received:
-            host.handle(kind, payload)
+        # What the driver sends, such as a large config, is put together here; it may be the end of a trial, not ours.
+        host.memory.uncap()
+        try:
+            received = frames.receive()
+            if received is None:
+                os._exit(0)
+            for kind, payload in received:
+                host.handle(kind, payload)
+        finally:
+            host.memory.cap()
 
 
 class ForkedHost(Host):

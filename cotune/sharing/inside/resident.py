@@ -155,9 +155,10 @@ class ResidentTrial(session.Session):
 
     def turn_begins(self) -> None:
         host = self._host
-        session.set_holder(self)
-        if self._context is not None:
-            self._context.enter()
+        # First of all: should what follows hang, it is known who hangs.
+        host.page[BOUNDARY] = time.monotonic()
+        host.page[HOLDER] = self.trial
+        self._settle_in()
         now = time.monotonic()
         self._meter.begin(now)
         self._turn_end = now + QUANTUM
@@ -166,17 +167,21 @@ class ResidentTrial(session.Session):
         if host.turns.others_wait:
             self._turn_due = self._turn_end
         host.page[BOUNDARY] = now
-        host.page[HOLDER] = self.trial
         self._due = 0.0
 
+    def _settle_in(self) -> None:
+        """Makes the process its own for the turn."""
+        session.set_holder(self)
+        if self._context is not None:
+            self._context.enter()
+
     def turn_ends(self) -> None:
-        host = self._host
-        host.page[HOLDER] = NOBODY
         session.set_holder(None)
         if not self._over:
             self._meter.read(time.monotonic())
             if self._context is not None:
                 self._context.leave()
+        self._host.page[HOLDER] = NOBODY
 
     # ---- boundaries
 
@@ -256,6 +261,13 @@ class ResidentTrial(session.Session):
         self._host.send(wire.encode_object(wire.Kind.PROGRESS, told))
         loan.measured(measured.ephemeral)
         self._sent_iterations = self._iterations
+
+    def _say(self, frame: bytes) -> None:
+        """Says something to the driver, unless the trial has ended, as it may have in another thread meanwhile."""
+        with self._booking:
+            if self._over:
+                raise TrialStopped
+            self._host.send(frame)
 
     # ---- what any trainable may call
 

@@ -61,9 +61,12 @@ class TrialSession(ResidentTrial):
         self._has_turn = threading.Event()
 
     def turn_begins(self) -> None:
-        self._host.output.redirect(self._log)
         super().turn_begins()
         self._has_turn.set()
+
+    def _settle_in(self) -> None:
+        self._host.output.redirect(self._log)
+        super()._settle_in()
 
     def turn_ends(self) -> None:
         self._has_turn.clear()
@@ -112,7 +115,7 @@ class TrialSession(ResidentTrial):
             self._attend(time.monotonic())
         self._reports += 1
         self._waits.unjudged = True
-        self._host.send(wire.encode_report(self.trial, self.attempt, where, value, line))
+        self._say(wire.encode_report(self.trial, self.attempt, where, value, line))
         if self._host.options.lockstep:
             self._await_verdict()
         self._count_report()
@@ -125,7 +128,7 @@ class TrialSession(ResidentTrial):
                 raise TrialStopped
             self.leave_if_over()
             self._waits.forget_answers()
-            self._host.send(wire.encode_question(wire.Kind.ASK, self.trial, self.attempt, payload))
+            self._say(wire.encode_question(wire.Kind.ASK, self.trial, self.attempt, payload))
             while (answer := self._waits.answer()) is None:
                 if self._stop:
                     self._meter.read(time.monotonic())
