@@ -56,13 +56,20 @@ def test_a_timer_that_a_trial_has_armed_does_not_end_the_next(run, what):
 
 def test_settings_of_sockets_numbers_and_the_time_zone_end_with_their_trial(run):
     def train(config):
+        import gc
+        import locale
         import os
         import socket
         import sys
         import time
+        import tracemalloc
 
         found = [socket.getdefaulttimeout(), sys.get_int_max_str_digits(), time.localtime(0).tm_hour]
         found.append(len(os.sched_getaffinity(os.getpid())))
+        found += [locale.setlocale(locale.LC_ALL), tracemalloc.is_tracing(), gc.get_debug()]
+        locale.setlocale(locale.LC_ALL, "POSIX" if found[-3] != "C" else "C.UTF-8")
+        tracemalloc.start()
+        gc.set_debug(gc.DEBUG_UNCOLLECTABLE)
         socket.setdefaulttimeout(7.0)
         sys.set_int_max_str_digits(9999)
         os.environ["TZ"] = "XYZ-5"

@@ -268,10 +268,14 @@ class Host(ABC):
 
 
 def _disarm() -> None:
-    """Stops what would end the process at the expense of the next trial."""
+    """Stops what would end the process at the expense of the next trial, or slow that down."""
     for timer in (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF):
         signal.setitimer(timer, 0)
     faulthandler.cancel_dump_traceback_later()
+    gc.set_debug(0)
+    tracing = sys.modules.get("tracemalloc")
+    if tracing is not None and tracing.is_tracing():
+        tracing.stop()
 
 
 def _forget_compiled() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import locale
 import logging
 import os
 import socket
@@ -35,6 +36,7 @@ class Interpreter(NamedTuple):
     timeout: float | None
     digits: int
     logs: tuple[int, int, tuple[logging.Handler, ...]]
+    words: str
 
     @classmethod
     def now(cls) -> Interpreter:
@@ -51,6 +53,7 @@ class Interpreter(NamedTuple):
             socket.getdefaulttimeout(),
             sys.get_int_max_str_digits(),
             (root.level, root.manager.disable, tuple(root.handlers)),
+            locale.setlocale(locale.LC_ALL),
         )
 
     def apply(self, left: Interpreter | None) -> None:
@@ -70,6 +73,8 @@ class Interpreter(NamedTuple):
         level, logging.root.manager.disable, handlers = self.logs
         logging.root.setLevel(level)
         logging.root.handlers[:] = handlers
+        with contextlib.suppress(locale.Error):
+            locale.setlocale(locale.LC_ALL, self.words)
 
     def close_logs(self) -> None:
         """Closes what has been logged to since."""

@@ -70,6 +70,12 @@ def _torch_flags(torch: Any) -> list[tuple[Callable[[], Any], Callable[[Any], An
             attribute(backends.opt_einsum, "enabled")[1],
         ),
         (torch._C._get_qengine, torch._C._set_qengine),
+        *(
+            [(torch._C._get_nnpack_enabled, torch._C._set_nnpack_enabled)]
+            if hasattr(torch._C, "_get_nnpack_enabled")
+            else []
+        ),
+        (torch._C._check_sparse_tensor_invariants, torch._C._set_check_sparse_tensor_invariants),
         attribute(torch.distributions.Distribution, "_validate_args"),
         (
             torch.__future__.get_overwrite_module_params_on_conversion,

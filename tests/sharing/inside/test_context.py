@@ -377,6 +377,8 @@ CHANGES = {
     "fast path of attention": lambda: torch.backends.mha.set_fastpath_enabled(False),
     "validation of distributions": lambda: torch.distributions.Distribution.set_default_validate_args(False),
     "overwritten parameters": lambda: torch.__future__.set_overwrite_module_params_on_conversion(True),
+    "checks of sparse tensors": lambda: torch.sparse.check_sparse_tensor_invariants.enable(),
+    "nnpack": lambda: torch._C._set_nnpack_enabled(False),
 }
 
 
@@ -402,6 +404,8 @@ def flags_of_torch():
         "fast path of attention": torch.backends.mha.get_fastpath_enabled(),
         "validation of distributions": torch.distributions.Distribution._validate_args,
         "overwritten parameters": torch.__future__.get_overwrite_module_params_on_conversion(),
+        "checks of sparse tensors": torch.sparse.check_sparse_tensor_invariants.is_enabled(),
+        "nnpack": torch._C._get_nnpack_enabled(),
     }
 
 
