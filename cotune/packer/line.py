@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
 from itertools import islice
@@ -191,7 +192,15 @@ class Line:
 
     def _spot(self, trial: Trial) -> _Spot:
         waiting = self.view(trial)
-        group = trial.group = self._policy.group(waiting)
+        group = self._policy.group(waiting)
+        try:
+            hash(group)
+        except TypeError:
+            raise InputError(
+                f"the policy's group() of trial {waiting.trial} is {group!r}",
+                hint="return what can be a key of a dict, such as a text or a tuple",
+            ) from None
+        trial.group = group
         expected = trial.expected
         if expected is None:
             shape, size = Shape(("probe", trial.kind), group), 0
@@ -244,4 +253,18 @@ class Line:
     def _order(self, group: Hashable, entry: Entry) -> _Order:
         """The place of an entry among those of all shapes: priority, rank of its group, key, arrival."""
         key, arrival, _, _ = entry
-        return key[0], self._policy.rank(group), key, arrival
+        rank = self._policy.rank(group)
+        if type(rank) is not float or rank != rank:
+            rank = _number(rank, group)
+        return key[0], rank, key, arrival
+
+
+def _number(rank: object, group: Hashable) -> float:
+    """A policy's rank; what cannot be compared is refused, as in a key."""
+    try:
+        number = math.nan if isinstance(rank, str) else float(rank)  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if number != number:
+        raise InputError(f"the policy's rank() of group {group!r} is {rank!r}", hint="return a number, not NaN")
+    return number

@@ -6,6 +6,7 @@ import csv
 import io
 import math
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -26,6 +27,10 @@ NAMES = {
     "kind": ("kind", "model", "model_name"),
     "gpus": ("gpus", "num_gpu", "num_gpus", "gpu_num", "plan_gpu"),
     "instances": ("instances", "num_inst", "inst_num"),
+}
+_READ = {
+    *(name for names in NAMES.values() for name in names),
+    *("iterations", "step_seconds", "persistent_mib", "ephemeral_mib", "busy", "startup", "priority", "gpu_milli"),
 }
 TIMES = ("arrival", "start", "end")
 LENGTHS = ("seconds", "step_seconds", "startup")
@@ -220,6 +225,9 @@ def rows(path: Path, columns: Sequence[str] = ()) -> Iterator[Row]:
         names = [_plain(name) for name in next(filled, [])]
         if missing := [name for name in columns if name not in names]:
             raise InputError(f"{path} lacks the columns {', '.join(missing)}", hint=hint)
+        twice = [name for name, times in Counter(names).items() if name in _READ and times > 1]
+        if twice:
+            raise InputError(f"{path} has the column {twice[0]} twice", hint="leave one of them out, or rename it")
         for count, cells in enumerate(filled, start=1):  # noqa: B007 - what is left of it says whether there was any
             pairs = zip_longest(names, cells[: len(names)], fillvalue="")
             found = {name: _content(cell) for name, cell in pairs if name}

@@ -153,6 +153,7 @@ def test_a_table_of_times_alone_limits_only_lanes(tmp_path: Path) -> None:
         ("seconds,submit_time\n1,2026-13-01\n", "submit_time is '2026-13-01'"),
         (HEADER + "0,1,1,1,,,,\n", "that takes time"),
         (HEADER + ",1,1,1,,,,\n", "that takes time"),
+        ("seconds,peak_mib,seconds\n10,1,20\n", "has the column seconds twice"),
         (HEADER + "1e300,1e11,1,1,,,,\n", "line 2.*iterations take"),
         ('name,seconds\n"a\nb",1\n\nc,x\n', "line 5.*seconds is 'x'"),
         ("start_time,end_time\n1586390405000,1586390465000\n", "'1586390465000'\n.*divide those that are milliseconds"),

@@ -6,7 +6,7 @@ import pytest
 
 from cotune.demand import Demand
 from cotune.errors import InputError
-from cotune.packer import Packer, PackerOptions, TrialAdded
+from cotune.packer import DeviceFound, Packer, PackerOptions, TrialAdded
 from cotune.packer.policies import (
     POLICIES,
     Candidate,
@@ -147,6 +147,36 @@ def test_fluid_counts_running_trials_until_they_end() -> None:
     assert policy.exclusive(second)
     policy.left(second, None, started=False)
     assert not policy.exclusive(second)
+
+
+@pytest.mark.parametrize("rank", [None, "first", float("nan"), [1.0]])
+def test_a_rank_that_cannot_be_compared_is_refused(rank: object) -> None:
+    class Odd(Fifo):
+        def rank(self, group: object) -> float:
+            return rank  # type: ignore[return-value]
+
+    brain = Packer(PackerOptions(policy=Odd()))
+    brain.handle(DeviceFound(0.0, "gpu 0", 1 << 30))
+    with pytest.raises(InputError, match=r"rank\(\) of group None is") as error:
+        brain.handle(TrialAdded(0.0, 3))
+    assert error.value.hint
+
+
+def test_a_rank_may_be_a_whole_number_and_a_group_must_be_hashable() -> None:
+    class Whole(Fifo):
+        def rank(self, group: object) -> float:
+            return 2
+
+    brain = Packer(PackerOptions(policy=Whole()))
+    brain.handle(DeviceFound(0.0, "gpu 0", 1 << 30))
+    assert brain.handle(TrialAdded(0.0, 3))
+
+    class Lists(Fifo):
+        def group(self, waiting: Waiting) -> list[int]:
+            return [1]
+
+    with pytest.raises(InputError, match=r"group\(\) of trial 3 is \[1\]"):
+        Packer(PackerOptions(policy=Lists())).handle(TrialAdded(0.0, 3))
 
 
 # ---- fair
