@@ -129,12 +129,19 @@ class CpuMemory(LaneMemory):
         self._apply()
 
     def _apply(self) -> None:
+        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        put = None
+        # Of two threads the one that looked first may be the last to set it, so each looks again.
+        while put != (soft := self._wanted(hard)):
+            resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+            put = soft
+
+    def _wanted(self, hard: int) -> int:
         is_lifted = self._is_relaxed or self._loading or self._starting
         soft = resource.RLIM_INFINITY if is_lifted else self._limit
-        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
         if hard != resource.RLIM_INFINITY and (soft == resource.RLIM_INFINITY or soft > hard):
-            soft = hard
-        resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+            return hard
+        return soft
 
 
 def _nothing(*_: int) -> None: ...

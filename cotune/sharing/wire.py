@@ -153,6 +153,7 @@ class Frames:
         kinds: What may come.
 
     Attributes:
+        expected: Bytes of the frame that is under way, as far as that is known.
         is_broken: Something else than a frame has come, as when a trial writes to descriptors it has closed.
     """
 
@@ -161,7 +162,7 @@ class Frames:
         self._kinds = kinds
         self._chunk = memoryview(bytearray(1 << 16))
         self._rest = bytearray()
-        self._expected = 0
+        self.expected = 0
         self.is_broken = False
 
     def receive(self) -> list[tuple[int, bytes]] | None:
@@ -175,7 +176,7 @@ class Frames:
             return None
         if not count:
             return None
-        if len(self._rest) + count < self._expected:
+        if len(self._rest) + count < self.expected:
             # A large frame is put together once, not at every piece of it.
             self._rest += self._chunk[:count]
             return []
@@ -189,11 +190,11 @@ class Frames:
                 break
             end = start + _HEADER.size + length
             if end > size:
-                self._expected = end - start
+                self.expected = end - start
                 break
             frames.append((kind, data[start + _HEADER.size : end]))
             start = end
         self._rest = bytearray(data[start:])
         if len(self._rest) < _HEADER.size:
-            self._expected = 0
+            self.expected = 0
         return frames

@@ -32,6 +32,8 @@ from cotune.trial import Outcome, TrialSpec
 
 HANG_UP_WITHIN = 5.0
 LOOK_EVERY = 1.0
+# Bytes that a frame may have under any cap.
+LARGE = 1 << 20
 # What a trial is told, without further words.
 _TOLD = {
     Kind.STOP: ResidentTrial.stop,
@@ -64,16 +66,12 @@ def serve(
         if not arrivals.poll(LOOK_EVERY * 1000):
             host.look()
             continue
-        # What the driver sends, such as a large config, is put together here; it may be the end of a trial, not ours.
-        host.memory.uncap()
-        try:
+        with host.room_for(frames.expected):
             received = frames.receive()
-            if received is None:
-                os._exit(0)
-            for kind, payload in received:
-                host.handle(kind, payload)
-        finally:
-            host.memory.cap()
+        if received is None:
+            os._exit(0)
+        for kind, payload in received:
+            host.handle(kind, payload)
 
 
 class ForkedHost(Host):
@@ -114,7 +112,8 @@ class ForkedHost(Host):
             if asking is not None and asking.attempt == answer.attempt:
                 asking.answered(answer.payload)
         elif kind == Kind.START:
-            seat, spec = pickle.loads(payload)
+            with self.room_for(len(payload)):
+                seat, spec = pickle.loads(payload)
             trial = TrialSession(self, self._verdicts[seat], spec)
             self.adopt(trial)
             threading.stack_size(0)
@@ -140,6 +139,21 @@ class ForkedHost(Host):
             self.resize(pickle.loads(payload))
         elif kind == Kind.EXIT:
             os._exit(0)
+
+    @contextlib.contextmanager
+    def room_for(self, size: int) -> Iterator[None]:
+        """Lifts the cap while this thread, without which the lane is lost, puts together what is large, as a config may be.
+
+        Not for what is small: meanwhile a trial could take too much, too.
+        """
+        if size < LARGE:
+            yield
+            return
+        self.memory.uncap()
+        try:
+            yield
+        finally:
+            self.memory.cap()
 
     def _not_begun(self, trial: TrialSession, error: RuntimeError) -> None:
         """Tells that no thread is to be had now, for which neither the trial nor its lane-mates are to blame."""
