@@ -142,7 +142,7 @@ class ForkedHost(Host):
 
     @contextlib.contextmanager
     def room_for(self, size: int) -> Iterator[None]:
-        """Lifts the cap while this thread, without which the lane is lost, puts together what is large, as a config may be.
+        """Lifts the cap while this thread, which must not fail, puts together what is large, such as a config.
 
         Not for what is small: meanwhile a trial could take too much, too.
         """
