@@ -3,6 +3,7 @@
 import gc
 import json
 import os
+import resource
 import subprocess
 import sys
 import textwrap
@@ -393,6 +394,28 @@ def test_an_error_that_says_memory_ran_out_is_told_with_the_bytes_refused(error,
 )
 def test_an_unrelated_error_is_not_taken_for_one(error):
     assert out_of_memory(error) == (False, None)
+
+
+def test_of_two_threads_that_change_the_cap_at_once_none_leaves_it_as_the_other_did_not_want_it():
+    lifted, ended = in_own_process("""
+        import resource
+        memory.start()
+        memory.set_quota(memory.held() + 64 * MIB)
+        set_limit, seen = resource.setrlimit, []
+
+        def late(which, limits):
+            # Between its look and its call another thread has put the cap back.
+            if not seen:
+                seen.append(limits[0])
+                memory.cap()
+            set_limit(which, limits)
+
+        resource.setrlimit = late
+        memory.uncap()
+        tell(seen[0], resource.getrlimit(resource.RLIMIT_DATA)[0])
+    """)
+    assert lifted == resource.RLIM_INFINITY
+    assert ended != resource.RLIM_INFINITY
 
 
 def test_one_in_a_group_of_errors_counts_and_lets_go_of_what_it_keeps():
