@@ -40,6 +40,13 @@ def runs(world: World, trial: int) -> bool:
     return world.where[trial] is not None
 
 
+def come_to_nothing(world: World, trial: int) -> None:
+    """A trial runs for long without an iteration."""
+    lane = world.lane_of(trial).lane
+    world.send(ev.LaneQuiet(world.time, lane, trial, PROBE_SECONDS + 1, 0))
+    world.settle()
+
+
 # ---- who goes first
 
 
@@ -307,9 +314,7 @@ def test_a_trial_with_priority_that_comes_to_nothing_for_long_keeps_nobody_waiti
     teach(world, 0.0)
     first, second = add(world, 0.0, 1.0), add(world, 0.0, 1.0)
     assert not runs(world, second)
-    lane = world.lane_of(first).lane
-    world.send(ev.LaneQuiet(world.time, lane, first, PROBE_SECONDS + 1, 0))
-    world.settle()
+    come_to_nothing(world, first)
     assert runs(world, second)
 
 
@@ -323,9 +328,7 @@ def test_one_that_goes_on_after_a_pause_and_comes_to_nothing_for_long_keeps_nobo
     world.release(first)
     second = add(world, 0.1)
     assert not runs(world, second)
-    lane = world.lane_of(first).lane
-    world.send(ev.LaneQuiet(world.time, lane, first, PROBE_SECONDS + 1, 0))
-    world.settle()
+    come_to_nothing(world, first)
     assert runs(world, second)
 
 
