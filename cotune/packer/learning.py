@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from cotune.demand import Demand
 from cotune.packer import events as ev
 from cotune.packer.company import Company
@@ -64,7 +66,8 @@ class Learning:
             self._company.ran(trial, event.count, event.seconds)
             if not is_first:
                 # The first iteration carries the trial's set-up.
-                device.width.measured(trial.id, event.count, event.seconds, device.iterating, event.time)
+                usual = partial(self._predictor.usual_pace, trial)
+                device.width.measured(trial.id, event.count, event.seconds, device.iterating, event.time, usual)
         self._measured(trial, event)
         if trial.iterations >= PROBE_ITERATIONS or trial.demand is not None:
             self.believe(trial, lane)
@@ -126,7 +129,8 @@ class Learning:
         if trial.iterations == 1:
             # There is no later one to go by, and all of its kind carry their set-up.
             device = lane.device
-            device.width.measured(trial.id, 1, trial.seconds, device.iterating, now)
+            usual = partial(self._predictor.usual_pace, trial)
+            device.width.measured(trial.id, 1, trial.seconds, device.iterating, now, usual)
             self._review(device)
 
     def left(self, lane: Lane, now: float) -> None:

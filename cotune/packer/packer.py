@@ -16,6 +16,7 @@ from cotune.packer.company import Company
 from cotune.packer.critical import Critical
 from cotune.packer.endings import Endings
 from cotune.packer.fitting import Fitting
+from cotune.packer.forecast import Forecast
 from cotune.packer.grants import Grants
 from cotune.packer.lane_events import LaneEvents
 from cotune.packer.learning import Learning
@@ -50,9 +51,10 @@ class Packer:
         self._line = Line(options, predictor)
         critical = Critical(self._ledger, self._line, predictor) if options.policy.spares_critical else None
         self._company = Company(protection, critical)
-        self._reservation = Reservation(options.patience, self._ledger, self._line, self._fitting)
+        forecast = Forecast(self._fitting, predictor)
+        self._reservation = Reservation(options.patience, self._ledger, self._line, self._fitting, forecast)
         self._placement = Placement(
-            options, self._ledger, self._line, predictor, self._fitting, self._company, self._reservation
+            options, self._ledger, self._line, predictor, self._fitting, self._company, self._reservation, forecast
         )
         self._reasons = Reasons(self._ledger, self._fitting, self._company)
         self._grants = Grants(self._ledger, predictor, options.grants)

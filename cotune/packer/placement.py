@@ -13,7 +13,9 @@ from dataclasses import dataclass, field
 from cotune.packer import instructions as do
 from cotune.packer.company import Company
 from cotune.packer.fitting import Fitting, Place
+from cotune.packer.forecast import Forecast
 from cotune.packer.interference import common_speed, neighbours
+from cotune.packer.kept import KeptDevice
 from cotune.packer.ledger import Ledger
 from cotune.packer.line import SORT_AT_ONCE, Fits, Line, Shape
 from cotune.packer.options import PackerOptions
@@ -50,6 +52,7 @@ class Placement:
         fitting: Knows what fits.
         company: Knows who must not run beside whom.
         reservation: Keeps a device free for a trial that others overtake too often.
+        forecast: Knows when there will be room.
     """
 
     def __init__(
@@ -61,6 +64,7 @@ class Placement:
         fitting: Fitting,
         company: Company,
         reservation: Reservation,
+        forecast: Forecast,
     ) -> None:
         self._policy = options.policy
         self._residents = options.residents
@@ -71,6 +75,9 @@ class Placement:
         self._fitting = fitting
         self._company = company
         self._reservation = reservation
+        self._kept_device = KeptDevice(
+            options, ledger, line, fitting, forecast, reservation, self._make_room, self._start
+        )
         # The version of the devices for which an idle moment found the whole line in order.
         self._devices = 0
 
@@ -98,14 +105,15 @@ class Placement:
 
     def _place(self) -> None:
         self._reservation.check()
-        self._try_reserved()
+        self._kept_device.take()
         kept = self._reservation.trial
         self._place_in_order()
+        self._kept_device.fill()
         self._ask_for_room()
         self._reservation.review()
         if self._reservation.trial is not kept:
             # Where nothing runs, no later event would have room made for it.
-            self._try_reserved()
+            self._kept_device.take()
 
     # ---- in order
 
@@ -231,27 +239,6 @@ class Placement:
             if self._ledger.reclaim(place.device, place.missing, keep=place.lane):
                 return place.device
         return None
-
-    # ---- the device that is kept free
-
-    def _try_reserved(self) -> None:
-        """Starts the trial that a device is kept free for, if it fits there by now; or makes room there."""
-        device = self._reservation.device
-        trial = device.reserved_for if device is not None else None
-        if device is None or trial is None:
-            return
-        if trial.expected is None or trial.wants_all:
-            place, short = self._fitting.find_whole(trial, [] if device.active else [device])
-        else:
-            now, later = self._fitting.holes(device)
-            place = self._fitting.find(trial, [device]) if now >= trial.expected.peak else None
-            short = self._fitting.short(trial, [device]) if place is None and later >= trial.expected.peak else []
-        may_share = self._residents > 1 and not trial.wants_all and not trial.is_apart
-        if place is None and self._make_room(short) is None and may_share:
-            # No lane of its own is to be had here for now: turns in one are better than to go on waiting.
-            place = self._fitting.find(trial, [device], share=True) if trial.expected is not None else None
-        if place is not None:
-            self._start(trial, place)
 
     # ---- starting
 

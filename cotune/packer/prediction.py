@@ -18,6 +18,8 @@ HUGE = 1e100
 # So many measurements, within so much of what is expected, are no coincidence.
 ENOUGH = 3
 SHARP = 0.1
+# A factor of two.
+ROUGH = 0.7
 
 
 class Prediction:
@@ -68,6 +70,11 @@ class Prediction:
     def is_sharp(self) -> bool:
         """Whether nearly all that was measured, and not only once or twice, is what would have been expected."""
         return len(self._rows) >= ENOUGH and self._spread < SHARP
+
+    @property
+    def is_rough(self) -> bool:
+        """Whether it was measured more than once or twice, and is at least not off by more than a factor of two."""
+        return len(self._rows) >= ENOUGH and self._spread < ROUGH
 
     def observe(self, trial: int, features: Mapping[str, float], value: float) -> None:
         """Notes a measurement; a later one of the same trial replaces it."""
@@ -242,6 +249,10 @@ class KindModel:
     def steps(self, features: Mapping[str, float]) -> float | None:
         """How many iterations one makes that is not stopped."""
         return self._steps.estimate(features)
+
+    def pace(self, features: Mapping[str, float]) -> float | None:
+        """How long an iteration takes, if that can be told from the features."""
+        return self._pace.estimate(features) if self._pace.is_rough else None
 
     def seconds(self, features: Mapping[str, float], steps: float | None = None) -> float | None:
         """How long one takes that makes so many iterations, or as many as others did."""

@@ -70,6 +70,10 @@ class Predictor:
                 return trial.first_seconds + trial.pace * (known - trial.first_iterations)
         return hint if hint is not None else model.seconds(trial.features, steps)
 
+    def usual_pace(self, trial: Trial) -> float | None:
+        """How long an iteration of trials like it takes, where that is much the same for all that are."""
+        return self.model(trial).pace(trial.features)
+
     def _predicted(self, trial: Trial) -> Demand | None:
         """Hints are believed until more than one in twenty was too low; then measured siblings are, once they do."""
         hint, model = trial.hint, self.model(trial)

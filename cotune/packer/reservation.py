@@ -1,37 +1,43 @@
-"""A device that is kept free for a trial which others have overtaken too often."""
+"""The device that is kept free for a trial which others have overtaken too often."""
 
 from __future__ import annotations
 
+from heapq import nlargest
 from itertools import takewhile
 
 from cotune.packer.fitting import Fitting
+from cotune.packer.forecast import Forecast
 from cotune.packer.ledger import Ledger
 from cotune.packer.line import Line
 from cotune.packer.state import Device, Trial
 
 # How many are looked at where no device can hold the first at present.
 LOOK_AHEAD = 4
+# Of how many devices, those with most room, it is asked when there will be enough.
+ROOMIEST = 16
 
 
 class Reservation:
-    """Keeps one device free at a time, at most: nothing else starts there.
+    """Keeps one device free at a time, at most: nothing starts there that would keep its trial waiting.
 
     Args:
         patience: How many trials may overtake one that does not fit before a device is kept free for it.
         ledger: Has the devices.
         line: Who waits.
         fitting: Knows which device would do.
+        forecast: Knows which of those will soonest have room.
 
     Attributes:
         device: The one that is kept free; None if none is.
     """
 
-    def __init__(self, patience: int, ledger: Ledger, line: Line, fitting: Fitting) -> None:
+    def __init__(self, patience: int, ledger: Ledger, line: Line, fitting: Fitting, forecast: Forecast) -> None:
         self.device: Device | None = None
         self._patience = patience
         self._ledger = ledger
         self._line = line
         self._fitting = fitting
+        self._forecast = forecast
 
     @property
     def trial(self) -> Trial | None:
@@ -91,8 +97,13 @@ class Reservation:
 
     def _keep_free(self, trial: Trial) -> bool:
         able = [device for device in self._ledger.devices.values() if self._fitting.suits(trial, device)]
-        if able:
-            device = max(able, key=lambda device: (device.capacity if trial.wants_all else 0, device.free))
-            self.device, device.reserved_for = device, trial
-            self._ledger.touch(device)
-        return bool(able)
+        if not able:
+            return False
+        if trial.wants_all:
+            largest = max(device.capacity for device in able)
+            able = [device for device in able if device.capacity == largest]
+        roomiest = nlargest(ROOMIEST, able, key=lambda device: device.free)
+        device = min(roomiest, key=lambda device: self._forecast.outlook(trial, device).seconds)
+        self.device, device.reserved_for = device, trial
+        self._ledger.touch(device)
+        return True

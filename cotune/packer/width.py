@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 GAIN = 1.05
@@ -12,6 +13,12 @@ EASE = 0.85
 ITERATIONS = 2
 WINDOW = 0.2
 PATIENCE = 16
+# How often one asks in vain whether more lanes have paid, before it is taken for granted.
+UNSURE = 32
+
+
+# What an iteration of a trial is expected to take, beside what one of others is; None as long as nobody knows.
+Usual = Callable[[], float | None]
 
 
 @dataclass(slots=True)
@@ -21,6 +28,7 @@ class Speed:
     count: int = 0
     seconds: float = 0.0
     samples: int = 0
+    usual: Usual = lambda: 1.0
 
     def add(self, count: int, seconds: float) -> None:
         self.count += count
@@ -70,6 +78,7 @@ class WidthControl:
     _refused: int = 0
     _is_easy: bool = False
     _hold: int = 0
+    _unsure: int = 0
     _refusals: int = 0
 
     def guess(self, busy: float | None) -> None:
@@ -94,7 +103,15 @@ class WidthControl:
         self._now, self._reached, self._trying_from, self._refused, self._is_easy = {}, 0, 0, 0, False
         self._rest()
 
-    def measured(self, trial: int, count: int, seconds: float, active: int, now: float = math.inf) -> None:
+    def measured(
+        self,
+        trial: int,
+        count: int,
+        seconds: float,
+        active: int,
+        now: float = math.inf,
+        usual: Usual = lambda: 1.0,
+    ) -> None:
         """Notes the speed of a trial.
 
         Args:
@@ -103,6 +120,7 @@ class WidthControl:
             seconds: The time they took.
             active: Lanes that run now, or 0 if some have yet to come to an iteration.
             now: When it had made them.
+            usual: What one of its iterations is expected to take.
         """
         may_move = self._trying_from or self.width < self.limit
         if not may_move or not count or not 0 < active <= self.width or now - seconds < self._since:
@@ -112,7 +130,7 @@ class WidthControl:
             # Should memory hold no more by now, these are judged.
             self._reached, self._now, self._fewer = active, {}, 0
         if active == self._reached:
-            self._now.setdefault(trial, Speed()).add(count, seconds)
+            self._now.setdefault(trial, Speed(usual=usual)).add(count, seconds)
             if len(self._now) > 4 * self.limit:
                 del self._now[next(iter(self._now))]
 
@@ -145,6 +163,13 @@ class WidthControl:
         """
         before, reached = self._trying_from, self._reached
         gain, more = self._gain(before), reached / before
+        if gain is None:
+            # Those that ran before are gone, and cannot be compared with those that run now.
+            self._unsure += 1
+            if self._unsure < UNSURE:
+                return
+            gain = math.inf
+        self._unsure = 0
         self._is_easy = EASE * more < gain < math.inf
         if gain > max(self.gain, more / 2):
             before, self._before, self._refusals = reached, self._now, 0
@@ -171,20 +196,27 @@ class WidthControl:
             self._trying_from, self._before = self.width, self._now
             self.width, self._now, self._reached = width, {}, 0
 
-    def _gain(self, before: int) -> float:
-        """Sum of normalised speeds now, over that at the width before."""
+    def _gain(self, before: int) -> float | None:
+        """Sum of normalised speeds now, over that at the width before; None if nobody can tell."""
         common = [
             self._before[trial].step_seconds / speed.step_seconds
             for trial, speed in self._now.items()
             if trial in self._before and speed.step_seconds > 0
         ]
         if not common:
-            then, now = (_mean([s.step_seconds for s in speeds.values()]) for speeds in (self._before, self._now))
-            if then == 0:
+            if not any(speed.count for speed in self._before.values()):
                 # Nothing was measured before a guess: taken as it is, doubled or not from there.
-                return float("inf")
-            common = [then / now] if now > 0 else [1.0]
+                return math.inf
+            then, now = (_slowness(speeds.values()) for speeds in (self._before, self._now))
+            if not then or not now:
+                return None
+            common = [then / now]
         return _mean(common) * self._reached / before
+
+
+def _slowness(speeds: Iterable[Speed]) -> float:
+    """What iterations take, on average, over what is usual for their trials; 0 if nobody knows that of any."""
+    return _mean([speed.step_seconds / usual for speed in speeds if (usual := speed.usual())])
 
 
 def _mean(values: list[float]) -> float:

@@ -1,0 +1,101 @@
+"""What starts on the device that is kept free."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from cotune.packer.fitting import Fitting, Place
+from cotune.packer.forecast import Forecast
+from cotune.packer.ledger import Ledger
+from cotune.packer.line import Line, Shape
+from cotune.packer.options import PackerOptions
+from cotune.packer.queue import Mark
+from cotune.packer.reservation import Reservation
+from cotune.packer.state import Device, Trial
+
+# How many that would be in the way are passed over after one event.
+PASS_OVER = 8
+
+
+class KeptDevice:
+    """Starts there whom it is kept for, and meanwhile what does not keep that one waiting.
+
+    The latter is EASY backfilling (Lifka, JSSPP'95, section 3), of memory instead of nodes: what is expected to be over
+    by the time there is room, or leaves enough of it, may go first.
+
+    Args:
+        options: With several residents a turn in a lane will do, too.
+        ledger: Says which devices have changed.
+        line: Who waits.
+        fitting: Knows what fits.
+        forecast: Knows when there will be room.
+        reservation: Says which device it is, and for whom.
+        make_room: Asks lanes to return what is missing at one of some places; says where, if anywhere.
+        start: Starts a trial at a place.
+    """
+
+    def __init__(
+        self,
+        options: PackerOptions,
+        ledger: Ledger,
+        line: Line,
+        fitting: Fitting,
+        forecast: Forecast,
+        reservation: Reservation,
+        make_room: Callable[[list[Place]], Device | None],
+        start: Callable[[Trial, Place], None],
+    ) -> None:
+        self._policy = options.policy
+        self._residents = options.residents
+        self._ledger = ledger
+        self._line = line
+        self._fitting = fitting
+        self._forecast = forecast
+        self._reservation = reservation
+        self._make_room = make_room
+        self._start = start
+
+    def take(self) -> None:
+        """Starts the trial that the device is kept free for, if it fits there by now; or makes room there."""
+        device, trial = self._reservation.device, self._reservation.trial
+        if device is None or trial is None:
+            return
+        if trial.expected is None or trial.wants_all:
+            place, short = self._fitting.find_whole(trial, [] if device.active else [device])
+        else:
+            now, later = self._fitting.holes(device)
+            place = self._fitting.find(trial, [device]) if now >= trial.expected.peak else None
+            short = self._fitting.short(trial, [device]) if place is None and later >= trial.expected.peak else []
+        may_share = self._residents > 1 and not trial.wants_all and not trial.is_apart
+        if place is None and self._make_room(short) is None and may_share:
+            # No lane of its own is to be had here for now: turns in one are better than to go on waiting.
+            place = self._fitting.find(trial, [device], share=True) if trial.expected is not None else None
+        if place is not None:
+            self._start(trial, place)
+
+    def fill(self) -> None:
+        """Starts what is not in the way of that trial, or has room made for it."""
+        device, trial = self._reservation.device, self._reservation.trial
+        if device is None or trial is None or device not in self._ledger.stirred:
+            return
+        coming = self._forecast.outlook(trial, device)
+        passed: dict[Shape, Mark] = {}
+        for _ in range(PASS_OVER):
+            if not device.seats or not 0.0 < coming.seconds < math.inf:
+                return
+            most = self._fitting.holes(device)[1]
+            found = self._line.next(lambda fits: most if fits[0] == "lane" else -1, passed)  # noqa: B023 - called at once
+            if found is None:
+                return
+            if not self._line.refresh(found) and not self._forecast.is_in_the_way(found, device, coming):
+                found.exclusive = self._policy.exclusive(self._line.view(found))
+                place = self._fitting.find(found, [device])
+                if place is not None:
+                    self._reservation.overtaken_by(found)
+                    self._start(found, place)
+                    coming = self._forecast.outlook(trial, device)
+                    continue
+                if self._make_room(self._fitting.short(found, [device])) is not None:
+                    return
+            passed[self._line.shape(found)] = self._line.mark(found)
