@@ -187,6 +187,7 @@ def run(
         policy=make_policy(policy),
         max_failures=checked_count("max_failures", max_failures, least=0) or 0,
         grants=grants and not lockstep,
+        judged=pruner not in (None, "none"),
         max_slowdown=checked_slowdown(max_slowdown),
         iteration_timeout=checked_seconds("iteration_timeout", iteration_timeout),
     )

@@ -143,6 +143,7 @@ def optimize(
         policy=make_policy(policy),
         iteration_timeout=checked_seconds("iteration_timeout", iteration_timeout),
         grants=grants,
+        judged=not isinstance(study.pruner, optuna.pruners.NopPruner),
     )
     mps = checked_mps(mps, lanes)
     wanted, seconds = checked_count("n_trials", n_trials, least=0), checked_timeout(timeout)

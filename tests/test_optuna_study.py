@@ -19,6 +19,7 @@ from optuna.trial import TrialState
 
 import cotune
 from cotune._arguments import assigned_outside
+from cotune.packer.policies import Gandiva
 from cotune.paths import RunFolder
 from cotune.search.study_proxy import study_as_proxy
 
@@ -495,7 +496,9 @@ def test_objectives_that_never_report_are_measured_by_their_length_and_run_at_on
 
     study = optuna.create_study()
     # A policy that does not guess how many pay.
-    optimize(study, objective, n_trials=12, policy="gandiva")
+    policy = Gandiva()
+    optimize(study, objective, n_trials=12, policy=policy)
+    assert policy.judged, "by the pruner that a study has by default"
     assert len({t.user_attrs["pid"] for t in study.trials}) == 2
 
 

@@ -12,7 +12,7 @@ import pytest
 
 import cotune
 from cotune.demand import GIB, MIB
-from cotune.packer.policies import Policy
+from cotune.packer.policies import Fifo, Policy
 from cotune.paths import RunFolder
 from cotune.simulation import from_run, simulate
 
@@ -85,6 +85,15 @@ def test_a_policy_that_preempts_gives_the_latest_all_turns(run, tmp_path):
     latest = steps[steps.index("2") : steps.rindex("2")]
     assert len(latest.replace("2", "")) <= 3
     assert [steps.count(trial) for trial in "012"] == [150] * 3
+
+
+@pytest.mark.parametrize(
+    ("pruner", "judged"), [(None, False), ("none", False), ("median", True), ("asha-promote", True)]
+)
+def test_a_policy_is_told_whether_trials_are_judged_by_those_before_them(run, pruner, judged):
+    policy = Fifo()
+    run(quadratic, {"x": 1.0}, trials=1, pruner=pruner, policy=policy)
+    assert policy.judged == judged
 
 
 def test_a_sweep_with_a_pruner_finds_the_neighbourhood_of_the_optimum(run):

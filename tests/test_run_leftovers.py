@@ -466,9 +466,10 @@ def test_a_path_of_modules_longer_than_an_argument_may_be(run, monkeypatch):
     assert results[0].metrics["loss"] > 2000
 
 
-def test_a_hook_for_errors_in_threads_that_is_none_does_not_keep_the_next_from_beginning(run):
+@pytest.mark.parametrize("where", [sys, threading])
+def test_a_hook_for_errors_that_is_none_does_not_keep_the_next_from_beginning(run, where):
     def train(config):
-        threading.excepthook = None
+        where.excepthook = None
         return 0.0
 
     results = run(train, {"x": 1}, trials=4, lanes=1)

@@ -23,6 +23,7 @@ class PackerOptions:
         patience: How many trials may overtake a trial that does not fit before a device is kept free for it.
         grants: Whether idle room is lent to trials that split their batches.
         reuse: Whether a lane takes one trial after the other.
+        judged: Whether trials are stopped by how they do beside those that began before them.
         max_slowdown: By what factor a trial with a priority above 0 may be slowed down by others on its device.
     """
 
@@ -34,4 +35,5 @@ class PackerOptions:
     patience: int = 8
     grants: bool = True
     reuse: bool = True
+    judged: bool = False
     max_slowdown: float = MAX_SLOWDOWN

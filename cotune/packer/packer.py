@@ -44,6 +44,7 @@ class Packer:
 
     def __init__(self, options: PackerOptions | None = None) -> None:
         self.options = options = options or PackerOptions()
+        options.policy.judged = options.judged
         protection = Protection(options.max_slowdown)
         self._fitting = Fitting(options, protection)
         self._ledger = Ledger(self._fitting, reuse=self.options.reuse)

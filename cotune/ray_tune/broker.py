@@ -109,7 +109,7 @@ class Broker:
         known = number in lane.trainables
         lane.trainables.add(number)
         folder = trial.local_path or ""
-        kwargs, checkpoint = ticket.kwargs, ticket.checkpoint
+        kwargs, checkpoint = cloudpickle.dumps(dict(ticket.kwargs)), ticket.checkpoint
         reached = (trial.last_result or {}).get(_private.TRAINING_ITERATION, 0)
         return Attempt(*ticket.key, seed, folder, number, None if known else pickled, kwargs, checkpoint, reached)
 

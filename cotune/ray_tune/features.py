@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,10 +15,9 @@ def features(config: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
         if isinstance(value, Mapping):
             found |= features(value, f"{path}/")
         elif isinstance(value, (bool, int, float)) or hasattr(value, "__float__"):
-            try:
+            # What a class of somebody else's raises there is its own affair.
+            with contextlib.suppress(Exception):
                 found[path] = float(value)
-            except (TypeError, ValueError, OverflowError):
-                continue
         elif isinstance(value, str) and len(value) <= 64:
             found[f"{path}={value}"] = 1.0
     return found

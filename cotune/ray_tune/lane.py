@@ -77,7 +77,8 @@ class Attempt:
         folder: The trial's own.
         trainable: Number of the class to make it from.
         pickled: That class, if the lane has not had it yet.
-        kwargs: What Tune makes the Trainable with.
+        kwargs: What Tune makes the Trainable with, pickled: a config may bring modules along, which the trial is to
+            import, and no thread of Ray's.
         checkpoint: What to restore first, if anything.
         reached: Iterations of it that Tune has results of.
     """
@@ -88,7 +89,7 @@ class Attempt:
     folder: str
     trainable: int
     pickled: bytes | None
-    kwargs: Mapping[str, Any]
+    kwargs: bytes
     checkpoint: Any = None
     reached: int = 0
 
@@ -299,7 +300,7 @@ class Lane:
     def _make(self, attempt: Attempt) -> Any:
         """The Trainable, its class unpickled anew: its globals are then not its predecessor's."""
         cls = cloudpickle.loads(self._trainable(attempt.trainable).result())
-        trainable = cls(**attempt.kwargs)
+        trainable = cls(**cloudpickle.loads(attempt.kwargs))
         if attempt.checkpoint is not None:
             trainable.restore(attempt.checkpoint)
         return trainable

@@ -54,6 +54,7 @@ class Options:
     iteration_timeout: float | None
     priority: Callable[[Mapping[str, Any]], float]
     max_slowdown: float
+    judged: bool
 
 
 def colocate(
@@ -111,7 +112,7 @@ def colocate(
         _private.check()
     options = Options(
         gpus, lanes, max_residents, memory_margin, isolation, policy, patience,
-        checked_priority(priority), checked_slowdown(max_slowdown),
+        checked_priority(priority), checked_slowdown(max_slowdown), judged=type(chosen) is not FIFOScheduler,
     )  # fmt: skip
     return wrap(chosen, options)
 
@@ -259,6 +260,7 @@ def _broker(trial: Any, options: Options, most: int | None) -> Broker:
         policy=make_policy(options.policy),
         iteration_timeout=options.iteration_timeout,
         grants=False,
+        judged=options.judged,
         max_slowdown=options.max_slowdown,
     )
     asked = trial.placement_group_factory.required_resources

@@ -18,8 +18,8 @@ from cotune.trial import Report, TrialState
 
 _HINTS = {
     **errors.HINTS,
-    "LaneDied": "see error.txt and log.txt in its folder; a native library of the trainable may crash, or the kernel "
-    "kill it for want of memory (dmesg says so)",
+    "LaneDied": "see log.txt in its folder; a native library may have crashed, something called os._exit, a timer or a "
+    "limit sent a signal, or the kernel killed it for want of memory (dmesg says so)",
     "TrialFailed": "the traceback is in error.txt in the trial's folder",
 }
 

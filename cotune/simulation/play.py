@@ -104,7 +104,12 @@ class _Player:
         found = devices(count, capacity, workload.context, setting.max_width or workload.max_width)
         self._engine = SimulatedEngine(found, self._work, setting.costs or workload.costs)
         width = setting.width or workload.lanes
-        options = PackerOptions(width=width, residents=setting.residents, policy=make_policy(setting.policy))
+        options = PackerOptions(
+            width=width,
+            residents=setting.residents,
+            policy=make_policy(setting.policy),
+            judged=any(job.rungs for job in self._jobs),
+        )
         self._packer = Packer(options)
         self._notes = Notes(self._jobs, capacity, count, setting.keep)
         self._next = 0

@@ -25,8 +25,8 @@ NAMES = {
     "start": ("start", "start_time", "scheduled_time"),
     "end": ("end", "end_time", "deletion_time"),
     "kind": ("kind", "model", "model_name"),
-    "gpus": ("gpus", "num_gpu", "num_gpus", "gpu_num", "plan_gpu"),
-    "instances": ("instances", "num_inst", "inst_num"),
+    "gpus": ("gpus", "num_gpu", "num_gpus", "gpu_num", "gpu_request", "plan_gpu"),
+    "instances": ("instances", "num_inst", "inst_num", "worker_num", "node_num"),
 }
 _READ = {
     *(name for names in NAMES.values() for name in names),
@@ -204,9 +204,9 @@ def _job(row: Row) -> Job | None:
 
 def _gpus(row: Row) -> float:
     """How many a job has: one if the table does not speak of them, none if only the cell is empty."""
-    if not row.has("gpus"):
-        return 1.0
-    count = row.get("gpus") / (100 if row.cell("gpus")[0] == _PERCENT else 1)
+    count = 1.0
+    if row.has("gpus"):
+        count = row.get("gpus") / (100 if row.cell("gpus")[0] == _PERCENT else 1)
     return count * row.get("gpu_milli", 1000.0) / 1000 * row.get("instances", 1.0)
 
 

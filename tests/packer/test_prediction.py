@@ -63,6 +63,14 @@ def test_steps_are_sure_where_several_trials_have_made_about_as_many() -> None:
     assert explained.steps({"epochs": 12.0}) == pytest.approx(120.0, rel=0.02)
 
 
+@pytest.mark.parametrize(("paces", "known"), [((1.0, 1.1), False), ((1.0, 1.2, 1.1), True), ((1.0, 3.0, 1.1), False)])
+def test_a_pace_is_known_where_several_trials_had_about_the_same(paces: tuple[float, ...], known: bool) -> None:
+    model = KindModel()
+    for trial, pace in enumerate(paces):
+        model.observe_pace(trial, {"x": float(trial)}, pace)
+    assert (model.pace({"x": 0.5}) is not None) == known
+
+
 def test_product_of_features_is_learnt() -> None:
     draw = random.Random(1)
     samples = []

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from cotune.packer.width import ITERATIONS, PATIENCE, WINDOW, WidthControl
+import pytest
+
+from cotune.packer.width import ITERATIONS, PATIENCE, UNSURE, WINDOW, WidthControl
 
 
 def run(control: WidthControl, step_seconds: Callable[[int], float], reviews: int = 400) -> set[int]:
@@ -233,3 +235,29 @@ def test_where_no_more_lanes_come_up_those_that_are_go_on_and_more_are_tried_aft
         control.review(3, waiting=True)
         held += 1
     assert held > PATIENCE
+
+
+@pytest.mark.parametrize(("usual", "widths"), [(3.0, {2, 4}), (1.0, {1})])
+def test_where_none_lives_through_a_change_trials_are_held_against_what_is_usual_of_them(
+    usual: float, widths: set[int]
+) -> None:
+    control = searching(limit=4)
+    for _ in range(ITERATIONS):
+        control.measured(0, 1, 1.0, 1)
+    control.review(1, waiting=True)
+    assert control.width == 2
+    for trial in [1, 2] * ITERATIONS:
+        control.measured(trial, 1, 3.0, 2, usual=lambda: usual)
+    control.review(2, waiting=True)
+    assert control.width in widths
+
+
+def test_where_nobody_knows_what_is_usual_more_lanes_are_kept_after_a_while() -> None:
+    control = searching(limit=2)
+    for _ in range(ITERATIONS):
+        control.measured(0, 1, 1.0, 1, usual=lambda: None)
+    for asked in range(UNSURE + 1):
+        control.review(control.width, waiting=True)
+        assert (control.width, control.proven) == (2, 2 if asked == UNSURE else 0)
+        for trial in [1, 2] * ITERATIONS:
+            control.measured(trial, 1, 3.0, 2, usual=lambda: None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import sys
 import threading
 from types import SimpleNamespace
 
@@ -96,7 +97,7 @@ def test_the_first_call_of_an_attempt_says_what_the_trial_is(broker, lanes):
     broker.call(ticket, "train", (), {})
 
     attempts = [args[-1] for args in lanes.called]
-    assert attempts[0].kwargs == {"x": 1}
+    assert pickle.loads(attempts[0].kwargs) == {"x": 1}
     assert attempts[1] is None
     assert [args[1] for args in lanes.called] == [0, 1]
 
@@ -181,7 +182,7 @@ def test_a_trial_that_is_stopped_before_its_first_call_has_arrived_stops(how, mo
     process._host = SimpleNamespace(memory=SimpleNamespace(cap=lambda: None), adopt=lambda trial: None)
     process._opened.set()
     getattr(process, how)((3, 0))
-    process._run(lane.Attempt(3, 0, 0, "", 0, None, {}))
+    process._run(lane.Attempt(3, 0, 0, "", 0, None, b""))
     assert stopped == [3, "runs"]
 
 
@@ -193,11 +194,11 @@ def test_what_a_trial_has_every_thread_traced_with_does_not_keep_the_next_from_s
     monkeypatch.setattr(lane.Lane, "_run", lambda process, attempt: begun.set())
     process, host = lane.Lane({}, ()), object.__new__(lane.LaneHost)
     host.memory, host._tracing = SimpleNamespace(uncap=lambda: None), (threading.gettrace(), threading.getprofile())
-    host._excepthook = threading.excepthook
+    host._excepthooks = sys.excepthook, threading.excepthook
     process._host = host
     threading.settrace(refuse)
     try:
-        process._begin(lane.Attempt(3, 0, 0, "", 0, None, {}))
+        process._begin(lane.Attempt(3, 0, 0, "", 0, None, b""))
         assert begun.wait(10)
         assert threading.gettrace() is host._tracing[0]
     finally:
@@ -213,7 +214,7 @@ def test_where_no_further_thread_can_be_had_the_brain_hears_of_it_and_the_call_i
     process._host = SimpleNamespace(memory=memory, let_begin=memory.uncap)
     monkeypatch.setattr(threading.Thread, "start", refuse)
     with pytest.raises(NotHere):
-        process.call((3, 0), 0, "train", (), {}, lane.Attempt(3, 0, 0, "", 0, b"", {}))
+        process.call((3, 0), 0, "train", (), {}, lane.Attempt(3, 0, 0, "", 0, b"", b""))
     assert sum(caps) == 0
     (frame,) = process._outbox.take(0.0)
     kind, payload = decode(frame)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 from itertools import accumulate
 from statistics import fmean
@@ -104,6 +105,18 @@ def test_a_stopping_rule_ends_the_worse_ones() -> None:
     assert outcome.figures.stopped >= 6
     assert outcome.ran[0] == 100
     assert outcome.ran[9] < 20
+
+
+def test_what_is_predicted_of_trials_does_not_start_the_worst_first_where_a_rule_stops_them() -> None:
+    dice = random.Random(1)
+    jobs = []
+    for _ in range(81):
+        quality = dice.random()
+        values = tuple(quality + 1 / rung for rung in (1, 3, 9))
+        # A little longer the worse it is.
+        jobs.append(Job(90, 1.0 + quality / 10, GIB, 0, 0.9, rungs=(10, 30, 90), values=values))
+    made, in_order = (simulate(Workload("worse", jobs), Setting(policy=policy)).ran for policy in (None, "fifo"))
+    assert sum(made) < 1.3 * sum(in_order)
 
 
 def test_asha_keeps_the_best_third() -> None:

@@ -60,6 +60,8 @@ class Policy(ABC):
         preempts: Among the residents of a lane, the first by `key` has every turn (`GiveTurn`).
         spares_critical: Trials get no neighbours because of which they would end after all else is done (`Critical`).
         places: Whether `cost` says which of several devices is taken.
+        judged: Trials are stopped by how they do beside those that began before them, as the brain has been told: to
+            sort them by what is predicted may be to sort them by quality.
         devices: How many there are now, which the brain keeps up to date.
     """
 
@@ -71,6 +73,7 @@ class Policy(ABC):
     preempts: bool = False
     spares_critical: bool = False
     places: bool = False
+    judged: bool = False
     devices: int = 1
 
     @abstractmethod

@@ -10,6 +10,8 @@ from cotune.packer.policies.base import Waiting
 from cotune.packer.policies.weighing import Weighing
 
 TALL = 0.3
+# What of all the work is left where most are stopped early.
+LEFT = 0.1
 STEPS = 3
 BUSY = 0.9
 
@@ -25,13 +27,23 @@ class Makespan(Weighing):
     among those, and among the others size, in steps of a factor of 1.26, and then length. Assumes that durations and
     sizes can be predicted from finished siblings; as long as neither can, it is first come, first served. Trials
     that would end last if they were slowed get no neighbours (`Critical`).
+
+    Where trials are judged by those before them (`judged`), their order decides how many are stopped: sorted by size or
+    length, which may well go with quality, or by the noise in a prediction, each may be the best so far, and none is.
+    So it is first come, first served there, but every second is the longest of the tall.
     """
 
     name = "makespan"
     uses_predictions = True
     spares_critical = True
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._last_was_tall = False
+
     def key(self, waiting: Waiting) -> tuple[float, ...]:
+        if self.judged:
+            return (waiting.arrival,)
         left, need = waiting.seconds_left, waiting.need
         size = math.inf if need is None else round(STEPS * math.log2(max(need, 1)))
         return (-size, 0.0 if left is None else -left, waiting.arrival)
@@ -42,7 +54,20 @@ class Makespan(Weighing):
 
     def rank(self, group: Hashable) -> float:
         assert isinstance(group, float)
-        return -group if group * self.devices > TALL * self.total / SHARED else 0.0
+        if not self._is_tall(group):
+            return 0.0
+        # Behind all others or before them, and the longest first.
+        return 1.0 / group if self.judged and self._last_was_tall else -group
+
+    def left(self, waiting: Waiting, group: Hashable, started: bool) -> None:
+        super().left(waiting, group, started)
+        if started:
+            assert isinstance(group, float)
+            self._last_was_tall = self._is_tall(group)
+
+    def _is_tall(self, group: float) -> bool:
+        total = self.total * (LEFT if self.judged else 1.0)
+        return group * self.devices > TALL * total / SHARED
 
     def weight(self, waiting: Waiting) -> float:
         return (waiting.seconds_left or 0.0) * (waiting.busy or BUSY)

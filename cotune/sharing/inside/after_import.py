@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
@@ -21,11 +22,19 @@ def after_import(name: str, then: Callable[[ModuleType], None], during: During =
         then: Called with it.
         during: Makes what surrounds the import, if that is still to come.
     """
+    watcher = _AfterImport(name, then, during)
+    # Before it is looked for: another thread may be about to import it.
+    sys.meta_path.insert(0, watcher)
     module = sys.modules.get(name)
-    if module is not None:
-        then(module)
-    else:
-        sys.meta_path.insert(0, _AfterImport(name, then, during))
+    if module is None:
+        return
+    if getattr(module.__spec__, "_initializing", False):
+        # Another thread is at it, and may have begun without us: to import a part of it now could lock both out.
+        try:
+            module = importlib.import_module(name)
+        except Exception:
+            return
+    watcher.tell(module)
 
 
 class _AfterImport(importlib.abc.MetaPathFinder):
@@ -36,6 +45,14 @@ class _AfterImport(importlib.abc.MetaPathFinder):
         self._then = then
         self._during = during
         self._looking = False
+
+    def tell(self, module: ModuleType) -> None:
+        """The module is there; only the first to say so is heard."""
+        try:
+            sys.meta_path.remove(self)
+        except ValueError:
+            return
+        self._then(module)
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -49,15 +66,13 @@ class _AfterImport(importlib.abc.MetaPathFinder):
             self._looking = False
         if spec is None or spec.loader is None:
             return spec
-        run, then, during = spec.loader.exec_module, self._then, self._during
+        run, during = spec.loader.exec_module, self._during
 
         def exec_module(module: ModuleType) -> None:
             with during():
                 run(module)
             # Only now: who merely looks for the module, to see if it is installed, does not import it.
-            if self in sys.meta_path:
-                sys.meta_path.remove(self)
-                then(module)
+            self.tell(module)
 
         spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec

@@ -75,7 +75,7 @@ class Host(ABC):
         self._warm = False
         self._files = -1
         self._tracing = threading.gettrace(), threading.getprofile()
-        self._excepthook = threading.excepthook
+        self._excepthooks = sys.excepthook, threading.excepthook
         self.process = os.getpid()
         self._cores = os.sched_getaffinity(self.process)
         self._niceness = os.getpriority(os.PRIO_PROCESS, self.process)
@@ -124,7 +124,7 @@ class Host(ABC):
         # Nor does it begin where the trial before left something that raises in every new thread.
         threading.settrace(self._tracing[0])
         threading.setprofile(self._tracing[1])
-        threading.excepthook = self._excepthook
+        sys.excepthook, threading.excepthook = self._excepthooks
 
     def adopt(self, trial: ResidentTrial) -> None:
         """Counts a trial among the residents."""

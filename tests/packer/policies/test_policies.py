@@ -67,6 +67,22 @@ def test_makespan_breaks_ties_by_arrival() -> None:
     assert order(Makespan(), [2.0, 3.0, 3.0]) == [1, 2, 0]
 
 
+def test_makespan_goes_by_arrival_but_every_second_is_tall_where_trials_are_judged_by_those_before_them() -> None:
+    policy = Makespan()
+    policy.judged = True
+    seconds = [1.0, 2.0, 90.0, 1.5, 160.0, 1.0]
+    waiting = [Waiting(trial, trial, left, (trial % 2) << 30, busy=1.0) for trial, left in enumerate(seconds)]
+    for one in waiting:
+        policy.joined(one, policy.group(one))
+    started = []
+    while waiting:
+        first = min(waiting, key=lambda one: (policy.rank(policy.group(one)), *policy.key(one)))
+        waiting.remove(first)
+        policy.left(first, policy.group(first), started=True)
+        started.append(first.trial)
+    assert started == [4, 0, 2, 1, 3, 5]
+
+
 def test_fifo_looks_at_arrival_only() -> None:
     assert order(Fifo(), [1.0, 3.0, 2.0]) == [0, 1, 2]
 

@@ -1,0 +1,97 @@
+"""What starts on the device that is kept free, and which device that is."""
+
+from __future__ import annotations
+
+import pytest
+from world import MIB, Job, World
+
+from cotune.demand import Demand
+from cotune.packer import PackerOptions
+from cotune.packer import events as ev
+from cotune.packer.policies import make_policy
+
+CONTEXT = 20 * MIB
+
+
+def hinted(
+    world: World, size: int, seconds: float | None = None, priority: float = 0.0, really: int | None = None
+) -> int:
+    """Adds a trial of so many MiB that takes so long, as its owner knows; perhaps it takes less of them."""
+    trial = len(world.jobs)
+    world.jobs[trial] = Job(trial, (really or size) * MIB, 0, steps=20)
+    world.where[trial] = None
+    expected = Demand(size * MIB, 0)
+    world.send(ev.TrialAdded(world.time, trial, "", priority=priority, expected=expected, seconds=seconds))
+    world.settle()
+    return trial
+
+
+def kept_free(seconds: float | None = 100.0, priority: float = 0.0) -> World:
+    """Trial 0 of 600 MiB runs on a device of 1000; for trial 1, of 800, it is kept free. 2 and 3 overtook it."""
+    world = World(PackerOptions(width=8, patience=2, policy=make_policy("fifo")))
+    world.device("gpu 0", 1000 * MIB, CONTEXT)
+    for size, share, wanted in ((600, 1.0, 0.0), (800, 1.0, priority), (50, 0.4, 0.0), (50, 0.4, 0.0)):
+        hinted(world, size, seconds and seconds * share, wanted)
+    return world
+
+
+def test_what_will_be_over_when_there_is_room_goes_first_and_what_will_not_waits() -> None:
+    world = kept_free()
+    short, long = hinted(world, 145, 50.0), hinted(world, 140, 500.0)
+    world.go(0)
+    assert world.running() == [0, 2, 3, short]
+    world.finish(short)
+    assert world.waiting() == [1, long]
+
+
+def test_what_leaves_room_goes_first_however_long_it_takes() -> None:
+    world = kept_free()
+    small = hinted(world, 90, 5000.0)
+    world.go(0)
+    assert small in world.running()
+    for trial in (2, 3, 0):
+        world.finish(trial)
+    assert world.running() == [1, small]
+
+
+def test_nothing_starts_there_as_long_as_nobody_knows_when_there_will_be_room() -> None:
+    world = kept_free(None)
+    hinted(world, 90, 1.0)
+    world.go(0)
+    assert world.running() == [0, 2, 3]
+
+
+def test_who_has_priority_is_left_no_neighbour_there() -> None:
+    world = kept_free(priority=1.0)
+    short, small = hinted(world, 90, 50.0), hinted(world, 90, 5000.0)
+    world.go(0)
+    assert short in world.running()
+    assert small not in world.running()
+
+
+def test_room_that_others_do_not_need_is_asked_back_for_what_goes_first() -> None:
+    world = World(PackerOptions(width=8, patience=1, policy=make_policy("fifo")))
+    world.device("gpu 0", 1000 * MIB, CONTEXT)
+    hinted(world, 850, 100.0, really=600)
+    hinted(world, 900, 100.0)
+    hinted(world, 20, 100.0)
+    hinted(world, 20, 100.0)
+    short = hinted(world, 200, 50.0)
+    world.go(0, 3)
+    assert short in world.running()
+
+
+@pytest.mark.parametrize("soon", ["gpu 0", "gpu 1"])
+def test_of_several_devices_that_is_kept_free_which_will_soonest_have_room(soon: str) -> None:
+    world = World(PackerOptions(width=8, patience=2, policy=make_policy("fifo")))
+    for name in ("gpu 0", "gpu 1"):
+        world.device(name, 1000 * MIB, CONTEXT)
+    for name, size in (("gpu 0", 600), ("gpu 1", 700)):
+        # The fewest lanes run there.
+        assert world.lane_of(hinted(world, size, 10.0 if name == soon else 1000.0)).device == name
+    large = hinted(world, 800, 100.0)
+    hinted(world, 50, 5.0)
+    hinted(world, 50, 5.0)
+    kept = [device.name for device in world.packer._ledger.devices.values() if device.reserved_for]
+    assert world.waiting() == [large]
+    assert kept == [soon]
