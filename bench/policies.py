@@ -13,6 +13,7 @@ import argparse
 import csv
 import importlib.util
 import os
+import random
 import statistics
 import sys
 import time
@@ -23,10 +24,12 @@ from typing import Any
 
 from _common import Bystanders, describe, machine, write_json
 
+from cotune.demand import GIB
 from cotune.engines.simulated import Costs
 from cotune.packer import POLICIES
 from cotune.simulation import GENERATORS, Job, Setting, Workload, lower_bounds, make_workload, simulate
 from cotune.simulation.configurations import configuration_bound
+from cotune.simulation.generators import ASHA_RUNGS
 from cotune.simulation.models import MODELS
 from cotune.simulation.traces import from_gavel
 
@@ -161,6 +164,52 @@ def shortest_first(jobs: Any) -> float:
     return in_turn(sorted(jobs, key=lambda job: job.seconds))
 
 
+# ---- what order does to a stopping rule
+
+# How long a trial takes, by its quality, 0 being the best.
+LENGTHS: dict[str, Callable[[float], float]] = {
+    "by noise alone": lambda quality: 1 + quality / 50,
+    "the longer the worse": lambda quality: 0.25 * 16**quality,
+    "the longer the better": lambda quality: 0.25 * 16 ** (1 - quality),
+}
+
+
+def judged(length: Callable[[float], float]) -> Make:
+    """Trials under ASHA, whose length and size go with their quality."""
+
+    def make(seed: int) -> Workload:
+        dice, jobs = random.Random(seed), []
+        for _ in range(243):
+            quality = dice.random()
+            size = length(quality)
+            values = tuple(quality / 2 + 1 / rung + dice.gauss(0, 0.1 / rung**0.5) for rung in ASHA_RUNGS)
+            rungs = tuple(rung * 10 for rung in ASHA_RUNGS)
+            held, within = int(0.1 * size * GIB), int(0.4 * size * GIB)
+            jobs.append(Job(270, 0.5 * size, held, within, dice.uniform(0.3, 0.9), 3.0, rungs=rungs, values=values))
+        return Workload("judged", jobs, "")
+
+    return make
+
+
+def orders(seeds: int) -> list[dict[str, Any]]:
+    """How much is run, and for how long, where the order of trials may go with their quality."""
+    print("\n| under ASHA, trials are longer | devices | policy | iterations, of whole trials | makespan min |")
+    print("|---|---|---|---|---|")
+    rows = []
+    for what, length in LENGTHS.items():
+        for devices in (1, 4):
+            for policy in ("fifo", "makespan"):
+                played = [
+                    simulate(judged(length)(seed), Setting(seed=seed, keep=False, devices=devices, policy=policy))
+                    for seed in range(seeds)
+                ]
+                whole = statistics.fmean(sum(outcome.ran) / 270 for outcome in played)
+                makespan = statistics.fmean(outcome.figures.makespan for outcome in played)
+                rows.append({"what": what, "devices": devices, "policy": policy, "whole": whole, "makespan": makespan})
+                print(f"| {what} | {devices} | {policy} | {whole:.0f} | {makespan / 60:.0f} |", flush=True)
+    return rows
+
+
 # ---- published traces
 
 
@@ -226,12 +275,13 @@ def main() -> int:
     if options.data:
         table(traces(Path(options.data)), 1, 1)
         table(traces(Path(options.data)), 4, 1)
+    by_order = orders(options.seeds)
     scale = million() if options.million else None
     facts["others_cores"] = bystanders.cores()
     print(f"\n{describe(facts)}")
     rows = {"1": one, "4": four}
     plain = {d: {n: {p: vars_of(r) for p, r in rs.items()} for n, rs in t.items()} for d, t in rows.items()}
-    write_json(options.out, {"machine": facts, "tables": plain, "checks": found, "million": scale})
+    write_json(options.out, {"machine": facts, "tables": plain, "checks": found, "orders": by_order, "million": scale})
     return 0
 
 
