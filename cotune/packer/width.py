@@ -48,10 +48,10 @@ class WidthControl:
     come up, and every width that is measured on the way is a wait for them.
 
     A trial's speed is normalised by its own before the change, so unequal trials can be added up (Gandiva,
-    OSDI'18, section 4.2, keeps a packing by the same test). Where no trial lived through the change, the mean step
-    time of the trials of either width stands in. The first guess is Horus's (TPDS'21): as many lanes as the
-    measured utilisation of one trial leaves room for. Where memory holds fewer lanes than are to be tried, those that
-    run are judged.
+    OSDI'18, section 4.2, keeps a packing by the same test). Where no trial lived through the change, what is usual of
+    each stands in; as long as that is not known of any, nothing is decided, and in the end more lanes are kept. The
+    first guess is Horus's (TPDS'21): as many lanes as the measured utilisation of one trial leaves room for. Where
+    memory holds fewer lanes than are to be tried, those that run are judged.
 
     Attributes:
         limit: Never more lanes than this.
@@ -101,6 +101,7 @@ class WidthControl:
         """More than so many do not come up: these go on by themselves for a while."""
         self.width = min(self.width, lanes)
         self._now, self._reached, self._trying_from, self._refused, self._is_easy = {}, 0, 0, 0, False
+        self._unsure = 0
         self._rest()
 
     def measured(
