@@ -15,7 +15,7 @@ from cotune.packer.reservation import Reservation
 from cotune.packer.state import Device, Trial
 
 # How many that would be in the way are passed over after one event.
-PASS_OVER = 8
+PASS_OVER = 4
 
 
 class KeptDevice:
@@ -55,6 +55,7 @@ class KeptDevice:
         self._reservation = reservation
         self._make_room = make_room
         self._start = start
+        self._seen: tuple[Trial, Device, int, int, tuple[int, int]] | None = None
 
     def take(self) -> None:
         """Starts the trial that the device is kept free for, if it fits there by now; or makes room there."""
@@ -78,6 +79,10 @@ class KeptDevice:
         """Starts what is not in the way of that trial, or has room made for it."""
         device, trial = self._reservation.device, self._reservation.trial
         if device is None or trial is None or device not in self._ledger.stirred:
+            return
+        # Most that happens there is progress, which makes no room.
+        seen, self._seen = self._seen, (trial, device, len(self._line), device.seats, self._fitting.holes(device))
+        if self._seen == seen:
             return
         coming = self._forecast.outlook(trial, device)
         passed: dict[Shape, Mark] = {}
