@@ -6,7 +6,7 @@ import math
 from typing import NamedTuple
 
 from cotune.packer.fitting import Fitting
-from cotune.packer.interference import common_speed, neighbours
+from cotune.packer.interference import common_speed, foremost, neighbours
 from cotune.packer.predictor import Predictor
 from cotune.packer.state import Device, Lane, Trial
 
@@ -15,8 +15,8 @@ class Outlook(NamedTuple):
     """What one that waits for room on a device has to expect.
 
     Attributes:
-        seconds: Until there is room for it; infinite if nobody can tell.
-        spare: Bytes that are left beside it then for others; none if it is not to be slowed down by any.
+        seconds: Until there is room for it, if all go on as long as they are expected to; infinite if nobody can tell.
+        spare: Bytes that are left for others then; none if it is not to be slowed down by any.
     """
 
     seconds: float
@@ -35,33 +35,42 @@ class Forecast:
         self._fitting = fitting
         self._predictor = predictor
 
-    def outlook(self, trial: Trial, device: Device) -> Outlook:
-        """When a device will have room for a trial, if nothing else starts there."""
-        wants_all = trial.expected is None or trial.wants_all
+    def outlook(self, trial: Trial, device: Device, beside: Trial | None = None) -> Outlook:
+        """When a device will have room and a seat for a trial.
+
+        Args:
+            trial: Who waits.
+            device: Where.
+            beside: Who would run there, too, and slow down the others; None if nothing else starts there.
+        """
+        wants_all = trial.expected is None or trial.wants_all or trial.exclusive
         missing = (math.inf if wants_all else self._fitting.needs(trial, device)) - device.free
         running: list[Lane] = []
         for lane in device.lanes.values():
+            if lane.is_empty or lane.closing:
+                missing -= lane.quota
+                continue
+            missing -= lane.returning + self._fitting.slack(lane)
             if lane.residents:
                 running.append(lane)
-            missing -= lane.quota if lane.is_empty else lane.returning
-        seconds = 0.0
-        if missing > 0:
-            speed = common_speed([trial for lane in running for trial in lane.residents.values()])
+        seconds, seats = 0.0, device.seats
+        if missing > 0 or not seats:
+            crowd = [foremost(lane.residents.values()) for lane in running]
+            speed = common_speed(crowd if beside is None else [*crowd, beside])
             for left, lane in sorted(((self._left(lane), lane) for lane in running), key=lambda end: end[0]):
-                seconds = left / speed
-                missing -= lane.asked - (lane.base if lane.paused else 0)
+                seconds, seats = left / speed, seats + 1
+                missing -= lane.asked - self._fitting.slack(lane) - (lane.base if lane.paused else 0)
                 if missing <= 0:
                     break
-        if missing <= 0:
+        if missing <= 0 and seats:
+            # Who has priority may not want to be slowed down by anybody there.
             return Outlook(seconds, -int(missing) if trial.priority <= 0 else 0)
         return Outlook(seconds if wants_all else math.inf)
 
-    def is_in_the_way(self, trial: Trial, device: Device, coming: Outlook) -> bool:
-        """Whether a trial that started there now would neither be over by then nor leave enough room."""
-        if self._fitting.needs(trial, device) <= coming.spare:
-            return False
+    def seconds(self, trial: Trial, device: Device) -> float:
+        """How long a trial will take on a device beside those that run there; infinite if nobody can tell."""
         left = self._predictor.seconds_left(trial)
-        return left is None or left / common_speed([trial, *neighbours(trial, device)]) > coming.seconds
+        return math.inf if left is None else left / common_speed([trial, *neighbours(trial, device)])
 
     def _left(self, lane: Lane) -> float:
         """How long a lane's trials, by turns, go on if nobody slows them down; infinite if nobody can tell."""

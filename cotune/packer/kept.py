@@ -14,15 +14,19 @@ from cotune.packer.queue import Mark
 from cotune.packer.reservation import Reservation
 from cotune.packer.state import Device, Trial
 
-# How many that would be in the way are passed over after one event.
-PASS_OVER = 4
+# How many of the line are looked at after one event.
+LOOK = 4
+# By what factor whom it is kept for may wait longer, for the sake of others that slow down those who run there.
+DELAY = 2.0
 
 
 class KeptDevice:
     """Starts there whom it is kept for, and meanwhile what does not keep that one waiting.
 
     The latter is EASY backfilling (Lifka, JSSPP'95, section 3), of memory instead of nodes: what is expected to be over
-    by the time there is room, or leaves enough of it, may go first.
+    by the time there is room, or leaves enough of it, may go first. Unlike nodes, those that run beside each other slow
+    each other down: so it is by twice the time that was expected when the device was first kept free that there must
+    be room.
 
     Args:
         options: With several residents a turn in a lane will do, too.
@@ -62,6 +66,7 @@ class KeptDevice:
         device, trial = self._reservation.device, self._reservation.trial
         if device is None or trial is None:
             return
+        trial.exclusive = self._policy.exclusive(self._line.view(trial))
         if trial.expected is None or trial.wants_all:
             place, short = self._fitting.find_whole(trial, [] if device.active else [device])
         else:
@@ -84,23 +89,34 @@ class KeptDevice:
         seen, self._seen = self._seen, (trial, device, len(self._line), device.seats, self._fitting.holes(device))
         if self._seen == seen:
             return
-        coming = self._forecast.outlook(trial, device)
         passed: dict[Shape, Mark] = {}
-        for _ in range(PASS_OVER):
-            if not device.seats or not 0.0 < coming.seconds < math.inf:
-                return
+        for _ in range(LOOK):
             most = self._fitting.holes(device)[1]
+            if not device.seats or most <= 0:
+                return
             found = self._line.next(lambda fits: most if fits[0] == "lane" else -1, passed)  # noqa: B023 - called at once
             if found is None:
                 return
-            if not self._line.refresh(found) and not self._forecast.is_in_the_way(found, device, coming):
-                found.exclusive = self._policy.exclusive(self._line.view(found))
-                place = self._fitting.find(found, [device])
-                if place is not None:
-                    self._reservation.overtaken_by(found)
-                    self._start(found, place)
-                    coming = self._forecast.outlook(trial, device)
-                    continue
-                if self._make_room(self._fitting.short(found, [device])) is not None:
-                    return
-            passed[self._line.shape(found)] = self._line.mark(found)
+            if self._line.refresh(found):
+                continue
+            found.exclusive = self._policy.exclusive(self._line.view(found))
+            place = self._fitting.find(found, [device])
+            places = [place] if place is not None else self._fitting.short(found, [device])
+            if found is trial or not places or self._is_in_the_way(found, places[0], trial):
+                passed[self._line.shape(found)] = self._line.mark(found)
+            elif place is not None:
+                self._reservation.overtaken_by(found)
+                self._start(found, place)
+            elif self._make_room(places) is not None:
+                return
+
+    def _is_in_the_way(self, found: Trial, place: Place, trial: Trial) -> bool:
+        """Whether whom the device is kept for would wait too long for one that started there now."""
+        device, now = place.device, self._ledger.now
+        if math.isinf(self._reservation.until):
+            alone = self._forecast.outlook(trial, device).seconds
+            self._reservation.until = now + DELAY * alone if alone > 0 else math.inf
+        coming = self._forecast.outlook(trial, device, found)
+        if not 0 < coming.seconds < math.inf or now + coming.seconds > self._reservation.until:
+            return True
+        return place.quota > coming.spare and self._forecast.seconds(found, device) > coming.seconds

@@ -108,8 +108,12 @@ class Placement:
         self._kept_device.take()
         kept = self._reservation.trial
         self._place_in_order()
+        if self._reservation.trial is not kept:
+            # For one with priority, before others have its room.
+            self._kept_device.take()
         self._kept_device.fill()
         self._ask_for_room()
+        kept = self._reservation.trial
         self._reservation.review()
         if self._reservation.trial is not kept:
             # Where nothing runs, no later event would have room made for it.

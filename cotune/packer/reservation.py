@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from heapq import nlargest
 from itertools import takewhile
 
@@ -18,7 +19,7 @@ ROOMIEST = 16
 
 
 class Reservation:
-    """Keeps one device free at a time, at most: nothing starts there that would keep its trial waiting.
+    """Keeps one device free at a time, at most; see `KeptDevice` for what starts there all the same.
 
     Args:
         patience: How many trials may overtake one that does not fit before a device is kept free for it.
@@ -29,10 +30,12 @@ class Reservation:
 
     Attributes:
         device: The one that is kept free; None if none is.
+        until: By when its trial is to have it; infinite as long as nobody knows when there will be room.
     """
 
     def __init__(self, patience: int, ledger: Ledger, line: Line, fitting: Fitting, forecast: Forecast) -> None:
         self.device: Device | None = None
+        self.until = math.inf
         self._patience = patience
         self._ledger = ledger
         self._line = line
@@ -57,10 +60,12 @@ class Reservation:
             self.device = None
 
     def check(self) -> None:
-        """Lets go of a device that would no longer do for the trial it is kept free for."""
+        """Lets go of a device that would no longer do for its trial, or that one with a higher priority might have."""
         if self.device is not None and (trial := self.trial) is not None:
             self._line.refresh(trial)
-            if not self._fitting.suits(trial, self.device):
+            head = self._line.head()
+            goes_first = head is not None and head.priority > trial.priority and self._fitting.suits(head, self.device)
+            if goes_first or not self._fitting.suits(trial, self.device):
                 self.lift(trial)
 
     def review(self) -> None:
@@ -104,6 +109,6 @@ class Reservation:
             able = [device for device in able if device.capacity == largest]
         roomiest = nlargest(ROOMIEST, able, key=lambda device: device.free)
         device = min(roomiest, key=lambda device: self._forecast.outlook(trial, device).seconds)
-        self.device, device.reserved_for = device, trial
+        self.device, device.reserved_for, self.until = device, trial, math.inf
         self._ledger.touch(device)
         return True

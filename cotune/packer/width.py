@@ -13,7 +13,7 @@ EASE = 0.85
 ITERATIONS = 2
 WINDOW = 0.2
 PATIENCE = 16
-# How often one asks in vain whether more lanes have paid, before it is taken for granted.
+# How often one asks in vain for what is usual of trials, before those that are gone are compared as they are.
 UNSURE = 32
 
 
@@ -49,9 +49,9 @@ class WidthControl:
 
     A trial's speed is normalised by its own before the change, so unequal trials can be added up (Gandiva,
     OSDI'18, section 4.2, keeps a packing by the same test). Where no trial lived through the change, what is usual of
-    each stands in; as long as that is not known of any, nothing is decided, and in the end more lanes are kept. The
-    first guess is Horus's (TPDS'21): as many lanes as the measured utilisation of one trial leaves room for. Where
-    memory holds fewer lanes than are to be tried, those that run are judged.
+    each stands in; as long as nobody knows that, more are measured, and in the end means are compared, unless the
+    first guess has been taken. That is Horus's (TPDS'21): as many lanes as the measured utilisation of one trial leaves
+    room for. Where memory holds fewer lanes than are to be tried, those that run are judged.
 
     Attributes:
         limit: Never more lanes than this.
@@ -169,7 +169,8 @@ class WidthControl:
             self._unsure += 1
             if self._unsure < UNSURE:
                 return
-            gain = math.inf
+            # Utilisation, where it was measured, says more than the means of trials that have little in common.
+            gain = math.inf if self._guessed else more * _middle(self._before.values()) / _middle(self._now.values())
         self._unsure = 0
         self._is_easy = EASE * more < gain < math.inf
         if gain > max(self.gain, more / 2):
@@ -218,6 +219,11 @@ class WidthControl:
 def _slowness(speeds: Iterable[Speed]) -> float:
     """What iterations take, on average, over what is usual for their trials; 0 if nobody knows that of any."""
     return _mean([speed.step_seconds / usual for speed in speeds if (usual := speed.usual())])
+
+
+def _middle(speeds: Iterable[Speed]) -> float:
+    """What iterations take, trials that differ by a factor being weighed alike."""
+    return math.exp(_mean([math.log(speed.step_seconds) for speed in speeds if speed.seconds > 0]))
 
 
 def _mean(values: list[float]) -> float:

@@ -106,10 +106,11 @@ class Broker:
         # Behind a checkpoint it draws other numbers than before it, as in a process of its own.
         seed = zlib.crc32(f"{trial.trial_id} {trial.checkpoint.path if trial.checkpoint else ''}".encode())
         number, pickled = ticket.trainable
+        # It may be that they cannot be pickled, and then the lane has been told nothing.
+        kwargs, checkpoint = cloudpickle.dumps(dict(ticket.kwargs)), ticket.checkpoint
         known = number in lane.trainables
         lane.trainables.add(number)
         folder = trial.local_path or ""
-        kwargs, checkpoint = cloudpickle.dumps(dict(ticket.kwargs)), ticket.checkpoint
         reached = (trial.last_result or {}).get(_private.TRAINING_ITERATION, 0)
         return Attempt(*ticket.key, seed, folder, number, None if known else pickled, kwargs, checkpoint, reached)
 
@@ -147,8 +148,8 @@ class Broker:
     def _send(
         self, lane: LaneHandle, ticket: Ticket, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Any:
+        attempt = self._attempt(ticket, lane) if ticket.calls == 0 else None
         number, ticket.calls = ticket.calls, ticket.calls + 1
-        attempt = self._attempt(ticket, lane) if number == 0 else None
         answer = lane.actor.call.remote(ticket.key, number, method, args, dict(kwargs), attempt)
         if method == "stop":
             # Nobody needs to know how that went, nor what it broke off.

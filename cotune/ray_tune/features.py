@@ -14,10 +14,12 @@ def features(config: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
         path = f"{prefix}{name}"
         if isinstance(value, Mapping):
             found |= features(value, f"{path}/")
-        elif isinstance(value, (bool, int, float)) or hasattr(value, "__float__"):
-            # What a class of somebody else's raises there is its own affair.
+        elif isinstance(value, str):
+            if len(value) <= 64:
+                found[f"{path}={value}"] = 1.0
+        else:
+            # What somebody else's class raises when it is asked for a number is no concern of ours.
             with contextlib.suppress(Exception):
-                found[path] = float(value)
-        elif isinstance(value, str) and len(value) <= 64:
-            found[f"{path}={value}"] = 1.0
+                if hasattr(value, "__float__"):
+                    found[path] = float(value)
     return found

@@ -108,7 +108,7 @@ class _Player:
             width=width,
             residents=setting.residents,
             policy=make_policy(setting.policy),
-            judged=any(job.rungs for job in self._jobs),
+            judged=workload.judged or any(job.rungs for job in self._jobs),
         )
         self._packer = Packer(options)
         self._notes = Notes(self._jobs, capacity, count, setting.keep)

@@ -17,6 +17,7 @@ from cotune.paths import RunFolder
 from cotune.simulation.history import Hardware, Past, Stretch, read_history
 from cotune.simulation.table import read_text, rows
 from cotune.simulation.workload import Job, Workload
+from cotune.trial import TrialState
 
 _STEPS = 100
 # What a lane may need beside its trials, whatever these are.
@@ -58,7 +59,8 @@ def from_run(folder: RunFolder, busy: float | None = None) -> Workload:
         note += f", without {len(history.trials) - len(jobs)} that did not run to an end"
     note += f"; each uses {share:.0%} of a device alone"
     costs = replace(Costs(), open=history.opening)
-    workload = Workload(folder.path.name, jobs, note, context=history.context or 0, costs=costs)
+    judged = any(trial.state is TrialState.STOPPED for trial in ended)
+    workload = Workload(folder.path.name, jobs, note, context=history.context or 0, costs=costs, judged=judged)
     if history.hardware:
         return _on(workload, history.hardware, history.context)
     # Of a cotune that did not write down what the devices were.

@@ -63,6 +63,7 @@ class Workload:
         lanes: Of each device; None if that is to be found.
         max_width: Never more lanes than this.
         costs: Of acting.
+        judged: Some were stopped by how they did beside those before them, which is in their lengths.
     """
 
     name: str
@@ -74,3 +75,4 @@ class Workload:
     lanes: int | None = None
     max_width: int = 16
     costs: Costs = field(default_factory=Costs)
+    judged: bool = False

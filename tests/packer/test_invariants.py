@@ -28,7 +28,8 @@ class Chaos(RuleBasedStateMachine):
         policy=st.sampled_from(list(POLICIES)),
         max_failures=st.integers(0, 2),
         surprise=st.sampled_from([0, 0, 15]),
-        patience=st.sampled_from([2, 8]),
+        patience=st.sampled_from([1, 2, 8]),
+        judged=st.booleans(),
     )
     def begin(
         self,
@@ -39,6 +40,7 @@ class Chaos(RuleBasedStateMachine):
         max_failures: int,
         surprise: int,
         patience: int,
+        judged: bool = False,
     ) -> None:
         options = PackerOptions(
             width=width,
@@ -46,6 +48,7 @@ class Chaos(RuleBasedStateMachine):
             policy=make_policy(policy),
             max_failures=max_failures,
             patience=patience,
+            judged=judged,
             iteration_timeout=100.0,
         )
         self.world = World(options)

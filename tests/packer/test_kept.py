@@ -8,7 +8,9 @@ from world import MIB, Job, World
 from cotune.demand import Demand
 from cotune.packer import PackerOptions
 from cotune.packer import events as ev
-from cotune.packer.policies import make_policy
+from cotune.packer.policies import Fifo, Waiting, make_policy
+from cotune.simulation import Job as SimulatedJob
+from cotune.simulation import Setting, Workload, simulate
 
 CONTEXT = 20 * MIB
 
@@ -95,3 +97,49 @@ def test_of_several_devices_that_is_kept_free_which_will_soonest_have_room(soon:
     kept = [device.name for device in world.packer._ledger.devices.values() if device.reserved_for]
     assert world.waiting() == [large]
     assert kept == [soon]
+
+
+def test_whom_it_is_kept_for_does_not_wait_for_a_stream_of_others_that_say_nothing_before_their_end() -> None:
+    # One ends every few seconds, and all are of one length: each next one would be over by the time of another's end.
+    sizes = [(200, 0.0), (200, 15.0), (800, 30.0), *[(200, 30.0)] * 60]
+    jobs = [SimulatedJob(1, 50.0, size * MIB, 0, 0.0, arrival=arrival) for size, arrival in sizes]
+    workload = Workload("stream", jobs, capacity=1000 * MIB, context=CONTEXT)
+    outcome = simulate(workload, Setting(policy="fifo", width=8))
+    (began,) = (segment.start for segment in outcome.segments if segment.trial == 2)
+    assert sum(1 for segment in outcome.segments if segment.start < began) < 30
+
+
+def test_one_that_wants_a_device_without_others_is_left_none() -> None:
+    class Apart(Fifo):
+        def exclusive(self, waiting: Waiting) -> bool:
+            return waiting.trial == 1
+
+    world = World(PackerOptions(width=8, patience=2, policy=Apart()))
+    world.device("gpu 0", 1000 * MIB, CONTEXT)
+    for size, seconds in ((100, 100.0), (100, 100.0), (50, 40.0), (50, 40.0)):
+        hinted(world, size, seconds)
+    short, long = hinted(world, 50, 30.0), hinted(world, 50, 5000.0)
+    world.go(0)
+    assert short in world.running()
+    assert long not in world.running()
+    for trial in (0, 2, 3, short):
+        world.finish(trial)
+    assert world.running() == [1]
+
+
+def test_memory_that_those_who_run_do_not_need_counts_as_room_to_come() -> None:
+    world = World(PackerOptions(width=8, patience=2, policy=make_policy("fifo")))
+    world.device("gpu 0", 1000 * MIB, CONTEXT)
+    generous, other = hinted(world, 400, 1000.0, really=200), hinted(world, 280, 10.0)
+    large = hinted(world, 600, 100.0)
+    few = [hinted(world, 20, 5.0), hinted(world, 20, 5.0)]
+    world.go(generous, 3)
+    for trial in few:
+        world.finish(trial)
+    assert world.packer._reservation.trial is world.packer._trials[large]
+    long = hinted(world, 90, 900.0)
+    world.go(generous)
+    assert long not in world.running()
+    world.finish(other)
+    world.go(generous)
+    assert large in world.running()

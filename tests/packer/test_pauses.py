@@ -302,16 +302,31 @@ def test_a_trial_that_wants_all_of_a_device_does_not_wait_for_what_parking_leave
 
 
 def test_room_is_made_for_whom_a_device_is_kept_free_also_when_another_is_first_in_line_by_now() -> None:
-    world = make(2, capacity=GIB, patience=1, policy=make_policy("fifo"))
+    world = make(2, capacity=GIB, patience=1)
     first = add(world, 600, saves=True)
     large, small = add(world, 700), add(world, 50)
     world.go(first, 2)
     assert world.packer._ledger.devices["gpu 0"].reserved_for is world.packer._trials[large]
-    add(world, 700, priority=1.0)
+    larger = add(world, 850)
+    assert world.packer._line.head() is world.packer._trials[larger]
     world.finish(small)
     pause(world, first)
     world.run_some(2)
     assert runs(world, large)
+
+
+def test_the_device_that_is_kept_free_goes_to_one_with_priority() -> None:
+    world = make(2, capacity=GIB, patience=1, policy=make_policy("fifo"))
+    first = add(world, 600)
+    large, small = add(world, 700), add(world, 50)
+    world.go(first, 2)
+    assert world.packer._ledger.devices["gpu 0"].reserved_for is world.packer._trials[large]
+    first_of_all = add(world, 700, priority=1.0)
+    world.finish(small)
+    world.withdraw(first)
+    world.run_some(2)
+    assert runs(world, first_of_all)
+    assert not runs(world, large)
 
 
 def test_one_without_a_checkpoint_stays_while_anything_runs() -> None:

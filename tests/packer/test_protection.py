@@ -67,7 +67,7 @@ def test_a_device_is_kept_free_for_priority_before_others_overtake_it() -> None:
     large = add(world, 0.1, size=600)
     wanted = add(world, 0.1, 1.0, size=700)
     assert runs(world, large)
-    small = add(world, 0.1)
+    small = add(world, 0.1, seconds=2.0)
     assert not runs(world, wanted)
     assert not runs(world, small)
     world.withdraw(large)

@@ -252,12 +252,15 @@ def test_where_none_lives_through_a_change_trials_are_held_against_what_is_usual
     assert control.width in widths
 
 
-def test_where_nobody_knows_what_is_usual_more_lanes_are_kept_after_a_while() -> None:
-    control = searching(limit=2)
+@pytest.mark.parametrize(("step", "busy", "width"), [(3.0, None, 1), (1.5, None, 2), (3.0, 0.9, 2)])
+def test_where_nobody_knows_what_is_usual_it_is_decided_after_a_while_by_the_means_or_by_utilisation(
+    step: float, busy: float | None, width: int
+) -> None:
+    control = searching(limit=2, busy=busy)
     for _ in range(ITERATIONS):
         control.measured(0, 1, 1.0, 1, usual=lambda: None)
     for asked in range(UNSURE + 1):
         control.review(control.width, waiting=True)
-        assert (control.width, control.proven) == (2, 2 if asked == UNSURE else 0)
+        assert (control.width, control.proven) == ((width, width) if asked == UNSURE else (2, 0))
         for trial in [1, 2] * ITERATIONS:
-            control.measured(trial, 1, 3.0, 2, usual=lambda: None)
+            control.measured(trial, 1, step, 2, usual=lambda: None)

@@ -41,8 +41,8 @@ def noted(what: str, time: float, number: int = 0, **more: Any) -> Event:
     return {"event": what, "time": time, "trial": number, **more}
 
 
-def end(time: float, number: int = 0) -> Event:
-    return noted("end", time, number, state="done", persistent=MIB, ephemeral=MIB, error=None)
+def end(time: float, number: int = 0, state: str = "done") -> Event:
+    return noted("end", time, number, state=state, persistent=MIB, ephemeral=MIB, error=None)
 
 
 @pytest.fixture
@@ -131,6 +131,12 @@ def test_devices_that_differ_are_taken_to_be_like_the_largest_and_that_is_said(w
     workload = from_run(write(*session(0.0, "cpu:0"), *other, trial(), start(0.0), end(1.0)))
     assert (workload.devices, workload.capacity) == (2, 4 * GIB)
     assert "its devices differ, all are taken to be like the largest: 4.0 GiB" in workload.note
+
+
+@pytest.mark.parametrize(("state", "judged"), [("done", False), ("stopped", True)])
+def test_where_trials_were_stopped_their_order_had_a_part_in_that(write: Write, state: str, judged: bool) -> None:
+    folder = write(*session(0.0, "cpu:0"), trial(), start(1.0), end(5.0, state=state))
+    assert from_run(folder).judged == judged
 
 
 def test_residents_of_a_lane_take_turns(write: Write) -> None:

@@ -54,10 +54,9 @@ class Makespan(Weighing):
 
     def rank(self, group: Hashable) -> float:
         assert isinstance(group, float)
-        if not self._is_tall(group):
-            return 0.0
-        # Behind all others or before them, and the longest first.
-        return 1.0 / group if self.judged and self._last_was_tall else -group
+        # Behind one that was tall all are alike, and the first to come goes first.
+        is_next = self._is_tall(group) and not (self.judged and self._last_was_tall)
+        return -group if is_next else 0.0
 
     def left(self, waiting: Waiting, group: Hashable, started: bool) -> None:
         super().left(waiting, group, started)
@@ -65,9 +64,14 @@ class Makespan(Weighing):
             assert isinstance(group, float)
             self._last_was_tall = self._is_tall(group)
 
+    def resumed(self, waiting: Waiting, group: Hashable) -> None:
+        last_was_tall = self._last_was_tall
+        super().resumed(waiting, group)
+        self._last_was_tall = last_was_tall
+
     def _is_tall(self, group: float) -> bool:
         total = self.total * (LEFT if self.judged else 1.0)
-        return group * self.devices > TALL * total / SHARED
+        return group > 0 and group * self.devices > TALL * total / SHARED
 
     def weight(self, waiting: Waiting) -> float:
         return (waiting.seconds_left or 0.0) * (waiting.busy or BUSY)

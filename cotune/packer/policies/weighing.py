@@ -36,3 +36,6 @@ class Weighing(Policy):
 
     def ended(self, trial: int, group: Hashable) -> None:
         self.total -= self._weights.pop(trial, 0.0)
+        if not self._weights:
+            # Not what rounding has left.
+            self.total = 0.0

@@ -8,14 +8,14 @@ import importlib.machinery
 import importlib.util
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from types import ModuleType
 
 During = Callable[[], AbstractContextManager[object]]
 
 
 def after_import(name: str, then: Callable[[ModuleType], None], during: During = nullcontext) -> None:
-    """Calls `then` with a module now, or as soon as all of it has been imported.
+    """Calls `then` with a module now, or as soon as all of it has been imported; the latter by another thread, too.
 
     Args:
         name: The module's.
@@ -23,18 +23,19 @@ def after_import(name: str, then: Callable[[ModuleType], None], during: During =
         during: Makes what surrounds the import, if that is still to come.
     """
     watcher = _AfterImport(name, then, during)
-    # Before it is looked for: another thread may be about to import it.
+    # Before it is looked for, so that a thread that begins to import it in between is seen.
     sys.meta_path.insert(0, watcher)
+    if _is_being_imported(name):
+        # By another thread, perhaps: what that needs of it could not be imported here without locking both out.
+        with suppress(Exception):
+            importlib.import_module(name)
     module = sys.modules.get(name)
-    if module is None:
-        return
-    if getattr(module.__spec__, "_initializing", False):
-        # Another thread is at it, and may have begun without us: to import a part of it now could lock both out.
-        try:
-            module = importlib.import_module(name)
-        except Exception:
-            return
-    watcher.tell(module)
+    if module is not None:
+        watcher.tell(module)
+
+
+def _is_being_imported(name: str) -> bool:
+    return bool(getattr(getattr(sys.modules.get(name), "__spec__", None), "_initializing", False))
 
 
 class _AfterImport(importlib.abc.MetaPathFinder):

@@ -11,8 +11,7 @@ from cotune.sharing.inside.after_import import after_import
 
 SLOW = """
 import threading
-begun, goes_on = threading.Event(), threading.Event()
-begun.set()
+goes_on = threading.Event()
 goes_on.wait(60)
 whole = True
 """
@@ -50,11 +49,13 @@ def test_one_that_another_thread_is_importing_is_waited_for_and_told_once(module
     name, heard = module("being_imported", SLOW), []
     importing = threading.Thread(target=__import__, args=(name,), daemon=True)
     importing.start()
-    while not hasattr(sys.modules.get(name), "goes_on"):
+    while importing.is_alive() and not hasattr(sys.modules.get(name), "goes_on"):
         pass
-    sys.modules[name].begun.wait(60)
+    finders = len(sys.meta_path)
     waiting = threading.Thread(target=after_import, args=(name, lambda module: heard.append(module.whole)), daemon=True)
     waiting.start()
+    while waiting.is_alive() and len(sys.meta_path) == finders:
+        pass
     sys.modules[name].goes_on.set()
     importing.join(60)
     waiting.join(60)
