@@ -143,7 +143,8 @@ def optimize(
         policy=make_policy(policy),
         iteration_timeout=checked_seconds("iteration_timeout", iteration_timeout),
         grants=grants,
-        judged=not isinstance(study.pruner, optuna.pruners.NopPruner),
+        # Of several objectives Optuna judges none before the end.
+        judged=len(study.directions) == 1 and not isinstance(study.pruner, optuna.pruners.NopPruner),
     )
     mps = checked_mps(mps, lanes)
     wanted, seconds = checked_count("n_trials", n_trials, least=0), checked_timeout(timeout)

@@ -136,7 +136,8 @@ class Results(Sequence[TrialResult]):
             failed = self.errors
             why = f"; {failed[0].error.message}" if failed and failed[0].error else ""
             hint = "look at results.errors, and at log.txt and error.txt in each trial's folder"
-            if any(trial.state in (TrialState.WAITING, TrialState.INTERRUPTED) for trial in self.trials) and not failed:
+            unfinished = {TrialState.WAITING, TrialState.INTERRUPTED} & {trial.state for trial in self.trials}
+            if unfinished and not failed:
                 hint = f"none has come to its end: go on with name={self.name!r}, resume=True"
             raise NoResult(f"none of the {len(self.trials)} trials of {self.name!r} has a result{why}", hint=hint)
         sign = 1.0 if self.mode == "min" else -1.0

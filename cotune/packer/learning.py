@@ -66,8 +66,7 @@ class Learning:
             self._company.ran(trial, event.count, event.seconds)
             if not is_first:
                 # The first iteration carries the trial's set-up.
-                usual = partial(self._predictor.usual_pace, trial)
-                device.width.measured(trial.id, event.count, event.seconds, device.iterating, event.time, usual)
+                self._time(trial, device, event.count, event.seconds, event.time)
         self._measured(trial, event)
         if trial.iterations >= PROBE_ITERATIONS or trial.demand is not None:
             self.believe(trial, lane)
@@ -129,8 +128,7 @@ class Learning:
         if trial.iterations == 1:
             # There is no later one to go by, and all of its kind carry their set-up.
             device = lane.device
-            usual = partial(self._predictor.usual_pace, trial)
-            device.width.measured(trial.id, 1, trial.seconds, device.iterating, now, usual)
+            self._time(trial, device, 1, trial.seconds, now)
             self._review(device)
 
     def left(self, lane: Lane, now: float) -> None:
@@ -138,6 +136,11 @@ class Learning:
         lane.is_stalled = lane.is_stalled and bool(lane.residents)
         if not lane.residents and lane.device.active >= lane.device.width.width:
             lane.device.width.changed(now)
+
+    def _time(self, trial: Trial, device: Device, count: int, seconds: float, now: float) -> None:
+        """Tells the device's width how long iterations have taken there."""
+        usual = partial(self._predictor.usual_pace, trial)
+        device.width.measured(trial.id, count, seconds, device.iterating, now, usual)
 
     def _review(self, device: Device) -> None:
         """Whether another width is to be tried: not one whose lanes would come up when all is nearly done."""

@@ -73,7 +73,7 @@ class Prediction:
 
     @property
     def is_rough(self) -> bool:
-        """Whether it was measured more than once or twice, and is at least not off by more than a factor of two."""
+        """Whether it was measured more than once or twice, nearly always within a factor of two of what is expected."""
         return len(self._rows) >= ENOUGH and self._spread < ROUGH
 
     def observe(self, trial: int, features: Mapping[str, float], value: float) -> None:

@@ -71,7 +71,7 @@ class Predictor:
         return hint if hint is not None else model.seconds(trial.features, steps)
 
     def usual_pace(self, trial: Trial) -> float | None:
-        """How long an iteration of trials like it takes, where that is much the same for all that are."""
+        """How long one of its iterations takes by its hyperparameters, where these tell to a factor of two."""
         return self.model(trial).pace(trial.features)
 
     def _predicted(self, trial: Trial) -> Demand | None:

@@ -21,6 +21,11 @@ UNSURE = 32
 Usual = Callable[[], float | None]
 
 
+def alike() -> float:
+    """What an iteration of any trial takes, where trials are not told apart."""
+    return 1.0
+
+
 @dataclass(slots=True)
 class Speed:
     """Iterations of a trial and the time they took, in seconds, under one arrangement."""
@@ -28,7 +33,7 @@ class Speed:
     count: int = 0
     seconds: float = 0.0
     samples: int = 0
-    usual: Usual = lambda: 1.0
+    usual: Usual = alike
 
     def add(self, count: int, seconds: float) -> None:
         self.count += count
@@ -111,7 +116,7 @@ class WidthControl:
         seconds: float,
         active: int,
         now: float = math.inf,
-        usual: Usual = lambda: 1.0,
+        usual: Usual = alike,
     ) -> None:
         """Notes the speed of a trial.
 

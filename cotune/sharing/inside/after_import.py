@@ -30,7 +30,7 @@ def after_import(name: str, then: Callable[[ModuleType], None], during: During =
         with suppress(Exception):
             importlib.import_module(name)
     module = sys.modules.get(name)
-    if module is not None:
+    if module is not None and not _is_being_imported(name):
         watcher.tell(module)
 
 
