@@ -112,7 +112,8 @@ def colocate(
         _private.check()
     options = Options(
         gpus, lanes, max_residents, memory_margin, isolation, policy, patience,
-        checked_priority(priority), checked_slowdown(max_slowdown), judged=type(chosen) is not FIFOScheduler,
+        checked_priority(priority), checked_slowdown(max_slowdown),
+        judged=type(chosen) not in (FIFOScheduler, _colocated(FIFOScheduler)),
     )  # fmt: skip
     return wrap(chosen, options)
 

@@ -12,6 +12,7 @@ pytest.importorskip("ray")
 
 from ray import cloudpickle
 from ray.tune import PlacementGroupFactory
+from ray.tune.schedulers import ASHAScheduler, FIFOScheduler, PopulationBasedTraining
 
 from cotune.errors import InputError
 from cotune.ray_tune import _private, scheduler
@@ -97,6 +98,14 @@ def test_a_trial_that_tune_gives_other_resources_before_it_runs_is_one_for_a_lan
     controller.update_pending_trial_resources({"CPU": 1, "GPU": 2})
     assert not isinstance(controller.trial.placement_group_factory, LaneRequest)
     assert type(controller._actor_manager) is _private.RayActorManager
+
+
+@pytest.mark.parametrize(
+    ("base", "judged"), [(None, False), (FIFOScheduler, False), (ASHAScheduler, True), (PopulationBasedTraining, True)]
+)
+def test_the_brain_is_told_whether_trials_are_judged_by_those_before_them(base, judged):
+    made = base and (base(hyperparam_mutations={"x": [1]}) if base is PopulationBasedTraining else base())
+    assert colocate(colocate(made))._cotune_options.judged == judged
 
 
 def test_what_a_policy_raises_is_not_hidden_by_what_tune_cancels_because_of_it():

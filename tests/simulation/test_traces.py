@@ -101,6 +101,20 @@ def test_pods_of_thousandths_of_a_gpu(tmp_path: Path) -> None:
     assert "without 1 jobs of no GPU or of several, without 1 that took no time or have no end" in workload.note
 
 
+def test_jobs_that_ask_for_gpus_by_worker_and_thousandths_without_a_number(tmp_path: Path) -> None:
+    text = (
+        "job_name,gpu_model,cpu_request,gpu_request,worker_num,submit_time,duration\n"
+        "a,A10,20,1,1,0,100\n"
+        "many,A100,15,1,94,50,100\n"
+        "cpu,A100,15,0,2,50,100\n"
+    )
+    workload = from_csv(table(tmp_path, text))
+    assert len(workload.jobs) == 1
+    assert "without 2 jobs of no GPU or of several" in workload.note
+    part = from_csv(table(tmp_path, "name,gpu_milli,duration\na,460,100\nnone,0,100\n"))
+    assert [job.busy for job in part.jobs] == [0.46]
+
+
 def test_lengths_of_time_as_pandas_writes_them(tmp_path: Path) -> None:
     rows = "0,0 days 00:04:22.5,COMPLETE\n1,2 days,PRUNED\n2,1:00:00,FAIL\n3,,RUNNING\n"
     workload = from_csv(table(tmp_path, "number,duration,state\n" + rows))
