@@ -60,6 +60,9 @@ class KeptDevice:
         self._make_room = make_room
         self._start = start
         self._seen: tuple[Trial, Device, int, int, tuple[int, int]] | None = None
+        # For whom which device is kept, and by when there must be room: infinite as long as nobody can tell.
+        self._kept: tuple[Trial, Device] | None = None
+        self._until = math.inf
 
     def take(self) -> None:
         """Starts the trial that the device is kept free for, if it fits there by now; or makes room there."""
@@ -89,6 +92,8 @@ class KeptDevice:
         seen, self._seen = self._seen, (trial, device, len(self._line), device.seats, self._fitting.holes(device))
         if self._seen == seen:
             return
+        if self._kept != (trial, device):
+            self._kept, self._until = (trial, device), math.inf
         passed: dict[Shape, Mark] = {}
         for _ in range(LOOK):
             most = self._fitting.holes(device)[1]
@@ -113,10 +118,10 @@ class KeptDevice:
     def _is_in_the_way(self, found: Trial, place: Place, trial: Trial) -> bool:
         """Whether whom the device is kept for would wait too long for one that started there now."""
         device, now = place.device, self._ledger.now
-        if math.isinf(self._reservation.until):
+        if math.isinf(self._until):
             alone = self._forecast.outlook(trial, device).seconds
-            self._reservation.until = now + DELAY * alone if alone > 0 else math.inf
+            self._until = now + DELAY * alone if alone > 0 else math.inf
         coming = self._forecast.outlook(trial, device, found)
-        if not 0 < coming.seconds < math.inf or now + coming.seconds > self._reservation.until:
+        if not 0 < coming.seconds < math.inf or now + coming.seconds > self._until:
             return True
         return place.quota > coming.spare and self._forecast.seconds(found, device) > coming.seconds

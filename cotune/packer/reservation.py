@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from heapq import nlargest
 from itertools import takewhile
 
@@ -30,12 +29,10 @@ class Reservation:
 
     Attributes:
         device: The one that is kept free; None if none is.
-        until: By when its trial is to have it; infinite as long as nobody knows when there will be room.
     """
 
     def __init__(self, patience: int, ledger: Ledger, line: Line, fitting: Fitting, forecast: Forecast) -> None:
         self.device: Device | None = None
-        self.until = math.inf
         self._patience = patience
         self._ledger = ledger
         self._line = line
@@ -109,6 +106,6 @@ class Reservation:
             able = [device for device in able if device.capacity == largest]
         roomiest = nlargest(ROOMIEST, able, key=lambda device: device.free)
         device = min(roomiest, key=lambda device: self._forecast.outlook(trial, device).seconds)
-        self.device, device.reserved_for, self.until = device, trial, math.inf
+        self.device, device.reserved_for = device, trial
         self._ledger.touch(device)
         return True
