@@ -476,6 +476,20 @@ def test_a_hook_for_errors_that_is_none_does_not_keep_the_next_from_beginning(ru
     assert [(str(trial.state), trial.attempts) for trial in results] == [("done", 1)] * 4
 
 
+@pytest.mark.parametrize("residents", [1, 2])
+def test_a_stream_that_a_trial_has_deleted_is_there_again_for_the_next(run, residents):
+    def train(config):
+        print("printed")
+        cotune.report({"loss": 0.0})
+        del sys.stdout, sys.stderr
+        for _ in range(3):
+            cotune.report({"loss": 0.0})
+
+    results = run(train, {"x": 1}, trials=4, lanes=1, residents=residents)
+    assert [(str(trial.state), trial.attempts) for trial in results] == [("done", 1)] * 4
+    assert all((trial.folder / "log.txt").read_text() == "printed\n" for trial in results)
+
+
 def test_a_lane_that_has_left_its_process_group_can_be_killed(run):
     def train(config):
         if cotune.trial_id() == 0:

@@ -113,7 +113,7 @@ class Context:
         self._interpreter = Interpreter.now()
         self._mask = os.umask(self._home_mask)
         self._libraries.leave()
-        self._streams = sys.stdout, sys.stderr
+        self._streams = _streams()
         _left = self if here is not None else None
 
     def torch_loaded(self) -> None:
@@ -155,9 +155,14 @@ class Home:
         self.filters = list(warnings.filters)
         self.start_method = _processes._actual_context
         self.interpreter = Interpreter.now()
-        streams = sys.stdout, sys.stderr
+        streams = _streams()
         self.streams: Callable[[], tuple[Any, Any]] = lambda: streams
         self.mask = current_umask()
+
+
+def _streams() -> tuple[Any, Any]:
+    """What is printed to; None in place of one that a trial has deleted."""
+    return getattr(sys, "stdout", None), getattr(sys, "stderr", None)
 
 
 def _directory() -> str | None:

@@ -118,6 +118,7 @@ class ForkedHost(Host):
             self.adopt(trial)
             threading.stack_size(0)
             self.let_begin()
+            self.output.put_back()
             try:
                 threading.Thread(target=trial.run, name=f"trial-{trial.trial}", daemon=True).start()
             except RuntimeError as error:

@@ -59,8 +59,16 @@ class LaneOutput:
         )
         return out, err
 
+    @staticmethod
+    def put_back() -> None:
+        """Has a stream that a trial has deleted be None, without which Python starts no thread."""
+        for name in ("stdout", "stderr"):
+            if not hasattr(sys, name):
+                setattr(sys, name, None)
+
     def redirect(self, log: int) -> None:
         """Sends what is printed, also by subprocesses and C code, to a trial's log; -1 for the lane's own."""
+        self.put_back()
         for stream in (sys.stdout, sys.stderr):
             # Ours write through; a trial may have put others in their place.
             with contextlib.suppress(Exception):

@@ -312,9 +312,11 @@ class TrialSession(ResidentTrial):
 
 
 def _is_number(value: object) -> bool:
-    if isinstance(value, (int, float)):
-        return not isinstance(value, bool)
-    return hasattr(value, "item") and math.prod(getattr(value, "shape", ())) == 1
+    if isinstance(value, bool):
+        return False
+    if hasattr(value, "item"):
+        return math.prod(getattr(value, "shape", ())) == 1
+    return hasattr(type(value), "__float__")
 
 
 def _forget(error: BaseException) -> None:
