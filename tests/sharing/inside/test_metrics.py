@@ -1,8 +1,8 @@
 """What a trainable may report, and how it is written down."""
 
 import decimal
-import fractions
 import enum
+import fractions
 import json
 import math
 
