@@ -11,6 +11,7 @@ import secrets
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
+from numbers import Real
 from typing import Any, TypeVar
 
 import numpy as np
@@ -119,7 +120,7 @@ def checked_seconds(what: str, value: Any) -> float | None:
     if value is None:
         return None
     seconds = value.total_seconds() if isinstance(value, timedelta) else value
-    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 < seconds < float("inf"):
+    if isinstance(seconds, bool) or not isinstance(seconds, Real) or not 0 < float(seconds) < math.inf:
         raise InputError(f"{what}={value!r} is not a time", hint=f"give seconds or a timedelta, such as {what}=3600")
     return float(seconds)
 

@@ -180,6 +180,10 @@ def run(
     refuse_at_import("run")
     kind = check_trainable(trainable)
     tree = Space(space)
+    sampler = checked_choice("sampler", sampler, SAMPLERS)
+    pruner = checked_choice("pruner", pruner, PRUNERS)
+    # Optuna is not to be imported for its name yet.
+    pruner = None if pruner == "none" or type(pruner).__name__ == "NopPruner" else pruner
     options = PackerOptions(
         width=checked_count("lanes", lanes),
         residents=checked_residents(residents, reuse),
@@ -187,7 +191,7 @@ def run(
         policy=make_policy(policy),
         max_failures=checked_count("max_failures", max_failures, least=0) or 0,
         grants=grants and not lockstep,
-        judged=pruner not in (None, "none"),
+        judged=pruner is not None,
         max_slowdown=checked_slowdown(max_slowdown),
         iteration_timeout=checked_seconds("iteration_timeout", iteration_timeout),
     )
@@ -196,9 +200,6 @@ def run(
     check_goal(metric, mode)
     rule = checked_stop(stop)
     check_run_name(name)
-    sampler = checked_choice("sampler", sampler, SAMPLERS)
-    pruner = checked_choice("pruner", pruner, PRUNERS)
-    pruner = None if pruner == "none" else pruner
     callbacks = tuple(callbacks) if isinstance(callbacks, Iterable) else callbacks
     check_callbacks(callbacks, "trial")
     for flag, value in (("grants", grants), ("resume", resume), ("lockstep", lockstep)):

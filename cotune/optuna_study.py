@@ -191,6 +191,8 @@ def optimize(
         _serve(study, search, sweep)
 
 
+# At the third signal the driver's loop is left to itself: a policy of the user's may never return.
+LAST = 3
 _logger = optuna.logging.get_logger("optuna.study.cotune")
 
 
@@ -211,7 +213,7 @@ def _serve(study: optuna.Study, search: StudySearch, sweep: Sweep) -> None:
     serving = threading.Event()
     study._stop_flag = False
     study._thread_local.in_optimize_loop = True
-    with _interrupts(sweep, serving):
+    with _interrupts(sweep, serving) as received:
         try:
             serving.set()
             loop.start()
@@ -224,7 +226,8 @@ def _serve(study: optuna.Study, search: StudySearch, sweep: Sweep) -> None:
             # Twice is at once; after the end of the loop it changes nothing.
             sweep.interrupt()
             sweep.interrupt()
-            loop.join()
+            while loop.is_alive() and len(received) < LAST:
+                loop.join(0.1)
             search.give_up(failure)
             study._thread_local.in_optimize_loop = False
             study._storage.remove_session()
@@ -240,8 +243,8 @@ def _loop(sweep: Sweep, search: StudySearch) -> None:
 
 
 @contextlib.contextmanager
-def _interrupts(sweep: Sweep, serving: threading.Event) -> Iterator[None]:
-    """Ctrl-C and SIGTERM end the sweep in order, then do what they would have done.
+def _interrupts(sweep: Sweep, serving: threading.Event) -> Iterator[list[int]]:
+    """Ctrl-C and SIGTERM end the sweep in order, then do what they would have done; gives those that have come.
 
     The second time, whatever runs on this thread is broken off, unless it is the tidying up.
     """
@@ -255,7 +258,7 @@ def _interrupts(sweep: Sweep, serving: threading.Event) -> Iterator[None]:
 
     try:
         with handled_by(receive):
-            yield
+            yield received
     finally:
         if received and sys.exc_info()[0] is None:
             signal.raise_signal(received[0])

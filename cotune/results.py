@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, SupportsIndex, overload
 
 from cotune.accuracy import LEAST_BYTES, LEAST_SECONDS, Accuracy
 from cotune.accuracy import lines as accuracy_lines
@@ -94,6 +94,11 @@ class TrialResult:
             merged.update(json.loads(line)["metrics"])
         return merged
 
+    def last(self, name: str) -> Any:
+        """The last value of one metric; None if it was never reported. Of a long history only the end is read."""
+        metrics = (json.loads(line)["metrics"] for line in reversed(self._lines))
+        return next((found[name] for found in metrics if name in found), None)
+
     @property
     def checkpoint(self) -> Path | None:
         """The directory of its last checkpoint."""
@@ -129,19 +134,23 @@ class Results(Sequence[TrialResult]):
         Raises:
             NoResult: No trial is done or stopped.
         """
-        finished = [t for t in self.trials if t.state is TrialState.DONE and self.metric in t.metrics]
-        # A pruner may stop every trial of a short run: the best of those is still an answer.
-        candidates = finished or [t for t in self.trials if t.state is TrialState.STOPPED and self.metric in t.metrics]
-        if not candidates:
-            failed = self.errors
-            why = f"; {failed[0].error.message}" if failed and failed[0].error else ""
-            hint = "look at results.errors, and at log.txt and error.txt in each trial's folder"
-            unfinished = {TrialState.WAITING, TrialState.INTERRUPTED} & {trial.state for trial in self.trials}
-            if unfinished and not failed:
-                hint = f"none has come to its end: go on with name={self.name!r}, resume=True"
-            raise NoResult(f"none of the {len(self.trials)} trials of {self.name!r} has a result{why}", hint=hint)
         sign = 1.0 if self.mode == "min" else -1.0
-        return min(candidates, key=lambda trial: sign * float(trial.metrics[self.metric]))
+        # A pruner may stop every trial of a short run: the best of those is still an answer.
+        for state in (TrialState.DONE, TrialState.STOPPED):
+            ended = [(t.last(self.metric), t) for t in self.trials if t.state is state]
+            found = [(sign * float(value), place) for place, (value, _) in enumerate(ended) if value is not None]
+            if found:
+                return ended[min(found)[1]][1]
+        raise self._no_result()
+
+    def _no_result(self) -> NoResult:
+        failed = self.errors
+        why = f"; {failed[0].error.message}" if failed and failed[0].error else ""
+        hint = "look at results.errors, and at log.txt and error.txt in each trial's folder"
+        unfinished = {TrialState.WAITING, TrialState.INTERRUPTED} & {trial.state for trial in self.trials}
+        if unfinished and not failed:
+            hint = f"none has come to its end: go on with name={self.name!r}, resume=True"
+        return NoResult(f"none of the {len(self.trials)} trials of {self.name!r} has a result{why}", hint=hint)
 
     @property
     def errors(self) -> list[TrialResult]:
@@ -189,7 +198,13 @@ class Results(Sequence[TrialResult]):
     def __len__(self) -> int:
         return len(self.trials)
 
-    def __getitem__(self, index: Any) -> Any:
+    @overload
+    def __getitem__(self, index: SupportsIndex) -> TrialResult: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> tuple[TrialResult, ...]: ...
+
+    def __getitem__(self, index: SupportsIndex | slice) -> TrialResult | tuple[TrialResult, ...]:
         return self.trials[index]
 
     def __iter__(self) -> Iterator[TrialResult]:

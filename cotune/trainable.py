@@ -15,6 +15,8 @@ from cotune import session
 from cotune.errors import InputError
 
 CHECKPOINT_EVERY = 5.0
+# What a step class may have, and how many arguments that is called with.
+_STEP_METHODS = {"setup": 1, "step": 0, "save": 1, "load": 1, "rehearse": 1, "cleanup": 0}
 _OURS = os.path.dirname(__file__) + os.sep
 
 
@@ -27,7 +29,7 @@ def check_trainable(trainable: Any) -> str:
     if isinstance(trainable, type):
         hint = (
             "a step class has setup(self, config) and step(self) -> metrics, and may have save(self, path), "
-            "load(self, path) and rehearse(self, config)"
+            "load(self, path), rehearse(self, config) and cleanup(self), called at its end"
         )
         if not all(callable(getattr(trainable, name, None)) for name in ("setup", "step")):
             raise InputError(f"class {trainable.__name__} has no setup() and step()", hint=hint)
@@ -42,10 +44,16 @@ def check_trainable(trainable: Any) -> str:
                 f"class {trainable.__name__}{inspect.signature(trainable)} cannot be made without arguments",
                 hint="the config is passed to setup(self, config)",
             )
-        for name in ("save", "load", "rehearse"):
+        for name, count in _STEP_METHODS.items():
             value = getattr(trainable, name, None)
             if value is not None and not callable(value):
                 raise InputError(f"{trainable.__name__}.{name} is {value!r}, which is no method", hint=hint)
+            is_bound = isinstance(inspect.getattr_static(trainable, name, None), (staticmethod, classmethod))
+            if value is not None and not takes(value, count if is_bound else count + 1):
+                told = "no argument" if count == 0 else "one argument"
+                raise InputError(
+                    f"{trainable.__name__}.{name}{inspect.signature(value)} cannot be called with {told}", hint=hint
+                )
         return trainable.__name__
     if not callable(trainable):
         raise InputError(f"trainable={trainable!r} cannot be called", hint="pass a function of the config")

@@ -167,7 +167,7 @@ def test_a_stale_trial_is_failed_and_retried_and_ours_have_a_heartbeat(optimize,
 # No `if __name__ == "__main__"`, on purpose.
 SCRIPT = """
 import os, sys, time
-import optuna, cotune
+import optuna, cotune, cotune.packer.policies
 
 class Unlucky(Exception):
     pass
@@ -193,9 +193,18 @@ def objective(trial):
         time.sleep(0.01)
     return x
 
+class Policy(cotune.packer.policies.Fifo):
+    def key(self, waiting):
+        if how == "stuck" and waiting.trial == 1:
+            with open(f"{folder}/running", "w") as pipe:
+                pipe.write(f"{os.getpid()}\\n")
+            while True:
+                time.sleep(0.1)
+        return super().key(waiting)
+
 cotune.optimize(
     study, objective, n_trials=8, catch=[Unlucky], devices=["cpu:0@2GiB"], lanes=2, storage=folder + "/runs",
-    dashboard=False,
+    dashboard=False, policy=Policy(),
 )
 print("done")
 """
@@ -279,6 +288,18 @@ def test_ctrl_c_twice_ends_at_once_whatever_runs(drive, wait_gone):
     assert "KeyboardInterrupt" in err
     wait_gone(lanes)
     assert set(states(driver.study)) == {"FAIL"}
+
+
+def test_ctrl_c_three_times_ends_it_even_within_a_policy_that_never_returns(drive):
+    driver = drive("stuck")
+    driver.lanes(1)
+    until = time.monotonic() + 30
+    while driver.process.poll() is None and time.monotonic() < until:
+        driver.process.send_signal(signal.SIGINT)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            driver.process.wait(0.5)
+    assert driver.process.poll() is not None
+    assert "KeyboardInterrupt" in driver.process.stderr.read()
 
 
 def test_a_killed_driver_takes_its_lanes_along_and_the_study_can_go_on(drive, tmp_path, wait_gone):

@@ -88,10 +88,17 @@ def test_a_policy_that_preempts_gives_the_latest_all_turns(run, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("pruner", "judged"), [(None, False), ("none", False), ("median", True), ("asha-promote", True)]
+    ("pruner", "judged"),
+    [
+        pytest.param(None, False, id="no pruner"),
+        pytest.param("none", False, id="none"),
+        pytest.param(optuna.pruners.NopPruner(), False, id="NopPruner"),
+        pytest.param("median", True, id="median"),
+        pytest.param("asha-promote", True, id="asha-promote"),
+    ],
 )
 def test_a_policy_is_told_whether_trials_are_judged_by_those_before_them(run, pruner, judged):
-    policy = Fifo()
+    policy = type("Own", (Fifo,), {})()
     run(quadratic, {"x": 1.0}, trials=1, pruner=pruner, policy=policy)
     assert policy.judged == judged
 
@@ -223,6 +230,27 @@ def test_a_trial_knows_where_it_is(run):
     assert [trial.metrics["trial"] for trial in results] == [0, 1, 2, 3]
     assert [trial.metrics["built"] for trial in results] == [1, 2, 3, 4]
     assert len({trial.metrics["pid"] for trial in results}) == 1
+
+
+def test_what_lane_mates_share_is_built_once_also_if_that_takes_iterations(run, tmp_path):
+    def train(config):
+        import torch
+
+        def build():
+            (tmp_path / str(cotune.trial_id())).touch()
+            weight = torch.nn.Parameter(torch.zeros(1))
+            weight.grad = torch.zeros(1)
+            teacher, until = torch.optim.SGD([weight]), time.monotonic() + 0.3
+            while time.monotonic() < until:
+                teacher.step()
+            return object()
+
+        cotune.report({"loss": 0.0})
+        return float(id(cotune.shared("teacher", build)))
+
+    results = run(train, {"x": 1}, trials=2, lanes=1, residents=2)
+    assert len({trial.metrics["loss"] for trial in results}) == 1
+    assert len(list(tmp_path.glob("[01]"))) == 1
 
 
 def test_nested_and_constant_parts_of_the_space_reach_the_trainable(run):
@@ -658,6 +686,14 @@ def test_a_priority_that_is_no_number_ends_the_run_by_name(run, priority):
     with pytest.raises(cotune.InputError, match="priority=") as raised:
         run(quadratic, {"x": 1.0}, trials=1, priority=priority)
     assert raised.value.hint
+
+
+def test_a_priority_that_fails_for_one_config_fails_its_trial_alone(run):
+    space = {"x": cotune.choice(range(6))}
+    found = run(quadratic, space, sampler="grid", seed=1, lanes=1, lockstep=True, priority=lambda c: 1 / (c["x"] - 3))
+    assert [(trial.config["x"], str(trial.state)) for trial in found.errors] == [(3, "failed")]
+    assert "ZeroDivisionError" in found.errors[0].error.message
+    assert len(found) == 6
 
 
 @pytest.mark.parametrize("wrong", ["all", 0, 2.5, True, 10**400, lambda config: -1, lambda config: config["y"]])

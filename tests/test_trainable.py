@@ -130,6 +130,26 @@ def test_a_class_whose_optional_part_is_no_method_is_refused(name):
         check_trainable(type("Odd", (Steps,), {name: 5}))
 
 
+@pytest.mark.parametrize(
+    ("name", "method", "said"),
+    [
+        ("setup", lambda self: None, "setup(self) cannot be called with one argument"),
+        ("step", lambda self, batch: None, "step(self, batch) cannot be called with no argument"),
+        ("cleanup", lambda self, path: None, "cleanup(self, path) cannot be called with no argument"),
+        ("load", staticmethod(lambda: None), "load() cannot be called with one argument"),
+    ],
+    ids=["setup", "step", "cleanup", "static"],
+)
+def test_a_class_whose_methods_take_other_arguments_is_refused(name, method, said):
+    with pytest.raises(InputError) as refused:
+        check_trainable(type("Odd", (Steps,), {name: method}))
+    assert said in refused.value.message
+
+
+def test_a_class_may_have_static_methods():
+    assert check_trainable(type("Odd", (Steps,), {"load": staticmethod(lambda path: None)})) == "Odd"
+
+
 def test_a_function_is_called_with_the_config_and_gives_what_it_returns():
     assert call(train, {"x": 5}) == 5
 

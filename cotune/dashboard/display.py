@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from cotune.dashboard.snapshot import RunningView, Snapshot
-from cotune.dashboard.views import View
+from cotune.dashboard.views import Silent, View
 from cotune.packer import Packer
 from cotune.record import Records
 
@@ -29,6 +29,8 @@ class Display:
     def __init__(self, view: View, metric: str, trials: int | None, records: Records, packer: Packer) -> None:
         self.note = ""
         self._view = view
+        # On a thousand devices, why the first trial waits takes long to say.
+        self._is_seen = not isinstance(view, Silent)
         self._metric = metric or "value"
         self._trials = trials
         self._records = records
@@ -39,13 +41,14 @@ class Display:
     def show(self) -> None:
         """Shows it, if it is time to."""
         now = time.monotonic()
-        if now >= self._due:
+        if self._is_seen and now >= self._due:
             self._due = now + SHOW_EVERY
             self._view.update(self.snapshot())
 
     def close(self) -> None:
         """Shows the last state."""
-        self._view.close(self.snapshot())
+        if self._is_seen:
+            self._view.close(self.snapshot())
 
     def snapshot(self) -> Snapshot:
         """The run as it stands."""

@@ -63,7 +63,7 @@ class PlainLines(View):
 
     def update(self, snapshot: Snapshot) -> None:
         now, is_new = snapshot.seconds, (snapshot.finished, snapshot.note) != self._last
-        if snapshot.running or not snapshot.packer.waiting:
+        if snapshot.running or not snapshot.packer.first:
             self._ran, self._is_stuck = now, False
         since = now - self._said
         if not self._is_stuck and now >= self._ran + STUCK_AFTER:
@@ -167,15 +167,16 @@ def table(snapshot: Snapshot, width: int = 80, height: int = 24) -> RenderableTy
     lines: list[RenderableType] = [Text(headline(snapshot), overflow="fold"), grid]
     if hidden:
         lines.append(Text(f"  and {hidden} more", style="dim"))
-    if snapshot.packer.waiting:
+    if snapshot.packer.first:
         lines.append(Text(_waiting(snapshot), style="dim", overflow="ellipsis", no_wrap=True))
     return Group(*lines)
 
 
 def _waiting(snapshot: Snapshot) -> str:
     """How many trials wait, and why the first of them does."""
-    first = snapshot.packer.waiting[0]
-    return f"{snapshot.packer.waiting_count} waiting; trial {first.trial}: {first.reason}"
+    first = snapshot.packer.first
+    assert first is not None
+    return f"{snapshot.packer.waiting} waiting; trial {first.trial}: {first.reason}"
 
 
 def _progress(view: RunningView) -> str:

@@ -55,7 +55,7 @@ from cotune.search.proposer import (
     Suggestion,
     Verdict,
 )
-from cotune.trial import Estimated, Question, Report, TrialSpec, TrialState
+from cotune.trial import Estimated, Outcome, Question, Report, TrialSpec, TrialState
 
 SWITCH_INTERVAL = 0.0003
 
@@ -168,7 +168,7 @@ class Sweep:
                 self._expectations.learn_widths(self._packer.proven_widths())
 
     def _loop(self) -> None:
-        for found in self._engine.start():
+        for found in self._engine.start(lambda: self._signals > 0 or self._is_late()):
             self._feed(found)
         for record in self._records.unfinished():
             self._add(record)
@@ -306,7 +306,15 @@ class Sweep:
             record = self._records[trial]
             now, features = self._engine.now(), self._expectations.features(record)
             options, config = self._options, record.config
-            priority, max_steps = options.priority(config), options.max_steps(config)
+            try:
+                priority, max_steps = options.priority(config), options.max_steps(config)
+            except errors.InputError as error:
+                if not self._records.first_start:
+                    raise
+                # It is wrong for this config, not as such.
+                reason = f"{error.message}\n  hint: {error.hint}"
+                self._conclusions.reach(ConcludeTrial(trial, Outcome.FAILED, "InputError", reason))
+                continue
             expected, seconds = self._expectations.about(record)
             held, kind = trial in self._resting, options.kind
             self._feed(
@@ -338,15 +346,18 @@ class Sweep:
     # ---- the end
 
     def _check_end(self) -> None:
-        budget = self._options.time_budget
         if self._signals > 1:
             raise KeyboardInterrupt
         if self.interrupted:
             return
         if self._signals:
             self._drain("interrupted: running trials stop at their next iteration; press again to end at once")
-        elif budget is not None and time.monotonic() - self._began >= budget:
+        elif self._is_late():
             self._drain("the time budget is used up")
+
+    def _is_late(self) -> bool:
+        budget = self._options.time_budget
+        return budget is not None and time.monotonic() - self._began >= budget
 
     def _drain(self, note: str) -> None:
         self.interrupted, self.display.note = True, note

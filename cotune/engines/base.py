@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from cotune.packer import DeviceFound, Event, Instruction
@@ -27,8 +27,8 @@ class Engine(ABC):
     uses_gpus = False
 
     @abstractmethod
-    def start(self) -> list[DeviceFound]:
-        """Begins, and gives the devices it has."""
+    def start(self, is_over: Callable[[], bool] = lambda: False) -> list[DeviceFound]:
+        """Begins, and gives the devices it has; none if it has to wait for the first, and all is over meanwhile."""
 
     @abstractmethod
     def execute(self, instruction: Instruction, spec: TrialSpec | None = None) -> None:

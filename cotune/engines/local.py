@@ -10,7 +10,7 @@ import contextlib
 import errno
 import selectors
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -82,7 +82,7 @@ class LocalEngine(Engine):
         )
         self._spawn_zygote()
 
-    def start(self) -> list[ev.DeviceFound]:
+    def start(self, is_over: Callable[[], bool] = lambda: False) -> list[ev.DeviceFound]:
         self._devices.watch(self._options.mps)
         return [
             ev.DeviceFound(self.now(), info.name, info.capacity, info.context, info.max_width)

@@ -15,7 +15,7 @@ import os
 import queue
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
@@ -68,7 +68,7 @@ class RayEngine(Engine):
         self._roster = Roster(self._ray, gpus, packed, folder, options, self._listen)
         self.uses_gpus = self._roster.on_gpus
 
-    def start(self) -> list[ev.DeviceFound]:
+    def start(self, is_over: Callable[[], bool] = lambda: False) -> list[ev.DeviceFound]:
         """Begins with the devices that are there within a moment; others come as events.
 
         Where more GPUs were asked for than there are, the first one is waited for as long as it takes.
@@ -83,6 +83,8 @@ class RayEngine(Engine):
         join_within = SET_UP_WITHIN if roster.sets_up else JOIN_WITHIN
         began = time.monotonic()
         while len(roster.by_device) < len(roster.members) or not found:
+            if is_over():
+                return found
             roster.look()
             now = time.monotonic()
             if not found and roster.gpus_missing():

@@ -59,14 +59,16 @@ class KeptDevice:
         self._reservation = reservation
         self._make_room = make_room
         self._start = start
-        self._seen: tuple[Trial, Device, int, int, tuple[int, int]] | None = None
-        # For whom which device is kept, and by when there must be room: infinite as long as nobody can tell.
-        self._kept: tuple[Trial, Device] | None = None
+        self._seen: tuple[int, int, tuple[int, int]] | None = None
+        # For whom which device was kept when last looked; by when there must be room, infinite while nobody can tell.
+        self._kept: tuple[Trial | None, Device | None] = (None, None)
         self._until = math.inf
 
     def take(self) -> None:
         """Starts the trial that the device is kept free for, if it fits there by now; or makes room there."""
         device, trial = self._reservation.device, self._reservation.trial
+        if self._kept != (trial, device):
+            self._kept, self._until, self._seen = (trial, device), math.inf, None
         if device is None or trial is None:
             return
         trial.exclusive = self._policy.exclusive(self._line.view(trial))
@@ -89,11 +91,9 @@ class KeptDevice:
         if device is None or trial is None or device not in self._ledger.stirred:
             return
         # Most that happens there is progress, which makes no room.
-        seen, self._seen = self._seen, (trial, device, len(self._line), device.seats, self._fitting.holes(device))
+        seen, self._seen = self._seen, (len(self._line), device.seats, self._fitting.holes(device))
         if self._seen == seen:
             return
-        if self._kept != (trial, device):
-            self._kept, self._until = (trial, device), math.inf
         passed: dict[Shape, Mark] = {}
         for _ in range(LOOK):
             most = self._fitting.holes(device)[1]

@@ -35,9 +35,6 @@ from cotune.packer.turn_rules import TurnRules
 from cotune.packer.width import WidthControl
 from cotune.trial import Outcome
 
-# Of the line, in a snapshot.
-SHOWN = 8
-
 
 class Packer:
     """Decides, as its `options` say, which trial runs where, in which lane, with which quota, and what if it fails."""
@@ -173,7 +170,7 @@ class Packer:
         return "it is held" if state.held else self._reasons.why(state)
 
     def snapshot(self) -> PackerView:
-        """The state as of now; of those that wait the first few, with why."""
+        """The state as of now."""
         devices = tuple(
             DeviceView(
                 device.name,
@@ -187,8 +184,9 @@ class Packer:
             )
             for device in self._ledger.devices.values()
         )
-        waiting = tuple(WaitingView(trial.id, self._reasons.why(trial)) for trial in self._line.first(SHOWN))
-        return PackerView(devices, waiting, len(self._line))
+        head = self._line.head()
+        first = WaitingView(head.id, self._reasons.why(head)) if head is not None else None
+        return PackerView(devices, first, len(self._line))
 
     # ---- devices
 

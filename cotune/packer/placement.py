@@ -256,7 +256,7 @@ class Placement:
         left = self._predictor.seconds_left(trial) if trial.attempts == 1 else None
         self._line.leave(trial, started=True)
         self._reservation.lift(trial)
-        trial.overtaken = 0
+        trial.overtaken, trial.promised = 0, None
         trial.had_all = lane.asked >= device.capacity and lane.is_empty and not lane.residue
         trial.lane = lane
         lane.least = 0

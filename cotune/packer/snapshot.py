@@ -53,10 +53,10 @@ class PackerView:
     """All of it.
 
     Attributes:
-        waiting: The first in line.
-        waiting_count: How many there are.
+        first: Who is first in line.
+        waiting: How many wait.
     """
 
     devices: tuple[DeviceView, ...]
-    waiting: tuple[WaitingView, ...]
-    waiting_count: int
+    first: WaitingView | None
+    waiting: int

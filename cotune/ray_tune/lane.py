@@ -14,6 +14,7 @@ import os
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -274,6 +275,17 @@ class Lane:
         gc.freeze()
 
     def _run(self, attempt: Attempt) -> None:
+        """The body of a trial's thread."""
+        try:
+            self._perform(attempt)
+        except BaseException:
+            # Its first call would be waited for for ever: a dead lane's trials go on elsewhere.
+            try:
+                traceback.print_exc()
+            finally:
+                os._exit(1)
+
+    def _perform(self, attempt: Attempt) -> None:
         self._opened.wait()
         assert self._host is not None
         self._host.memory.cap()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 from abc import ABC, abstractmethod
 from collections import deque
@@ -11,6 +12,10 @@ from typing import Any, Protocol
 
 from cotune.errors import CotuneError
 from cotune.trial import Question, TrialState
+
+# So many reports and questions go before a trial that is asked for, or one whose reports are slow to store keeps others
+# from beginning.
+PATIENCE = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +105,8 @@ class Proposer(ABC):
         self._answers: deque[Answer] = deque()
         self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._wanted = 0
+        # What went before the trial that is asked for next.
+        self._passed = 0
         self._dropping = False
 
     def ask(self, count: int) -> None:
@@ -164,13 +171,18 @@ class Proposer(ABC):
             patience: Seconds to wait for something to do.
             idle: What to do if there was nothing.
         """
-        try:
-            # Whoever waits for an answer goes before a trial that is not there yet.
-            return self._commands.get_nowait() if self._wanted else self._commands.get(timeout=patience)
-        except queue.Empty:
-            if not self._wanted:
+        if not self._wanted:
+            try:
+                return self._commands.get(timeout=patience)
+            except queue.Empty:
                 return idle
-        self._wanted -= 1
+        # Whoever waits for an answer goes before a trial that is not there yet.
+        if self._passed < PATIENCE:
+            with contextlib.suppress(queue.Empty):
+                command = self._commands.get_nowait()
+                self._passed += 1
+                return command
+        self._wanted, self._passed = self._wanted - 1, 0
         return self._ask
 
     def _want(self, count: int) -> None:

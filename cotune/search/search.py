@@ -138,8 +138,9 @@ class Search(Proposer):
         values: Sequence[tuple[int, float]],
         error: CotuneError | None,
     ) -> None:
-        # Unless they were passed on one by one. Of one that has failed Optuna would make nothing.
-        passed = [] if self.judges or state is TrialState.FAILED else list(values)
+        # Unless Optuna has judged them, one by one. Of one that has failed it would make nothing.
+        is_judged = self.judges and self._rungs is None
+        passed = [] if is_judged or state is TrialState.FAILED else list(values)
         self._commands.put(lambda: self._tell(trial, state, value, passed))
 
     def question(self, question: Question) -> None:
@@ -193,14 +194,15 @@ class Search(Proposer):
         if self._attempts.get(number) != attempt:
             self._attempts[number] = attempt
             take_back(trial, step)
-        if not math.isnan(value):
-            self._store(trial, step, value)
         if self._rungs is not None:
             waits, promoted = self._rungs.report(number, step, value)
             for other in promoted:
                 self._answer(Promotion(other))
             self._answer(Verdict(number, attempt, stop=False, wait=waits))
-        elif self.judges:
+            return
+        if not math.isnan(value):
+            self._store(trial, step, value)
+        if self.judges:
             self._answer(Verdict(number, attempt, not math.isnan(value) and bool(trial.should_prune())))
 
     def _settle(self) -> None:

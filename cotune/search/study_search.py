@@ -28,7 +28,7 @@ from cotune.search.telling import settle, take_back, tell
 from cotune.trial import Question, TrialState
 
 # Reports on their way to the storage before trials wait for it.
-BACKLOG = 256
+BACKLOG = 16
 # The objective raised nothing that could be caught: these fail their trial alone.
 _ALONE = (TrialTooLarge, LaneDied, TrialOverdue)
 

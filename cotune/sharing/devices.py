@@ -68,6 +68,8 @@ def find_devices(
     Raises:
         DeviceError: One that was asked for is not there, or the request makes no sense.
     """
+    # A number or an array of numpy's.
+    gpus = getattr(gpus, "tolist", lambda: gpus)()
     if gpus is not None and devices is not None:
         raise DeviceError(
             f"both gpus={gpus!r} and devices={list(devices)!r} were given",

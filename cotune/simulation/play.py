@@ -123,8 +123,8 @@ class _Player:
         while self._packer.unfinished or self._next < len(self._jobs) or self._coming:
             happened = self._engine.poll(float("inf"))
             if not happened:
-                stuck = self._packer.snapshot().waiting[:1]
-                why = stuck[0].reason if stuck else "nothing happens any more"
+                stuck = self._packer.snapshot().first
+                why = stuck.reason if stuck else "nothing happens any more"
                 raise RunError(
                     f"{self._packer.unfinished} trials never end: {why}",
                     hint="this is a fault of the brain, or of the policy: report it with the workload",

@@ -36,7 +36,7 @@ def snapshot(**fields):
         "running": (running(11), running(12, step=None, value=None, peak=None, seconds=0.5)),
         "packer": PackerView(
             (device("cuda:0", lane(0, 11), lane(1, 12)), device("cuda:1", lane(2), lane(3, ready=False))),
-            (WaitingView(13, "needs 6.1 GiB, largest hole 4.0 GiB on cuda:1"),),
+            WaitingView(13, "needs 6.1 GiB, largest hole 4.0 GiB on cuda:1"),
             90,
         ),
         "note": "",
@@ -75,7 +75,7 @@ def test_the_headline_without_an_end_or_a_best_leaves_them_out():
 
 @pytest.mark.parametrize("lanes", [(), (lane(0, 11, ready=False),)])
 def test_the_headline_says_so_until_the_first_lane_is_up(lanes):
-    shot = snapshot(best=None, counts={"running": 1}, packer=PackerView((device("cuda:0", *lanes),), (), 0))
+    shot = snapshot(best=None, counts={"running": 1}, packer=PackerView((device("cuda:0", *lanes),), None, 0))
     assert headline(shot) == "my-run 12.3s  0/100 trials, 1 running, starting lanes"
     assert "starting" not in headline(replace(shot, counts={"done": 1})), "a lane that is replaced"
 
@@ -145,7 +145,9 @@ def test_the_table_tells_idle_lanes_from_those_that_start(width):
 
 
 def test_the_table_shows_every_resident_of_a_lane():
-    shot = snapshot(running=(running(11), running(12)), packer=PackerView((device("cuda:0", lane(0, 11, 12)),), (), 0))
+    shot = snapshot(
+        running=(running(11), running(12)), packer=PackerView((device("cuda:0", lane(0, 11, 12)),), None, 0)
+    )
     lines = [line.split()[:3] for line in rendered(shot).splitlines() if "lane 0" in line]
     assert lines == [["lane", "0", "11"], ["lane", "0", "12"]]
 
@@ -192,7 +194,7 @@ def test_rows_beyond_the_height_are_counted():
     lanes = [lane(number, number) for number in range(40)]
     shot = snapshot(
         running=tuple(running(number) for number in range(40)),
-        packer=PackerView((device("cuda:0", *lanes, width=40),), (WaitingView(41, "no room"),), 1),
+        packer=PackerView((device("cuda:0", *lanes, width=40),), WaitingView(41, "no room"), 1),
     )
     text = rendered(shot, height=24)
     shown = len([line for line in text.splitlines() if line.strip().startswith("lane ") and "GiB" in line])
@@ -203,12 +205,12 @@ def test_rows_beyond_the_height_are_counted():
 
 def test_many_devices_fit_the_height_too():
     devices = [device(f"cuda:{n}", lane(n, n)) for n in range(8)]
-    shot = snapshot(running=tuple(running(n) for n in range(8)), packer=PackerView(tuple(devices), (), 0))
+    shot = snapshot(running=tuple(running(n) for n in range(8)), packer=PackerView(tuple(devices), None, 0))
     assert len(rendered(shot, height=24).splitlines()) <= 24
 
 
 def test_a_run_without_lanes_yet_has_a_table():
-    shot = snapshot(running=(), packer=PackerView((device("cuda:0"),), (), 0))
+    shot = snapshot(running=(), packer=PackerView((device("cuda:0"),), None, 0))
     assert "0/2 lanes" in row(rendered(shot), "cuda:0")
 
 
@@ -288,7 +290,7 @@ def test_the_last_state_is_not_printed_twice(stream):
 
 def test_why_nothing_runs_is_said_once_if_nothing_does_for_long(stream):
     lines = PlainLines(stream)
-    others = PackerView((), (WaitingView(3, "others leave 100 MiB"),), 7)
+    others = PackerView((), WaitingView(3, "others leave 100 MiB"), 7)
     for seconds in (0.0, 4.0, 5.0, 6.0, 60.0):
         lines.update(replace(finished(0, seconds), running=(), packer=others))
     (line,) = (line for line in stream.getvalue().splitlines() if "waiting" in line)

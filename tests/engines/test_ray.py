@@ -50,6 +50,15 @@ def test_a_node_that_comes_while_the_start_waits_for_the_first_is_invited():
     assert engine.start() == [found]
 
 
+def test_gpus_that_never_come_are_waited_for_until_all_is_over():
+    looks, engine = iter(range(3)), object.__new__(RayEngine)
+    engine._roster = SimpleNamespace(
+        members=[], by_device={}, warn_if_short=bool, gpus_missing=lambda: 1, sets_up=False, look=lambda: next(looks)
+    )
+    engine._gather = lambda timeout: []
+    assert engine.start(lambda: next(looks) == 2) == []
+
+
 def test_where_the_only_node_with_room_cannot_go_on_the_start_says_why(monkeypatch):
     monkeypatch.setattr(engine_module, "JOIN_WITHIN", -1.0)
     engine = object.__new__(RayEngine)

@@ -5,8 +5,27 @@ from types import SimpleNamespace
 import optuna
 
 from cotune.search import study_search
-from cotune.search.proposer import Exhausted, Suggestion
+from cotune.search.proposer import PATIENCE, Exhausted, Suggestion
 from cotune.search.study_search import StudySearch
+
+
+def test_a_trial_that_reports_faster_than_is_stored_keeps_no_other_from_beginning():
+    study, stored = optuna.create_study(), []
+
+    def wake():
+        for answer in search.answers():
+            if type(answer) is Suggestion and answer.trial == 0:
+                search.ask(1)
+                for step in range(100):
+                    search.report(0, 0, step, 1.0)
+            elif type(answer) is Suggestion:
+                stored.append(len(study.trials[0].intermediate_values))
+                search.finished(None)
+
+    search = StudySearch(study, wake=wake)
+    search.ask(1)
+    search.serve()
+    assert stored == [PATIENCE]
 
 
 def test_the_timeout_does_not_run_while_no_trial_does(monkeypatch):

@@ -270,6 +270,11 @@ def test_a_gpu_that_is_not_there_or_not_one_is_refused(four_gpus, entry):
         find_devices(gpus=[entry])
 
 
+@pytest.mark.parametrize(("given", "names"), [(np.int64(2), "01"), (np.array([1, 3]), "13")], ids=["count", "which"])
+def test_gpus_may_be_numbers_of_numpy(four_gpus, given, names):
+    assert [info.name for info in find_devices(gpus=given)] == [f"cuda:{name}" for name in names]
+
+
 @pytest.mark.parametrize("given", ["0,1", "all", 2.0, True, {0}], ids=repr)
 def test_gpus_must_be_a_count_or_a_list(four_gpus, given):
     with pytest.raises(DeviceError, match="neither a count nor a list"):

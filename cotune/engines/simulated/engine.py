@@ -51,7 +51,7 @@ class SimulatedEngine(Engine):
 
     # ---- the contract
 
-    def start(self) -> list[ev.DeviceFound]:
+    def start(self, is_over: Callable[[], bool] = lambda: False) -> list[ev.DeviceFound]:
         return list(self._found.values())
 
     def execute(self, instruction: do.Instruction, spec: TrialSpec | None = None) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 from cotune.errors import InputError
 from cotune.packer.policies.base import Candidate, Policy, Waiting
 from cotune.packer.policies.fair import Fair
@@ -35,13 +37,14 @@ POLICIES: dict[str, type[Policy]] = {
 
 
 def make_policy(policy: object) -> Policy:
-    """The policy of that name, or the object itself; `makespan` for None.
+    """The policy of that name; a copy of one of ours, or somebody's own itself; `makespan` for None.
 
     Raises:
         InputError: No policy has that name.
     """
     if isinstance(policy, Policy):
-        return policy
+        # Ours keep books, of one run. Somebody's own may be looked at from outside.
+        return copy.deepcopy(policy) if type(policy) in POLICIES.values() else policy
     if policy is None:
         return Makespan()
     if isinstance(policy, type) and issubclass(policy, Policy):

@@ -88,6 +88,8 @@ class ResidentTrial(session.Session):
         self._turn_due = math.inf
         self._turn_end = 0.0
         self._measure_due = 0.0
+        # Whether it builds what it will share with its lane-mates.
+        self._is_building = False
         # Whether an optimizer has made a step since the last report, which then is no iteration of its own.
         self._has_stepped = False
         self._stepped: Callable[[], Any] = lambda: None
@@ -209,6 +211,10 @@ class ResidentTrial(session.Session):
             self._attend(now)
 
     def _attend(self, now: float) -> None:
+        if self._is_building:
+            # A lane-mate would build the same once more, and what it takes be booked as the lane's.
+            self.leave_if_over()
+            return
         if self._host.memory.is_recording() or self._host.turns.holder is not self:
             # Nothing runs that could be measured, and the work of whoever had the turn next would end the recording. Or
             # this is a thread of the trial's own, while another has the turn.
@@ -281,8 +287,12 @@ class ResidentTrial(session.Session):
     def shared(self, key: str, factory: Callable[[], T]) -> T:
         host = self._host
         if key not in host.shared:
-            before = host.memory.read()[0]
-            host.shared[key] = factory()
+            before, is_inner = host.memory.read()[0], self._is_building
+            self._is_building = True
+            try:
+                host.shared[key] = factory()
+            finally:
+                self._is_building = is_inner
             grown = host.memory.read()[0] - before
             self._meter.shared(grown)
             host.hold_shared(grown)

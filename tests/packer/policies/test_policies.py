@@ -92,9 +92,20 @@ def test_policies_are_made_by_name() -> None:
     assert all(isinstance(make_policy(name), policy) for name, policy in POLICIES.items())
 
 
-def test_own_policy_is_taken_as_it_is() -> None:
-    mine = Fifo()
+def test_a_policy_of_ones_own_is_taken_as_it_is() -> None:
+    class Mine(Fifo):
+        pass
+
+    mine = Mine()
     assert make_policy(mine) is mine
+
+
+def test_books_of_one_run_are_not_those_of_the_next_with_the_same_object() -> None:
+    given = Makespan()
+    first, second = make_policy(given), make_policy(given)
+    first.judged, first.devices = True, 8
+    first.joined(Waiting(1, 0, 60.0, None), 64.0)
+    assert (second.judged, second.devices, second.total, given.total) == (False, 1, 0.0, 0.0)
 
 
 @pytest.mark.parametrize("wrong", ["fastest", "", 3, ["fifo"]])
