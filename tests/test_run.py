@@ -103,6 +103,26 @@ def test_a_policy_is_told_whether_trials_are_judged_by_those_before_them(run, pr
     assert policy.judged == judged
 
 
+def test_a_trial_that_is_stopped_makes_no_iteration_in_vain(run, tmp_path):
+    class AtTheSecond(optuna.pruners.BasePruner):
+        def prune(self, study, trial):
+            return len(trial.intermediate_values) == 2
+
+    def train(config):
+        from cotune.sharing.inside import trial_session
+
+        # However long a verdict takes here.
+        trial_session.PATIENCE = 1e6
+        for _ in range(4):
+            with (tmp_path / str(cotune.trial_id())).open("a") as made:
+                made.write("x")
+            cotune.report({"loss": 1.0})
+
+    results = run(train, {"x": 1}, trials=4, pruner=AtTheSecond())
+    assert [(str(trial.state), len(trial.history)) for trial in results] == [("stopped", 2)] * 4
+    assert [(tmp_path / str(number)).read_text() for number in range(4)] == ["xx"] * 4
+
+
 def test_a_sweep_with_a_pruner_finds_the_neighbourhood_of_the_optimum(run):
     results = run(quadratic, {"x": cotune.uniform(-10, 10)}, trials=24, pruner="median")
     assert len(results) == 24
@@ -353,6 +373,26 @@ def test_a_pruner_remembers_the_rungs_of_a_run_that_is_resumed(run):
 
     assert states(1) == ["done"]
     assert states(2) == ["done", "stopped"]
+
+
+def test_the_journal_of_a_resumed_run_has_when_trials_ran_and_what_stopped_ones_came_to(run):
+    class First(optuna.pruners.BasePruner):
+        def prune(self, study, trial):
+            return trial.number == 0
+
+    def train(config):
+        cotune.report({"loss": 0.5})
+
+    def journal(trials):
+        results = run(train, {"x": 1}, trials=trials, lanes=1, pruner=First(), name="it", resume=True)
+        backend = optuna.storages.journal.JournalFileBackend(str(results.folder / "optuna.journal"))
+        return results, optuna.load_study(study_name="it", storage=optuna.storages.JournalStorage(backend)).trials
+
+    results, before = journal(2)
+    _, after = journal(3)
+    assert [trial.value for trial in after[:2]] == [trial.value for trial in before] == [0.5, 0.5]
+    moments = [(trial.datetime_start.timestamp(), trial.datetime_complete.timestamp()) for trial in after[:2]]
+    assert moments == [pytest.approx((trial.start, trial.end), abs=1e-3) for trial in results]
 
 
 def test_a_grid_goes_on_after_another_sampler(run):

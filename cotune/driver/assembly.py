@@ -108,7 +108,10 @@ def assemble(
         direction="minimize" if asked.mode == "min" else "maximize",
         journal=folder.journal,
         name=folder.path.name,
-        past=[PastTrial(record.params, record.values, record.last_value, record.state) for record in earlier],
+        past=[
+            PastTrial(record.params, record.values, record.last_value, record.state, record.start, record.end)
+            for record in earlier
+        ],
         noted=noted,
         prepare=lambda number: folder.trial(number).renew(),
         wake=engine.wake,

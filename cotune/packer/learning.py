@@ -162,4 +162,9 @@ class Learning:
         if event.concurrency == 1:
             persistent = max(persistent, event.persistent)
             peak = max(peak, event.persistent + event.ephemeral)
-        trial.seen = Demand(persistent, peak - persistent, before.busy if event.busy is None else event.busy)
+        busy = before.busy
+        if event.count and event.busy is not None:
+            # On average, or the last milliseconds count for all; its set-up, which comes first, is left out.
+            spent = 0.0 if busy is None else max(0.0, trial.seconds - event.seconds - trial.first_seconds)
+            busy = ((busy or 0.0) * spent + event.busy * event.seconds) / max(spent + event.seconds, 1e-9)
+        trial.seen = Demand(persistent, peak - persistent, busy)

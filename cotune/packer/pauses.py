@@ -103,7 +103,9 @@ class Pauses:
         if not trial.held:
             self._released[trial.id] = trial
         if len(lane.paused) > MOST_PAUSED:
-            self._evict(min(lane.paused.values(), key=lambda one: (one.leaving, not one.saved, not one.held)))
+            # Without a checkpoint, whoever has least to lose.
+            cost = lambda one: (one.leaving, not one.saved, not one.held, one.iterations)  # noqa: E731
+            self._evict(min(lane.paused.values(), key=cost))
         self._ledger.touch(lane.device)
 
     def parked(self, trial: Trial, event: ev.TrialParked) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import queue
+import threading
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -107,7 +108,7 @@ class Proposer(ABC):
         self._wanted = 0
         # What went before the trial that is asked for next.
         self._passed = 0
-        self._dropping = False
+        self._dropping = threading.Event()
 
     def ask(self, count: int) -> None:
         """Asks for trials; each comes as a `Suggestion`."""
@@ -115,7 +116,7 @@ class Proposer(ABC):
 
     def drop_asks(self) -> None:
         """Suggests nothing any more, not even what was asked for already: an `Exhausted` comes instead."""
-        self._dropping = True
+        self._dropping.set()
         self._answer(Exhausted())
 
     @abstractmethod

@@ -14,6 +14,7 @@ import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
 
@@ -50,12 +51,16 @@ class PastTrial:
         values: Its reports, step and metric.
         value: Its metric as it was last reported.
         state: Where it stands.
+        start: When it first ran, in seconds since the epoch; None if it has not.
+        end: When it ended.
     """
 
     params: dict[str, Any]
     values: Sequence[tuple[int, float]]
     value: float | None
     state: TrialState
+    start: float | None = None
+    end: float | None = None
 
 
 class Search(Proposer):
@@ -156,7 +161,7 @@ class Search(Proposer):
 
         A sampler that computes on and on is left to itself after a while: the journal can be made again.
         """
-        self._dropping = True
+        self._dropping.set()
         self._commands.put(None)
         self._thread.join(CLOSE_WITHIN)
 
@@ -177,7 +182,7 @@ class Search(Proposer):
             self._answer(Failure(error))
 
     def _ask(self) -> None:
-        if self._dropping:
+        if self._dropping.is_set():
             return
         if self._exhausted or getattr(self.study, "_stop_flag", False):
             if not self._exhausted:
@@ -185,6 +190,10 @@ class Search(Proposer):
                 self._answer(Exhausted())
             return
         trial = self.study.ask(self._distributions)
+        if self._dropping.is_set():
+            # Nobody would run it, and it would seem to run for ever.
+            self.study.tell(trial, state=OptunaState.FAIL)
+            return
         self._trials[trial.number] = trial
         self._prepare(trial.number)
         self._answer(Suggestion(trial.number, self._exact(trial.params)))
@@ -239,12 +248,13 @@ class Search(Proposer):
 
     def _restore(self, past: PastTrial, noted: Mapping[str, Any]) -> None:
         state, is_done = _STATES.get(past.state, OptunaState.RUNNING), past.state is TrialState.DONE
+        has_value = is_done or past.state is TrialState.STOPPED
         try:
             frozen: FrozenTrial = create_trial(
                 state=state,
                 params=past.params,
                 distributions={name: self._distributions[name] for name in past.params},
-                value=past.value if is_done else None,
+                value=past.value if has_value else None,
                 intermediate_values=dict(_thinned(list(past.values))),
                 system_attrs=dict(noted),
             )
@@ -254,6 +264,9 @@ class Search(Proposer):
                 hint="resume with the same space, or choose another name=",
             ) from error
         self._completed += is_done
+        for name, moment in (("datetime_start", past.start), ("datetime_complete", past.end)):
+            if moment is not None and (name == "datetime_start" or state.is_finished()):
+                setattr(frozen, name, datetime.fromtimestamp(moment))
         identity = self.study._storage.create_new_trial(self.study._study_id, template_trial=frozen)
         if state is OptunaState.RUNNING:
             trial = Trial(self.study, identity)

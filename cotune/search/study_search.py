@@ -150,7 +150,7 @@ class StudySearch(Proposer):
     def _ask(self) -> None:
         since = self._since()
         late = since > 0 and time.monotonic() >= since + self._timeout
-        if self._dropping or late or self._study._stop_flag:
+        if self._dropping.is_set() or late or self._study._stop_flag:
             self._wanted = 0
             self._answer(Exhausted())
             return

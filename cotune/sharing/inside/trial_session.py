@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 # The one the process began with: a trial may put another in its place, for its own use.
 time_of_day = time.time
+# The part of the time between its reports that a trial waits for the verdict on one, at most.
+PATIENCE = 0.05
 # Seconds for what a trial does on its way out, and how often it may report or save there.
 LEAVE_WITHIN = 2.0
 LEAVE_HEARD = 8
@@ -59,6 +61,7 @@ class TrialSession(ResidentTrial):
         self._asking = threading.Lock()
         self._reporting = threading.RLock()
         self._has_turn = threading.Event()
+        self._reported_at = time.monotonic()
 
     def turn_begins(self) -> None:
         super().turn_begins()
@@ -116,10 +119,18 @@ class TrialSession(ResidentTrial):
         self._reports += 1
         self._waits.unjudged = True
         self._say(wire.encode_report(self.trial, self.attempt, where, value, line))
-        if self._host.options.lockstep:
+        if self._host.options.lockstep or self._is_judged_soon():
             self._await_verdict()
+        self._reported_at = time.monotonic()
         self._count_report()
         self._boundary()
+
+    def _is_judged_soon(self) -> bool:
+        """Waits a little for the verdict on this report, or a trial that is to stop would make an iteration in vain."""
+        if not self._host.options.judged or self._has_stepped:
+            # With an optimizer it hears of it at the next step.
+            return False
+        return self._waits.is_judged_within(PATIENCE * (time.monotonic() - self._reported_at))
 
     def ask(self, payload: bytes) -> bytes:
         self._await_turn()

@@ -99,6 +99,14 @@ class TrialWaits:
             self.is_pausing = True
         return bool(verdict & wire.STOP)
 
+    def is_judged_within(self, seconds: float) -> bool:
+        """Waits for the verdict on the last report, so long at most; whether it is there."""
+        wait = select.poll()
+        wait.register(self._verdicts, select.POLLIN)
+        # It counts in whole milliseconds, of which less than one would be a whole one.
+        milliseconds = int(1000 * seconds)
+        return bool(wait.poll(0) or (milliseconds and self._wait(partial(wait.poll, milliseconds), others_run=False)))
+
     def forget_answers(self) -> None:
         self._answers.clear()
 
