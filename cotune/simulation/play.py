@@ -117,9 +117,10 @@ class _Player:
         self._attempts: dict[int, int] = {}
 
     def play(self) -> Outcome:
+        # What is there at the beginning is in line before the first device takes one.
+        self._propose()
         for found in self._engine.start():
             self._feed(found)
-        self._propose()
         while self._packer.unfinished or self._next < len(self._jobs) or self._coming:
             happened = self._engine.poll(float("inf"))
             if not happened:
