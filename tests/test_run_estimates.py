@@ -5,6 +5,7 @@ import os
 import statistics
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import ClassVar
 
@@ -257,6 +258,29 @@ print(json.dumps({
     "written": os.path.exists(path),
 }))
 """
+
+
+def test_the_longest_trial_of_a_second_sweep_is_among_the_first_to_start(tmp_path):
+    def train(config):
+        for _ in range(2):
+            until = time.thread_time() + (0.3 if config["x"] == 5 else 0.02)
+            while time.thread_time() < until:
+                pass
+            cotune.report({"loss": 0.0})
+
+    class InTurn(optuna.samplers.RandomSampler):
+        def sample_independent(self, study, trial, name, distribution):
+            return trial.number
+
+    def starts(name):
+        found = cotune.run(
+            train, {"x": cotune.choice([0, 1, 2, 3, 4, 5])}, metric="loss", sampler=InTurn(), trials=6, name=name,
+            devices=["cpu:0@2GiB", "cpu:1@2GiB"], lanes=1, storage=tmp_path, dashboard=False,
+        )  # fmt: skip
+        return [trial.config["x"] for trial in sorted(found, key=lambda trial: trial.start)]
+
+    assert starts("first").index(5) > 1
+    assert starts("second").index(5) < 2
 
 
 def test_what_cannot_be_estimated_runs_as_ever_and_the_driver_never_imports_torch(tmp_path):

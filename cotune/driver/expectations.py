@@ -33,6 +33,11 @@ class Expectations:
         """Whether it is known what an estimate is worth."""
         return self._profile.is_calibrated
 
+    @property
+    def know_lengths(self) -> bool:
+        """Whether earlier runs tell how long trials take."""
+        return self._profile.knows_seconds
+
     def features(self, record: Record) -> dict[str, float]:
         return self._space.features(record.params)
 

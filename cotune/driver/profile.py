@@ -66,9 +66,13 @@ class Profile:
 
     Args:
         path: Its file; None to remember nothing beyond this run.
+
+    Attributes:
+        knows_seconds: How long trials take was measured before.
     """
 
     def __init__(self, path: Path | None) -> None:
+        self.knows_seconds = False
         self._path = path
         self._samples: list[_Sample] = []
         self._earlier = KindModel()
@@ -101,6 +105,7 @@ class Profile:
         self._count += 1
         self._earlier.observe_demand(self._count, features, demand)
         if seconds is not None:
+            self.knows_seconds = True
             self._whole.observe(self._count, features, seconds)
         if estimate is not None:
             # The trials of this session are counted from 0 upwards.

@@ -58,6 +58,8 @@ from cotune.search.proposer import (
 from cotune.trial import Estimated, Outcome, Question, Report, TrialSpec, TrialState
 
 SWITCH_INTERVAL = 0.0003
+# Less than the first lane takes to come up.
+LINE_UP_WITHIN = 0.2
 
 
 @process_wide
@@ -168,35 +170,46 @@ class Sweep:
                 self._expectations.learn_widths(self._packer.proven_widths())
 
     def _loop(self) -> None:
-        for found in self._engine.start(lambda: self._signals > 0 or self._is_late()):
-            self._feed(found)
+        devices = self._engine.start(lambda: self._signals > 0 or self._is_late())
         for record in self._records.unfinished():
             self._add(record)
+        if self._options.is_blind and self._expectations.know_lengths:
+            # The longest, which is to start first, may be the last of those that are proposed at once.
+            self._ask_more()
+            until = time.monotonic() + LINE_UP_WITHIN
+            while self._supply.asked and time.monotonic() < until:
+                self._step(until - time.monotonic())
+        for found in devices:
+            self._feed(found)
         self._ask_more()
         while self._packer.unfinished or self._supply.asked or self._estimates:
-            only_reports = True
-            for happened in self._engine.poll(SHOW_EVERY):
-                if type(happened) is Report:
-                    self._on_report(happened)
-                elif type(happened) is Question:
-                    self._search.question(happened)
-                elif type(happened) is Estimated:
-                    only_reports = False
-                    self._records.estimated(happened)
-                    self._join(self._estimates.heard(happened))
-                else:
-                    only_reports = False
-                    self._feed(happened)  # type: ignore[arg-type]
-            for answer in self._search.answers():
-                only_reports = False
-                self._on_answer(answer)
-            self._acknowledge()
-            self._check_end()
-            if not only_reports:
-                self._ask_more()
-                if not self._estimates:
-                    self._supply.settle()
+            self._step(SHOW_EVERY)
             self.display.show()
+
+    def _step(self, timeout: float) -> None:
+        """Waits until something happens, and sees to all that has."""
+        only_reports = True
+        for happened in self._engine.poll(timeout):
+            if type(happened) is Report:
+                self._on_report(happened)
+            elif type(happened) is Question:
+                self._search.question(happened)
+            elif type(happened) is Estimated:
+                only_reports = False
+                self._records.estimated(happened)
+                self._join(self._estimates.heard(happened))
+            else:
+                only_reports = False
+                self._feed(happened)  # type: ignore[arg-type]
+        for answer in self._search.answers():
+            only_reports = False
+            self._on_answer(answer)
+        self._acknowledge()
+        self._check_end()
+        if not only_reports:
+            self._ask_more()
+            if not self._estimates:
+                self._supply.settle()
 
     def _ask_more(self) -> None:
         estimates = self._estimates
