@@ -141,7 +141,8 @@ def leave_process() -> None:
 def report(metrics: Mapping[str, Any], *, step: int | None = None) -> None:
     """Reports metrics of the running trial; also an iteration boundary.
 
-    It does not wait for the verdict on itself: it returns once the verdict on the previous report is in.
+    It returns once the verdict on the previous report is in. It waits for that on itself where a pruner judges and there
+    is no optimizer whose next step would hear of it, for a twentieth of the time since the last report at most.
 
     Args:
         metrics: Names to numbers (Python, numpy or one-element tensors); strings, booleans and None may go along.
