@@ -231,7 +231,8 @@ class Roster:
         # It may only be out of reach.
         with contextlib.suppress(Exception):
             self._ray.kill(member.actor)
-        log.warning("%s is lost: %s", member.device or "a node that had not joined yet", why)
+        named = f"node {member.slot.node}" if member.slot.node else "a node"
+        log.warning("%s is lost: %s", member.device or f"{named} that had not joined yet", why)
         self._look_due = 0.0
 
     def losses(self, now: float) -> list[ev.DeviceLost]:

@@ -8,6 +8,7 @@ that grows is made to, and given back when nothing runs in them.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -206,7 +207,10 @@ class Slots:
         margin = self._options.margin
         if site.uuid:
             return max(0, int(free * (1 - (margin or 0.0))) - cuda.RESERVE)
-        return int(free * slot.share * (CPU_SHARE if margin is None else 1 - margin))
+        # Of nodes on one machine each may have been given its own part by whoever started Ray there.
+        given = next((node["Resources"].get("memory") for node in self._nodes if node["NodeID"] == site.node), None)
+        part = math.inf if given is None else given * (slot.share if self.uses_gpus else 1.0)
+        return int(min(free * slot.share * (CPU_SHARE if margin is None else 1 - margin), part))
 
     def process(self, slot: Slot) -> Any:
         """A process for a lane."""

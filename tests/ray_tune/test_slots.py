@@ -20,7 +20,7 @@ from cotune.ray_tune.slots import Slots
 def test_a_device_is_up_with_the_first_of_its_processes_which_is_its_first_lane(monkeypatch):
     slots = object.__new__(Slots)
     slots._options = ClusterOptions(0, False, 1.0, None, 2, None, 1, {}, [])
-    slots.uses_gpus, slots._named = False, 0
+    slots.uses_gpus, slots._named, slots._nodes = False, 0, []
     site = Site("node", (), "", 8 * GIB, 8 * GIB, 17, "host", "10.0.0.1")
     monkeypatch.setattr(module.ray, "get", lambda answer: site)
     slot = Slot(None, 2, 1.0, None, spares=[("slow", "answer of slow"), ("quick", "answer of quick")])
@@ -28,6 +28,25 @@ def test_a_device_is_up_with_the_first_of_its_processes_which_is_its_first_lane(
     assert isinstance(slots.came_up(slot, "answer of quick", 0.0), DeviceFound)
     assert slot.news == []
     assert [slots.process(slot) for _ in range(2)] == ["quick", "slow"]
+
+
+@pytest.mark.parametrize(
+    ("given", "on_gpus", "share", "capacity"),
+    [
+        (None, False, 1.0, 6 * GIB),
+        (2 * GIB, False, 0.5, 2 * GIB),
+        (2 * GIB, True, 0.5, GIB),
+        (99 * GIB, False, 1.0, 6 * GIB),
+    ],
+)
+def test_a_node_has_no_more_memory_than_ray_was_given_there(given, on_gpus, share, capacity):
+    slots = object.__new__(Slots)
+    slots._options = ClusterOptions(0, False, 1.0, None, 2, None, 1, {}, [])
+    slots._options = replace(slots._options, margin=0.25)
+    slots.uses_gpus = on_gpus
+    slots._nodes = [{"NodeID": "node", "Resources": {} if given is None else {"memory": given}}]
+    site = Site("node", (), "", 8 * GIB, 8 * GIB, 17, "host", "10.0.0.1")
+    assert slots._capacity(Slot(None, 2, share, None), site, 8 * GIB) == capacity
 
 
 @pytest.mark.parametrize(("state", "said"), [("PENDING", True), ("CREATED", False)])
