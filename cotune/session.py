@@ -141,8 +141,8 @@ def leave_process() -> None:
 def report(metrics: Mapping[str, Any], *, step: int | None = None) -> None:
     """Reports metrics of the running trial; also an iteration boundary.
 
-    It returns once the verdict on the previous report is in. Where a pruner judges and no optimizer's step would hear of
-    it next, it waits for its own, too: for a twentieth of the time since the last report at most.
+    It returns once the verdict on the previous report is in. Where a pruner judges and no optimizer's step would hear
+    of it next, it waits for its own, too: for a twentieth of the time since the last report at most.
 
     Args:
         metrics: Names to numbers (Python, numpy or one-element tensors); strings, booleans and None may go along.
