@@ -97,7 +97,8 @@ def test_a_trial_is_lost_with_its_gpu_and_does_not_fail_because_of_it(tmp_path, 
     engine = LocalEngine(behave, devices, tmp_path, LocalOptions("loss"))
     with EngineUnderTest(engine, tmp_path) as under_test:
         under_test.open()
-        under_test.begin(0, reports=1 if how == "fails" else 10**6, raises="unspecified launch failure")
+        # The second waits for the verdict on the first.
+        under_test.begin(0, reports=2 if how == "fails" else 10**6, raises="unspecified launch failure")
         under_test.wait(Report)
         gpu = mock.Mock(LocalGpu, **{"is_lost.return_value": True, "changed_capacity.return_value": None})
         gpu.name = "cpu:0"
