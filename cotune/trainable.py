@@ -48,8 +48,9 @@ def check_trainable(trainable: Any) -> str:
             value = getattr(trainable, name, None)
             if value is not None and not callable(value):
                 raise InputError(f"{trainable.__name__}.{name} is {value!r}, which is no method", hint=hint)
-            is_bound = isinstance(inspect.getattr_static(trainable, name, None), (staticmethod, classmethod))
-            if value is not None and not takes(value, count if is_bound else count + 1):
+            static = inspect.getattr_static(trainable, name, None)
+            takes_self = hasattr(static, "__get__") and not isinstance(static, (staticmethod, classmethod))
+            if value is not None and not takes(value, count + takes_self, unwrapped=False):
                 told = "no argument" if count == 0 else "one argument"
                 raise InputError(
                     f"{trainable.__name__}.{name}{inspect.signature(value)} cannot be called with {told}", hint=hint
@@ -85,10 +86,10 @@ def unwrapped(trainable: Any) -> Any:
     return trainable if isinstance(trainable, type) else type(trainable)
 
 
-def takes(function: Callable[..., Any], count: int) -> bool:
-    """Whether so many arguments can be passed, as far as that can be told."""
+def takes(function: Callable[..., Any], count: int, *, unwrapped: bool = True) -> bool:
+    """Whether so many arguments can be passed, as far as can be told: to what a decorator has wrapped, or to it."""
     try:
-        inspect.signature(function).bind(*[None] * count)
+        inspect.signature(function, follow_wrapped=unwrapped).bind(*[None] * count)
     except TypeError:
         return False
     except ValueError:

@@ -123,6 +123,24 @@ def test_a_trial_that_is_stopped_makes_no_iteration_in_vain(run, tmp_path):
     assert [(tmp_path / str(number)).read_text() for number in range(4)] == ["xx"] * 4
 
 
+@pytest.mark.parametrize("pruner", ["asha-promote", "asha"])
+def test_what_a_trial_saves_behind_the_report_at_which_it_is_stopped_or_waits_is_kept(run, pruner):
+    def train(config):
+        for epoch in range(1, 9):
+            until = time.thread_time() + 0.02
+            while time.thread_time() < until:
+                pass
+            cotune.report({"loss": config["x"]}, step=epoch)
+            with cotune.checkpoint() as path:
+                (path / "epoch").write_text(str(epoch))
+
+    results = run(train, {"x": cotune.uniform(0, 1)}, trials=12, lanes=1, pruner=pruner, sampler="random", seed=1)
+    lengths = [len(trial.history) for trial in results]
+    assert min(lengths) == 1
+    assert max(lengths) > 1
+    assert [int((trial.checkpoint / "epoch").read_text()) for trial in results] == lengths
+
+
 def test_a_sweep_with_a_pruner_finds_the_neighbourhood_of_the_optimum(run):
     results = run(quadratic, {"x": cotune.uniform(-10, 10)}, trials=24, pruner="median")
     assert len(results) == 24
@@ -730,7 +748,7 @@ def test_a_priority_that_is_no_number_ends_the_run_by_name(run, priority):
 
 def test_a_priority_that_fails_for_one_config_fails_its_trial_alone(run):
     space = {"x": cotune.choice(range(6))}
-    found = run(quadratic, space, sampler="grid", seed=1, lanes=1, lockstep=True, priority=lambda c: 1 / (c["x"] - 3))
+    found = run(quadratic, space, sampler="grid", seed=1, priority=lambda config: 1 / (config["x"] - 3))
     assert [(trial.config["x"], str(trial.state)) for trial in found.errors] == [(3, "failed")]
     assert "ZeroDivisionError" in found.errors[0].error.message
     assert len(found) == 6

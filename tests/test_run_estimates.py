@@ -14,6 +14,7 @@ import pytest
 
 import cotune
 from cotune.demand import MIB
+from cotune.driver import sweep as driver_sweep
 from cotune.driver.calibration import FEW
 from cotune.sharing import estimator
 
@@ -260,10 +261,13 @@ print(json.dumps({
 """
 
 
-def test_the_longest_trial_of_a_second_sweep_is_among_the_first_to_start(tmp_path):
+def test_the_longest_trial_of_a_second_sweep_is_among_the_first_to_start(tmp_path, monkeypatch):
+    # However long suggestions take here.
+    monkeypatch.setattr(driver_sweep, "LINE_UP_WITHIN", 60.0)
+
     def train(config):
         for _ in range(2):
-            until = time.thread_time() + (0.3 if config["x"] == 5 else 0.02)
+            until = time.thread_time() + (0.6 if config["x"] == 5 else 0.02)
             while time.thread_time() < until:
                 pass
             cotune.report({"loss": 0.0})

@@ -146,8 +146,17 @@ def test_a_class_whose_methods_take_other_arguments_is_refused(name, method, sai
     assert said in refused.value.message
 
 
-def test_a_class_may_have_static_methods():
-    assert check_trainable(type("Odd", (Steps,), {"load": staticmethod(lambda path: None)})) == "Odd"
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {"load": staticmethod(lambda path: None)},
+        {"step": functools.partial(lambda model: None, "model")},
+        {"step": functools.wraps(lambda self, batch: None)(lambda self: None)},
+    ],
+    ids=["static", "callable object", "decorated"],
+)
+def test_a_class_may_have_methods_of_any_kind(parts):
+    assert check_trainable(type("Odd", (Steps,), parts)) == "Odd"
 
 
 def test_a_function_is_called_with_the_config_and_gives_what_it_returns():

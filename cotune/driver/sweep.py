@@ -142,6 +142,7 @@ class Sweep:
         self._estimates = Estimates(engine)
         self._supply = Supply(search, packer, options.trials, options.lockstep, options.is_blind, proposed=len(records))
         self._resting = set(search.waiting)
+        self._has_joined = False
         self._signals = 0
         self._unacknowledged: list[tuple[int, int]] = []
         self._began = time.monotonic()
@@ -178,38 +179,38 @@ class Sweep:
             self._ask_more()
             until = time.monotonic() + LINE_UP_WITHIN
             while self._supply.asked and time.monotonic() < until:
-                self._step(until - time.monotonic())
+                # What the engine has to say of its devices is for when the brain knows them.
+                time.sleep(0.001)
+                for answer in self._search.answers():
+                    self._on_answer(answer)
         for found in devices:
             self._feed(found)
         self._ask_more()
         while self._packer.unfinished or self._supply.asked or self._estimates:
-            self._step(SHOW_EVERY)
+            only_reports = True
+            for happened in self._engine.poll(SHOW_EVERY):
+                if type(happened) is Report:
+                    self._on_report(happened)
+                elif type(happened) is Question:
+                    self._search.question(happened)
+                elif type(happened) is Estimated:
+                    only_reports = False
+                    self._records.estimated(happened)
+                    self._join(self._estimates.heard(happened))
+                else:
+                    only_reports = False
+                    self._feed(happened)  # type: ignore[arg-type]
+            for answer in self._search.answers():
+                only_reports = False
+                self._on_answer(answer)
+            # Not the other way round: all may have been closed under a loop that was left to itself.
+            self._check_end()
+            self._acknowledge()
+            if not only_reports:
+                self._ask_more()
+                if not self._estimates:
+                    self._supply.settle()
             self.display.show()
-
-    def _step(self, timeout: float) -> None:
-        """Waits until something happens, and sees to all that has."""
-        only_reports = True
-        for happened in self._engine.poll(timeout):
-            if type(happened) is Report:
-                self._on_report(happened)
-            elif type(happened) is Question:
-                self._search.question(happened)
-            elif type(happened) is Estimated:
-                only_reports = False
-                self._records.estimated(happened)
-                self._join(self._estimates.heard(happened))
-            else:
-                only_reports = False
-                self._feed(happened)  # type: ignore[arg-type]
-        for answer in self._search.answers():
-            only_reports = False
-            self._on_answer(answer)
-        self._acknowledge()
-        self._check_end()
-        if not only_reports:
-            self._ask_more()
-            if not self._estimates:
-                self._supply.settle()
 
     def _ask_more(self) -> None:
         estimates = self._estimates
@@ -322,12 +323,13 @@ class Sweep:
             try:
                 priority, max_steps = options.priority(config), options.max_steps(config)
             except errors.InputError as error:
-                if not self._records.first_start:
+                if not self._has_joined:
                     raise
                 # It is wrong for this config, not as such.
                 reason = f"{error.message}\n  hint: {error.hint}"
                 self._conclusions.reach(ConcludeTrial(trial, Outcome.FAILED, "InputError", reason))
                 continue
+            self._has_joined = True
             expected, seconds = self._expectations.about(record)
             held, kind = trial in self._resting, options.kind
             self._feed(

@@ -28,7 +28,7 @@ class Engine(ABC):
 
     @abstractmethod
     def start(self, is_over: Callable[[], bool] = lambda: False) -> list[DeviceFound]:
-        """Begins, and gives the devices it has; none if it has to wait for the first, and all is over meanwhile."""
+        """Begins, and gives the devices it has; perhaps none, if it has to wait for them and all is over meanwhile."""
 
     @abstractmethod
     def execute(self, instruction: Instruction, spec: TrialSpec | None = None) -> None:

@@ -109,7 +109,7 @@ class Endings:
             self.conclude(trial, Outcome.STOPPED, reason="withdrawn")
             return
         trial.iterations, trial.seconds, trial.alone_seconds, trial.since = 0, 0.0, 0.0, now
-        trial.first_iterations, trial.first_seconds = 0, 0.0
+        trial.first_iterations, trial.first_seconds, trial.busy_seconds = 0, 0.0, 0.0
         if not trial.held:
             self._line.join(trial)
         self._ledger.out.append(do.RetryTrial(trial.id, reason))

@@ -164,7 +164,12 @@ class Learning:
             peak = max(peak, event.persistent + event.ephemeral)
         busy = before.busy
         if event.count and event.busy is not None:
-            # On average, or the last milliseconds count for all; its set-up, which comes first, is left out.
-            spent = 0.0 if busy is None else max(0.0, trial.seconds - event.seconds - trial.first_seconds)
-            busy = ((busy or 0.0) * spent + event.busy * event.seconds) / max(spent + event.seconds, 1e-9)
+            # On average, or the last milliseconds count for all; but for its set-up, which comes first.
+            spent = trial.busy_seconds
+            if busy is not None and spent + event.seconds > 0:
+                busy = (busy * spent + event.busy * event.seconds) / (spent + event.seconds)
+            else:
+                busy = event.busy
+            if trial.iterations > trial.first_iterations:
+                trial.busy_seconds += event.seconds
         trial.seen = Demand(persistent, peak - persistent, busy)

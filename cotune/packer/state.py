@@ -44,6 +44,7 @@ class Trial:
         alone_seconds: How long that would have taken alone.
         first_iterations: Those that it made until it was first heard of, which carry its set-up.
         first_seconds: How long these took.
+        busy_seconds: Over which `busy` was averaged, in this attempt.
         hint: What its owner expects it to need, until it was measured.
         seconds_hint: How long its owner expects it to take alone.
         max_steps: Iterations to its end, where that was declared.
@@ -97,6 +98,7 @@ class Trial:
     alone_seconds: float = 0.0
     first_iterations: int = 0
     first_seconds: float = 0.0
+    busy_seconds: float = 0.0
     longest: float = 0.0
     splits: int = 0
     granted: int = 1

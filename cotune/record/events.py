@@ -68,6 +68,8 @@ class EventLog:
             self.flush()
         finally:
             os.close(self._fd)
+            # Whoever writes yet is refused, and does not write into a file that has got its number.
+            self._fd = -1
 
     def _is_there(self) -> bool:
         try:

@@ -4,7 +4,7 @@
     driver ◀─Suggestion, Verdict, Promotion ...─────── answers, and a wake-up
 
 Only that thread touches Optuna. It reports and tells in the order it was asked to, and suggests when there is nothing
-else to do, so that one lane in lockstep is reproducible.
+else to do, or not much, so that one lane in lockstep is reproducible.
 """
 
 from __future__ import annotations
@@ -264,7 +264,8 @@ class Search(Proposer):
                 hint="resume with the same space, or choose another name=",
             ) from error
         self._completed += is_done
-        for name, moment in (("datetime_start", past.start), ("datetime_complete", past.end)):
+        # One may have failed before it ran.
+        for name, moment in (("datetime_start", past.start or past.end), ("datetime_complete", past.end)):
             if moment is not None and (name == "datetime_start" or state.is_finished()):
                 setattr(frozen, name, datetime.fromtimestamp(moment))
         identity = self.study._storage.create_new_trial(self.study._study_id, template_trial=frozen)

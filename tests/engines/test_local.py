@@ -13,13 +13,13 @@ from cotune.engines.local import LocalEngine
 from cotune.engines.local_gpu import LocalGpu
 from cotune.engines.local_options import LocalOptions
 from cotune.errors import RunError
-from cotune.packer.events import DeviceLost, LaneLost, TrialEnded
-from cotune.packer.instructions import OpenLane
+from cotune.packer.events import DeviceLost, IterationsDone, LaneLost, TrialEnded
+from cotune.packer.instructions import OpenLane, StopTrial
 from cotune.sharing.devices import DeviceInfo, find_devices
 from cotune.sharing.lane import LaneHandle
 from cotune.sharing.wire import FAULTED
 from cotune.testing import EngineUnderTest, RealEngineConformance, behave
-from cotune.trial import Report
+from cotune.trial import Outcome, Report
 
 
 class TestLocalEngine(RealEngineConformance):
@@ -97,19 +97,31 @@ def test_a_trial_is_lost_with_its_gpu_and_does_not_fail_because_of_it(tmp_path, 
     engine = LocalEngine(behave, devices, tmp_path, LocalOptions("loss"))
     with EngineUnderTest(engine, tmp_path) as under_test:
         under_test.open()
-        # The second waits for the verdict on the first.
-        under_test.begin(0, reports=2 if how == "fails" else 10**6, raises="unspecified launch failure")
-        under_test.wait(Report)
-        gpu = mock.Mock(LocalGpu, **{"is_lost.return_value": True, "changed_capacity.return_value": None})
+        gpu = mock.Mock(LocalGpu, **{"is_lost.return_value": how == "fails", "changed_capacity.return_value": None})
         gpu.name = "cpu:0"
         engine._devices.gpus["cpu:0"] = gpu
-        engine._watch_due = float("inf") if how == "fails" else 0.0
-        engine.verdict(0, 0)
+        engine._watch_due = float("inf")
+        under_test.begin(0, reports=1 if how == "fails" else 10**6, raises="unspecified launch failure")
+        if how == "goes on":
+            under_test.wait(Report)
+            gpu.is_lost.return_value, engine._watch_due = True, 0.0
         ended = under_test.wait((DeviceLost, TrialEnded))
         assert (type(ended), ended.device) == (DeviceLost, "cpu:0")
         assert not any(isinstance(heard, TrialEnded) for heard in under_test.heard)
         assert not list(engine._lanes), "nothing more is heard of it"
         gpu.close.assert_called_once_with()
+
+
+def test_an_iteration_counts_whose_report_has_a_trial_stopped(tmp_path):
+    engine = LocalEngine(behave, find_devices(devices=["cpu:0@1GiB"]), tmp_path, LocalOptions("loss", lockstep=True))
+    with EngineUnderTest(engine, tmp_path) as under_test:
+        under_test.open()
+        under_test.begin(0, reports=5)
+        under_test.wait(Report)
+        engine.execute(StopTrial(0))
+        engine.verdict(0, 0)
+        assert under_test.wait(IterationsDone).count == 1
+        assert under_test.wait(TrialEnded).outcome is Outcome.STOPPED
 
 
 def test_while_the_driver_does_not_run_nobody_is_late(tmp_path):

@@ -86,6 +86,7 @@ class ForkedHost(Host):
 
     Attributes:
         output: Where what is printed goes.
+        saves_behind: Whether trials here take the checkpoint of an epoch behind its report; None while nobody knows.
     """
 
     def __init__(
@@ -99,6 +100,7 @@ class ForkedHost(Host):
         self.output = LaneOutput(options.log)
         super().__init__(options, page)
         self.home.streams = self.output.streams
+        self.saves_behind: bool | None = None
         self._sock = sock
         self._send_lock = threading.Lock()
         self._verdicts = verdicts

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import operator
@@ -44,7 +45,8 @@ def plain(name: str, value: Any, depth: int = 0) -> Any:
         return [plain(name, element, depth + 1) for element in value]
     if hasattr(type(value), "__float__"):
         # A Decimal, a Fraction: what numpy and torch have is a number by now, or no single one.
-        return float(value)
+        with contextlib.suppress(Exception):
+            return float(value)
     raise MetricError(
         f"metric {name!r} is a {type(value).__name__}: {str(value)[:80]}",
         hint="report numbers, strings, booleans, None or lists of these; save anything else in a checkpoint",

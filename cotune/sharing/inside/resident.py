@@ -88,8 +88,10 @@ class ResidentTrial(session.Session):
         self._turn_due = math.inf
         self._turn_end = 0.0
         self._measure_due = 0.0
-        # Whether it builds what it will share with its lane-mates.
-        self._is_building = False
+        # It is at the end of a report, behind which it may save what belongs to that: it neither leaves nor rests here.
+        self._goes_on = False
+        # One for each of its threads that builds what lane-mates will share: a list, which several may change at once.
+        self._building: list[None] = []
         # Whether an optimizer has made a step since the last report, which then is no iteration of its own.
         self._has_stepped = False
         self._stepped: Callable[[], Any] = lambda: None
@@ -211,7 +213,7 @@ class ResidentTrial(session.Session):
             self._attend(now)
 
     def _attend(self, now: float) -> None:
-        if self._is_building:
+        if self._building:
             # A lane-mate would build the same once more, and what it takes be booked as the lane's.
             self.leave_if_over()
             return
@@ -220,8 +222,8 @@ class ResidentTrial(session.Session):
             # this is a thread of the trial's own, while another has the turn.
             return
         is_early = self._sent_iterations < self._iterations <= FIRST_MEASURED
-        rests = self._waits.is_pausing and not self._loan.is_open
-        if self._stop:
+        rests = self._waits.is_pausing and not self._loan.is_open and not self._goes_on
+        if self._stop and not self._goes_on:
             # What is left to tell, its end will.
             self._meter.read(now)
             self.leave_if_over()
@@ -258,7 +260,7 @@ class ResidentTrial(session.Session):
         self.leave_if_over()
 
     def leave_if_over(self) -> None:
-        if self._stop:
+        if self._stop and not self._goes_on:
             raise TrialStopped
 
     def _send_progress(self) -> None:
@@ -287,12 +289,12 @@ class ResidentTrial(session.Session):
     def shared(self, key: str, factory: Callable[[], T]) -> T:
         host = self._host
         if key not in host.shared:
-            before, is_inner = host.memory.read()[0], self._is_building
-            self._is_building = True
+            before = host.memory.read()[0]
+            self._building.append(None)
             try:
                 host.shared[key] = factory()
             finally:
-                self._is_building = is_inner
+                self._building.pop()
             grown = host.memory.read()[0] - before
             self._meter.shared(grown)
             host.hold_shared(grown)

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 time_of_day = time.time
 # The part of the time between its reports that a trial waits for the verdict on one, at most.
 PATIENCE = 0.05
+# A checkpoint is one taken before a report if it is by so much nearer to the next than to the last.
+AHEAD = 4
 # Seconds for what a trial does on its way out, and how often it may report or save there.
 LEAVE_WITHIN = 2.0
 LEAVE_HEARD = 8
@@ -61,7 +63,10 @@ class TrialSession(ResidentTrial):
         self._asking = threading.Lock()
         self._reporting = threading.RLock()
         self._has_turn = threading.Event()
+        # Where its last report ended, or it began; whether it has made one; when it has saved since.
         self._reported_at = time.monotonic()
+        self._has_reported = False
+        self._saved: tuple[float, float] | None = None
 
     def turn_begins(self) -> None:
         super().turn_begins()
@@ -111,6 +116,8 @@ class TrialSession(ResidentTrial):
     def _pass_on(self, where: int, value: float, line: bytes) -> None:
         if self._over:
             raise TrialStopped
+        entered = time.monotonic()
+        self._notice_habit(entered)
         self.leave_if_over()
         self._await_verdict()
         if self._waits.is_pausing and not self._loan.is_open:
@@ -119,18 +126,32 @@ class TrialSession(ResidentTrial):
         self._reports += 1
         self._waits.unjudged = True
         self._say(wire.encode_report(self.trial, self.attempt, where, value, line))
-        if self._host.options.lockstep or self._is_judged_soon():
-            self._await_verdict()
-        self._reported_at = time.monotonic()
+        has_stepped = self._has_stepped
         self._count_report()
-        self._boundary()
+        # With an optimizer it hears of the verdict at its next step.
+        if self._host.options.lockstep or (not has_stepped and self._is_judged_soon(entered - self._reported_at)):
+            self._await_verdict()
+        self._goes_on = self._waits.unjudged and self._host.saves_behind is not False
+        try:
+            self._boundary()
+        finally:
+            self._goes_on = False
+        self._reported_at, self._has_reported, self._saved = time.monotonic(), True, None
 
-    def _is_judged_soon(self) -> bool:
-        """Waits a little for the verdict on this report, or a trial that is to stop would make an iteration in vain."""
-        if not self._host.options.judged or self._has_stepped:
-            # With an optimizer it hears of it at the next step.
-            return False
-        return self._waits.is_judged_within(PATIENCE * (time.monotonic() - self._reported_at))
+    def _is_judged_soon(self, spent: float) -> bool:
+        """Waits a little for the verdict on this report, or a trial that is to stop would make an iteration in vain.
+
+        Not where trials save what belongs to a report behind it: that is not to be lost, and waits for the verdict.
+        """
+        is_wanted = self._host.options.judged and self._host.saves_behind is False
+        return is_wanted and self._waits.is_judged_within(PATIENCE * spent)
+
+    def _notice_habit(self, now: float) -> None:
+        """Notes whether trials here save behind their reports, which is seen when they come to the next one."""
+        if self._has_reported and not self._host.saves_behind:
+            saved, reported = self._saved, self._reported_at
+            # Who saves before a report has the iteration before that. In doubt nothing is to be lost.
+            self._host.saves_behind = saved is not None and saved[0] - reported < AHEAD * (now - saved[1])
 
     def ask(self, payload: bytes) -> bytes:
         self._await_turn()
@@ -168,9 +189,14 @@ class TrialSession(ResidentTrial):
 
     @contextlib.contextmanager
     def checkpoint(self) -> Iterator[Path]:
+        began = time.monotonic()
         with self._checkpoints.save() as path:
             yield path
+        self._saved = began, time.monotonic()
         self.leave_if_over()
+        if self._waits.is_pausing and not self._loan.is_open:
+            # It is to wait, and has saved what belongs to its last report.
+            self._attend(time.monotonic())
 
     def restore(self) -> Path | None:
         path = self._folder.latest_checkpoint()

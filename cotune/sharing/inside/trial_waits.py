@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from cotune.sharing.inside.host import Host
 
 T = TypeVar("T")
+# What poll() takes.
+MOST_MILLISECONDS = 2**31 - 1
 
 
 class TrialWaits:
@@ -104,8 +106,10 @@ class TrialWaits:
         wait = select.poll()
         wait.register(self._verdicts, select.POLLIN)
         # It counts in whole milliseconds, of which less than one would be a whole one.
-        milliseconds = int(1000 * seconds)
-        return bool(wait.poll(0) or (milliseconds and self._wait(partial(wait.poll, milliseconds), others_run=False)))
+        milliseconds = min(int(1000 * seconds), MOST_MILLISECONDS)
+        if wait.poll(0):
+            return True
+        return bool(milliseconds and self._wait(partial(wait.poll, milliseconds), self._host.others_may_run))
 
     def forget_answers(self) -> None:
         self._answers.clear()
