@@ -159,6 +159,8 @@ class Endings:
             # All that was known of it was an assumption: it is probed.
             model.refute()
         else:
+            if trial.early and event.needed:
+                model.observe_growth(trial.id, event.needed / trial.early)
             trial.out_of_memories += 1
             trial.alone = trial.alone or trial.out_of_memories > 1 or expected is None
             model.observe_demand(trial.id, trial.features, trial.with_floor(expected or Demand(0, 0)))

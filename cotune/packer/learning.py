@@ -101,23 +101,29 @@ class Learning:
         if (trial.expected, trial.beside, device.width.width) != before:
             self._ledger.touch(device)
 
-    def believe(self, trial: Trial, lane: Lane) -> None:
+    def believe(self, trial: Trial, lane: Lane, is_over: bool = False) -> None:
         """Takes what was seen of a trial for its demand, and acts on it."""
-        before = trial.demand
+        before, model = trial.grown(trial.demand) if trial.demand else None, self._predictor.model(trial)
+        if before is None and trial.seen is not None:
+            trial.early = trial.seen.peak
+        trial.growth = 1.0 if is_over else self._predictor.growth(trial)
         trial.believe(trial.seen)
         if trial.demand is None:
             return
         if before is None and not trial.out_of_memories:
             self._predictor.judge_hint(trial, trial.demand.peak)
-        if before is None or trial.demand.peak != before.peak:
-            self._predictor.model(trial).observe_demand(trial.id, trial.features, trial.demand)
+        demand = trial.grown(trial.demand)
+        if before is None or demand.peak != before.peak:
+            model.observe_demand(trial.id, trial.features, demand)
         if lane.device.active == 1 and len(lane.residents) == 1:
             lane.device.width.guess(trial.demand.busy)
         self._ledger.ensure_need(lane)
 
     def ended(self, trial: Trial, lane: Lane, now: float, *, stopped: bool) -> None:
         """An attempt has come to its end in the lane, or was stopped; what was seen of it will not change any more."""
-        self.believe(trial, lane)
+        self.believe(trial, lane, is_over=not stopped)
+        if not stopped and trial.demand is not None and trial.early:
+            self._predictor.model(trial).observe_growth(trial.id, trial.demand.peak / trial.early)
         if trial.alone_seconds:
             model = self._predictor.model(trial)
             model.observe_pace(trial.id, trial.features, trial.pace)

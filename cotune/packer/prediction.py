@@ -20,6 +20,11 @@ ENOUGH = 3
 SHARP = 0.1
 # A factor of two.
 ROUGH = 0.7
+# Of so many trials it is remembered how much more they came to need than at first, and the factor for most of them is
+# believed, if it is more than a little.
+GROWTHS = 32
+MOST = 0.75
+LITTLE = 1.1
 
 
 class Prediction:
@@ -183,6 +188,7 @@ class KindModel:
         busy: Share of a device's time that one uses alone; None before that was measured.
         assumed: What one is given, margins included, until something was measured; None if nothing is assumed.
         was_wrong: One needed more than was assumed.
+        growth: By what factor most come to need more than they do in their first iterations; None before one has.
     """
 
     def __init__(self) -> None:
@@ -193,6 +199,8 @@ class KindModel:
         self.busy: float | None = None
         self.assumed: Demand | None = None
         self.was_wrong = False
+        self.growth: float | None = None
+        self._growths: dict[int, float] = {}
 
     @property
     def version(self) -> int:
@@ -216,6 +224,14 @@ class KindModel:
         self._peak.observe(trial, features, demand.peak)
         if demand.busy is not None:
             self.busy = demand.busy if self.busy is None else 0.9 * self.busy + 0.1 * demand.busy
+
+    def observe_growth(self, trial: int, factor: float) -> None:
+        """Notes by what factor a trial came to need more than it did at first, as far as it has come."""
+        self._growths[trial] = max(factor, self._growths.pop(trial, 0.0))
+        if len(self._growths) > GROWTHS:
+            del self._growths[next(iter(self._growths))]
+        growth = _quantile(np.sort(np.array(list(self._growths.values()))), MOST)
+        self.growth = growth if growth > LITTLE else 1.0
 
     def observe_pace(self, trial: int, features: Mapping[str, float], seconds: float) -> None:
         """Notes how long an iteration of a trial takes."""

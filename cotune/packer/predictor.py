@@ -9,6 +9,8 @@ from cotune.packer.state import Trial
 
 # Hints are believed until more than this part of them was too low.
 HINTS_SHORT = 0.05
+# Expected bytes over those of the first iterations: by less, what is expected is a guess that was too high.
+FAR = 2.0
 
 
 class Predictor:
@@ -42,7 +44,7 @@ class Predictor:
 
     def appraise(self, trial: Trial) -> None:
         """Notes what is expected of the trial as of now."""
-        known = trial.demand or self._predicted(trial)
+        known = trial.grown(trial.demand) if trial.demand else self._predicted(trial)
         trial.expected = expected = trial.needing(known) if known else self.model(trial).assumed
         trial.believe(trial.demand)
         trial.oversized = expected is not None and expected.peak > self._fitting.largest_room
@@ -55,6 +57,17 @@ class Predictor:
             trusts = self._short_hints <= max(2, HINTS_SHORT * self._hints)
             self._hint_version += trusts != self._trusts_hints
             self._trusts_hints = trusts
+
+    def growth(self, trial: Trial) -> float:
+        """By what factor it will come to need more than it did at first: it may validate, or save at its end.
+
+        As its siblings did; until one of them has ended, as its owner expects, where that is far from what it shows.
+        """
+        known = self.model(trial).growth
+        if known is not None:
+            return known
+        hinted = trial.hint.peak / trial.early if trial.hint is not None and self._trusts_hints and trial.early else 1.0
+        return hinted if hinted > FAR else 1.0
 
     def seconds_left(self, trial: Trial) -> float | None:
         """How long it will run on, as far as that can be told."""

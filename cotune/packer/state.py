@@ -30,6 +30,8 @@ class Trial:
         measured: `demand` with margins: what to set aside for it while it runs.
         expected: What to set aside for it, margins included, as last looked at; None if it must be probed.
         pressed_at: Since when it is to be gone, and need not be given time to clean up.
+        early: Peak bytes when it was first measured, in its first iterations.
+        growth: By what factor its siblings came to need more than they did then.
         floor: Bytes it is known to need at least, since it ran out of memory with less.
         alone: It must have a device for itself (it ran out of memory twice, or two lanes died with it).
         promised: Where room was last asked for it.
@@ -80,6 +82,8 @@ class Trial:
     measured: Demand | None = None
     promised: Device | None = None
     expected: Demand | None = None
+    early: int = 0
+    growth: float = 1.0
     floor: int = 0
     alone: bool = False
     expected_seconds: float | None = None
@@ -150,7 +154,12 @@ class Trial:
     def believe(self, demand: Demand | None) -> None:
         """Takes this for its measured demand."""
         self.demand = demand
-        self.measured = self.needing(demand) if demand else None
+        self.measured = self.needing(self.grown(demand)) if demand else None
+
+    def grown(self, demand: Demand) -> Demand:
+        """What was measured of it, raised to what it is expected to come to."""
+        missing = int(self.early * self.growth) - demand.peak
+        return Demand(demand.persistent, demand.ephemeral + missing, demand.busy) if missing > 0 else demand
 
     def needing(self, measured: Demand) -> Demand:
         """What to set aside for it if it was measured to need this much."""

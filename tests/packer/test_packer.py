@@ -556,6 +556,28 @@ def test_out_of_memory_is_tried_again_with_more_and_is_no_failure() -> None:
     assert world.outcome(1) is Outcome.DONE
 
 
+def run_six(world: World, hint: float | None = None) -> None:
+    """Trials that come to need 250 MiB more than they show at first."""
+    for trial in range(1, 7):
+        world.add(trial, 50 * MIB, 50 * MIB, steps=8, late=250 * MIB, hint=hint)
+    world.run()
+    assert {world.outcome(trial) for trial in range(1, 7)} == {Outcome.DONE}
+
+
+def test_what_a_trial_comes_to_need_later_is_kept_for_it_once_another_has_shown_that() -> None:
+    world = make()
+    world.add(0, 50 * MIB, 50 * MIB, steps=8, late=250 * MIB)
+    world.finish(0)
+    run_six(world)
+    assert not world.retries
+
+
+def test_what_an_earlier_run_has_seen_is_kept_though_first_iterations_show_little() -> None:
+    world = make()
+    run_six(world, hint=3.5)
+    assert not world.retries
+
+
 def test_second_out_of_memory_brings_a_device_for_itself() -> None:
     world = taught()
     world.add(1, 700 * MIB, 50 * MIB, steps=2)
