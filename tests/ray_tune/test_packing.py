@@ -211,7 +211,7 @@ def test_an_overdue_trial_fails_alone(run_config):
     results = tune.Tuner(
         hangs,
         param_space={"hangs": tune.grid_search([True, False, False])},
-        tune_config=tune.TuneConfig(scheduler=colocate(gpus=1, lanes=1, policy="fifo", iteration_timeout=2)),
+        tune_config=tune.TuneConfig(scheduler=colocate(gpus=1, lanes=1, policy="fifo", iteration_timeout=5)),
         run_config=run_config(),
     ).fit()
     assert results.num_errors == 1
