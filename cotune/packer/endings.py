@@ -160,7 +160,7 @@ class Endings:
             model.refute()
         else:
             if trial.early and event.needed:
-                model.observe_growth(trial.id, event.needed / trial.early)
+                model.observe_growth(trial.id, trial.early, event.needed)
             trial.out_of_memories += 1
             trial.alone = trial.alone or trial.out_of_memories > 1 or expected is None
             model.observe_demand(trial.id, trial.features, trial.with_floor(expected or Demand(0, 0)))

@@ -106,7 +106,7 @@ class Learning:
         before, model = trial.grown(trial.demand) if trial.demand else None, self._predictor.model(trial)
         if before is None and trial.seen is not None:
             trial.early = trial.seen.peak
-        trial.growth = 1.0 if is_over else self._predictor.growth(trial)
+        trial.later = 0 if is_over or not trial.early else self._predictor.later(trial)
         trial.believe(trial.seen)
         if trial.demand is None:
             return
@@ -123,7 +123,7 @@ class Learning:
         """An attempt has come to its end in the lane, or was stopped; what was seen of it will not change any more."""
         self.believe(trial, lane, is_over=not stopped)
         if not stopped and trial.demand is not None and trial.early:
-            self._predictor.model(trial).observe_growth(trial.id, trial.demand.peak / trial.early)
+            self._predictor.model(trial).observe_growth(trial.id, trial.early, trial.demand.peak)
         if trial.alone_seconds:
             model = self._predictor.model(trial)
             model.observe_pace(trial.id, trial.features, trial.pace)

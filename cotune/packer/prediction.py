@@ -188,7 +188,7 @@ class KindModel:
         busy: Share of a device's time that one uses alone; None before that was measured.
         assumed: What one is given, margins included, until something was measured; None if nothing is assumed.
         was_wrong: One needed more than was assumed.
-        growth: By what factor most come to need more than they do in their first iterations; None before one has.
+        has_grown: Whether any trial has shown how much more it comes to need than in its first iterations.
     """
 
     def __init__(self) -> None:
@@ -199,8 +199,8 @@ class KindModel:
         self.busy: float | None = None
         self.assumed: Demand | None = None
         self.was_wrong = False
-        self.growth: float | None = None
-        self._growths: dict[int, float] = {}
+        self._growths: dict[int, tuple[float, int]] = {}
+        self._growth = 1.0, 0
 
     @property
     def version(self) -> int:
@@ -225,13 +225,23 @@ class KindModel:
         if demand.busy is not None:
             self.busy = demand.busy if self.busy is None else 0.9 * self.busy + 0.1 * demand.busy
 
-    def observe_growth(self, trial: int, factor: float) -> None:
-        """Notes by what factor a trial came to need more than it did at first, as far as it has come."""
-        self._growths[trial] = max(factor, self._growths.pop(trial, 0.0))
+    @property
+    def has_grown(self) -> bool:
+        return bool(self._growths)
+
+    def observe_growth(self, trial: int, early: int, peak: int) -> None:
+        """Notes how much more a trial came to need than in its first iterations, as far as it has come."""
+        self._growths[trial] = max((peak / early, peak - early), self._growths.pop(trial, (1.0, 0)))
         if len(self._growths) > GROWTHS:
             del self._growths[next(iter(self._growths))]
-        growth = _quantile(np.sort(np.array(list(self._growths.values()))), MOST)
-        self.growth = growth if growth > LITTLE else 1.0
+        factors, counts = (np.sort(np.array(found)) for found in zip(*self._growths.values(), strict=True))
+        factor = _quantile(factors, MOST)
+        self._growth = (factor, int(_quantile(counts, MOST))) if factor > LITTLE else (1.0, 0)
+
+    def grown(self, early: int) -> int:
+        """What a trial comes to need that needs so much at first: as much more, or as many times as much, as most."""
+        factor, count = self._growth
+        return int(min(early * factor, early + count))
 
     def observe_pace(self, trial: int, features: Mapping[str, float], seconds: float) -> None:
         """Notes how long an iteration of a trial takes."""

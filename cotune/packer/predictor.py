@@ -58,16 +58,17 @@ class Predictor:
             self._hint_version += trusts != self._trusts_hints
             self._trusts_hints = trusts
 
-    def growth(self, trial: Trial) -> float:
-        """By what factor it will come to need more than it did at first: it may validate, or save at its end.
+    def later(self, trial: Trial) -> int:
+        """What it will come to need, having shown what it needs at first: it may validate, or save at its end.
 
         As its siblings did; until one of them has ended, as its owner expects, where that is far from what it shows.
         """
-        known = self.model(trial).growth
-        if known is not None:
-            return known
-        hinted = trial.hint.peak / trial.early if trial.hint is not None and self._trusts_hints and trial.early else 1.0
-        return hinted if hinted > FAR else 1.0
+        model = self.model(trial)
+        if not model.has_grown and trial.hint is not None and self._trusts_hints:
+            later = trial.hint.peak if trial.hint.peak > FAR * trial.early else 0
+        else:
+            later = model.grown(trial.early)
+        return min(later, self._fitting.largest_room)
 
     def seconds_left(self, trial: Trial) -> float | None:
         """How long it will run on, as far as that can be told."""

@@ -31,7 +31,7 @@ class Trial:
         expected: What to set aside for it, margins included, as last looked at; None if it must be probed.
         pressed_at: Since when it is to be gone, and need not be given time to clean up.
         early: Peak bytes when it was first measured, in its first iterations.
-        growth: By what factor its siblings came to need more than they did then.
+        later: Peak bytes that it is expected to come to, by its siblings.
         floor: Bytes it is known to need at least, since it ran out of memory with less.
         alone: It must have a device for itself (it ran out of memory twice, or two lanes died with it).
         promised: Where room was last asked for it.
@@ -83,7 +83,7 @@ class Trial:
     promised: Device | None = None
     expected: Demand | None = None
     early: int = 0
-    growth: float = 1.0
+    later: int = 0
     floor: int = 0
     alone: bool = False
     expected_seconds: float | None = None
@@ -158,7 +158,7 @@ class Trial:
 
     def grown(self, demand: Demand) -> Demand:
         """What was measured of it, raised to what it is expected to come to."""
-        missing = int(self.early * self.growth) - demand.peak
+        missing = self.later - demand.peak
         return Demand(demand.persistent, demand.ephemeral + missing, demand.busy) if missing > 0 else demand
 
     def needing(self, measured: Demand) -> Demand:

@@ -568,7 +568,7 @@ class World:
                     continue
                 for lane in [] if pending or trial.is_apart or self.options.policy.preempts else running:
                     others = list(lane.residents.values())
-                    measured = [t.demand for t in others if t.demand and not t.alone]
+                    measured = [t.grown(t.demand) for t in others if t.demand and not t.alone]
                     if lane.retiring or len(measured) < len(others):
                         continue
                     if any(other.granted > 1 for other in others):
