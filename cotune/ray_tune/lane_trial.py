@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import threading
-import traceback
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import InvalidStateError
 from pathlib import Path
@@ -126,17 +124,10 @@ class LaneTrial(ResidentTrial):
     # ---- the thread
 
     def run(self) -> None:
-        """The body of the trial's thread."""
+        """Serves the calls of its driver until it is over; a lane in which this fails is of no use."""
         session.bind(self)
-        try:
-            while not self._over and (call := self.inbox.take()) is not None:
-                self._serve(call)
-        except BaseException:
-            # A lane in which this fails is of no use: its death is noticed, and its residents go on elsewhere.
-            try:
-                traceback.print_exc()
-            finally:
-                os._exit(1)
+        while not self._over and (call := self.inbox.take()) is not None:
+            self._serve(call)
         self.inbox.close()
 
     def _serve(self, call: Call) -> None:
