@@ -37,6 +37,11 @@ class Demand:
     def peak(self) -> int:
         return self.persistent + self.ephemeral
 
+    def raised_to(self, peak: int) -> Demand:
+        """This, with as much ephemeral memory as makes its peak no smaller."""
+        missing = peak - self.peak
+        return Demand(self.persistent, self.ephemeral + missing, self.busy) if missing > 0 else self
+
 
 @dataclass(frozen=True, slots=True)
 class Estimate:

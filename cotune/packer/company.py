@@ -6,7 +6,8 @@ from collections.abc import Iterable
 
 from cotune.packer.critical import Critical
 from cotune.packer.protection import Protection
-from cotune.packer.state import Device, Trial
+from cotune.packer.state import Device
+from cotune.packer.trial import Trial
 
 
 class Company:

@@ -18,7 +18,8 @@ from cotune.packer.interference import SHARED, load, shared_speed
 from cotune.packer.ledger import Ledger
 from cotune.packer.line import Line
 from cotune.packer.predictor import Predictor
-from cotune.packer.state import MANY, Device, Trial
+from cotune.packer.state import Device
+from cotune.packer.trial import MANY, Trial
 
 # How many ends are remembered.
 MEMORY = 256
@@ -80,8 +81,8 @@ class Critical:
     def ended(self, trial: Trial, stopped: bool) -> None:
         """A trial has come to its end, however long that was expected to take, or was stopped."""
         whole = self._predictor.whole(trial)
-        if whole and trial.iterations:
-            progress = min(1.0, trial.alone_seconds / whole) if stopped else 1.0
+        if whole and trial.progress.iterations:
+            progress = min(1.0, trial.progress.alone_seconds / whole) if stopped else 1.0
             self._ends.append(progress)
             self._sums.clear()
 
@@ -103,7 +104,7 @@ class Critical:
     def seconds_left(self, trial: Trial) -> float:
         """How long a trial will probably go on when alone; 0 if nobody knows."""
         whole = self._predictor.whole(trial)
-        return self._residual(min(1.0, trial.alone_seconds / whole)) * whole if whole else 0.0
+        return self._residual(min(1.0, trial.progress.alone_seconds / whole)) * whole if whole else 0.0
 
     def _note(self, trial: Trial, device: Device) -> None:
         """Counts what a running trial still takes, and how many may slow it down."""

@@ -12,7 +12,8 @@ from cotune.packer.ledger import Ledger
 from cotune.packer.line import Line
 from cotune.packer.options import PackerOptions
 from cotune.packer.predictor import Predictor
-from cotune.packer.state import Lane, Trial
+from cotune.packer.state import Lane
+from cotune.packer.trial import Progress, Trial
 from cotune.trial import Outcome
 
 # As many devices, nodes, or processes that fork lanes, as one trial may take with it.
@@ -108,8 +109,7 @@ class Endings:
         if trial.withdrawn:
             self.conclude(trial, Outcome.STOPPED, reason="withdrawn")
             return
-        trial.iterations, trial.seconds, trial.alone_seconds, trial.since = 0, 0.0, 0.0, now
-        trial.first_iterations, trial.first_seconds, trial.busy_seconds = 0, 0.0, 0.0
+        trial.progress, trial.since = Progress(), now
         if not trial.held:
             self._line.join(trial)
         self._ledger.out.append(do.RetryTrial(trial.id, reason))
@@ -117,8 +117,8 @@ class Endings:
     def conclude(self, trial: Trial, outcome: Outcome, error: str = "", reason: str = "") -> None:
         """The trial is over for good."""
         self._line.leave(trial)
-        slowdown, seconds, expected_seconds = self._forget(trial), trial.seconds, trial.expected_seconds
-        speed = trial.alone_seconds / seconds if seconds else 1.0
+        slowdown, seconds, expected_seconds = self._forget(trial), trial.progress.seconds, trial.expected_seconds
+        speed = trial.progress.alone_seconds / seconds if seconds else 1.0
         found = do.ConcludeTrial(
             trial.id, outcome, error, reason, trial.seen, trial.expected, seconds, expected_seconds, slowdown, speed
         )

@@ -14,7 +14,8 @@ from cotune.demand import Demand
 from cotune.packer.options import PackerOptions
 from cotune.packer.policies import Candidate
 from cotune.packer.protection import Protection
-from cotune.packer.state import Device, Lane, Trial, padded
+from cotune.packer.state import Device, Lane
+from cotune.packer.trial import Trial, padded
 
 SHORT = 8
 
@@ -159,17 +160,17 @@ class Fitting:
             may_run = self._takes_resident(lane) and not trial.alone and self.admits(trial, lane)
         else:
             may_run = device.seats > 0 and not (trial.alone and device.active)
-        demand = trial.measured or trial.expected or Demand(trial.resting, 0)
+        demand = trial.measured or trial.expected or Demand(trial.rest.bytes, 0)
         if not may_run or not lane.ready or lane.closing:
             return None
         if not self._protection.tolerates(trial, device, lane if lane.residents else None):
             return None
-        own = trial.resting - trial.parked
+        own = trial.rest.held
         need = lane.need([*resident_demands(lane), demand]) - own
         if not lane.residents:
             # It has run here, if without the margins that the device has no room for.
-            least = max(trial.rested, trial.seen.peak if trial.seen else 0)
-            others = sum(one.resting - one.parked for one in lane.paused.values() if one is not trial)
+            least = max(trial.rest.measured, trial.seen.peak if trial.seen else 0)
+            others = sum(one.rest.held for one in lane.paused.values() if one is not trial)
             need = min(need, max(device.capacity + others, lane.base - own + least))
         return self._place(device, lane, need)
 

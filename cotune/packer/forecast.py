@@ -8,7 +8,8 @@ from typing import NamedTuple
 from cotune.packer.fitting import Fitting
 from cotune.packer.interference import common_speed, foremost, neighbours
 from cotune.packer.predictor import Predictor
-from cotune.packer.state import Device, Lane, Trial
+from cotune.packer.state import Device, Lane
+from cotune.packer.trial import Trial
 
 
 class Outlook(NamedTuple):

@@ -16,7 +16,8 @@ from cotune.packer import instructions as do
 from cotune.packer.fitting import resident_demands
 from cotune.packer.ledger import Ledger
 from cotune.packer.predictor import Predictor
-from cotune.packer.state import Device, Lane, Trial
+from cotune.packer.state import Device, Lane
+from cotune.packer.trial import Trial
 from cotune.packer.width import GAIN, PATIENCE, Speed
 
 SAMPLES = 2

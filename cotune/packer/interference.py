@@ -5,7 +5,8 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 
-from cotune.packer.state import Device, Lane, Trial
+from cotune.packer.state import Device, Lane
+from cotune.packer.trial import Trial
 
 # Mean share of its own speed that a trial keeps beside others, by the sum of their shares of the device's time when
 # alone: middles of the bands of 1,388 measured pairs (Gavel, OSDI'20, co-located throughputs on one GPU).

@@ -12,7 +12,8 @@ from cotune.packer.line import Line, Shape
 from cotune.packer.options import PackerOptions
 from cotune.packer.queue import Mark
 from cotune.packer.reservation import Reservation
-from cotune.packer.state import Device, Trial
+from cotune.packer.state import Device
+from cotune.packer.trial import Trial
 
 # How many of the line are looked at after one event.
 LOOK = 4

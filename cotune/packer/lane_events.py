@@ -12,7 +12,8 @@ from cotune.packer.endings import Endings
 from cotune.packer.learning import Learning
 from cotune.packer.ledger import Ledger
 from cotune.packer.options import PackerOptions
-from cotune.packer.state import Lane, Trial
+from cotune.packer.state import Lane
+from cotune.packer.trial import Trial
 
 LEAK_GROWTH = 64 * MIB
 STOP_GRACE = 5.0
@@ -103,7 +104,7 @@ class LaneEvents:
         if trial is None:
             return
         limit = self._iteration_timeout
-        if limit is None and trial.iterations >= 3:
+        if limit is None and trial.progress.iterations >= 3:
             limit = max(OVERDUE_FLOOR, 20 * trial.longest)
         if limit is not None and event.seconds > limit:
             self._kill(lane, trial)

@@ -13,7 +13,8 @@ from cotune.packer.ledger import Ledger
 from cotune.packer.line import Line
 from cotune.packer.policies import Policy
 from cotune.packer.predictor import Predictor
-from cotune.packer.state import Device, Lane, Trial
+from cotune.packer.state import Device, Lane
+from cotune.packer.trial import Trial
 
 PROBE_ITERATIONS = 2
 # After so many seconds without an iteration others no longer wait for what a probe will show.
@@ -48,15 +49,11 @@ class Learning:
         """A trial that runs went on."""
         device = lane.device
         before = trial.demand, trial.beside, device.width.width, lane.has_iterated
-        is_first = trial.iterations == 0
+        is_first = trial.progress.iterations == 0
         if event.count and not lane.has_iterated:
             lane.has_iterated, lane.is_stalled = True, False
             device.width.changed(event.time)
-        trial.iterations += event.count
-        trial.seconds += event.seconds
-        trial.alone_seconds += event.seconds * common_speed([trial, *neighbours(trial, device)])
-        if is_first:
-            trial.first_iterations, trial.first_seconds = trial.iterations, trial.alone_seconds
+        trial.progress.add(event.count, event.seconds, common_speed([trial, *neighbours(trial, device)]))
         self._ledger.stirred.add(device)
         self._policy.ran(trial.id, trial.group, event.seconds)
         if event.count:
@@ -68,7 +65,7 @@ class Learning:
                 # The first iteration carries the trial's set-up.
                 self._time(trial, device, event.count, event.seconds, event.time)
         self._measured(trial, event)
-        if trial.iterations >= PROBE_ITERATIONS or trial.demand is not None:
+        if trial.progress.iterations >= PROBE_ITERATIONS or trial.demand is not None:
             self.believe(trial, lane)
         self._review(device)
         if (trial.demand, trial.beside, device.width.width, lane.has_iterated) != before:
@@ -91,7 +88,7 @@ class Learning:
             lane.device.width.changed(event.time)
         before = trial.expected, trial.beside, device.width.width
         self._company.protection.stalled(trial)
-        if trial.iterations < PROBE_ITERATIONS and not trial.wants_all and not lane.closing:
+        if trial.progress.iterations < PROBE_ITERATIONS and not trial.wants_all and not lane.closing:
             device.width.widen()
             share = device.capacity // device.width.width - device.context - device.shared
             may_share = device.width.width > 1 and PROBE_GROWTH * (event.held - lane.base) < share
@@ -124,17 +121,18 @@ class Learning:
         self.believe(trial, lane, is_over=not stopped)
         if not stopped and trial.demand is not None and trial.early:
             self._predictor.model(trial).observe_growth(trial.id, trial.early, trial.demand.peak)
-        if trial.alone_seconds:
+        made = trial.progress
+        if made.alone_seconds:
             model = self._predictor.model(trial)
-            model.observe_pace(trial.id, trial.features, trial.pace)
+            model.observe_pace(trial.id, trial.features, made.pace)
             # One that went on from a checkpoint has made more than were seen.
             if not stopped and trial.attempts == 1:
-                model.observe_steps(trial.id, trial.features, trial.iterations)
+                model.observe_steps(trial.id, trial.features, made.iterations)
         self._company.ended(trial, stopped)
-        if trial.iterations == 1:
+        if made.iterations == 1:
             # There is no later one to go by, and all of its kind carry their set-up.
             device = lane.device
-            self._time(trial, device, 1, trial.seconds, now)
+            self._time(trial, device, 1, made.seconds, now)
             self._review(device)
 
     def left(self, lane: Lane, now: float) -> None:
@@ -171,11 +169,12 @@ class Learning:
         busy = before.busy
         if event.count and event.busy is not None:
             # On average, or the last milliseconds count for all; but for its set-up, which comes first.
-            spent = trial.busy_seconds
+            made = trial.progress
+            spent = made.busy_seconds
             if busy is not None and spent + event.seconds > 0:
                 busy = (busy * spent + event.busy * event.seconds) / (spent + event.seconds)
             else:
                 busy = event.busy
-            if trial.iterations > trial.first_iterations:
-                trial.busy_seconds += event.seconds
+            if made.iterations > made.first_iterations:
+                made.busy_seconds += event.seconds
         trial.seen = Demand(persistent, peak - persistent, busy)

@@ -6,7 +6,8 @@ from cotune.packer import instructions as do
 from cotune.packer.fitting import Fitting, resident_demands
 from cotune.packer.largest import Largest
 from cotune.packer.pool import Pool
-from cotune.packer.state import Device, Lane, Trial
+from cotune.packer.state import Device, Lane
+from cotune.packer.trial import Trial
 
 
 class Ledger:

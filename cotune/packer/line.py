@@ -13,7 +13,7 @@ from cotune.packer.options import PackerOptions
 from cotune.packer.policies import Waiting
 from cotune.packer.predictor import Predictor
 from cotune.packer.queue import Entry, Key, Mark, Queue
-from cotune.packer.state import Trial
+from cotune.packer.trial import Trial
 
 # Waiting trials whose place is looked at anew after one event.
 SORT_AT_ONCE = 2
@@ -188,7 +188,7 @@ class Line:
         left = self._predictor.seconds_left(trial) if self._policy.uses_predictions else None
         expected = trial.expected
         need, busy = (expected.peak, expected.busy) if expected else (None, None)
-        return Waiting(trial.id, trial.arrival, left, need, trial.kind, busy, trial.since, trial.seconds)
+        return Waiting(trial.id, trial.arrival, left, need, trial.kind, busy, trial.since, trial.progress.seconds)
 
     def _spot(self, trial: Trial) -> _Spot:
         waiting = self.view(trial)

@@ -30,7 +30,8 @@ from cotune.packer.protection import Protection
 from cotune.packer.reasons import Reasons
 from cotune.packer.reservation import Reservation
 from cotune.packer.snapshot import DeviceView, LaneView, PackerView, WaitingView
-from cotune.packer.state import Device, Trial
+from cotune.packer.state import Device
+from cotune.packer.trial import Trial
 from cotune.packer.turn_rules import TurnRules
 from cotune.packer.width import WidthControl
 from cotune.trial import Outcome

@@ -18,7 +18,8 @@ from cotune.packer.fitting import Fitting
 from cotune.packer.ledger import Ledger
 from cotune.packer.line import Line
 from cotune.packer.predictor import Predictor
-from cotune.packer.state import MOST_PAUSED, Device, Lane, Trial, padded
+from cotune.packer.state import MOST_PAUSED, Device, Lane
+from cotune.packer.trial import Rest, Trial, padded
 
 
 class Pauses:
@@ -98,13 +99,13 @@ class Pauses:
         self._stopping.discard(trial.id)
         del lane.residents[trial.id]
         lane.paused[trial.id] = self._paused[trial.id] = trial
-        trial.rested, trial.resting = event.persistent, padded(event.persistent)
-        trial.saved, trial.movable = event.saved, event.movable
+        held = event.persistent
+        trial.rest = Rest(held, padded(held), movable=event.movable, saved=event.saved)
         if not trial.held:
             self._released[trial.id] = trial
         if len(lane.paused) > MOST_PAUSED:
             # Without a checkpoint, whoever has least to lose.
-            cost = lambda one: (one.leaving, not one.saved, not one.held, one.iterations)  # noqa: E731
+            cost = lambda one: (one.rest.is_leaving, not one.rest.saved, not one.held, one.progress.iterations)  # noqa: E731
             self._evict(min(lane.paused.values(), key=cost))
         self._ledger.touch(lane.device)
 
@@ -112,7 +113,8 @@ class Pauses:
         """A part of a trial is on the host now."""
         lane = trial.lane
         assert lane is not None
-        trial.leaving, trial.parked, trial.movable = False, min(event.moved, trial.resting), 0
+        rest = trial.rest
+        rest.is_leaving, rest.parked, rest.movable = False, min(event.moved, rest.bytes), 0
         self._ledger.touch(lane.device)
 
     def left(self, trial: Trial) -> None:
@@ -120,8 +122,7 @@ class Pauses:
         self._paused.pop(trial.id, None)
         self._released.pop(trial.id, None)
         self._stopping.discard(trial.id)
-        trial.pausing = trial.leaving = trial.saved = False
-        trial.resting = trial.parked = trial.movable = 0
+        trial.pausing, trial.rest = False, Rest()
 
     def over(self, trial: Trial) -> None:
         self._held.discard(trial.id)
@@ -133,9 +134,9 @@ class Pauses:
         for trial in list(self._released.values()):
             lane = trial.lane
             assert lane is not None
-            place = None if trial.leaving or trial.withdrawn else self._fitting.home(trial, lane)
+            place = None if trial.rest.is_leaving or trial.withdrawn else self._fitting.home(trial, lane)
             if place is None:
-                if trial.alone and trial.saved and lane.device.active:
+                if trial.alone and trial.rest.saved and lane.device.active:
                     # One is kept free for it only if it waits in line.
                     self._evict(trial)
                 continue
@@ -172,10 +173,10 @@ class Pauses:
 
     def move(self) -> None:
         """Sends one away from a lane in which another runs, if it has a checkpoint and would run elsewhere at once."""
-        if any(trial.leaving for trial in self._released.values()):
+        if any(trial.rest.is_leaving for trial in self._released.values()):
             return
         for trial in self._released.values():
-            if trial.saved and not trial.withdrawn and trial.lane is not None and trial.lane.residents:
+            if trial.rest.saved and not trial.withdrawn and trial.lane is not None and trial.lane.residents:
                 self._predictor.appraise(trial)
                 needs = None if trial.wants_all else trial.expected
                 if needs is not None and self._fitting.find(trial, self._ledger.pool.with_room(needs.peak)):
@@ -200,7 +201,7 @@ class Pauses:
     def _missing(self, trial: Trial, device: Device) -> int:
         """Bytes that it lacks there, once all was returned that running trials do not need."""
         if trial.wants_all:
-            return sum(one.resting - one.parked for one in self._paused_on(device))
+            return sum(one.rest.held for one in self._paused_on(device))
         if trial.expected is None:
             return 0
         if trial.is_apart:
@@ -219,14 +220,14 @@ class Pauses:
         there = [trial for trial in self._paused_on(device) if trial is not spared]
         # Whoever comes, instead of going on where it is, keeps one of the lanes, or has one like it opened.
         own = 0 if spared else device.context + device.shared
-        freed = sum(one.movable for one in there if one.leaving)
-        gone = [one for one in there if one.leaving and not one.movable]
+        freed = sum(one.rest.movable for one in there if one.rest.is_leaving)
+        gone = [one for one in there if one.rest.is_leaving and not one.rest.movable]
         steps: dict[int, tuple[Trial, bool]] = {}
         for trial, parks in self._by_loss(there):
             if freed + self._freed_by(gone, own) >= wanted:
                 break
             # Who was to be parked, and is to leave instead, frees all it holds, and that no other way.
-            freed += trial.movable * (1 if parks else -(trial.id in steps))
+            freed += trial.rest.movable * (1 if parks else -(trial.id in steps))
             if not parks:
                 gone.append(trial)
             steps[trial.id] = trial, parks
@@ -235,7 +236,7 @@ class Pauses:
             return False
         for trial, parks in steps.values():
             if parks:
-                trial.leaving = True
+                trial.rest.is_leaving = True
                 self._ledger.out.append(do.ParkTrial(trial.id))
             else:
                 self._evict(trial)
@@ -247,7 +248,7 @@ class Pauses:
         for lane in {trial.lane: None for trial in gone}:
             assert lane is not None
             left = [trial for trial in lane.paused.values() if trial in gone]
-            resting = sum(trial.resting - trial.parked for trial in left)
+            resting = sum(trial.rest.held for trial in left)
             freed += resting
             if lane.residents or len(left) < len(lane.paused):
                 continue
@@ -258,23 +259,23 @@ class Pauses:
 
     def _by_loss(self, trials: Iterable[Trial]) -> list[tuple[Trial, bool]]:
         """Who could make room, and whether by being parked; twice, who could be parked or leave."""
-        able = [trial for trial in trials if not trial.leaving and not trial.withdrawn]
-        parks = [(trial, True) for trial in able if trial.movable]
-        saved = sorted((trial for trial in able if trial.saved), key=lambda trial: not trial.held)
-        unsaved = [] if self._anything_runs else [trial for trial in able if not trial.saved]
+        able = [trial for trial in trials if not trial.rest.is_leaving and not trial.withdrawn]
+        parks = [(trial, True) for trial in able if trial.rest.movable]
+        saved = sorted((trial for trial in able if trial.rest.saved), key=lambda trial: not trial.held)
+        unsaved = [] if self._anything_runs else [trial for trial in able if not trial.rest.saved]
         return [*parks, *((trial, False) for trial in [*saved, *unsaved])]
 
     def _paused_on(self, device: Device) -> list[Trial]:
         return [trial for trial in self._paused.values() if trial.lane is not None and trial.lane.device is device]
 
     def _evict(self, trial: Trial) -> None:
-        if not trial.leaving:
-            trial.leaving, trial.movable = True, 0
+        if not trial.rest.is_leaving:
+            trial.rest.is_leaving, trial.rest.movable = True, 0
             self._ledger.out.append(do.StopTrial(trial.id))
 
     def _go_on(self, trial: Trial, lane: Lane) -> None:
         del lane.paused[trial.id], self._paused[trial.id], self._released[trial.id]
-        trial.resting = trial.parked = trial.movable = 0
+        trial.rest = Rest()
         self._company.starts(trial, lane.device)
         lane.residents[trial.id] = trial
         lane.least = 0

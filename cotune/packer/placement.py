@@ -22,7 +22,8 @@ from cotune.packer.options import PackerOptions
 from cotune.packer.predictor import Predictor
 from cotune.packer.queue import Mark
 from cotune.packer.reservation import Reservation
-from cotune.packer.state import Device, Trial
+from cotune.packer.state import Device
+from cotune.packer.trial import Trial
 
 # For how many trials room is asked for after one event; the answer is an event too.
 ROOM_AT_ONCE = 2

@@ -5,7 +5,7 @@ from __future__ import annotations
 from cotune.demand import Demand
 from cotune.packer.fitting import Fitting
 from cotune.packer.prediction import KindModel
-from cotune.packer.state import Trial
+from cotune.packer.trial import Trial
 
 # Hints are believed until more than this part of them was too low.
 HINTS_SHORT = 0.05
@@ -73,15 +73,15 @@ class Predictor:
     def seconds_left(self, trial: Trial) -> float | None:
         """How long it will run on, as far as that can be told."""
         whole = self.whole(trial)
-        return None if whole is None else max(whole - trial.alone_seconds, whole / 100)
+        return None if whole is None else max(whole - trial.progress.alone_seconds, whole / 100)
 
     def whole(self, trial: Trial) -> float | None:
         """How long it takes from its beginning to its end, if it is not stopped, as far as that can be told."""
-        model, steps, hint = self.model(trial), trial.max_steps, trial.seconds_hint
-        if trial.iterations > 1 and trial.alone_seconds:
+        model, steps, hint, made = self.model(trial), trial.max_steps, trial.seconds_hint, trial.progress
+        if made.iterations > 1 and made.alone_seconds:
             known = steps or (model.steps(trial.features) if hint is None or model.is_sure_of_steps else None)
             if known:
-                return trial.first_seconds + trial.pace * (known - trial.first_iterations)
+                return made.first_seconds + made.pace * (known - made.first_iterations)
         return hint if hint is not None else model.seconds(trial.features, steps)
 
     def usual_pace(self, trial: Trial) -> float | None:

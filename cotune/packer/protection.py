@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from cotune.packer.interference import Interference, foremost, neighbours
-from cotune.packer.state import MANY, Device, Lane, Trial
+from cotune.packer.state import Device, Lane
+from cotune.packer.trial import MANY, Trial
 from cotune.packer.width import PATIENCE, Speed
 
 SAMPLES = 2

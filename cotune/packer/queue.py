@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
 
-from cotune.packer.state import Trial
+from cotune.packer.trial import Trial
 
 BLOCK = 64
 

@@ -6,7 +6,8 @@ from cotune.demand import format_bytes
 from cotune.packer.company import Company
 from cotune.packer.fitting import Fitting
 from cotune.packer.ledger import Ledger
-from cotune.packer.state import Device, Trial
+from cotune.packer.state import Device
+from cotune.packer.trial import Trial
 
 
 class Reasons:

@@ -9,7 +9,8 @@ from cotune.packer.fitting import Fitting
 from cotune.packer.forecast import Forecast
 from cotune.packer.ledger import Ledger
 from cotune.packer.line import Line
-from cotune.packer.state import Device, Trial
+from cotune.packer.state import Device
+from cotune.packer.trial import Trial
 
 # How many are looked at where no device can hold the first at present.
 LOOK_AHEAD = 4

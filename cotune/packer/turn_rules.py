@@ -6,7 +6,8 @@ from cotune.packer import instructions as do
 from cotune.packer.ledger import Ledger
 from cotune.packer.line import Line
 from cotune.packer.policies import Policy
-from cotune.packer.state import Lane, Trial
+from cotune.packer.state import Lane
+from cotune.packer.trial import Trial
 
 
 class TurnRules:

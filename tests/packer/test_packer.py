@@ -16,7 +16,8 @@ from cotune.packer.events import Outcome
 from cotune.packer.interference import shared_speed
 from cotune.packer.learning import PROBE_SECONDS
 from cotune.packer.policies import Fifo, make_policy
-from cotune.packer.state import Device, padded
+from cotune.packer.state import Device
+from cotune.packer.trial import padded
 from cotune.packer.width import WidthControl
 
 GIB = 1024 * MIB

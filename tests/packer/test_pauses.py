@@ -11,7 +11,8 @@ from cotune.packer import instructions as do
 from cotune.packer.events import Outcome
 from cotune.packer.policies import make_policy
 from cotune.packer.policies.fluid import Fluid
-from cotune.packer.state import MOST_PAUSED, padded
+from cotune.packer.state import MOST_PAUSED
+from cotune.packer.trial import padded
 
 GIB = 1024 * MIB
 

@@ -11,7 +11,7 @@ from cotune.packer import PackerOptions
 from cotune.packer.fitting import Fitting
 from cotune.packer.policies import Makespan
 from cotune.packer.predictor import Predictor
-from cotune.packer.state import Trial
+from cotune.packer.trial import Progress, Trial
 
 
 def add(world: World, size: float, steps: int = 20) -> int:
@@ -42,7 +42,7 @@ def test_how_long_a_trial_goes_on_follows_from_its_own_pace_and_the_steps_that_o
     predictor = Predictor(cast(Fitting, None))
     trial = Trial(0, 0, "", {}, 0.0, seconds_hint=1000.0)
     # Fifty seconds were its set-up.
-    trial.iterations, trial.alone_seconds, trial.first_iterations, trial.first_seconds = 6, 110.0, 1, 60.0
+    trial.progress = Progress(6, alone_seconds=110.0, first_iterations=1, first_seconds=60.0)
     assert predictor.seconds_left(trial) == 890.0
     for other in range(1, 4):
         predictor.model(trial).observe_steps(other, {}, 20)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from cotune.packer import queue
 from cotune.packer.queue import Queue
-from cotune.packer.state import Trial
+from cotune.packer.trial import Trial
 
 
 def trial(number: int) -> Trial:

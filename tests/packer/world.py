@@ -14,7 +14,8 @@ from cotune.packer import Packer, PackerOptions
 from cotune.packer import events as ev
 from cotune.packer import instructions as do
 from cotune.packer.events import Outcome
-from cotune.packer.state import MOST_PAUSED, padded
+from cotune.packer.state import MOST_PAUSED
+from cotune.packer.trial import padded
 
 __all__ = ["MIB", "Job", "World", "WorldDevice", "WorldLane"]
 
@@ -562,7 +563,7 @@ class World:
                         if not lane.residents and not lane.retiring and not trial.is_apart:
                             if len(lane.paused) > MOST_PAUSED:
                                 continue
-                            asleep = sum(t.resting - t.parked for t in lane.paused.values())
+                            asleep = sum(t.rest.held for t in lane.paused.values())
                             room = lane.quota - lane.context - lane.shared - lane.residue - asleep + free
                             assert free < 0 or demand.peak > room, f"{trial_id} fits idle lane {lane.id}"
                     continue
@@ -578,7 +579,7 @@ class World:
                     if len(lane.paused) > MOST_PAUSED or len({t.priority for t in [trial, *others]}) > 1:
                         continue
                     base = lane.context + lane.shared + lane.residue
-                    base += sum(t.resting - t.parked for t in lane.paused.values())
+                    base += sum(t.rest.held for t in lane.paused.values())
                     held = sum(padded(d.persistent) for d in measured) + demand.persistent
                     peak = max(demand.ephemeral, *(padded(d.ephemeral) for d in measured))
                     assert free < 0 or base + held + peak > lane.quota + free, f"{trial_id} fits lane {lane.id}"
@@ -589,6 +590,6 @@ class World:
         demands = [trial.demand for trial in lane.residents.values() if trial.demand] if lane else []
         if lane is None or lane.closing or not demands or len(demands) < len(lane.residents):
             return
-        need = lane.context + lane.shared + lane.residue + sum(t.resting - t.parked for t in lane.paused.values())
+        need = lane.context + lane.shared + lane.residue + sum(t.rest.held for t in lane.paused.values())
         need += sum(padded(d.persistent) for d in demands) + max(padded(d.ephemeral) for d in demands)
         assert need <= lane.asked or need - lane.quota > lane.device.capacity - lane.device.held
