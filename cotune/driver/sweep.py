@@ -23,7 +23,7 @@ from cotune.driver.estimates import Estimates
 from cotune.driver.expectations import Expectations
 from cotune.driver.profile import Profile
 from cotune.driver.supply import Supply
-from cotune.engines.base import Engine
+from cotune.engines.base import Engine, Happened
 from cotune.packer import (
     AllTrialsAdded,
     ConcludeTrial,
@@ -146,6 +146,15 @@ class Sweep:
         self._signals = 0
         self._unacknowledged: list[tuple[int, int]] = []
         self._began = time.monotonic()
+        self._on_answer: dict[type[Answer], Callable[[Any], None]] = {
+            Suggestion: self._propose,
+            Verdict: self._judged,
+            Reply: self._replied,
+            Promotion: self._promoted,
+            Settled: self._settled,
+            Exhausted: lambda _: self._supply.exhausted(),
+            Failure: self._failed,
+        }
 
     # ---- from outside of the loop
 
@@ -175,34 +184,15 @@ class Sweep:
         for record in self._records.unfinished():
             self._add(record)
         if self._options.is_blind and self._expectations.know_lengths:
-            # The longest, which is to start first, may be the last of those that are proposed at once.
-            self._ask_more()
-            until = time.monotonic() + LINE_UP_WITHIN
-            while self._supply.asked and time.monotonic() < until:
-                # What the engine has to say of its devices is for when the brain knows them.
-                time.sleep(0.001)
-                for answer in self._search.answers():
-                    self._on_answer(answer)
+            self._line_up()
         for found in devices:
             self._feed(found)
         self._ask_more()
         while self._packer.unfinished or self._supply.asked or self._estimates:
-            only_reports = True
-            for happened in self._engine.poll(SHOW_EVERY):
-                if type(happened) is Report:
-                    self._on_report(happened)
-                elif type(happened) is Question:
-                    self._search.question(happened)
-                elif type(happened) is Estimated:
-                    only_reports = False
-                    self._records.estimated(happened)
-                    self._join(self._estimates.heard(happened))
-                else:
-                    only_reports = False
-                    self._feed(happened)  # type: ignore[arg-type]
-            for answer in self._search.answers():
-                only_reports = False
-                self._on_answer(answer)
+            happened = self._engine.poll(SHOW_EVERY)
+            for one in happened:
+                self._take_in(one)
+            only_reports = not self._hear() and all(type(one) in (Report, Question) for one in happened)
             # Not the other way round: all may have been closed under a loop that was left to itself.
             self._check_end()
             self._acknowledge()
@@ -211,6 +201,33 @@ class Sweep:
                 if not self._estimates:
                     self._supply.settle()
             self.display.show()
+
+    def _line_up(self) -> None:
+        """Waits a moment for suggestions: the longest, which is to start first, may be the last of them."""
+        self._ask_more()
+        until = time.monotonic() + LINE_UP_WITHIN
+        while self._supply.asked and time.monotonic() < until:
+            # What the engine has to say of its devices is for when the brain knows them.
+            time.sleep(0.001)
+            self._hear()
+
+    def _hear(self) -> bool:
+        """Takes in what the search has answered; whether there was anything."""
+        answers = self._search.answers()
+        for answer in answers:
+            self._on_answer[type(answer)](answer)
+        return bool(answers)
+
+    def _take_in(self, happened: Happened) -> None:
+        if isinstance(happened, Report):
+            self._on_report(happened)
+        elif isinstance(happened, Question):
+            self._search.question(happened)
+        elif isinstance(happened, Estimated):
+            self._records.estimated(happened)
+            self._join(self._estimates.heard(happened))
+        else:
+            self._feed(happened)
 
     def _ask_more(self) -> None:
         estimates = self._estimates
@@ -256,40 +273,40 @@ class Sweep:
 
     # ---- what the search says
 
-    def _on_answer(self, answer: Answer) -> None:
-        if isinstance(answer, Suggestion):
-            self._supply.suggested()
-            self._propose(answer)
-        elif isinstance(answer, Verdict):
-            record = self._records[answer.trial]
-            if answer.attempt == record.attempts - 1 and not record.state.is_final:
-                if answer.stop:
-                    self._withdraw(record, TrialState.STOPPED)
-                elif answer.wait:
-                    self._hold(record)
-            self._unacknowledged.append((answer.trial, answer.attempt))
-        elif isinstance(answer, Reply):
-            if answer.stop and not self._records[answer.trial].state.is_final:
-                self._withdraw(self._records[answer.trial], TrialState.STOPPED)
-            self._engine.answer(answer.trial, answer.attempt, answer.payload)
-        elif isinstance(answer, Promotion):
-            self._supply.settled()
-            self._resting.discard(answer.trial)
-            if not self._records[answer.trial].state.is_final:
-                self._feed(TrialReleased(self._engine.now(), answer.trial))
-        elif isinstance(answer, Settled):
-            self._supply.settled()
-            for record in self._records.unfinished():
+    def _judged(self, verdict: Verdict) -> None:
+        record = self._records[verdict.trial]
+        if verdict.attempt == record.attempts - 1 and not record.state.is_final:
+            if verdict.stop:
                 self._withdraw(record, TrialState.STOPPED)
-        elif isinstance(answer, Exhausted):
-            self._supply.exhausted()
-        elif isinstance(answer, Failure):
-            if isinstance(answer.error, errors.CotuneError) or not isinstance(answer.error, Exception):
-                raise answer.error
-            raise errors.RunError(
-                f"the sampler or the pruner raised {type(answer.error).__name__}: {answer.error}",
-                hint="see the cause above; what has run so far is kept, resume=True goes on with another one",
-            ) from answer.error
+            elif verdict.wait:
+                self._hold(record)
+        self._unacknowledged.append((verdict.trial, verdict.attempt))
+
+    def _replied(self, reply: Reply) -> None:
+        record = self._records[reply.trial]
+        if reply.stop and not record.state.is_final:
+            self._withdraw(record, TrialState.STOPPED)
+        self._engine.answer(reply.trial, reply.attempt, reply.payload)
+
+    def _promoted(self, promotion: Promotion) -> None:
+        self._supply.settled()
+        self._resting.discard(promotion.trial)
+        if not self._records[promotion.trial].state.is_final:
+            self._feed(TrialReleased(self._engine.now(), promotion.trial))
+
+    def _settled(self, _answer: Settled) -> None:
+        self._supply.settled()
+        for record in self._records.unfinished():
+            self._withdraw(record, TrialState.STOPPED)
+
+    def _failed(self, failure: Failure) -> None:
+        error = failure.error
+        if isinstance(error, errors.CotuneError) or not isinstance(error, Exception):
+            raise error
+        raise errors.RunError(
+            f"the sampler or the pruner raised {type(error).__name__}: {error}",
+            hint="see the cause above; what has run so far is kept, resume=True goes on with another one",
+        ) from error
 
     def _withdraw(self, record: Record, state: TrialState) -> None:
         record.withdrawn = record.withdrawn or state
@@ -303,6 +320,7 @@ class Sweep:
     # ---- trials come
 
     def _propose(self, suggestion: Suggestion) -> None:
+        self._supply.suggested()
         config = self._space.config(suggestion.params)
         record = self._records.proposed(suggestion.trial, suggestion.params, config)
         if self.interrupted:
