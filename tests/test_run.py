@@ -519,15 +519,29 @@ def test_it_runs_in_a_thread_and_in_two_threads_at_once(run):
     assert all(len(results[n]) == 3 and not results[n].errors for n in range(2))
 
 
-def test_lanes_that_are_not_given_are_found(run):
-    def train(config):
-        for step in range(6):
-            time.sleep(0.03)  # an idle device: one lane alone would leave it unused
-            cotune.report({"loss": 1.0}, step=step)
+def at_once(results):
+    return max(sum(a.start <= b.start < a.end for a in results) for b in results)
 
-    results = run(train, {"x": cotune.uniform(0, 1)}, trials=8)
-    running = max(sum(a.start <= b.start < a.end for a in results) for b in results)
-    assert running == len(os.sched_getaffinity(0))
+
+def test_lanes_that_are_not_given_are_as_many_as_cores_where_trials_compute(run):
+    def train(config):
+        for _ in range(6):
+            begun = time.thread_time()
+            while time.thread_time() - begun < 0.03:
+                pass
+            cotune.report({"loss": 1.0})
+
+    assert at_once(run(train, {"x": cotune.uniform(0, 1)}, trials=12)) == len(os.sched_getaffinity(0))
+
+
+def test_and_more_where_they_leave_the_cores_idle(run):
+    def train(config):
+        for _ in range(6):
+            time.sleep(0.03)
+            cotune.report({"loss": 1.0})
+
+    cores = len(os.sched_getaffinity(0))
+    assert at_once(run(train, {"x": cotune.uniform(0, 1)}, trials=4 * cores)) > cores
 
 
 def test_two_devices_are_both_used(run):

@@ -154,7 +154,8 @@ def _used(info: DeviceInfo) -> Finding:
         return Finding(
             info.name, info.capacity > 2 * info.context, f"{said}, {bare}, up to {info.max_width} lanes as they pay"
         )
-    said += f", up to {info.max_width} lanes of one thread, each capped at its quota and {format_bytes(HEADROOM)}"
+    idle = f" ({info.idle_width} if they leave the cores idle)" if info.idle_width > info.max_width else ""
+    said += f", up to {info.max_width} lanes of one thread{idle}, each capped at its quota and {format_bytes(HEADROOM)}"
     return Finding(info.name, True, said)
 
 

@@ -85,7 +85,9 @@ class LocalEngine(Engine):
     def start(self, is_over: Callable[[], bool] = lambda: False) -> list[ev.DeviceFound]:
         self._devices.watch(self._options.mps)
         return [
-            ev.DeviceFound(self.now(), info.name, info.capacity, info.context, info.max_width)
+            ev.DeviceFound(
+                self.now(), info.name, info.capacity, info.context, info.max_width, idle_width=info.idle_width
+            )
             for info in self._devices.there.values()
         ]
 

@@ -14,7 +14,7 @@ from cotune import errors
 from cotune.engines.local import LocalEngine
 from cotune.engines.local_options import LocalOptions
 from cotune.packer import DeviceFound, Event
-from cotune.sharing.devices import DeviceInfo, find_devices
+from cotune.sharing.devices import DeviceInfo, find_devices, with_cores
 from cotune.sharing.pickling import Packed
 from cotune.trial import Question, Report
 
@@ -156,18 +156,18 @@ def _device_of(slot: Slot, threads: int | None) -> tuple[DeviceInfo, str]:
     if not slot.gpus:
         info = find_devices(devices=["cpu:0"], threads=threads)[0]
         capacity = min(info.capacity, slot.memory or info.capacity)
-        return _sized(info, slot.cpus, capacity, threads), f"{address}/cpu:0"
+        return with_cores(_sized(info, capacity), slot.cpus, threads), f"{address}/cpu:0"
     number = ray.get_gpu_ids()[0]
     share = max(1, int(resources["GPU"]))
     cores = max(1, int(resources.get("CPU", 1)) // share)
     info = find_devices()[0]
     if info.is_cuda:
         return replace(info, cores=cores), f"{address}/cuda:{number}"
-    return _sized(info, cores, info.capacity // share, threads), f"{address}/cpu:{number}"
+    return with_cores(_sized(info, info.capacity // share), cores, threads), f"{address}/cpu:{number}"
 
 
-def _sized(info: DeviceInfo, cores: int, capacity: int, threads: int | None) -> DeviceInfo:
-    return replace(info, cores=cores, capacity=capacity, total=capacity, max_width=max(1, cores // (threads or 1)))
+def _sized(info: DeviceInfo, capacity: int) -> DeviceInfo:
+    return replace(info, capacity=capacity, total=capacity)
 
 
 def _own_folder(folder: Path) -> Path:

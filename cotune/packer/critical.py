@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from itertools import accumulate
 from typing import NamedTuple
 
-from cotune.packer.interference import SHARED, load, shared_speed
+from cotune.packer.interference import SHARED, shared_speed
 from cotune.packer.ledger import Ledger
 from cotune.packer.line import Line
 from cotune.packer.predictor import Predictor
@@ -111,7 +111,7 @@ class Critical:
         self.left(trial)
         left = self.seconds_left(trial)
         needs = trial.measured or trial.expected
-        now = _Left(left * load(trial), left * (needs.peak if needs else 0))
+        now = _Left(left * trial.load, left * (needs.peak if needs else 0))
         self._running[trial.id] = now
         self._load += now.load
         self._volume += now.volume

@@ -39,6 +39,7 @@ class DeviceFound(Event):
         capacity: Bytes all lanes on it may hold together.
         context: Bytes a lane costs before any trial, a first guess until a lane has measured it.
         max_width: More lanes than this never pay (cores of a CPU device, client limit of a GPU).
+        idle_width: So many may, as long as those that run leave it idle; 0 where that is not known of them.
         width: Lanes to begin with, where an earlier sweep tells.
     """
 
@@ -47,6 +48,7 @@ class DeviceFound(Event):
     context: int = 0
     max_width: int = 16
     width: int = 1
+    idle_width: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,12 +60,7 @@ class Interference:
                 self._factors[pair] = 1.0 + FORGETTING * (factor - 1.0)
 
     def _guess(self, trial: Trial, others: list[Trial]) -> float:
-        return 1.0 / shared_speed(load(trial) + sum(map(load, others))) if others else 1.0
-
-
-def load(trial: Trial) -> float:
-    """Its share of the device's time alone; all of it as long as nobody knows."""
-    return 1.0 if trial.busy is None else trial.busy
+        return 1.0 / shared_speed(trial.load + sum(other.load for other in others)) if others else 1.0
 
 
 def common_speed(trials: Sequence[Trial]) -> float:
@@ -80,7 +75,7 @@ def common_speed(trials: Sequence[Trial]) -> float:
 
 def foremost(trials: Iterable[Trial]) -> Trial:
     """Of trials that share a lane the one that counts: who has priority has every turn; else it is the busiest."""
-    return max(trials, key=lambda trial: (trial.priority, load(trial)))
+    return max(trials, key=lambda trial: (trial.priority, trial.load))
 
 
 def neighbours(trial: Trial, device: Device, own: Lane | None = None) -> list[Trial]:

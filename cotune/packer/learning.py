@@ -152,7 +152,7 @@ class Learning:
         left = line.seconds / (width * len(self._ledger.devices))
         # Of trials of unknown length nothing is left, but for what rounding has left.
         is_ending = not line.is_open and 1e-6 < left < device.start_seconds
-        device.width.review(device.computing, (bool(line) or line.is_open) and not is_ending)
+        device.width.review(device.computing, (bool(line) or line.is_open) and not is_ending, device.is_idle)
         if device.width.width > width:
             # Warm or not, those that begin now have to show that they run.
             for lane in device.idle:

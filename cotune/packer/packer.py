@@ -196,8 +196,14 @@ class Packer:
             return self._device_changed(ev.DeviceChanged(event.time, event.device, event.capacity))
         policy = self.options.policy
         fixed = self.options.width or (event.max_width if policy.packs else None)
-        begin = min(event.width, event.max_width)
-        width = WidthControl(fixed or event.max_width, policy.gain, policy.guesses and begin == 1, fixed or begin)
+        begin = min(event.width, max(event.max_width, event.idle_width))
+        width = WidthControl(
+            fixed or event.max_width,
+            policy.gain,
+            policy.guesses and begin == 1,
+            fixed or begin,
+            idle_limit=0 if fixed else event.idle_width,
+        )
         self._found += 1
         device = Device(
             event.device,

@@ -27,7 +27,7 @@ class Reasons:
     def why(self, trial: Trial) -> str:
         """Why the trial waits, with figures."""
         if not self._ledger.pool.with_seat:
-            return self._company.explain_no_seat(self._ledger.devices.values()) or "every lane is taken"
+            return self._company.explain_no_seat(self._ledger.devices.values()) or self._no_lane()
         devices = [device for device in self._ledger.pool.with_seat.values() if device.reserved_for in (None, trial)]
         if not devices:
             return "a device is kept free for a trial that has waited longer"
@@ -47,12 +47,19 @@ class Reasons:
                 return f"{reason}; it is being freed"
         return reason
 
+    def _no_lane(self) -> str:
+        """Why no device has a lane left."""
+        for device in self._ledger.devices.values():
+            if device.width.limit <= device.active < device.width.width:
+                return f"those that run leave {device.name} no time for another"
+        return "every lane is taken"
+
     def _unfit(self, trial: Trial, devices: list[Device]) -> str:
         """Why no device has a place for the trial."""
         if trial.expected is not None and not trial.wants_all:
             roomy = [device for device in devices if device.seats]
             if not roomy:
-                return "every lane is taken"
+                return self._no_lane()
             if (spared := self._company.protection.explain(trial, roomy)) is not None:
                 return spared
             best = max(roomy, key=lambda device: max(self._fitting.holes(device)[0], device.free))

@@ -10,6 +10,8 @@ from cotune.packer.width import WidthControl
 
 # Each keeps a thread and a file descriptor in its lane.
 MOST_PAUSED = 16
+# Of its time a device is idle where those that run use less when alone.
+IDLE = 0.8
 
 
 @dataclass(slots=True, eq=False)
@@ -151,6 +153,12 @@ class Device:
         return len(running) if all(lane.has_iterated for lane in running) else 0
 
     @property
+    def is_idle(self) -> bool:
+        """Whether those that run wait for most of the time, and not for each other."""
+        running = [lane.residents for lane in self.lanes.values() if lane.residents]
+        return sum(max(trial.load for trial in residents.values()) for residents in running) < IDLE
+
+    @property
     def is_returning(self) -> bool:
         """Whether memory that was asked back is still under way."""
         return any(lane.closing or lane.asked < lane.quota for lane in self.lanes.values())
@@ -159,6 +167,8 @@ class Device:
     def seats(self) -> int:
         """How many more lanes may run here."""
         running, most = 0, self.width.width
+        if most > self.width.limit and not self.is_idle:
+            most = self.width.limit
         for lane in self.lanes.values():
             if lane.residents:
                 running += 1

@@ -183,6 +183,11 @@ class Trial:
         return None
 
     @property
+    def load(self) -> float:
+        """The same; all of it as long as nobody knows."""
+        return 1.0 if self.busy is None else self.busy
+
+    @property
     def is_paused(self) -> bool:
         """Whether it waits in its lane."""
         return self.lane is not None and self.id in self.lane.paused

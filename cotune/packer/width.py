@@ -59,11 +59,12 @@ class WidthControl:
     room for. Where memory holds fewer lanes than are to be tried, those that run are judged.
 
     Attributes:
-        limit: Never more lanes than this.
+        limit: Never more lanes than this, but for those that an idle device may have.
         gain: By what factor more lanes must raise the sum of speeds.
         guesses: Whether the utilisation of one trial says where to begin.
         width: Lanes that may run at once now; at the limit from the beginning where the user has chosen it.
         proven: The last width that was kept for what was measured, or gone back to; 0 before that.
+        idle_limit: Never more lanes than this where those that run leave the device idle.
     """
 
     limit: int
@@ -71,6 +72,7 @@ class WidthControl:
     guesses: bool = True
     width: int = 1
     proven: int = 0
+    idle_limit: int = 0
     _guessed: bool = False
     _trying_from: int = 0
     _now: dict[int, Speed] = field(default_factory=dict)
@@ -91,7 +93,7 @@ class WidthControl:
         if not self.guesses or self._guessed or self._trying_from or not busy:
             return
         self._guessed = True
-        self._try(max(1, round(min(self.limit, 1.0 / busy))))
+        self._try(max(1, round(min(self._most(is_idle=True), 1.0 / busy))))
 
     def widen(self) -> None:
         """Tries a second lane though nothing was ever measured: what runs in the first comes to no iteration."""
@@ -128,7 +130,7 @@ class WidthControl:
             now: When it had made them.
             usual: What one of its iterations is expected to take.
         """
-        may_move = self._trying_from or self.width < self.limit
+        may_move = self._trying_from or self.width < self._most(is_idle=True)
         if not may_move or not count or not 0 < active <= self.width or now - seconds < self._since:
             return
         self._fewer = self._fewer + 1 if active < self._reached else 0
@@ -137,15 +139,16 @@ class WidthControl:
             self._reached, self._now, self._fewer = active, {}, 0
         if active == self._reached:
             self._now.setdefault(trial, Speed(usual=usual)).add(count, seconds)
-            if len(self._now) > 4 * self.limit:
+            if len(self._now) > 4 * self._most(is_idle=True):
                 del self._now[next(iter(self._now))]
 
-    def review(self, active: int, waiting: bool) -> None:
+    def review(self, active: int, waiting: bool, is_idle: bool = False) -> None:
         """Decides on the width.
 
         Args:
             active: Lanes running now.
             waiting: Whether a trial would use another lane.
+            is_idle: Whether those that run leave the device idle.
         """
         is_full = self._reached == self.width or (waiting and active == self._reached > self._trying_from)
         if self._trying_from:
@@ -153,8 +156,11 @@ class WidthControl:
                 self._judge()
         elif self._hold > 0:
             self._hold -= 1
-        elif waiting and active == self.width == self._reached < self.limit and self._is_ready():
-            self._try(min(self.limit, (4 if self._is_easy else 2) * self.width))
+        elif waiting and active == self.width == self._reached < self._most(is_idle) and self._is_ready():
+            self._try(min(self._most(is_idle), (4 if self._is_easy else 2) * self.width))
+
+    def _most(self, is_idle: bool) -> int:
+        return max(self.limit, self.idle_limit) if is_idle else self.limit
 
     def _is_ready(self) -> bool:
         iterations = sum(min(speed.count, ITERATIONS) for speed in self._now.values())

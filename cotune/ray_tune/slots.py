@@ -26,7 +26,7 @@ from cotune.ray_tune.lane import lane_actor
 from cotune.ray_tune.site import Site
 from cotune.ray_tune.slot import ClusterOptions, Slot
 from cotune.sharing import cuda
-from cotune.sharing.devices import CPU_SHARE, GPU_MAX_WIDTH
+from cotune.sharing.devices import CPU_SHARE, MAX_WIDTH
 
 LANE_SHARE = 0.01
 IDLE_AFTER = 10.0
@@ -198,7 +198,7 @@ class Slots:
         capacity = self._capacity(slot, site, site.free)
         if site.uuid:
             slot.others = OthersOnGpu(site.total, capacity, lambda free: self._capacity(slot, site, free))
-        width = min(self._width(slot.cores), GPU_MAX_WIDTH) if site.uuid else self._width(slot.cores)
+        width = min(self._width(slot.cores), MAX_WIDTH) if site.uuid else self._width(slot.cores)
         context = cuda.CONTEXT_GUESS + cuda.ROUNDING if site.uuid else RAY_PROCESS_GUESS
         return ev.DeviceFound(now, slot.name, capacity, context, width)
 

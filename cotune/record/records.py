@@ -96,7 +96,7 @@ class Records(Mapping[int, Record]):
             device=found.device,
             capacity=found.capacity,
             context=found.context,
-            max_width=found.max_width,
+            max_width=max(found.max_width, found.idle_width),
             lanes=lanes,
         )
 

@@ -120,7 +120,11 @@ class CpuMemory(LaneMemory):
         return True
 
     def busy_seconds(self) -> float | None:
-        return time.process_time() / self._cores
+        # What child processes use is not seen until they have ended.
+        if _has_children():
+            return None
+        ended = os.times()
+        return (time.process_time() + ended.children_user + ended.children_system) / self._cores
 
     def _tighten(self) -> None:
         text = os.pread(self._status, self._length, 0)
@@ -142,6 +146,14 @@ class CpuMemory(LaneMemory):
         if hard != resource.RLIM_INFINITY and (soft == resource.RLIM_INFINITY or soft > hard):
             return hard
         return soft
+
+
+def _has_children() -> bool:
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
 
 
 def _nothing(*_: int) -> None: ...

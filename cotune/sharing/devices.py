@@ -6,16 +6,16 @@ import operator
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cotune.demand import MIB, format_bytes, parse_bytes
 from cotune.errors import DeviceError
-from cotune.sharing import cuda
+from cotune.sharing import cuda, delays
 from cotune.sharing.machine import available_cores, available_memory
 
 CPU_SHARE = 0.8
 CPU_CONTEXT_GUESS = 16 * MIB
-GPU_MAX_WIDTH = 32
+MAX_WIDTH = 32
 LEAST_CAPACITY = 64 * MIB
 
 
@@ -27,10 +27,11 @@ class DeviceInfo:
         name: `cpu:0`, `cuda:1`.
         capacity: Bytes all lanes on it may hold together.
         context: First guess of what a bare lane costs.
-        max_width: More lanes at once never pay.
+        max_width: More lanes at once never pay, unless they wait.
         cores: CPU cores for its lanes.
         uuid: The GPU's identity; empty for a CPU device.
         total: All bytes of the GPU; the capacity for a CPU device.
+        idle_width: So many lanes may pay while those that run leave it idle; 0 where nobody can tell that.
     """
 
     name: str
@@ -40,6 +41,7 @@ class DeviceInfo:
     cores: int
     uuid: str = ""
     total: int = 0
+    idle_width: int = 0
 
     @property
     def is_cuda(self) -> bool:
@@ -86,6 +88,18 @@ def find_devices(
     if isinstance(gpus, int) and not isinstance(gpus, bool) and 0 < gpus <= len(whole):
         gpus = whole[:gpus]
     return _chosen(whole or [0] if gpus is None else gpus, visible, threads)
+
+
+def with_cores(info: DeviceInfo, cores: int, threads: int | None) -> DeviceInfo:
+    """A CPU device of so many cores.
+
+    Args:
+        info: What else is known of it.
+        cores: Its cores.
+        threads: Threads per lane.
+    """
+    width = max(1, cores // (threads or 1))
+    return replace(info, cores=cores, max_width=width, idle_width=MAX_WIDTH if delays.are_counted() else 0)
 
 
 def _chosen(gpus: int | Sequence[int | str], visible: list[cuda.Gpu], threads: int | None) -> list[DeviceInfo]:
@@ -142,7 +156,7 @@ def _position(entry: object, visible: list[cuda.Gpu]) -> int | None:
 def _gpu(position: int, gpu: cuda.Gpu, count: int) -> DeviceInfo:
     capacity = gpu.total - gpu.used - cuda.RESERVE
     cores = max(1, available_cores() // max(count, 1))
-    context, width = cuda.CONTEXT_GUESS + cuda.ROUNDING, 1 if gpu.exclusive else GPU_MAX_WIDTH
+    context, width = cuda.CONTEXT_GUESS + cuda.ROUNDING, 1 if gpu.exclusive else MAX_WIDTH
     return DeviceInfo(f"cuda:{position}", max(capacity, 0), context, width, cores, gpu.uuid, gpu.total)
 
 
@@ -164,8 +178,8 @@ def _explicit(devices: Sequence[str], threads: int | None) -> list[DeviceInfo]:
                     f"{name!r} has {format_bytes(capacity)}, less than a process needs",
                     hint=f"give it {format_bytes(LEAST_CAPACITY)} or more; mind the unit, as in 'cpu:0@4GiB'",
                 )
-            width = max(1, cores // (threads or 1))
-            info = DeviceInfo(f"cpu:{int(cpu[1] or 0)}", capacity, CPU_CONTEXT_GUESS, width, cores, "", capacity)
+            bare = DeviceInfo(f"cpu:{int(cpu[1] or 0)}", capacity, CPU_CONTEXT_GUESS, 1, cores, "", capacity)
+            info = with_cores(bare, cores, threads)
         elif gpu:
             visible = cuda.visible_gpus() if visible is None else visible
             entry = int(gpu[1]) if gpu[1] else gpu[2]

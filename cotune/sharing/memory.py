@@ -82,7 +82,7 @@ class LaneMemory(ABC):
 
     @abstractmethod
     def busy_seconds(self) -> float | None:
-        """Device time used by this process so far, in seconds of a whole device; None if it cannot be told."""
+        """Device time used by this process so far, in seconds of a whole device; None if it cannot be told now."""
 
 
 # What C++ itself says, whatever exception a library makes of it.

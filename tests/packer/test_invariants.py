@@ -53,7 +53,7 @@ class Chaos(RuleBasedStateMachine):
         )
         self.world = World(options)
         for index, capacity in enumerate(capacities):
-            self.world.device(f"gpu {index}", capacity * MIB, CONTEXT, CONTEXT + surprise * MIB, width=4)
+            self.world.device(f"gpu {index}", capacity * MIB, CONTEXT, CONTEXT + surprise * MIB, 2, idle_width=4)
 
     # ---- what people do
 

@@ -381,6 +381,40 @@ def test_a_trial_whose_lane_has_died_shares_none(residents: int) -> None:
     assert len(world.concluded) + len(world.running()) == 4
 
 
+@pytest.mark.parametrize(("busy", "most"), [(1.0, 1), (0.5, 2), (0.35, 3), (0.15, 6), (0.01, 16)])
+def test_more_lanes_than_cores_run_where_trials_leave_these_idle(busy: float, most: int) -> None:
+    world = World(PackerOptions())
+    world.device("cpu", 100 * GIB, CONTEXT, width=2, idle_width=16)
+    for trial in range(60):
+        world.add(trial, MIB, MIB, steps=10, busy=busy)
+    widest = 0
+    while running := world.running():
+        widest = max(widest, len(running))
+        for trial in running:
+            world.go(trial)
+    assert len(world.concluded) == 60
+    assert widest == most
+
+
+def test_lanes_of_trials_that_wait_are_not_filled_with_others_that_compute() -> None:
+    world = World(PackerOptions())
+    world.device("cpu", 100 * GIB, CONTEXT, width=2, idle_width=16)
+    for trial in range(40):
+        waits = trial < 20
+        world.add(trial, MIB, MIB, steps=4, busy=0.01 if waits else 0.5, kind="waits" if waits else "computes")
+    computing: set[int] = set()
+    reasons: set[str] = set()
+    while running := world.running():
+        computing.add(sum(trial >= 20 for trial in running))
+        if 39 in world.waiting():
+            reasons.add(world.why(39))
+        for trial in running:
+            world.go(trial)
+    assert len(world.concluded) == 40
+    assert max(computing) == 2
+    assert "those that run leave cpu no time for another" in reasons
+
+
 @pytest.mark.parametrize(("opening", "is_wide"), [(0.1, True), (10.0, True), (60.0, False)])
 def test_no_wider_where_all_is_over_before_another_lane_is_up(opening: float, is_wide: bool) -> None:
     policy = make_policy("makespan")

@@ -66,6 +66,23 @@ def test_never_above_the_limit() -> None:
     assert max(run(searching(limit=3), lambda width: 1.0)) == 3
 
 
+@pytest.mark.parametrize(("is_idle", "widest"), [(True, 8), (False, 2)])
+def test_above_the_limit_only_where_the_device_is_idle(is_idle: bool, widest: int) -> None:
+    control = WidthControl(limit=2, idle_limit=8)
+    for _ in range(400):
+        for trial in range(control.width):
+            control.measured(trial, 1, 1.0, control.width)
+        control.review(control.width, waiting=True, is_idle=is_idle)
+    assert control.width == widest
+
+
+def test_the_first_guess_goes_above_the_limit_where_one_trial_leaves_room_for_more() -> None:
+    for busy, width in ((0.5, 2), (0.25, 4), (0.01, 8)):
+        control = WidthControl(limit=2, idle_limit=8)
+        control.guess(busy)
+        assert control.width == width
+
+
 def test_goes_back_where_another_lane_gains_nothing() -> None:
     control = searching()
     seen = run(control, lambda width: float(width))

@@ -6,6 +6,7 @@ for, a shrink only once its `LaneResized` was delivered, a lane until its `LaneL
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import dataclass, field
 
@@ -14,7 +15,7 @@ from cotune.packer import Packer, PackerOptions
 from cotune.packer import events as ev
 from cotune.packer import instructions as do
 from cotune.packer.events import Outcome
-from cotune.packer.state import MOST_PAUSED
+from cotune.packer.state import IDLE, MOST_PAUSED
 from cotune.packer.trial import padded
 
 __all__ = ["MIB", "Job", "World", "WorldDevice", "WorldLane"]
@@ -128,10 +129,16 @@ class World:
     # ---- what a test does
 
     def device(
-        self, name: str, capacity: int, context: int = 0, real_context: int | None = None, width: int = 16
+        self,
+        name: str,
+        capacity: int,
+        context: int = 0,
+        real_context: int | None = None,
+        width: int = 16,
+        idle_width: int = 0,
     ) -> None:
         self.devices[name] = WorldDevice(capacity, capacity, context, context if real_context is None else real_context)
-        self.send(ev.DeviceFound(self.time, name, capacity, context, width))
+        self.send(ev.DeviceFound(self.time, name, capacity, context, width, idle_width=idle_width))
 
     def change(self, name: str, capacity: int) -> list[do.Instruction]:
         device = self.devices[name]
@@ -557,7 +564,8 @@ class World:
                 if running and choosy and self.options.policy.spares_critical:
                     # The same; see test_critical.py.
                     continue
-                if len(running) < device.width.width:
+                used = sum(max(one.load for one in lane.residents.values()) for lane in running)
+                if len(running) < min(device.width.width, math.inf if used < IDLE else device.width.limit):
                     assert device.context + device.shared + demand.peak > free, f"{trial_id} fits a new lane"
                     for lane in lanes:
                         if not lane.residents and not lane.retiring and not trial.is_apart:

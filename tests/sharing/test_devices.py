@@ -8,9 +8,9 @@ import pytest
 
 from cotune.demand import GIB
 from cotune.errors import DeviceError, InputError
-from cotune.sharing import cuda, devices
+from cotune.sharing import cuda, delays, devices
 from cotune.sharing.cuda import Gpu
-from cotune.sharing.devices import find_devices
+from cotune.sharing.devices import MAX_WIDTH, find_devices
 
 UUIDS = ["GPU-aaaa1111-0000", "GPU-aaaa2222-0000", "GPU-bbbb3333-0000", "GPU-cccc4444-0000"]
 CORES = 8
@@ -74,6 +74,13 @@ def test_cpu_devices_without_a_size_share_the_free_memory_and_the_cores():
 def test_threads_bound_the_useful_width_of_a_cpu_device():
     (cpu,) = find_devices(devices=["cpu:0"], threads=3)
     assert cpu.max_width == CORES // 3
+
+
+@pytest.mark.parametrize(("counted", "width"), [(True, MAX_WIDTH), (False, 0)])
+def test_an_idle_cpu_device_may_have_more_lanes_where_it_can_be_told_that_it_is(monkeypatch, counted, width):
+    monkeypatch.setattr(delays, "are_counted", lambda: counted)
+    (cpu,) = find_devices(devices=["cpu:0"])
+    assert cpu.idle_width == width
 
 
 def test_a_cpu_device_has_at_least_one_core_and_one_lane():

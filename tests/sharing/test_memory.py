@@ -317,6 +317,16 @@ def test_busy_seconds_count_the_share_of_a_whole_device():
     assert one.busy_seconds() == pytest.approx(2 * two.busy_seconds(), rel=0.1)
 
 
+def test_busy_seconds_of_child_processes_count_once_they_have_ended_and_until_then_nobody_can_tell():
+    memory = CpuMemory(1)
+    before = memory.busy_seconds()
+    burn = "import time\nwhile time.process_time() < 0.3: pass\ninput()"
+    with subprocess.Popen([sys.executable, "-c", burn], stdin=subprocess.PIPE) as child:
+        assert memory.busy_seconds() is None
+        child.communicate(b"\n")
+    assert memory.busy_seconds() - before > 0.25
+
+
 # ---- telling that memory ran out
 
 

@@ -317,6 +317,7 @@ class ResidentTrial(session.Session):
             if self._over:
                 return
             self._meter.read(time.monotonic(), final=True)
+            self._meter.close()
             self._over = True
         if ending.outcome is Outcome.DONE and self._iterations == 0:
             # An objective that never reports is one iteration, or nothing would be known of how fast any is.

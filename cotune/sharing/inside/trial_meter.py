@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from cotune.sharing.delays import ThreadDelays
 from cotune.sharing.page import HELD
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ class Measured(NamedTuple):
         seconds: In which it had the turn, less what it waited for others.
         persistent: Bytes it holds between iterations.
         ephemeral: Peak bytes on top of those.
-        busy: Share of the device's time it used; None if that is not known.
+        busy: Share of the device's time it would have used alone; None if that is not known.
     """
 
     seconds: float
@@ -42,12 +43,19 @@ class TrialMeter:
         self._since = 0.0
         self._seconds = 0.0
         self._busy_since: float | None = None
-        self._busy = 0.0
+        self._busy: float | None = 0.0
+        # Of the trial's thread, whichever reads it; where cores are the device.
+        self._delays: ThreadDelays | None = None
+        self._delayed_since = 0.0
+        self._delayed = 0.0
 
     def begin(self, now: float) -> None:
         """The turn begins. Whoever had it before has read the meters and reset them."""
         self._level = self._host.level
         self._since, self._busy_since = now, self._host.memory.busy_seconds()
+        if self._delays is None and self._busy_since is not None:
+            self._delays = ThreadDelays()
+        self._delayed_since = self._delays.seconds() if self._delays is not None else 0.0
 
     def read(self, now: float, *, final: bool = False) -> None:
         """Reads the meters, and resets them for whoever is next.
@@ -67,10 +75,21 @@ class TrialMeter:
         host.page[HELD] = host.memory.held()
         self._seconds += now - self._since
         self._since = now
-        busy = host.memory.busy_seconds()
-        if busy is not None and self._busy_since is not None:
-            self._busy += busy - self._busy_since
-        self._busy_since = busy
+        before, self._busy_since = self._busy_since, host.memory.busy_seconds()
+        if before is None or self._busy_since is None or self._busy is None:
+            self._busy = None
+        else:
+            self._busy += self._busy_since - before
+        if self._delays is not None:
+            delayed = self._delays.seconds()
+            self._delayed += delayed - self._delayed_since
+            self._delayed_since = delayed
+
+    def close(self) -> None:
+        """Nothing is measured any more."""
+        if self._delays is not None:
+            self._delays.close()
+            self._delays = None
 
     def leave_out(self, seconds: float) -> None:
         """Time that was not the trial's own."""
@@ -86,9 +105,10 @@ class TrialMeter:
 
     def take(self) -> Measured:
         """What there is to tell, once."""
-        is_known = self._busy_since is not None and self._seconds > 0
-        busy = self._busy / self._seconds if is_known else None
+        # Alone it would not have been delayed.
+        own = self._seconds - self._delayed
+        busy = self._busy / own if self._busy is not None and own > 0 else None
         measured = Measured(self._seconds, max(0, self.persistent), max(0, self._ephemeral), busy)
         self._ephemeral = 0
-        self._seconds = self._busy = 0.0
+        self._seconds = self._busy = self._delayed = 0.0
         return measured
