@@ -18,6 +18,8 @@ from cotune.trial import Outcome
 
 # As many devices, nodes, or processes that fork lanes, as one trial may take with it.
 MOST_LOSSES = 8
+# From so many on it may be why, and takes no others with it.
+SUSPICIOUS = MOST_LOSSES // 2
 
 
 class Endings:
@@ -98,6 +100,7 @@ class Endings:
 
     def _lost_with_others(self, trial: Trial, reason: str, now: float) -> None:
         trial.losses += 1
+        trial.alone = trial.alone or trial.losses >= SUSPICIOUS
         if trial.losses >= MOST_LOSSES and not trial.withdrawn:
             reason = f"{MOST_LOSSES} times all that ran beside it was lost with it; last: {reason}"
             self.conclude(trial, Outcome.FAILED, "LaneDied", reason)

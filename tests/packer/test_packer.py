@@ -11,7 +11,7 @@ from cotune.demand import Demand
 from cotune.packer import Packer, PackerOptions
 from cotune.packer import events as ev
 from cotune.packer import instructions as do
-from cotune.packer.endings import MOST_LOSSES
+from cotune.packer.endings import MOST_LOSSES, SUSPICIOUS
 from cotune.packer.events import Outcome
 from cotune.packer.interference import shared_speed
 from cotune.packer.learning import PROBE_SECONDS
@@ -1000,13 +1000,30 @@ def test_a_trial_that_takes_one_device_after_another_with_it_is_given_up() -> No
     assert world.devices
 
 
+def test_neighbours_of_a_trial_that_takes_all_lanes_with_it_again_and_again_are_not_given_up_with_it() -> None:
+    world = make(4, context=0)
+    for trial in range(4):
+        world.add(trial, 10 * MIB, hint=1.0)
+    for _ in range(MOST_LOSSES):
+        # It goes on killing as soon as it runs.
+        world.settle()
+        running = world.running()
+        assert 0 in running
+        for lane in list(world.lanes):
+            del world.lanes[lane]
+            world.send(ev.LaneLost(world.time, lane, None, "killed", with_others=True))
+    world.run()
+    assert world.outcome(0) is Outcome.FAILED
+    assert {world.outcome(trial) for trial in (1, 2, 3)} == {Outcome.DONE}
+
+
 def test_a_trial_is_not_charged_with_the_loss_of_all_lanes_as_with_that_of_its_own() -> None:
     brain = Packer(PackerOptions(width=1))
     brain.handle(ev.DeviceFound(0.0, "gpu 0", GIB))
     brain.handle(ev.TrialAdded(0.0, 1))
     for lane in range(1, MOST_LOSSES + 1):
         brain.handle(ev.LaneReady(0.0, lane, 0))
-        assert not brain._trials[1].alone
+        assert brain._trials[1].alone == (lane > SUSPICIOUS)
         said = brain.handle(ev.LaneLost(0.0, lane, 1, "the process that forks lanes was killed", with_others=True))
         assert isinstance(said[0], do.RetryTrial if lane < MOST_LOSSES else do.ConcludeTrial)
 
