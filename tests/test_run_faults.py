@@ -3,6 +3,7 @@
 import contextlib
 import os
 import signal
+import textwrap
 import time
 from pathlib import Path
 
@@ -282,6 +283,36 @@ def test_a_zygote_killed_in_the_middle_is_replaced(run):
 
     results = run(train, {"x": 1}, trials=5, lanes=2)
     assert [trial.state for trial in results] == ["done"] * 5
+
+
+@pytest.mark.parametrize(
+    ("times", "number", "says", "hint"),
+    [
+        (1, signal.SIGKILL, None, None),
+        (2, signal.SIGKILL, "was killed by SIGKILL at its start", "want of memory"),
+        (1, signal.SIGSEGV, "was killed by SIGSEGV at its start", "must work by itself"),
+    ],
+)
+def test_a_zygote_that_is_killed_while_it_imports_is_started_once_more(
+    run, tmp_path, monkeypatch, times, number, says, hint
+):
+    text = f"""
+        import os, pathlib, resource
+        died = pathlib.Path({str(tmp_path)!r}, "died")
+        died.open("a").write("x")
+        if len(died.read_text()) <= {times}:
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+            os.kill(os.getpid(), {int(number)})
+    """
+    (tmp_path / "killed_here.py").write_text(textwrap.dedent(text))
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr("cotune.sharing.pickling.modules_to_preload", lambda *given, **how: ["killed_here"])
+    if says is None:
+        assert not run(lambda config: 0.0, {"x": 1}, trials=2).errors
+    else:
+        with pytest.raises(cotune.RunError, match=says) as refused:
+            run(lambda config: 0.0, {"x": 1}, trials=2)
+        assert hint in refused.value.hint
 
 
 def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before(run):

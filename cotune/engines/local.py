@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import selectors
+import signal
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -30,7 +31,7 @@ from cotune.sharing import wire
 from cotune.sharing.cuda import CONTEXT_GUESS
 from cotune.sharing.devices import DeviceInfo
 from cotune.sharing.estimator import Estimator
-from cotune.sharing.lane import LaneHandle, ended_how
+from cotune.sharing.lane import LaneHandle, ended_how, signal_name
 from cotune.sharing.pickling import Packed, pack
 from cotune.sharing.wire import Kind
 from cotune.sharing.zygote import Zygote
@@ -77,6 +78,8 @@ class LocalEngine(Engine):
         # What is to be called when there is something to hear.
         self._selector.register(self._bell, selectors.EVENT_READ, self._bell.hush)
         self._zygote: Zygote | None = None
+        # One was, before it was up: by want of memory, perhaps, which may be over.
+        self._was_killed_early = False
         self._estimator = Estimator(
             self._selector, self._spawn_zygote, self._series, lambda told: self._pending.append(told)
         )
@@ -281,16 +284,33 @@ class LocalEngine(Engine):
         zygote.close()
         self._zygote = None
         if not zygote.is_up:
-            raise errors.RunError(
-                f"the process that forks lanes died at its start: {words or 'it said nothing'}",
-                hint=f"see {self._folder / 'zygote.log'}; importing what the trainable uses must work by itself",
-            )
+            self._died_early(zygote, words)
         lanes, detail = list(self._lanes), "the process that forks lanes was killed"
         for lane in lanes:
             self._lane_gone(lane, detail, with_others=True)
         # Counted once, however many waited for it.
         for device in {lane.options.device for lane in lanes if not lane.is_up}:
             self._devices.lane_stillborn(device, detail)
+
+    def _died_early(self, zygote: Zygote, words: str) -> None:
+        """It did not come to fork a lane: was it killed, another is started, once.
+
+        Raises:
+            RunError: It has failed by itself, or was killed again.
+        """
+        if zygote.killed_by == signal.SIGKILL and not self._was_killed_early:
+            self._was_killed_early = True
+            return
+        # The second is what we ourselves send to what is still about to end.
+        is_unclear = zygote.killed_by in (0, signal.SIGTERM)
+        how = "died" if is_unclear else f"was killed by {signal_name(zygote.killed_by)}"
+        mend = "importing what the trainable uses must work by itself"
+        if zygote.killed_by == signal.SIGKILL:
+            mend = "the system does so for want of memory: make room, or import less where the trainable is defined"
+        raise errors.RunError(
+            f"the process that forks lanes {how} at its start: {words or 'it said nothing'}",
+            hint=f"see {self._folder / 'zygote.log'}; {mend}",
+        )
 
     def _lane_gone(
         self, lane: LaneHandle, detail: str, status: int | None = None, *, with_others: bool = False

@@ -213,6 +213,14 @@ def _send_all(sock: socket.socket, unsent: queue.SimpleQueue[memoryview | None])
             sock.sendall(part, socket.MSG_NOSIGNAL)
 
 
+def signal_name(number: int) -> str:
+    """`SIGKILL` of 9; real-time signals have no name."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
 def ended_how(status: int, log: Path) -> str:
     """How a lane's process ended, in words, with the last line it wrote; of a traceback, the error's first.
 
@@ -223,11 +231,7 @@ def ended_how(status: int, log: Path) -> str:
     if status < 0:
         return f"no process could be started for it: {os.strerror(-status)}"
     if os.WIFSIGNALED(status):
-        number = os.WTERMSIG(status)
-        try:
-            said = f"its lane process was killed by {signal.Signals(number).name}"
-        except ValueError:
-            said = f"its lane process was killed by signal {number}"
+        said = f"its lane process was killed by {signal_name(os.WTERMSIG(status))}"
     elif os.WEXITSTATUS(status) == FAULTED:
         said = "a kernel broke the device context that it shared with others"
     else:

@@ -136,6 +136,11 @@ class Zygote:
             self._groups.pop(message[1], None)
         return message
 
+    @property
+    def killed_by(self) -> int:
+        """The signal that has ended it, once it is closed; 0 if none has."""
+        return max(0, -(self._process.returncode or 0))
+
     def last_words(self) -> str:
         """The end of its log, for an error message."""
         with contextlib.suppress(OSError):
