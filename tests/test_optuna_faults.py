@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import logging
 import os
 import signal
 import sqlite3
@@ -118,7 +119,9 @@ def test_a_trial_larger_than_any_device_fails_alone(optimize):
     assert states(study) == ["COMPLETE", "FAIL", "COMPLETE"]
 
 
-def test_an_exception_in_one_lane_stops_the_trials_in_the_others(optimize, tmp_path):
+def test_an_exception_in_one_lane_stops_the_trials_in_the_others_which_are_not_said_to_have_raised_it(
+    optimize, tmp_path, caplog
+):
     is_there = tmp_path / "is there"
     os.mkfifo(is_there)
 
@@ -132,9 +135,15 @@ def test_an_exception_in_one_lane_stops_the_trials_in_the_others(optimize, tmp_p
         time.sleep(600)
 
     study = optuna.create_study()
+    logger = logging.getLogger("optuna")
+    logger.addHandler(caplog.handler)
     with pytest.raises(ValueError, match="no luck"):
         optimize(study, objective, lanes=2)
+    logger.removeHandler(caplog.handler)
     assert states(study) == ["FAIL", "FAIL"]
+    (said,) = (record for record in caplog.records if record.getMessage().startswith("Trial 0 failed with parameters"))
+    assert "stopped on its way, for the optimization has ended: ValueError('no luck')" in said.getMessage()
+    assert said.exc_info[0] is cotune.RunError
 
 
 @pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")

@@ -96,7 +96,7 @@ class EventLog:
     def _error(self, error: OSError) -> StorageError:
         return StorageError(
             f"cannot write {self._path}: {error.strerror or error}",
-            hint="make room, then go on with resume=True: what was written stays",
+            hint="make room, then go on with resume=True, or with optimize() on the same study: what was written stays",
         )
 
 

@@ -135,14 +135,19 @@ class StudySearch(Proposer):
             raise self._failure
 
     def give_up(self, why: BaseException) -> None:
-        """Tells the study how trials ended that it still counts as running: failed, unless they came to their end."""
+        """Tells the study how trials ended that it still counts as running: failed, unless they came to their end.
+
+        Args:
+            why: What has ended the optimization, which is none of their doing.
+        """
+        stopped = RunError(f"stopped on its way, for the optimization has ended: {why!r}")
         for number in list(self._running):
             running = self._running.pop(number)
             state = {"returned": None, "pruned": OptunaState.PRUNED}.get(running.end[0], OptunaState.FAIL)
             try:
                 running.heartbeat.join()
                 self._settle(running)
-                tell(self._study, running.trial, state, running.end[1], why if state is OptunaState.FAIL else None)
+                tell(self._study, running.trial, state, running.end[1], stopped if state is OptunaState.FAIL else None)
             except Exception as error:
                 # Such as a storage that is gone, or another process that has told it already.
                 _logger.warning(f"Trial {number} could not be told to have failed: {error!r}")

@@ -82,7 +82,7 @@ class Checkpoints:
     def _not_saved(self, error: OSError) -> StorageError:
         return StorageError(
             f"checkpoint of trial {self._trial} not saved under {self._folder.checkpoints}: {error.strerror or error}",
-            hint="make room, then resume=True goes on from the previous checkpoint; or pass another storage=",
+            hint="make room: resume=True of cotune.run goes on from the checkpoint before; or pass another storage=",
         )
 
 
