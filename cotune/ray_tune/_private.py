@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import os
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +20,7 @@ from ray.air.execution._internal.tracked_actor_task import TrackedActorTask
 from ray.air.execution.resources.placement_group import PlacementGroupResourceManager
 from ray.air.execution.resources.request import AcquiredResources, ResourceRequest
 from ray.air.execution.resources.resource_manager import ResourceManager
+from ray.train._internal import checkpoint_manager
 from ray.train._internal import session as ray_session
 from ray.train._internal.checkpoint_manager import _CheckpointManager
 from ray.tune.execution import tune_controller
@@ -49,6 +51,7 @@ __all__ = [
     "handle_of",
     "has_nothing_to_save",
     "is_function",
+    "keep_awaited_checkpoints",
     "keep_checkpoints",
     "last_result",
     "limit_pending",
@@ -71,7 +74,9 @@ _NEEDED: tuple[tuple[Any, tuple[str, ...]], ...] = (
     (ray_session, ("_session", "_TrainSession", "_TrainingResult", "get_session", "init_session", "shutdown_session")),
     (ray_session._TrainSession, ("reset", "report", "get_next", "finish")),
     (function_trainable, ("init_session", "shutdown_session", "get_session", "FunctionTrainable")),
+    (ray_session._FutureTrainingResult, ("resolve",)),
     (_CheckpointManager, ("register_checkpoint",)),
+    (checkpoint_manager, ("_delete_fs_path",)),
     (actor, ("_actor_launch_hook",)),
     (ray._private.state, ("available_resources_per_node",)),
     (remote_function, ("_task_launch_hook",)),
@@ -177,6 +182,53 @@ def keep_checkpoints() -> None:
         register(self, checkpoint_result)
 
     _CheckpointManager.register_checkpoint = register_checkpoint
+
+
+class _Spared:
+    """Checkpoints that Tune would have deleted, and somebody is still to go on from."""
+
+    def __init__(self, delete: Callable[[Any, str], None]) -> None:
+        self._delete = delete
+        self._found: dict[str, Any] = {}
+        self.controllers: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    def delete(self, fs: Any, fs_path: str) -> None:
+        """In the place of Ray's own: deletes it, or a later call does once nobody awaits it."""
+        self._found[fs_path] = fs
+        awaited, unsure = self._awaited()
+        for path in [path for path in self._found if path not in awaited and not path.startswith(unsure)]:
+            self._delete(self._found.pop(path), path)
+
+    def _awaited(self) -> tuple[set[str], tuple[str, ...]]:
+        """Paths of checkpoints, and folders of trials of which PBT has yet to hear which one it has asked for."""
+        paths, unsure = set(), []
+        for controller in list(self.controllers):
+            live = controller.get_live_trials()
+            found = [trial.checkpoint for trial in live]
+            states = getattr(controller._scheduler_alg, "_trial_state", {})
+            for trial in live:
+                asked = getattr(states.get(trial), "last_checkpoint", None)
+                if isinstance(asked, ray_session._FutureTrainingResult):
+                    answer = asked.resolve(block=False)
+                    asked = answer and answer.checkpoint
+                    if answer is None:
+                        unsure.append(f"{trial.path}/")
+                found.append(asked)
+            paths |= {checkpoint.path for checkpoint in found if checkpoint is not None}
+        return paths, tuple(unsure)
+
+
+def keep_awaited_checkpoints(controller: Any) -> None:
+    """Makes `num_to_keep` spare what trials are to go on from that PBT has given another's checkpoint.
+
+    The other one may make better ones, or later ones, before they get to it: then they fail. Once is enough.
+    """
+    delete = checkpoint_manager._delete_fs_path
+    spared = getattr(delete, "__self__", None)
+    if not isinstance(spared, _Spared):
+        spared = _Spared(delete)
+        checkpoint_manager._delete_fs_path = spared.delete
+    spared.controllers.add(controller)
 
 
 def follow_resources(controller: Any, changed: Callable[[], None]) -> None:

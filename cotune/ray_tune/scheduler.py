@@ -172,7 +172,9 @@ def _colocated(base: Any) -> type[TrialScheduler]:
                 _private.reuse_no_actors(tune_controller)
                 self._cotune_fractions.prepare(trial)
             else:
-                admit(_private.controller_behind(tune_controller), trial, self._cotune_options)
+                controller = _private.controller_behind(tune_controller)
+                _private.keep_awaited_checkpoints(controller)
+                admit(controller, trial, self._cotune_options)
             super().on_trial_add(tune_controller, trial, **kwargs)
 
         def on_trial_result(self, tune_controller: Any, trial: Any, result: Any, **kwargs: Any) -> Any:

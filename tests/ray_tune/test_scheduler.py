@@ -150,3 +150,48 @@ def test_a_checkpoint_that_is_saved_twice_is_kept_as_one_also_when_restored(tmp_
         books.register_checkpoint(_TrainingResult(Checkpoint(folder), {"number": number}))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["1", "2"]
     assert [result.metrics["number"] for result in books.best_checkpoint_results] == [1, 2]
+
+
+@pytest.mark.parametrize("asked", ["given", "found", "answered", "unanswered"])
+def test_a_checkpoint_that_another_trial_is_to_go_on_from_is_deleted_once_it_has(tmp_path, monkeypatch, asked):
+    from ray.train._internal import checkpoint_manager
+    from ray.train._internal.session import _FutureTrainingResult, _TrainingResult
+    from ray.tune import Checkpoint, CheckpointConfig
+
+    monkeypatch.setattr(checkpoint_manager, "_delete_fs_path", checkpoint_manager._delete_fs_path)
+    books = checkpoint_manager._CheckpointManager(CheckpointConfig(num_to_keep=1))
+    results = []
+
+    def save():
+        folder = tmp_path / "a" / str(len(results))
+        folder.mkdir(parents=True)
+        results.append(_TrainingResult(Checkpoint(folder), {}))
+        books.register_checkpoint(results[-1])
+        return results[-1]
+
+    class Future(_FutureTrainingResult):
+        def __init__(self, answer):
+            self.answer = answer
+
+        def resolve(self, block=True):
+            assert not block
+            return self.answer
+
+    class Trial(SimpleNamespace):
+        __hash__ = object.__hash__
+
+    first = save()
+    a, b = (Trial(path=f"{tmp_path}/{name}", checkpoint=None) for name in "ab")
+    wanted = {"found": first.checkpoint, "answered": Future(first), "unanswered": Future(None), "given": None}[asked]
+    b.checkpoint = first.checkpoint if asked == "given" else None
+    states = {a: SimpleNamespace(last_checkpoint=wanted)}
+    controller = Trial(_scheduler_alg=SimpleNamespace(_trial_state=states), get_live_trials=lambda: {a, b})
+    _private.keep_awaited_checkpoints(controller)
+    _private.keep_awaited_checkpoints(controller)
+    for _ in range(2):
+        save()
+    kept = {"0", "1", "2"} if asked == "unanswered" else {"0", "2"}
+    assert {path.name for path in (tmp_path / "a").iterdir()} == kept
+    b.checkpoint = states[a].last_checkpoint = None
+    save()
+    assert [path.name for path in (tmp_path / "a").iterdir()] == ["3"]
