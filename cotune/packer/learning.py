@@ -53,7 +53,8 @@ class Learning:
         if event.count and not lane.has_iterated:
             lane.has_iterated, lane.is_stalled = True, False
             device.width.changed(event.time)
-        trial.progress.add(event.count, event.seconds, common_speed([trial, *neighbours(trial, device)]))
+        speed = common_speed([trial, *neighbours(trial, device)])
+        trial.progress.add(event.count, event.seconds, speed, event.busy)
         self._ledger.stirred.add(device)
         self._policy.ran(trial.id, trial.group, event.seconds)
         if event.count:
@@ -166,15 +167,5 @@ class Learning:
         if event.concurrency == 1:
             persistent = max(persistent, event.persistent)
             peak = max(peak, event.persistent + event.ephemeral)
-        busy = before.busy
-        if event.count and event.busy is not None:
-            # On average, or the last milliseconds count for all; but for its set-up, which comes first.
-            made = trial.progress
-            spent = made.busy_seconds
-            if busy is not None and spent + event.seconds > 0:
-                busy = (busy * spent + event.busy * event.seconds) / (spent + event.seconds)
-            else:
-                busy = event.busy
-            if made.iterations > made.first_iterations:
-                made.busy_seconds += event.seconds
-        trial.seen = Demand(persistent, peak - persistent, busy)
+        busy = trial.progress.busy
+        trial.seen = Demand(persistent, peak - persistent, before.busy if busy is None else busy)

@@ -31,7 +31,10 @@ class Progress:
         alone_seconds: How long that would have taken alone.
         first_iterations: Those that it made until it was first heard of, which carry its set-up.
         first_seconds: How long these took.
-        busy_seconds: Over which `busy` was averaged.
+        metered: Seconds of which it is known what it used of the device.
+        used: What that was, in seconds of a whole device.
+        first_metered: The same of the first iterations.
+        first_used: As well.
     """
 
     iterations: int = 0
@@ -39,7 +42,10 @@ class Progress:
     alone_seconds: float = 0.0
     first_iterations: int = 0
     first_seconds: float = 0.0
-    busy_seconds: float = 0.0
+    metered: float = 0.0
+    used: float = 0.0
+    first_metered: float = 0.0
+    first_used: float = 0.0
 
     @property
     def pace(self) -> float:
@@ -49,14 +55,26 @@ class Progress:
             return self.alone_seconds / max(1, self.iterations)
         return (self.alone_seconds - self.first_seconds) / more
 
-    def add(self, count: int, seconds: float, speed: float) -> None:
-        """So many iterations more, at this share of the speed that it has alone."""
+    @property
+    def busy(self) -> float | None:
+        """The share of the device it uses, set-up left out of the second iteration on; None as long as nobody knows."""
+        metered, used = self.metered, self.used
+        if self.iterations > self.first_iterations and self.metered > self.first_metered:
+            metered, used = self.metered - self.first_metered, self.used - self.first_used
+        return used / metered if metered else None
+
+    def add(self, count: int, seconds: float, speed: float, busy: float | None) -> None:
+        """So many iterations more, at this share of the speed that it has alone, with this share of the device."""
         is_first = self.iterations == 0
         self.iterations += count
         self.seconds += seconds
         self.alone_seconds += seconds * speed
+        if busy is not None:
+            self.metered += seconds
+            self.used += busy * seconds
         if is_first:
             self.first_iterations, self.first_seconds = self.iterations, self.alone_seconds
+            self.first_metered, self.first_used = self.metered, self.used
 
 
 @dataclass(slots=True)

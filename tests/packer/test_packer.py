@@ -1209,6 +1209,32 @@ def test_set_up_time_of_a_trial_is_not_its_speed() -> None:
     assert widest <= 2
 
 
+@pytest.mark.parametrize(
+    ("told", "busy"),
+    [
+        # An objective that asks on its way, and is one iteration: its last milliseconds do not count for all of it.
+        ([(0, 1.0, 0.0), (1, 0.25, 1.0)], 0.2),
+        # Set-up, and what is asked within iterations; then their end.
+        ([(1, 5.0, 1.0), (0, 1.0, 0.0), (1, 1.0, 0.5), (0, 0.5, 0.5)], 0.3),
+        ([(1, 5.0, 1.0), (0, 0.25, 0.0), (1, 1.0, None)], 0.0),
+        ([(1, 1.0, 0.5), (1, 1.0, None)], 0.5),
+        ([(1, 1.0, None)], None),
+    ],
+)
+def test_the_share_of_the_device_is_that_of_all_iterations_but_for_set_up(
+    told: list[tuple[int, float, float | None]], busy: float | None
+) -> None:
+    brain = Packer(PackerOptions())
+    brain.handle(ev.DeviceFound(0.0, "gpu 0", GIB))
+    brain.handle(ev.TrialAdded(0.0, 0))
+    brain.handle(ev.LaneReady(0.0, 1, 0))
+    for count, seconds, share in told:
+        brain.handle(ev.IterationsDone(1.0, 0, count, seconds, MIB, MIB, share))
+    (end,) = [it for it in brain.handle(ev.TrialEnded(9.0, 0, Outcome.DONE)) if isinstance(it, do.ConcludeTrial)]
+    assert end.demand is not None
+    assert end.demand.busy == pytest.approx(busy)
+
+
 def test_what_was_expected_and_what_was_measured_are_told_at_the_end() -> None:
     world = make()
     world.add(0, 100 * MIB, 50 * MIB, steps=4, seconds=2.0, hint=1.5)
