@@ -81,6 +81,19 @@ def test_settings_of_sockets_numbers_and_the_time_zone_end_with_their_trial(run)
     assert results[0].metrics["found"] == results[1].metrics["found"]
 
 
+@pytest.mark.parametrize("ends", ["returns", "raises"])
+def test_half_a_line_that_a_trial_ends_with_is_in_its_log(run, ends):
+    def train(config):
+        print("half", "a line", end="")
+        cotune.report({"loss": 1.0})
+        print(", and more", end="")
+        if ends == "raises":
+            raise ValueError
+
+    results = run(train, {"x": 1}, trials=3, lanes=1, residents=3)
+    assert [(trial.folder / "log.txt").read_text() for trial in results] == ["half a line, and more"] * 3
+
+
 def test_what_c_code_prints_is_in_the_log_of_its_trial(run, monkeypatch):
     monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import io
 import os
 import sys
@@ -53,11 +54,10 @@ class LaneOutput:
 
     def streams(self) -> tuple[TextIO, TextIO]:
         """New ones for output and errors: a trial may take its own apart."""
-        out, err = (
-            io.TextIOWrapper(raw, encoding="utf-8", errors="backslashreplace", line_buffering=True, write_through=True)
-            for raw in self._raw
-        )
-        return out, err
+        stream = functools.partial(io.TextIOWrapper, encoding="utf-8", errors="backslashreplace", line_buffering=True)
+        out, err = self._raw
+        # Output by whole lines, of which print() writes the parts one by one; errors at once.
+        return stream(out), stream(err, write_through=True)
 
     @staticmethod
     def put_back() -> None:
@@ -70,7 +70,7 @@ class LaneOutput:
         """Sends what is printed, also by subprocesses and C code, to a trial's log; -1 for the lane's own."""
         self.put_back()
         for stream in (sys.stdout, sys.stderr):
-            # Ours write through; a trial may have put others in their place.
+            # What is no whole line yet; a trial may have put others in the place of ours.
             with contextlib.suppress(Exception):
                 stream.flush()
         target = log if log >= 0 else self._log
