@@ -234,7 +234,7 @@ def run(
             stack.callback(engine.close)
             # Not before: Optuna takes a while to import, and the zygote starts meanwhile.
             from cotune.driver.assembly import Asked, assemble
-            from cotune.driver.sweep import SweepOptions
+            from cotune.driver.options import SweepOptions
 
             # Bytes on a GPU are others than those of a process.
             hardware = "cuda" if engine.uses_gpus else "cpu"

@@ -34,8 +34,9 @@ from cotune._arguments import (
     refuse_unknown,
 )
 from cotune.dashboard.views import is_terminal, make_view
+from cotune.driver.options import SweepOptions
 from cotune.driver.signals import handled_by
-from cotune.driver.sweep import Sweep, SweepOptions
+from cotune.driver.sweep import Sweep
 from cotune.engines.local import LocalEngine
 from cotune.engines.local_options import LocalOptions
 from cotune.errors import InputError, RunNameInUse

@@ -15,8 +15,9 @@ from optuna.pruners import BasePruner
 from optuna.samplers import BaseSampler
 
 from cotune.dashboard.views import make_view
+from cotune.driver.options import SweepOptions
 from cotune.driver.profile import Profile
-from cotune.driver.sweep import Sweep, SweepOptions
+from cotune.driver.sweep import Sweep
 from cotune.engines.base import Engine
 from cotune.errors import InputError, RunError
 from cotune.packer import Packer

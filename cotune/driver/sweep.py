@@ -11,16 +11,16 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from cotune import errors
 from cotune.dashboard.display import SHOW_EVERY, Display
 from cotune.dashboard.views import View
+from cotune.driver.arrivals import Arrivals
 from cotune.driver.conclusions import Conclusions
-from cotune.driver.estimates import Estimates
 from cotune.driver.expectations import Expectations
+from cotune.driver.options import SweepOptions
 from cotune.driver.profile import Profile
 from cotune.driver.supply import Supply
 from cotune.engines.base import Engine, Happened
@@ -35,14 +35,12 @@ from cotune.packer import (
     ResumeTrial,
     RetryTrial,
     StartTrial,
-    TrialAdded,
     TrialHeld,
     TrialReleased,
     TrialWithdrawn,
 )
 from cotune.process_wide import process_wide
 from cotune.record import Record, Records
-from cotune.results import TrialResult
 from cotune.search.proposer import (
     Answer,
     Configs,
@@ -55,7 +53,7 @@ from cotune.search.proposer import (
     Suggestion,
     Verdict,
 )
-from cotune.trial import Estimated, Outcome, Question, Report, TrialSpec, TrialState
+from cotune.trial import Estimated, Question, Report, TrialSpec, TrialState
 
 SWITCH_INTERVAL = 0.0003
 # Less than the first lane takes to come up.
@@ -71,33 +69,6 @@ def _switching_often() -> Iterator[None]:
         yield
     finally:
         sys.setswitchinterval(before)
-
-
-@dataclass(frozen=True, slots=True)
-class SweepOptions:
-    """What a sweep runs until, and how.
-
-    Attributes:
-        kind: Name of the trainable.
-        metric: What is tuned; empty where only the search knows.
-        trials: How many; None for no limit.
-        time_budget: Seconds after which running trials are interrupted; None for no limit.
-        lockstep: Ask for a trial only when it can start.
-        is_blind: The sampler's suggestions do not depend on results.
-        callbacks: Called with the result of each trial that is over.
-        priority: Of a config.
-        max_steps: Iterations to its end, of a config.
-    """
-
-    kind: str
-    metric: str
-    trials: int | None
-    time_budget: float | None
-    lockstep: bool
-    is_blind: bool = False
-    callbacks: Sequence[Callable[[TrialResult], Any]] = ()
-    priority: Callable[[Mapping[str, Any]], float] = lambda config: 0.0
-    max_steps: Callable[[Mapping[str, Any]], int | None] = lambda config: None
 
 
 class Sweep:
@@ -131,7 +102,6 @@ class Sweep:
     ) -> None:
         self.interrupted = False
         self.display = Display(view, options.metric, options.trials, records, packer)
-        self._space = space
         self._search = search
         self._packer = packer
         self._engine = engine
@@ -139,15 +109,22 @@ class Sweep:
         self._options = options
         self._conclusions = Conclusions(records, search, self.display, options.metric, options.callbacks)
         self._expectations = Expectations(space, profile or Profile(None), records.values())
-        self._estimates = Estimates(engine)
+        self._arrivals = Arrivals(
+            space,
+            engine,
+            records,
+            options,
+            self._expectations,
+            search.waiting,
+            self._feed,
+            self._conclusions.reach,
+        )
         self._supply = Supply(search, packer, options.trials, options.lockstep, options.is_blind, proposed=len(records))
-        self._resting = set(search.waiting)
-        self._has_joined = False
         self._signals = 0
         self._unacknowledged: list[tuple[int, int]] = []
         self._began = time.monotonic()
         self._on_answer: dict[type[Answer], Callable[[Any], None]] = {
-            Suggestion: self._propose,
+            Suggestion: self._suggested,
             Verdict: self._judged,
             Reply: self._replied,
             Promotion: self._promoted,
@@ -182,13 +159,13 @@ class Sweep:
     def _loop(self) -> None:
         devices = self._engine.start(lambda: self._signals > 0 or self._is_late())
         for record in self._records.unfinished():
-            self._add(record)
+            self._arrivals.add(record)
         if self._options.is_blind and self._expectations.know_lengths:
             self._line_up()
         for found in devices:
             self._feed(found)
         self._ask_more()
-        while self._packer.unfinished or self._supply.asked or self._estimates:
+        while self._packer.unfinished or self._supply.asked or self._arrivals:
             happened = self._engine.poll(SHOW_EVERY)
             for one in happened:
                 self._take_in(one)
@@ -198,7 +175,7 @@ class Sweep:
             self._acknowledge()
             if not only_reports:
                 self._ask_more()
-                if not self._estimates:
+                if not self._arrivals:
                     self._supply.settle()
             self.display.show()
 
@@ -224,15 +201,13 @@ class Sweep:
         elif isinstance(happened, Question):
             self._search.question(happened)
         elif isinstance(happened, Estimated):
-            self._records.estimated(happened)
-            self._join(self._estimates.heard(happened))
+            self._arrivals.estimated(happened)
         else:
             self._feed(happened)
 
     def _ask_more(self) -> None:
-        estimates = self._estimates
-        self._supply.ask(len(estimates), is_guessing=estimates.are_wanted and not self._expectations.are_calibrated)
-        if self._packer.is_open and self._supply.is_over and not self._estimates:
+        self._supply.ask(len(self._arrivals), is_guessing=self._arrivals.are_guesses)
+        if self._packer.is_open and self._supply.is_over and not self._arrivals:
             self._feed(AllTrialsAdded(self._engine.now()))
 
     def _feed(self, event: Event) -> None:
@@ -263,7 +238,7 @@ class Sweep:
             record = self._records[conclusion.trial]
             self._expectations.learn(record)
             if record.lasted is not None:
-                self._join(self._estimates.ran(record.lasted))
+                self._arrivals.ran(record.lasted)
 
     def _acknowledge(self) -> None:
         self._records.flush()
@@ -272,6 +247,14 @@ class Sweep:
         self._unacknowledged.clear()
 
     # ---- what the search says
+
+    def _suggested(self, suggestion: Suggestion) -> None:
+        self._supply.suggested()
+        record = self._arrivals.proposed(suggestion)
+        if self.interrupted:
+            self._records.put_off(record)
+        else:
+            self._arrivals.add(record)
 
     def _judged(self, verdict: Verdict) -> None:
         record = self._records[verdict.trial]
@@ -290,7 +273,7 @@ class Sweep:
 
     def _promoted(self, promotion: Promotion) -> None:
         self._supply.settled()
-        self._resting.discard(promotion.trial)
+        self._arrivals.promoted(promotion.trial)
         if not self._records[promotion.trial].state.is_final:
             self._feed(TrialReleased(self._engine.now(), promotion.trial))
 
@@ -317,48 +300,11 @@ class Sweep:
             self._records.pauses(record)
         self._feed(TrialHeld(self._engine.now(), record.trial))
 
-    # ---- trials come
-
-    def _propose(self, suggestion: Suggestion) -> None:
-        self._supply.suggested()
-        config = self._space.config(suggestion.params)
-        record = self._records.proposed(suggestion.trial, suggestion.params, config)
-        if self.interrupted:
-            self._records.put_off(record)
-        else:
-            self._add(record)
-
-    def _add(self, record: Record) -> None:
-        if record.estimate is not None or not self._estimates.ask(record.trial, record.config):
-            self._join([record.trial])
-
-    def _join(self, trials: Iterable[int]) -> None:
-        """Hands trials to the brain, with what is expected of them."""
-        for trial in trials:
-            record = self._records[trial]
-            now, features = self._engine.now(), self._expectations.features(record)
-            options, config = self._options, record.config
-            try:
-                priority, max_steps = options.priority(config), options.max_steps(config)
-            except errors.InputError as error:
-                if not self._has_joined:
-                    raise
-                # It is wrong for this config, not as such.
-                reason = f"{error.message}\n  hint: {error.hint}"
-                self._conclusions.reach(ConcludeTrial(trial, Outcome.FAILED, "InputError", reason))
-                continue
-            self._has_joined = True
-            expected, seconds = self._expectations.about(record)
-            held, kind = trial in self._resting, options.kind
-            self._feed(
-                TrialAdded(now, trial, kind, features, priority, expected, seconds, max_steps, held, record.attempts)
-            )
+    # ---- trials start, report and end
 
     def _spec(self, start: StartTrial) -> TrialSpec:
         where = self._packer.lane_of(start.trial)
         return self._records.starts(start.trial, where[1] if where else None, start.lane)
-
-    # ---- trials report and end
 
     def _on_report(self, report: Report) -> None:
         if self._records[report.trial].state.is_final:
@@ -395,7 +341,6 @@ class Sweep:
     def _drain(self, note: str) -> None:
         self.interrupted, self.display.note = True, note
         self._supply.close()
-        for trial in self._estimates.release():
-            self._records.put_off(self._records[trial])
+        self._arrivals.put_off()
         for record in self._records.unfinished():
             self._withdraw(record, TrialState.INTERRUPTED)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import selectors
-import signal
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -24,6 +23,7 @@ from cotune.engines.local_devices import LocalDevices
 from cotune.engines.local_gpu import LocalGpu
 from cotune.engines.local_lanes import LocalLanes
 from cotune.engines.local_options import LocalOptions
+from cotune.engines.local_zygote import LocalZygote
 from cotune.engines.translation import carry_out, event_of, not_sent
 from cotune.packer import events as ev
 from cotune.packer import instructions as do
@@ -31,7 +31,7 @@ from cotune.sharing import wire
 from cotune.sharing.cuda import CONTEXT_GUESS
 from cotune.sharing.devices import DeviceInfo
 from cotune.sharing.estimator import Estimator
-from cotune.sharing.lane import LaneHandle, ended_how, signal_name
+from cotune.sharing.lane import LaneHandle, ended_how
 from cotune.sharing.pickling import Packed, pack
 from cotune.sharing.wire import Kind
 from cotune.sharing.zygote import Zygote
@@ -63,11 +63,11 @@ class LocalEngine(Engine):
         self._devices = LocalDevices(devices, folder)
         self._folder = folder
         packed = trainable if isinstance(trainable, Packed) else pack(trainable)
-        self._blob, self._modules = packed.blob, [*packed.modules, *options.preload]
+        modules = [*packed.modules, *options.preload]
         self._imports, self._series, self.can_estimate = packed.imports, packed.series, packed.rehearses
         self.uses_gpus = any(info.is_cuda for info in devices)
         if self.uses_gpus:
-            self._modules.append("torch")
+            modules.append("torch")
         self._threads = options.threads or min(max(1, info.cores // 4) if info.is_cuda else 1 for info in devices)
         self._lanes = LocalLanes()
         self._pending: list[Happened] = []
@@ -77,13 +77,13 @@ class LocalEngine(Engine):
         self._bell = Bell()
         # What is to be called when there is something to hear.
         self._selector.register(self._bell, selectors.EVENT_READ, self._bell.hush)
-        self._zygote: Zygote | None = None
-        # One was, before it was up: by want of memory, perhaps, which may be over.
-        self._was_killed_early = False
-        self._estimator = Estimator(
-            self._selector, self._spawn_zygote, self._series, lambda told: self._pending.append(told)
+        self._zygote = LocalZygote(
+            self._selector, self._hear_zygote, modules, packed.blob, self._threads, folder / "zygote.log"
         )
-        self._spawn_zygote()
+        self._estimator = Estimator(
+            self._selector, self._zygote.get, self._series, lambda told: self._pending.append(told)
+        )
+        self._zygote.get()
 
     def start(self, is_over: Callable[[], bool] = lambda: False) -> list[ev.DeviceFound]:
         self._devices.watch(self._options.mps)
@@ -154,7 +154,7 @@ class LocalEngine(Engine):
         mps = gpu.client_environment(instruction.lane, apart=instruction.apart) if gpu is not None else None
         options = self._options.for_lane(instruction, info, self._threads, self._folder, self._imports, mps)
         try:
-            lane = LaneHandle(self._spawn_zygote(), options, gpu.dismiss if gpu is not None and mps else None)
+            lane = LaneHandle(self._zygote.get(), options, gpu.dismiss if gpu is not None and mps else None)
         except OSError as error:
             mend = f"each lane takes {options.seats + 1} files of this process: raise `ulimit -n`, or pass fewer lanes="
             if error.errno == errno.EFBIG:
@@ -168,20 +168,6 @@ class LocalEngine(Engine):
 
     def _gpu_of(self, lane: LaneHandle) -> LocalGpu | None:
         return self._devices.gpus.get(lane.options.device)
-
-    def _spawn_zygote(self) -> Zygote:
-        if self._zygote is None:
-            try:
-                self._zygote = Zygote(self._modules, self._blob, self._threads, self._folder / "zygote.log")
-            except OSError as error:
-                raise errors.RunError(
-                    f"no process can be started: {error.strerror or error}",
-                    hint="make room where the run is stored, or pass another storage="
-                    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-                    else "raise the limits of this process (`ulimit -u`, `ulimit -n`), or end others",
-                ) from error
-            self._selector.register(self._zygote, selectors.EVENT_READ, partial(self._hear_zygote, self._zygote))
-        return self._zygote
 
     # ---- events
 
@@ -250,7 +236,7 @@ class LocalEngine(Engine):
     def _hear_zygote(self, zygote: Zygote) -> None:
         message = zygote.receive()
         if message is None:
-            self._zygote_died(zygote)
+            self._zygote_died()
             return
         what, lane, value = message
         if what == "forked":
@@ -268,49 +254,21 @@ class LocalEngine(Engine):
 
     def _end_start(self) -> None:
         """Ends what still imports, perhaps for ever, and so does not hear that a lane is to be killed."""
-        zygote = self._zygote
-        if zygote is None or zygote.is_up or not any(lane.is_killed for lane in self._lanes):
+        if not self._zygote.is_starting or not any(lane.is_killed for lane in self._lanes):
             return
-        self._selector.unregister(zygote)
-        zygote.close()
-        self._zygote = None
+        self._zygote.end()
         for lane in list(self._lanes):
             self._lane_gone(lane, "it was not up yet when it was to end")
 
-    def _zygote_died(self, zygote: Zygote) -> None:
-        self._selector.unregister(zygote)
-        words = zygote.last_words()
-        # Lanes die with their zygote; what had left their process groups was its to kill and is not any more.
-        zygote.close()
-        self._zygote = None
-        if not zygote.is_up:
-            self._died_early(zygote, words)
+    def _zygote_died(self) -> None:
+        # Lanes die with their zygote.
+        self._zygote.died()
         lanes, detail = list(self._lanes), "the process that forks lanes was killed"
         for lane in lanes:
             self._lane_gone(lane, detail, with_others=True)
         # Counted once, however many waited for it.
         for device in {lane.options.device for lane in lanes if not lane.is_up}:
             self._devices.lane_stillborn(device, detail)
-
-    def _died_early(self, zygote: Zygote, words: str) -> None:
-        """It did not come to fork a lane: was it killed, another is started, once.
-
-        Raises:
-            RunError: It has failed by itself, or was killed again.
-        """
-        if zygote.killed_by == signal.SIGKILL and not self._was_killed_early:
-            self._was_killed_early = True
-            return
-        # The second is what we ourselves send to what is still about to end.
-        is_unclear = zygote.killed_by in (0, signal.SIGTERM)
-        how = "died" if is_unclear else f"was killed by {signal_name(zygote.killed_by)}"
-        mend = "importing what the trainable uses must work by itself"
-        if zygote.killed_by == signal.SIGKILL:
-            mend = "the system does so for want of memory: make room, or import less where the trainable is defined"
-        raise errors.RunError(
-            f"the process that forks lanes {how} at its start: {words or 'it said nothing'}",
-            hint=f"see {self._folder / 'zygote.log'}; {mend}",
-        )
 
     def _lane_gone(
         self, lane: LaneHandle, detail: str, status: int | None = None, *, with_others: bool = False
@@ -374,8 +332,6 @@ class LocalEngine(Engine):
         self._closed = True
         self._lanes.close()
         self._estimator.close()
-        if self._zygote is not None:
-            self._zygote.close()
-            self._zygote = None
+        self._zygote.end()
         self._devices.close()
         self._selector.close()

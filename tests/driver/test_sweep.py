@@ -12,8 +12,9 @@ from cotune.dashboard.views import Silent
 from cotune.demand import GIB, MIB, Estimate
 from cotune.driver.calibration import FEW
 from cotune.driver.estimates import FAILURES
+from cotune.driver.options import SweepOptions
 from cotune.driver.profile import Profile
-from cotune.driver.sweep import Sweep, SweepOptions, _switching_often
+from cotune.driver.sweep import Sweep, _switching_often
 from cotune.engines.simulated import SimulatedEngine, Work
 from cotune.engines.simulated.engine import devices
 from cotune.packer import AllTrialsAdded, DeviceFound, Packer, PackerOptions, TrialAdded, TrialEnded

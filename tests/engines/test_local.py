@@ -72,12 +72,12 @@ def test_a_device_on_which_no_lane_comes_up_is_given_up_unless_it_is_the_last(tm
 def test_lanes_that_wait_for_a_zygote_that_is_killed_do_not_cost_their_device(tmp_path):
     engine = LocalEngine(behave, find_devices(devices=["cpu:0@4GiB"]), tmp_path, LocalOptions("loss"))
     with contextlib.closing(engine):
-        while not engine._zygote.is_up:
+        while not engine._zygote.get().is_up:
             engine.poll(30.0)
-        os.kill(engine._zygote.pid, signal.SIGSTOP)
+        os.kill(engine._zygote.get().pid, signal.SIGSTOP)
         for number in range(6):
             engine.execute(OpenLane(number, "cpu:0", 1 << 28))
-        os.kill(engine._zygote.pid, signal.SIGKILL)
+        os.kill(engine._zygote.get().pid, signal.SIGKILL)
         lost = set()
         while len(lost) < 6:
             lost |= {happened.lane for happened in engine.poll(30.0) if isinstance(happened, LaneLost)}
