@@ -23,6 +23,8 @@ from __future__ import annotations
 
 from typing import Any
 
+_HINT = "\n  hint: "
+
 
 class CotuneError(Exception):
     """Base of every error cotune raises.
@@ -38,12 +40,18 @@ class CotuneError(Exception):
         self.hint = hint
 
     def __str__(self) -> str:
-        return f"{self.message}\n  hint: {self.hint}" if self.hint else self.message
+        return f"{self.message}{_HINT}{self.hint}" if self.hint else self.message
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Ray raises an error as one of a class made for it alone, which is not made from these arguments.
         ours = next(cls for cls in type(self).__mro__ if cls.__module__ != "ray.exceptions")
         return _rebuild, (ours, self.message, self.hint)
+
+
+def message_and_hint(text: str) -> tuple[str, str]:
+    """What an error was made of, by what `str` says of it."""
+    message, _, hint = text.partition(_HINT)
+    return message, hint
 
 
 def _rebuild(cls: type[CotuneError], message: str, hint: str) -> CotuneError:

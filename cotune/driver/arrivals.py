@@ -96,8 +96,7 @@ class Arrivals:
                 if not self._has_joined:
                     raise
                 # It is wrong for this config, not as such.
-                reason = f"{error.message}\n  hint: {error.hint}"
-                self._refuse(ConcludeTrial(trial, Outcome.FAILED, "InputError", reason))
+                self._refuse(ConcludeTrial(trial, Outcome.FAILED, "InputError", str(error)))
                 continue
             self._has_joined = True
             expected, seconds = self._expectations.about(record)

@@ -179,7 +179,7 @@ def end_event(record: Record) -> dict[str, Any]:
 def error_of(conclusion: ConcludeTrial) -> CotuneError:
     """What a trial has failed with, as its owner sees it."""
     kind = errors.named(conclusion.error)
-    message, _, hint = conclusion.reason.partition("\n  hint: ")
+    message, hint = errors.message_and_hint(conclusion.reason)
     return kind(f"trial {conclusion.trial}: {message}", hint=hint or _HINTS.get(conclusion.error, ""))
 
 
