@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 
 _OWN = "/proc/thread-self/schedstat"
@@ -25,10 +26,14 @@ class ThreadDelays:
         except OSError:
             # There is none, or the trials here have left too many files open.
             self._fd = -1
+        self._seconds = 0.0
 
     def seconds(self) -> float:
-        """All of them so far; 0 if that is not counted."""
-        return int(os.pread(self._fd, 64, 0).split()[1]) * _NANOSECOND if self._fd >= 0 else 0.0
+        """All of them so far, up to the end of the thread; 0 if that is not counted."""
+        if self._fd >= 0:
+            with contextlib.suppress(ProcessLookupError):
+                self._seconds = int(os.pread(self._fd, 64, 0).split()[1]) * _NANOSECOND
+        return self._seconds
 
     def close(self) -> None:
         """Gives the file back."""

@@ -61,6 +61,15 @@ def test_of_the_thread_that_made_it_whichever_reads_it():
     own.close()
 
 
+def test_they_stay_what_they_were_once_the_thread_has_ended():
+    made = []
+    thread = threading.Thread(target=lambda: made.append(ThreadDelays()))
+    thread.start()
+    thread.join()
+    assert made[0].seconds() == made[0].seconds() >= 0.0
+    made[0].close()
+
+
 def test_none_where_the_kernel_counts_none(monkeypatch):
     monkeypatch.setattr(delays, "_OWN", "/proc/no/such/file")
     assert not delays.are_counted()
@@ -75,4 +84,3 @@ def test_closed_it_keeps_no_file():
     one.close()
     one.close()
     assert len(os.listdir("/proc/self/fd")) == before
-    assert one.seconds() == 0.0
