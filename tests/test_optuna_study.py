@@ -369,11 +369,11 @@ def test_an_objective_can_stop_the_study_also_one_it_refers_to(optimize):
 def test_more_lanes_than_cores_run_objectives_that_wait(optimize, tmp_path):
     def objective(trial):
         x = trial.suggest_float("x", 0, 1)
-        time.sleep(0.2)
+        time.sleep(0.1)
         return x
 
     study = optuna.create_study()
-    optimize(study, objective, n_trials=4 * len(os.sched_getaffinity(0)))
+    optimize(study, objective, n_trials=16 * len(os.sched_getaffinity(0)))
     at_once = max(
         sum(a.datetime_start <= b.datetime_start < a.datetime_complete for a in study.trials) for b in study.trials
     )

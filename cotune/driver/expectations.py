@@ -11,6 +11,16 @@ from cotune.packer import DeviceFound
 from cotune.record import Record
 from cotune.search.proposer import Configs
 
+# A search that learns from results has as many trials for each lane of an idle device, or it would learn from too few.
+TRIALS_A_LANE = 8
+# How many there will be where nobody says so.
+TRIALS = 64
+
+
+def lanes_that_learn(trials: int | None) -> int:
+    """On how many lanes at once so many trials still learn from each other."""
+    return (TRIALS if trials is None else trials) // TRIALS_A_LANE
+
 
 class Expectations:
     """Says what a trial is expected to need, and how many lanes to pay; learns from what was needed, and did.
@@ -19,11 +29,15 @@ class Expectations:
         space: Says what predictions go by.
         profile: What earlier runs have measured.
         earlier: Trials of earlier sessions of this run.
+        most_lanes: So many at most of an idle device; None for as many as it may have.
     """
 
-    def __init__(self, space: Configs, profile: Profile, earlier: Iterable[Record]) -> None:
+    def __init__(
+        self, space: Configs, profile: Profile, earlier: Iterable[Record], most_lanes: int | None = None
+    ) -> None:
         self._space = space
         self._profile = profile
+        self._most_lanes = most_lanes
         for record in earlier:
             if record.demand is not None:
                 profile.recall(self.features(record), record.demand, record.seconds, record.comparable)
@@ -46,8 +60,9 @@ class Expectations:
         return self._profile.expect(self.features(record), record.estimate)
 
     def of_device(self, found: DeviceFound) -> DeviceFound:
-        """A device, with how many lanes it is to begin with."""
-        return replace(found, width=self._profile.begin_with(found.capacity, found.max_width))
+        """A device, with how many lanes it is to begin with, and to have at most while it is idle."""
+        idle = found.idle_width if self._most_lanes is None else min(found.idle_width, self._most_lanes)
+        return replace(found, width=self._profile.begin_with(found.capacity, found.max_width), idle_width=idle)
 
     def learn_widths(self, proven: Iterable[tuple[int, int, int]]) -> None:
         """On devices of so many bytes, and lanes at most, so many lanes have paid."""

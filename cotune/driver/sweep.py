@@ -19,7 +19,7 @@ from cotune.dashboard.display import SHOW_EVERY, Display
 from cotune.dashboard.views import View
 from cotune.driver.arrivals import Arrivals
 from cotune.driver.conclusions import Conclusions
-from cotune.driver.expectations import Expectations
+from cotune.driver.expectations import Expectations, lanes_that_learn
 from cotune.driver.options import SweepOptions
 from cotune.driver.profile import Profile
 from cotune.driver.supply import Supply
@@ -108,7 +108,9 @@ class Sweep:
         self._records = records
         self._options = options
         self._conclusions = Conclusions(records, search, self.display, options.metric, options.callbacks)
-        self._expectations = Expectations(space, profile or Profile(None), records.values())
+        learns = search.judges or not options.is_blind
+        most_lanes = lanes_that_learn(options.trials) if learns else None
+        self._expectations = Expectations(space, profile or Profile(None), records.values(), most_lanes)
         self._arrivals = Arrivals(
             space,
             engine,

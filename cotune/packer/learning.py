@@ -15,6 +15,7 @@ from cotune.packer.policies import Policy
 from cotune.packer.predictor import Predictor
 from cotune.packer.state import Device, Lane
 from cotune.packer.trial import Trial
+from cotune.packer.width import WINDOW
 
 PROBE_ITERATIONS = 2
 # After so many seconds without an iteration others no longer wait for what a probe will show.
@@ -90,14 +91,25 @@ class Learning:
         before = trial.expected, trial.beside, device.width.width
         self._company.protection.stalled(trial)
         if trial.progress.iterations < PROBE_ITERATIONS and not trial.wants_all and not lane.closing:
-            device.width.widen()
-            share = device.capacity // device.width.width - device.context - device.shared
-            may_share = device.width.width > 1 and PROBE_GROWTH * (event.held - lane.base) < share
-            if trial.is_probe and may_share:
-                self._predictor.model(trial).assume(Demand(share, 0))
-                self._predictor.appraise(trial)
+            self._share_out(trial, device, event.held - lane.base)
         if (trial.expected, trial.beside, device.width.width) != before:
             self._ledger.touch(device)
+
+    def failed(self, trial: Trial, lane: Lane) -> None:
+        """An attempt has failed, and so perhaps shown too little for others to begin beside the next."""
+        device = lane.device
+        if trial.demand is None and not trial.wants_all:
+            if device.active == 1 and trial.progress.seconds > WINDOW:
+                device.width.guess(trial.progress.busy)
+            self._share_out(trial, device, trial.seen.peak if trial.seen else 0)
+
+    def _share_out(self, trial: Trial, device: Device, held: int) -> None:
+        """Gives all of a kind of which nothing is known an equal share, unless one has come to hold much of it."""
+        device.width.widen()
+        share = device.capacity // device.width.width - device.context - device.shared
+        if trial.is_probe and device.width.width > 1 and PROBE_GROWTH * held < share:
+            self._predictor.model(trial).assume(Demand(share, 0))
+            self._predictor.appraise(trial)
 
     def believe(self, trial: Trial, lane: Lane, is_over: bool = False) -> None:
         """Takes what was seen of a trial for its demand, and acts on it."""

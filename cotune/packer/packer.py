@@ -195,14 +195,14 @@ class Packer:
         if event.device in self._ledger.devices:
             return self._device_changed(ev.DeviceChanged(event.time, event.device, event.capacity))
         policy = self.options.policy
-        fixed = self.options.width or (event.max_width if policy.packs else None)
-        begin = min(event.width, max(event.max_width, event.idle_width))
+        most = max(event.max_width, event.idle_width)
+        begin = most if policy.packs else min(event.width, most)
         width = WidthControl(
-            fixed or event.max_width,
+            self.options.width or event.max_width,
             policy.gain,
             policy.guesses and begin == 1,
-            fixed or begin,
-            idle_limit=0 if fixed else event.idle_width,
+            self.options.width or begin,
+            idle_limit=0 if self.options.width else event.idle_width,
         )
         self._found += 1
         device = Device(
@@ -286,6 +286,8 @@ class Packer:
         lane, granted, was_paused = trial.lane, trial.granted, trial.is_paused
         if event.outcome in (Outcome.DONE, Outcome.STOPPED) and not was_paused:
             self._learning.ended(trial, lane, event.time, stopped=event.outcome is Outcome.STOPPED)
+        elif event.outcome is Outcome.FAILED:
+            self._learning.failed(trial, lane)
         lane.least = 0
         lane.residents.pop(trial.id, None)
         lane.paused.pop(trial.id, None)

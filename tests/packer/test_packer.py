@@ -396,6 +396,23 @@ def test_more_lanes_than_cores_run_where_trials_leave_these_idle(busy: float, mo
     assert widest == most
 
 
+@pytest.mark.parametrize(("busy", "most"), [(0.01, 16), (0.5, 2), (None, 2)])
+def test_a_policy_that_packs_fills_an_idle_device_and_no_more_lanes_than_cores_of_one_that_is_not(
+    busy: float | None, most: int
+) -> None:
+    world = World(PackerOptions(policy=make_policy("pack")))
+    world.device("cpu", 100 * GIB, CONTEXT, width=2, idle_width=16)
+    for trial in range(40):
+        world.add(trial, MIB, MIB, steps=4, busy=busy)
+    widest = 0
+    while running := world.running():
+        widest = max(widest, len(running))
+        for trial in running:
+            world.go(trial)
+    assert len(world.concluded) == 40
+    assert widest == most
+
+
 def test_lanes_of_trials_that_wait_are_not_filled_with_others_that_compute() -> None:
     world = World(PackerOptions())
     world.device("cpu", 100 * GIB, CONTEXT, width=2, idle_width=16)
@@ -863,6 +880,39 @@ def test_others_begin_beside_a_trial_with_a_hint_that_comes_to_no_iteration() ->
     world.send(ev.LaneQuiet(0.0, 1, 0, 21.0))
     world.settle()
     assert world.running() == [0, 1]
+
+
+def failing(iterations: int, **job: int) -> World:
+    """Five trials, of which the first has failed after so many iterations."""
+    world = make(None)
+    for trial in range(5):
+        world.add(trial, 10 * MIB, 5 * MIB, **job)
+    for _ in range(iterations):
+        world.go(0)
+    world.fail(0)
+    world.settle()
+    return world
+
+
+@pytest.mark.parametrize("iterations", [0, 1])
+def test_two_begin_at_once_where_the_first_has_failed_before_it_was_measured(iterations: int) -> None:
+    world = failing(iterations)
+    assert world.running() == [1, 2]
+    assert sum(world.lane_of(trial).quota for trial in (1, 2)) <= GIB
+    for trial in (1, 2):
+        world.fail(trial)
+        world.settle()
+    assert world.running() == [3, 4]
+
+
+def test_the_next_has_the_device_for_itself_where_one_has_failed_that_held_much_of_it() -> None:
+    world = make(None)
+    for trial in range(3):
+        world.add(trial, 300 * MIB, 5 * MIB)
+    world.go(0)
+    world.fail(0)
+    world.settle()
+    assert world.running() == [1]
 
 
 def test_one_that_needs_more_than_it_was_given_in_place_of_a_probe_is_probed_and_no_attempt_is_counted() -> None:
