@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from cotune.demand import Demand, format_bytes
+from cotune.demand import MIB, Demand, format_bytes
 from cotune.packer import events as ev
 from cotune.packer import instructions as do
 from cotune.packer.fitting import Fitting
@@ -20,6 +20,9 @@ from cotune.trial import Outcome
 MOST_LOSSES = 8
 # From so many on it may be why, and takes no others with it.
 SUSPICIOUS = MOST_LOSSES // 2
+# Bytes that one is given more which ran out of memory and cannot say by how much: a CPU lane gets so far beyond its
+# quota, and so many needs are small beside that.
+UNKNOWN = 128 * MIB
 
 
 class Endings:
@@ -142,6 +145,8 @@ class Endings:
         least = 0 if is_short else had
         # What was refused may not have been the last it would have asked for.
         floor = max(trial.floor, least + least // 2, (event.needed or 0) * 5 // 4)
+        if event.needed is None:
+            floor += UNKNOWN
         if trial.demand is None and trial.out_of_memories == 0:
             self._predictor.judge_hint(trial, floor)
         trial.floor = floor
@@ -165,7 +170,8 @@ class Endings:
             if trial.early and event.needed:
                 model.observe_growth(trial.id, trial.early, event.needed)
             trial.out_of_memories += 1
-            trial.alone = trial.alone or trial.out_of_memories > 1 or expected is None
+            tries = 1 if event.needed is not None else 2
+            trial.alone = trial.alone or trial.out_of_memories > tries or expected is None
             model.observe_demand(trial.id, trial.features, trial.with_floor(expected or Demand(0, 0)))
         self.retry(trial, f"out of memory: {figures}", event.time)
 

@@ -650,6 +650,21 @@ def test_second_out_of_memory_brings_a_device_for_itself() -> None:
     assert world.outcome(1) is Outcome.DONE
 
 
+def test_one_that_cannot_say_what_it_was_refused_is_tried_beside_others_once_more() -> None:
+    world = make(4, capacity=4 * GIB)
+    world.add(0, 10 * MIB, 10 * MIB, steps=2)
+    world.finish(0)
+    world.add(1, 10 * MIB, 10 * MIB, steps=6, late=300 * MIB)
+    world.jobs[1].knows = False
+    world.add(2, 10 * MIB, 10 * MIB, steps=100)
+    while 1 not in world.concluded:
+        world.settle()
+        assert world.running() == [1, 2]
+        world.go(1)
+    assert world.outcome(1) is Outcome.DONE
+    assert len(world.retries) == 2
+
+
 def test_given_up_at_once_if_it_asks_for_more_than_the_largest_device_has() -> None:
     world = World()
     world.device("small", 500 * MIB, CONTEXT)
