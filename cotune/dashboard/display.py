@@ -68,5 +68,6 @@ class Display:
             (best.trial, best.last_value or 0.0) if best else None,
             tuple(running),
             packer.snapshot(),
-            self.note,
+            # It may quote what a trial has raised, and that may clear a screen.
+            "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in self.note),
         )
