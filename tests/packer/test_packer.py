@@ -381,19 +381,24 @@ def test_a_trial_whose_lane_has_died_shares_none(residents: int) -> None:
     assert len(world.concluded) + len(world.running()) == 4
 
 
+def most_at_once(world: World) -> int:
+    """How many run at once at most until there are none."""
+    widest = 0
+    while running := world.running():
+        widest = max(widest, len(running))
+        for trial in running:
+            world.go(trial)
+    return widest
+
+
 @pytest.mark.parametrize(("busy", "most"), [(1.0, 1), (0.5, 2), (0.35, 3), (0.15, 6), (0.01, 16)])
 def test_more_lanes_than_cores_run_where_trials_leave_these_idle(busy: float, most: int) -> None:
     world = World(PackerOptions())
     world.device("cpu", 100 * GIB, CONTEXT, width=2, idle_width=16)
     for trial in range(60):
         world.add(trial, MIB, MIB, steps=10, busy=busy)
-    widest = 0
-    while running := world.running():
-        widest = max(widest, len(running))
-        for trial in running:
-            world.go(trial)
+    assert most_at_once(world) == most
     assert len(world.concluded) == 60
-    assert widest == most
 
 
 @pytest.mark.parametrize(("busy", "most"), [(0.01, 16), (0.5, 2), (None, 2)])
@@ -404,13 +409,8 @@ def test_a_policy_that_packs_fills_an_idle_device_and_no_more_lanes_than_cores_o
     world.device("cpu", 100 * GIB, CONTEXT, width=2, idle_width=16)
     for trial in range(40):
         world.add(trial, MIB, MIB, steps=4, busy=busy)
-    widest = 0
-    while running := world.running():
-        widest = max(widest, len(running))
-        for trial in running:
-            world.go(trial)
+    assert most_at_once(world) == most
     assert len(world.concluded) == 40
-    assert widest == most
 
 
 def test_lanes_of_trials_that_wait_are_not_filled_with_others_that_compute() -> None:
