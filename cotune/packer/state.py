@@ -154,7 +154,9 @@ class Device:
 
     @property
     def is_idle(self) -> bool:
-        """Whether those that run wait for most of the time, and not for each other."""
+        """Whether those that run leave time for others, where it is known that more lanes could use it."""
+        if not self.width.idle_limit:
+            return False
         running = [lane.residents for lane in self.lanes.values() if lane.residents]
         return sum(max(trial.load for trial in residents.values()) for residents in running) < IDLE
 
