@@ -1,5 +1,6 @@
 """The brain: order, placement, lane sizes. A pure state machine."""
 
+from cotune.packer.endings import MOST_LANE_DEATHS
 from cotune.packer.events import (
     AllTrialsAdded,
     DeviceChanged,
@@ -46,6 +47,7 @@ from cotune.trial import Outcome
 
 __all__ = [
     "MAX_SLOWDOWN",
+    "MOST_LANE_DEATHS",
     "MOST_PAUSED",
     "POLICIES",
     "AllTrialsAdded",

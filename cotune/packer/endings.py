@@ -16,6 +16,8 @@ from cotune.packer.state import Lane
 from cotune.packer.trial import Progress, Trial
 from cotune.trial import Outcome
 
+# So many lane processes die under a trial at most.
+MOST_LANE_DEATHS = 3
 # As many devices, nodes, or processes that fork lanes, as one trial may take with it.
 MOST_LOSSES = 8
 # From so many on it may be why, and takes no others with it.
@@ -179,7 +181,7 @@ class Endings:
         trial.lane_deaths += 1
         # Neighbours may have been why, or memory: native code that is refused it often crashes.
         trial.alone = trial.alone or trial.lane_deaths >= 2
-        if trial.lane_deaths >= 3:
+        if trial.lane_deaths >= MOST_LANE_DEATHS:
             self.conclude(trial, Outcome.FAILED, "LaneDied", f"three lane processes died under it; last: {detail}")
         else:
             self.retry(trial, detail, now)

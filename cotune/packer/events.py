@@ -80,6 +80,7 @@ class TrialAdded(Event):
         max_steps: Iterations after which it ends if nobody stops it, where that is declared.
         held: It is not to run before it is released.
         attempts: How often it was started before, by another brain: it may go on from a checkpoint.
+        lane_deaths: Lanes that have died under it before.
     """
 
     trial: int
@@ -91,6 +92,7 @@ class TrialAdded(Event):
     max_steps: int | None = None
     held: bool = False
     attempts: int = 0
+    lane_deaths: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -253,6 +253,8 @@ class Packer:
             max_steps=event.max_steps,
             since=event.time,
             attempts=event.attempts,
+            lane_deaths=event.lane_deaths,
+            alone=event.lane_deaths > 1,
         )
         self._arrivals += 1
         self._trials[trial.id] = trial

@@ -24,7 +24,7 @@ from ray import cloudpickle
 from ray.exceptions import OutOfMemoryError, RayActorError, RayTaskError
 
 from cotune import errors
-from cotune.packer import Outcome, Packer
+from cotune.packer import MOST_LANE_DEATHS, Outcome, Packer
 from cotune.packer import events as ev
 from cotune.packer import instructions as do
 from cotune.ray_tune import _private
@@ -70,6 +70,8 @@ class Broker:
         self._cluster = cluster
         self._tickets: dict[int, Ticket] = {}
         self._numbers = itertools.count()
+        # Trials of Tune's under which lanes have died as often as they may: it may want them tried again.
+        self._lane_killers: set[str] = set()
         self._blobs: dict[type, tuple[int, bytes]] = {}
         self._answers: list[Any] = []
         self._events: deque[ev.Event] = deque()
@@ -91,7 +93,8 @@ class Broker:
         now, name, priority = self._cluster.now(), trial.trainable_name, self._priority(trial.config)
         before = int(trial.checkpoint is not None)
         known = features(trial.config)
-        self._feed(ev.TrialAdded(now, ticket.number, name, known, priority, attempts=before))
+        deaths = MOST_LANE_DEATHS - 1 if trial.trial_id in self._lane_killers else 0
+        self._feed(ev.TrialAdded(now, ticket.number, name, known, priority, attempts=before, lane_deaths=deaths))
 
     def seat(self, ticket: Ticket, trainable: type, kwargs: Mapping[str, Any]) -> None:
         """Tune has taken up what was ready: the trial begins."""
@@ -309,6 +312,8 @@ class Broker:
             ticket.trial.max_failures = max(0, ticket.trial.max_failures)
             metadata, allowed = ticket.trial.run_metadata, ticket.trial.max_failures
             metadata.num_failures = max(metadata.num_failures, allowed)
+        elif end.error == "LaneDied":
+            self._lane_killers.add(ticket.trial.trial_id)
         error = errors.named(end.error)(f"{name}: {end.reason}", hint=_HINTS.get(end.error, ""))
         found: Exception = RayTaskError("train", str(error), error).as_instanceof_cause()
         return found

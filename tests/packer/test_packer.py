@@ -5,13 +5,13 @@ from __future__ import annotations
 from unittest.mock import ANY
 
 import pytest
-from world import MIB, World
+from world import MIB, Job, World
 
 from cotune.demand import Demand
 from cotune.packer import Packer, PackerOptions
 from cotune.packer import events as ev
 from cotune.packer import instructions as do
-from cotune.packer.endings import MOST_LOSSES, SUSPICIOUS
+from cotune.packer.endings import MOST_LANE_DEATHS, MOST_LOSSES, SUSPICIOUS
 from cotune.packer.events import Outcome
 from cotune.packer.interference import shared_speed
 from cotune.packer.learning import PROBE_SECONDS
@@ -779,6 +779,20 @@ def test_final_failure_is_not_tried_again() -> None:
     world.fail(0, final=True)
     world.settle()
     assert world.outcome(0) is Outcome.FAILED
+
+
+def test_one_that_is_added_after_lanes_have_died_under_it_runs_alone_and_fails_with_the_next() -> None:
+    world = make()
+    world.add(0, 10 * MIB, steps=2)
+    world.finish(0)
+    world.jobs[1] = Job(1, 10 * MIB, 0)
+    world.where[1] = None
+    world.send(ev.TrialAdded(0.0, 1, lane_deaths=MOST_LANE_DEATHS - 1))
+    world.settle()
+    assert world.lane_of(1).quota == GIB
+    world.crash(world.lane_of(1).lane)
+    world.settle()
+    assert world.concluded[1].error == "LaneDied"
 
 
 def test_dead_lane_costs_its_trials_no_failure() -> None:

@@ -139,6 +139,21 @@ def test_a_trial_that_fits_no_device_is_not_recovered_by_tune_however_many_failu
     assert not too_large.should_recover()
 
 
+def test_a_trial_under_which_lanes_died_as_often_as_they_may_is_tried_again_by_tune_once_a_time(broker, lanes):
+    def deaths(ticket):
+        broker.seat(ticket, dict, {})
+        count = 0
+        while not ticket.over:
+            lane = max(lanes.lanes)
+            broker._feed(ev.LaneReady(0.0, lane, 0))
+            broker._feed(ev.LaneLost(0.0, lane, None, "killed"))
+            count += 1
+        return count
+
+    assert [deaths(broker.ask(trial("a"))) for _ in range(3)] == [3, 1, 1]
+    assert deaths(broker.ask(trial("b"))) == 3
+
+
 def test_a_trial_has_the_time_to_clean_up_that_tune_gives_it(broker, lanes):
     """Ray has it that this is 600 s, or TUNE_FORCE_TRIAL_CLEANUP_S; then Tune kills."""
     ticket = broker.ask(trial("a"))
