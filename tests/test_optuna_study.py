@@ -22,6 +22,7 @@ from cotune._arguments import assigned_outside
 from cotune.packer.policies import Gandiva
 from cotune.paths import RunFolder
 from cotune.search.study_proxy import study_as_proxy
+from cotune.sharing import delays
 
 CPU = ["cpu:0@2GiB"]
 
@@ -366,6 +367,7 @@ def test_an_objective_can_stop_the_study_also_one_it_refers_to(optimize):
     assert len(study.trials) == 8
 
 
+@pytest.mark.skipif(not delays.are_counted(), reason="this kernel counts no delays")
 def test_more_lanes_than_cores_run_objectives_that_wait(optimize, tmp_path):
     def objective(trial):
         x = trial.suggest_float("x", 0, 1)

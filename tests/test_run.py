@@ -14,6 +14,7 @@ import cotune
 from cotune.demand import GIB, MIB
 from cotune.packer.policies import Fifo, Policy
 from cotune.paths import RunFolder
+from cotune.sharing import delays
 from cotune.simulation import from_run, simulate
 
 CPU = ["cpu:0@4GiB"]
@@ -534,6 +535,7 @@ def test_lanes_that_are_not_given_are_as_many_as_cores_where_trials_compute(run)
     assert at_once(run(train, {"x": cotune.uniform(0, 1)}, trials=12)) == len(os.sched_getaffinity(0))
 
 
+@pytest.mark.skipif(not delays.are_counted(), reason="this kernel counts no delays")
 def test_and_more_where_they_leave_the_cores_idle(run):
     def train(config):
         for _ in range(6):

@@ -11,16 +11,6 @@ from cotune.packer import DeviceFound
 from cotune.record import Record
 from cotune.search.proposer import Configs
 
-# A search that learns from results has as many trials for each lane of an idle device, or it would learn from too few.
-TRIALS_A_LANE = 8
-# How many there will be where nobody says so.
-TRIALS = 64
-
-
-def lanes_that_learn(trials: int | None) -> int:
-    """On how many lanes at once so many trials still learn from each other."""
-    return (TRIALS if trials is None else trials) // TRIALS_A_LANE
-
 
 class Expectations:
     """Says what a trial is expected to need, and how many lanes to pay; learns from what was needed, and did.

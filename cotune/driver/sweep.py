@@ -19,7 +19,7 @@ from cotune.dashboard.display import SHOW_EVERY, Display
 from cotune.dashboard.views import View
 from cotune.driver.arrivals import Arrivals
 from cotune.driver.conclusions import Conclusions
-from cotune.driver.expectations import Expectations, lanes_that_learn
+from cotune.driver.expectations import Expectations
 from cotune.driver.options import SweepOptions
 from cotune.driver.profile import Profile
 from cotune.driver.supply import Supply
@@ -38,6 +38,7 @@ from cotune.packer import (
     TrialHeld,
     TrialReleased,
     TrialWithdrawn,
+    lanes_that_learn,
 )
 from cotune.process_wide import process_wide
 from cotune.record import Record, Records

@@ -43,6 +43,7 @@ from cotune.packer.packer import Packer
 from cotune.packer.policies import POLICIES, Policy, make_policy
 from cotune.packer.snapshot import DeviceView, LaneView, PackerView, WaitingView
 from cotune.packer.state import MOST_PAUSED
+from cotune.packer.width import lanes_that_learn
 from cotune.trial import Outcome
 
 __all__ = [
@@ -91,5 +92,6 @@ __all__ = [
     "TrialReleased",
     "TrialWithdrawn",
     "WaitingView",
+    "lanes_that_learn",
     "make_policy",
 ]

@@ -15,6 +15,10 @@ WINDOW = 0.2
 PATIENCE = 16
 # How often one asks in vain for what is usual of trials, before those that are gone are compared as they are.
 UNSURE = 32
+# A search that learns from results has as many trials for each lane of an idle device, or it would learn from too few.
+TRIALS_A_LANE = 8
+# How many there will be where nobody says so.
+TRIALS = 64
 
 
 # What an iteration of a trial is expected to take, beside what one of others is; None as long as nobody knows.
@@ -24,6 +28,11 @@ Usual = Callable[[], float | None]
 def alike() -> float:
     """What an iteration of any trial takes, where trials are not told apart."""
     return 1.0
+
+
+def lanes_that_learn(trials: int | None) -> int:
+    """On how many lanes of an idle device so many trials still learn from each other."""
+    return (TRIALS if trials is None else trials) // TRIALS_A_LANE
 
 
 @dataclass(slots=True)

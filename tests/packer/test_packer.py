@@ -911,21 +911,14 @@ def test_others_begin_beside_a_trial_with_a_hint_that_comes_to_no_iteration() ->
     assert world.running() == [0, 1]
 
 
-def failing(iterations: int, **job: int) -> World:
-    """Five trials, of which the first has failed after so many iterations."""
-    world = make(None)
-    for trial in range(5):
-        world.add(trial, 10 * MIB, 5 * MIB, **job)
-    for _ in range(iterations):
-        world.go(0)
-    world.fail(0)
-    world.settle()
-    return world
-
-
 @pytest.mark.parametrize("iterations", [0, 1])
 def test_two_begin_at_once_where_the_first_has_failed_before_it_was_measured(iterations: int) -> None:
-    world = failing(iterations)
+    world = make(None)
+    for trial in range(5):
+        world.add(trial, 10 * MIB, 5 * MIB)
+    world.go(0, iterations)
+    world.fail(0)
+    world.settle()
     assert world.running() == [1, 2]
     assert sum(world.lane_of(trial).quota for trial in (1, 2)) <= GIB
     for trial in (1, 2):
@@ -1086,8 +1079,7 @@ def test_neighbours_of_a_trial_that_takes_all_lanes_with_it_again_and_again_are_
     for _ in range(MOST_LOSSES):
         # It goes on killing as soon as it runs.
         world.settle()
-        running = world.running()
-        assert 0 in running
+        assert 0 in world.running()
         for lane in list(world.lanes):
             del world.lanes[lane]
             world.send(ev.LaneLost(world.time, lane, None, "killed", with_others=True))

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from cotune.packer.width import ITERATIONS, PATIENCE, UNSURE, WINDOW, WidthControl
+from cotune.packer.width import ITERATIONS, PATIENCE, TRIALS, UNSURE, WINDOW, WidthControl, lanes_that_learn
 
 
 def run(control: WidthControl, step_seconds: Callable[[int], float], reviews: int = 400) -> set[int]:
@@ -81,6 +81,11 @@ def test_the_first_guess_goes_above_the_limit_where_one_trial_leaves_room_for_mo
         control = WidthControl(limit=2, idle_limit=8)
         control.guess(busy)
         assert control.width == width
+
+
+@pytest.mark.parametrize(("trials", "lanes"), [(4, 0), (40, 5), (1000, 125), (None, TRIALS // 8)])
+def test_a_search_that_learns_has_eight_trials_for_each_lane_of_an_idle_device(trials: int | None, lanes: int) -> None:
+    assert lanes_that_learn(trials) == lanes
 
 
 def test_goes_back_where_another_lane_gains_nothing() -> None:
