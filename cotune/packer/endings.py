@@ -141,7 +141,7 @@ class Endings:
 
     def _out_of_memory(self, trial: Trial, lane: Lane, event: ev.TrialEnded) -> None:
         others = sum(other.demand.persistent for other in lane.residents.values() if other.demand)
-        had = max(0, lane.asked - lane.base - others)
+        had = max(0, min(trial.had, lane.asked) - lane.base - others)
         # Others may have taken of the device what the lane was to have.
         is_short = lane.device.held > lane.device.capacity and event.needed is not None
         least = 0 if is_short else had
@@ -151,7 +151,7 @@ class Endings:
             floor += UNKNOWN
         if trial.demand is None and trial.out_of_memories == 0:
             self._predictor.judge_hint(trial, floor)
-        trial.floor = floor
+        trial.floor, trial.lacked = floor, max(trial.lacked, least, event.needed or 0)
         largest = max(0, self._fitting.largest_room)
         figures = (
             f"it needs {format_bytes(max(event.needed or 0, least))} or more; "
@@ -169,8 +169,8 @@ class Endings:
             # All that was known of it was an assumption: it is probed.
             model.refute()
         else:
-            if trial.early and event.needed:
-                model.observe_growth(trial.id, trial.early, event.needed)
+            if trial.early:
+                model.observe_growth(trial.id, trial.early, event.needed or floor, is_all=False)
             trial.out_of_memories += 1
             tries = 1 if event.needed is not None else 2
             trial.alone = trial.alone or trial.out_of_memories > tries or expected is None

@@ -51,6 +51,8 @@ class Learning:
         device = lane.device
         before = trial.demand, trial.beside, device.width.width, lane.has_iterated
         is_first = trial.progress.iterations == 0
+        if not lane.unanswered:
+            trial.had = lane.asked
         if event.count and not lane.has_iterated:
             lane.has_iterated, lane.is_stalled = True, False
             device.width.changed(event.time)
@@ -123,7 +125,8 @@ class Learning:
         if before is None and not trial.out_of_memories:
             self._predictor.judge_hint(trial, trial.demand.peak)
         demand = trial.grown(trial.demand)
-        if before is None or demand.peak != before.peak:
+        if before is None or demand.peak != before.peak or is_over:
+            # In the end it is no guess any more.
             model.observe_demand(trial.id, trial.features, demand)
         if lane.device.active == 1 and len(lane.residents) == 1:
             lane.device.width.guess(trial.demand.busy)
@@ -133,7 +136,7 @@ class Learning:
         """An attempt has come to its end in the lane, or was stopped; what was seen of it will not change any more."""
         self.believe(trial, lane, is_over=not stopped)
         if not stopped and trial.demand is not None and trial.early:
-            self._predictor.model(trial).observe_growth(trial.id, trial.early, trial.demand.peak)
+            self._predictor.model(trial).observe_growth(trial.id, trial.early, trial.demand.peak, is_all=True)
         made = trial.progress
         if made.alone_seconds:
             model = self._predictor.model(trial)

@@ -258,6 +258,7 @@ class Placement:
         self._line.leave(trial, started=True)
         self._reservation.lift(trial)
         trial.overtaken, trial.promised = 0, None
+        trial.had = lane.asked
         trial.had_all = lane.asked >= device.capacity and lane.is_empty and not lane.residue
         trial.lane = lane
         lane.least = 0

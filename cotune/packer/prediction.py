@@ -161,6 +161,20 @@ class Prediction:
         self._terms = list(zip(names, logs.tolist(), slopes.tolist(), strict=True))
 
 
+def _most(found: Sequence[tuple[float, bool]]) -> float:
+    """What is enough for most, where some values are all there is and the others, with False, were exceeded.
+
+    What those came to is as of the larger ones (Kaplan and Meier, JASA 53, 1958).
+    """
+    left = 1.0
+    for rank, (value, is_all) in enumerate(sorted(found)):
+        if is_all:
+            left *= 1.0 - 1.0 / (len(found) - rank)
+        if left <= 1.0 - MOST:
+            return value
+    return max(value for value, _ in found)
+
+
 def _quantile(ordered: np.ndarray[Any, Any], share: float) -> float:
     """As numpy has it, in a twentieth of the time, which is asked for twice at every fit."""
     place = share * (len(ordered) - 1)
@@ -199,14 +213,17 @@ class KindModel:
         self.busy: float | None = None
         self.assumed: Demand | None = None
         self.was_wrong = False
-        self._growths: dict[int, tuple[float, int]] = {}
+        # By trial: how many times as much, how much more, and whether that was all.
+        self._growths: dict[int, tuple[float, int, bool]] = {}
         self._growth = 1.0, 0
+        self._growth_version = 0
 
     @property
     def version(self) -> int:
         # Something is assumed once at most, and found wrong once at most.
         assumptions = (self.assumed is not None) + 2 * self.was_wrong
-        return self._persistent.version + self._peak.version + self._pace.version + self._steps.version + assumptions
+        quantities = (self._persistent, self._peak, self._pace, self._steps)
+        return sum(quantity.version for quantity in quantities) + assumptions + self._growth_version
 
     def assume(self, demand: Demand) -> None:
         """Takes a guess for what one needs, as long as nothing was measured and none has proved it wrong."""
@@ -229,14 +246,25 @@ class KindModel:
     def has_grown(self) -> bool:
         return bool(self._growths)
 
-    def observe_growth(self, trial: int, early: int, peak: int) -> None:
-        """Notes how much more a trial came to need than in its first iterations, as far as it has come."""
-        self._growths[trial] = max((peak / early, peak - early), self._growths.pop(trial, (1.0, 0)))
+    def observe_growth(self, trial: int, early: int, peak: int, is_all: bool) -> None:
+        """Notes how much more a trial came to need than in its first iterations.
+
+        Args:
+            trial: Its number.
+            early: Bytes that it needed at first.
+            peak: What it needed in the end, or had when it ran out of memory.
+            is_all: It has ended with that; else it needs more.
+        """
+        factor, more, _ = self._growths.pop(trial, (1.0, 0, False))
+        if is_all:
+            factor, more = 1.0, 0
+        self._growths[trial] = max(factor, peak / early), max(more, peak - early), is_all
         if len(self._growths) > GROWTHS:
             del self._growths[next(iter(self._growths))]
-        factors, counts = (np.sort(np.array(found)) for found in zip(*self._growths.values(), strict=True))
-        factor = _quantile(factors, MOST)
-        self._growth = (factor, int(_quantile(counts, MOST))) if factor > LITTLE else (1.0, 0)
+        factor = _most([(factor, is_all) for factor, _, is_all in self._growths.values()])
+        more = int(_most([(more, is_all) for _, more, is_all in self._growths.values()]))
+        before, self._growth = self._growth, (factor, more) if factor > LITTLE else (1.0, 0)
+        self._growth_version += not 1 / LITTLE < (1 + before[1]) / (1 + self._growth[1]) < LITTLE
 
     def grown(self, early: int) -> int:
         """What a trial comes to need that needs so much at first: as much more, or as many times as much, as most."""

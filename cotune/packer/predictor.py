@@ -11,6 +11,8 @@ from cotune.packer.trial import Trial
 HINTS_SHORT = 0.05
 # Expected bytes over those of the first iterations: by less, what is expected is a guess that was too high.
 FAR = 2.0
+# The same over those with which a trial ran out of memory: with so much more it is tried again.
+ENOUGH = 1.25
 
 
 class Predictor:
@@ -44,6 +46,11 @@ class Predictor:
 
     def appraise(self, trial: Trial) -> None:
         """Notes what is expected of the trial as of now."""
+        if trial.early:
+            # Others may have shown more since it ran than it could guess.
+            trial.later = self.later(trial)
+            if trial.later > ENOUGH * trial.lacked:
+                trial.floor = trial.lacked
         known = trial.grown(trial.demand) if trial.demand else self._predicted(trial)
         trial.expected = expected = trial.needing(known) if known else self.model(trial).assumed
         trial.believe(trial.demand)

@@ -123,12 +123,14 @@ class Trial:
         early: Peak bytes when it was first measured, in its first iterations.
         later: Peak bytes that it is expected to come to, by its siblings.
         floor: Bytes it is known to need at least, since it ran out of memory with less.
+        lacked: The most with which it ran out of memory; `floor` is a guess beyond that.
         longest: Seconds that one of its iterations took, in any attempt.
         expected_seconds: How long it was expected to take when it first started.
         alone: It must have a device for itself (it ran out of memory twice, or two lanes died with it).
         oversized: It is expected to exceed every device, and must have one for itself to prove it.
         exclusive: The policy wants no other lane beside it on its device.
         beside: Other lanes that may run on its device while it does.
+        had: Bytes that its lane had for sure since its latest progress.
         had_all: Its latest attempt began with a whole device and a clean lane.
         group: As the policy has it, when it last waited.
         promised: Where room was last asked for it.
@@ -165,6 +167,7 @@ class Trial:
     early: int = 0
     later: int = 0
     floor: int = 0
+    lacked: int = 0
     longest: float = 0.0
     expected_seconds: float | None = None
 
@@ -172,6 +175,7 @@ class Trial:
     oversized: bool = False
     exclusive: bool = False
     beside: int = MANY
+    had: int = 0
     had_all: bool = False
 
     group: Hashable = None

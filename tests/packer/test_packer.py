@@ -7,7 +7,7 @@ from unittest.mock import ANY
 import pytest
 from world import MIB, Job, World
 
-from cotune.demand import Demand
+from cotune.demand import Demand, format_bytes
 from cotune.packer import Packer, PackerOptions
 from cotune.packer import events as ev
 from cotune.packer import instructions as do
@@ -663,6 +663,46 @@ def test_one_that_cannot_say_what_it_was_refused_is_tried_beside_others_once_mor
         world.go(1)
     assert world.outcome(1) is Outcome.DONE
     assert len(world.retries) == 2
+
+
+def test_one_that_waits_after_out_of_memory_believes_what_others_came_to_need_meanwhile() -> None:
+    world = make(2)
+    world.add(0, 10 * MIB, 10 * MIB, steps=2)
+    world.finish(0)
+    for trial in (1, 2, 3):
+        late = 0 if trial == 2 else 300 * MIB
+        world.add(trial, 10 * MIB, 10 * MIB, steps=6, late=late)
+        world.jobs[trial].knows = False
+        if trial == 2:
+            world.hold(2)
+    world.settle()
+    world.release(2)
+    world.go(3, 3)
+    assert world.running() == [1, 2]
+    while 1 not in world.concluded:
+        world.go(1)
+    world.finish(3)
+    assert [retry.trial for retry in world.retries].count(3) == 1
+    expected = world.concluded[3].expected
+    assert expected
+    assert 320 * MIB < expected.peak < 360 * MIB
+
+
+def test_memory_that_was_asked_for_when_an_iteration_had_begun_is_not_what_it_had() -> None:
+    world = taught(2)
+    world.add(1, 100 * MIB, 50 * MIB, steps=6, late=300 * MIB)
+    world.add(2, 100 * MIB, 50 * MIB, steps=6)
+    world.settle()
+    world.go(2, 2)
+    world.go(1, 3)
+    lane = world.lane_of(2)
+    had = lane.quota
+    world.step(2)
+    world.jobs[2].late, world.jobs[2].knows = 800 * MIB, False
+    world.step(2)
+    world.settle()
+    assert world.retries[-1].trial == 2
+    assert f"it had {format_bytes(had - CONTEXT)}" in world.retries[-1].reason
 
 
 def test_given_up_at_once_if_it_asks_for_more_than_the_largest_device_has() -> None:

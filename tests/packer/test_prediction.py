@@ -163,3 +163,21 @@ def test_estimate_is_a_finite_number_whatever_the_features(
         assert estimate is not None
         assert math.isfinite(estimate)
         assert 0 <= estimate <= 4.5 * max(1e-8, *(float(value) for _, value in samples))
+
+
+def test_trials_that_ran_out_of_memory_do_not_outvote_those_that_came_to_more() -> None:
+    model = KindModel()
+    for trial in range(10):
+        model.observe_growth(trial, 10 * MIB, 40 * MIB, is_all=False)
+    assert model.grown(10 * MIB) == 40 * MIB
+    model.observe_growth(0, 10 * MIB, 90 * MIB, is_all=False)
+    assert model.grown(10 * MIB) == 90 * MIB
+    model.observe_growth(0, 10 * MIB, 70 * MIB, is_all=True)
+    assert model.grown(10 * MIB) == 70 * MIB
+
+
+def test_what_most_came_to_need_in_the_end_is_expected_of_the_next() -> None:
+    model = KindModel()
+    for trial, peak in enumerate((20, 20, 30, 90)):
+        model.observe_growth(trial, 10 * MIB, peak * MIB, is_all=True)
+    assert model.grown(10 * MIB) == 30 * MIB
