@@ -241,6 +241,15 @@ def test_an_exception_that_cannot_travel_is_still_of_its_class(optimize):
     assert {t.state for t in study.trials} == {TrialState.FAIL}
 
 
+def test_a_group_of_exceptions_of_which_one_cannot_travel_is_still_a_group(optimize):
+    def objective(trial):
+        raise ExceptionGroup("both", [ValueError(1), LookupError("held", threading.Lock())])
+
+    with pytest.raises(ExceptionGroup, match="both") as caught:
+        optimize(optuna.create_study(), objective, n_trials=1)
+    assert [type(error) for error in caught.value.exceptions] == [ValueError, LookupError]
+
+
 @pytest.mark.skipif(not hasattr(optuna.Trial, "set_constraint"), reason="since Optuna 5")
 def test_constraints_are_set_and_read_through_the_trial(optimize):
     def objective(trial):

@@ -31,6 +31,8 @@ from cotune.sharing.devices import CPU_SHARE, MAX_WIDTH
 LANE_SHARE = 0.01
 IDLE_AFTER = 10.0
 PLACE_WITHIN = 3.0
+# For so long after they were given back Ray may count CPUs as in use.
+SETTLES_WITHIN = 0.5
 RAY_PROCESS_GUESS = 256 * MIB
 MAX_LANES = int(1 / LANE_SHARE) - 4
 
@@ -45,6 +47,9 @@ class Slots:
         useless: Those that are kept so that Ray does not give them to us again.
         uses_gpus: They are GPUs, and not nodes.
     """
+
+    # When this process has last given any back, perhaps at the end of an earlier experiment.
+    _given_back = -math.inf
 
     def __init__(self, options: ClusterOptions) -> None:
         self.all: list[Slot] = []
@@ -122,11 +127,22 @@ class Slots:
             if nodes and most < len(nodes):
                 most += sum(1 for slot in self.all if self._has_no_place(slot))
             if nodes and most > 0:
-                free = _private.free_cpus()
+                free = self._free_cpus(nodes)
                 # Those with room first: most of them have more than one.
                 nodes.sort(key=lambda node: -free.get(node["NodeID"], 0.0))
                 for node in nodes[:most]:
                     self._add_node(node, free.get(node["NodeID"], 0.0))
+
+    def _free_cpus(self, nodes: Iterable[Mapping[str, Any]]) -> dict[str, float]:
+        """CPUs that are free, by node, also those that were given back a moment ago."""
+        all_of_them = {node["NodeID"]: node["Resources"]["CPU"] for node in nodes}
+        free = _private.free_cpus()
+        while time.monotonic() - Slots._given_back < SETTLES_WITHIN and any(
+            free.get(node, 0.0) < count for node, count in all_of_them.items()
+        ):
+            time.sleep(0.01)
+            free = _private.free_cpus()
+        return free
 
     def _has_no_place(self, slot: Slot) -> bool:
         is_late = slot.site is None and time.monotonic() - slot.asked > PLACE_WITHIN
@@ -244,6 +260,7 @@ class Slots:
             self.useless.append(slot)
         else:
             remove_placement_group(slot.group)
+            Slots._given_back = time.monotonic()
 
     def close(self) -> None:
         """Gives back what was set aside."""

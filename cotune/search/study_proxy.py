@@ -22,7 +22,7 @@ import optuna
 from optuna.storages import InMemoryStorage
 
 from cotune import session
-from cotune.errors import RunError
+from cotune.errors import RunError, TrialFailed
 from cotune.plain import SCALARS, is_plain
 from cotune.process_wide import process_wide
 from cotune.session import Session, TrialStopped
@@ -283,7 +283,8 @@ def pack_error(error: BaseException, depth: int = CAUSES) -> bytes:
         text = str(error)
     blamed = pack_error(cause, depth - 1) if cause is not None and depth else None
     changed: list[bytes] = []
-    for candidate in (error, (kind, error.args, vars(error)), (kind, error.args, {}), (kind, (text,), {})):
+    args = _members(error, depth) if isinstance(error, BaseExceptionGroup) else (text,)
+    for candidate in (error, (kind, error.args, vars(error)), (kind, error.args, {}), (kind, args, {})):
         with contextlib.suppress(Exception):
             blob = pack((candidate, blamed))
             again = unpack_error(blob)
@@ -292,6 +293,14 @@ def pack_error(error: BaseException, depth: int = CAUSES) -> bytes:
             # A class that makes its message of an argument has made it of that message now.
             changed.append(blob)
     return changed[0] if changed else pack((None, None))
+
+
+def _members(group: BaseExceptionGroup[BaseException], depth: int) -> tuple[str, list[BaseException]]:
+    """What a group is made of, of which some cannot travel as they are."""
+    found = [unpack_error(pack_error(member, depth - 1)) if depth else None for member in group.exceptions]
+    return group.message, [
+        again or TrialFailed(repr(type(one))) for again, one in zip(found, group.exceptions, strict=True)
+    ]
 
 
 def unpack_error(blob: bytes) -> BaseException | None:

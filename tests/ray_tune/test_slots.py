@@ -79,7 +79,7 @@ class Group:
 @pytest.fixture
 def cluster(monkeypatch):
     """Stands for Ray: nodes of four CPUs, of which so many are free, groups without a place, and the time."""
-    cluster = SimpleNamespace(free={}, placed=set(), time=0.0)
+    cluster = SimpleNamespace(free={}, returning={}, placed=set(), time=0.0)
 
     def state(group):
         return {"state": "CREATED" if group in cluster.placed else "PENDING"}
@@ -96,7 +96,14 @@ def cluster(monkeypatch):
 
     monkeypatch.setattr(module, "placement_group", lambda bundles, strategy: Group(bundles))
     monkeypatch.setattr(module, "placement_group_table", state)
-    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: cluster.time))
+
+    def sleep(seconds):
+        cluster.time += seconds
+        cluster.free |= cluster.returning
+
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: cluster.time, sleep=sleep))
+    monkeypatch.setattr(module, "remove_placement_group", lambda group: None)
+    monkeypatch.setattr(Slots, "_given_back", Slots._given_back)
     monkeypatch.setattr(module._private, "free_cpus", lambda: cluster.free)
     monkeypatch.setattr(Slots, "start", lambda slots, slot: None)
     cluster.slots = slots
@@ -126,6 +133,21 @@ def test_nodes_with_room_are_asked_first_and_for_what_is_free_there(cluster):
     assert [(slot.node, slot.cores) for slot in slots.all] == [("free", 4), ("shared", 2)]
     slots.reserve(3)
     assert [(slot.node, slot.cores) for slot in slots.all[2:]] == [("busy", 1)]
+
+
+@pytest.mark.parametrize(("returning", "cores"), [(4.0, 4), (0.0, 1)])
+def test_what_the_experiment_before_has_just_given_back_is_waited_for_but_not_for_what_others_use(
+    cluster, returning, cores
+):
+    cluster.free = {"a": 4.0}
+    before = cluster.slots("a")
+    before.reserve(1)
+    cluster.free, cluster.returning = {"a": 0.0}, {"a": returning}
+    before.drop(before.all[0])
+    slots = cluster.slots("a")
+    slots.reserve(1)
+    assert slots.all[0].cores == cores
+    assert cluster.time < module.SETTLES_WITHIN + 0.1
 
 
 def test_a_node_on_which_others_leave_no_room_does_not_count_as_the_device_that_a_trial_waits_for(cluster):
