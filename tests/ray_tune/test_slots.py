@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
@@ -103,7 +104,7 @@ def cluster(monkeypatch):
 
     monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: cluster.time, sleep=sleep))
     monkeypatch.setattr(module, "remove_placement_group", lambda group: None)
-    monkeypatch.setattr(Slots, "_given_back", Slots._given_back)
+    monkeypatch.setattr(Slots, "_given_back", -math.inf)
     monkeypatch.setattr(module._private, "free_cpus", lambda: cluster.free)
     monkeypatch.setattr(Slots, "start", lambda slots, slot: None)
     cluster.slots = slots
