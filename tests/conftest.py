@@ -188,6 +188,8 @@ def in_ray():
         patch.setenv("RAY_AIR_NEW_OUTPUT", "0")
         patch.setenv("RAY_TRAIN_ENABLE_V2_MIGRATION_WARNINGS", "0")
         patch.setenv("PYTHONPATH", os.getcwd())
+        # Or tests beside these, which are not as nice, leave its processes next to no CPU time.
+        patch.setenv("RAY_worker_niceness", "0")
         cluster = Ray()
         yield cluster
         cluster.close()
