@@ -161,7 +161,8 @@ def changes_a_choice(trial):
 
 ENDS = [
     returned(1), returned(float("nan")), returned(None), returned((1.0, 2.0)), returned([3.0]), returned("abc"),
-    returned(float("inf")), returned(True), returned({"a": 1}), pruned(), pruned(3.0, 2.0), pruned(3.0, float("nan")),
+    returned(float("inf")), returned(True), returned({"a": 1}), returned(b"1"), pruned(),
+    pruned(3.0, 2.0), pruned(3.0, float("nan")),
     raises(ValueError, "no luck"), raises(Odd, 1, 2), raises(UnicodeDecodeError, "utf-8", b"x", 0, 1, "reason"),
     lambda trial: trial.suggest_float("y", 1, 0), lambda trial: trial.report("much", 1),
     lambda trial: trial.report(1.0, -1), lambda trial: trial.set_user_attr("key", "value"), changes_a_choice,

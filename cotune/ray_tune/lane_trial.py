@@ -210,10 +210,11 @@ class LaneTrial(ResidentTrial):
         if is_memory:
             self._end(Ending(Outcome.OUT_OF_MEMORY, needed, "TrialFailed", text[:500]))
             return OutOfMemory(text)
-        self._end(Ending(Outcome.FAILED, None, "TrialFailed", f"{type(error).__name__}: {text}"))
+        words = f"{type(error).__name__}: {text}" if text else type(error).__name__
+        self._end(Ending(Outcome.FAILED, None, "TrialFailed", words))
         if isinstance(error, Exception):
             return error
-        told = RuntimeError(f"{type(error).__name__}: {text}")
+        told = RuntimeError(words)
         # Ray prints where that was raised only of what led to the error it is given.
         told.__cause__ = error
         return told

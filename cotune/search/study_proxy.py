@@ -253,9 +253,9 @@ class Shown:
 
 def _told(value: Any) -> Any:
     """A returned value as it can travel: numbers of any library as floats, so that the driver needs no such library."""
-    if type(value) in SCALARS:
+    if type(value) in SCALARS or isinstance(value, (str, bytes)):
         return value
-    if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
+    if isinstance(value, Sequence):
         items = [_told(item) for item in value]
         return tuple(items) if isinstance(value, tuple) else items
     try:

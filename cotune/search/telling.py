@@ -33,7 +33,7 @@ def settle(study: optuna.Study, trial: Trial) -> None:
 
 
 def tell(study: optuna.Study, trial: Trial, state: TrialState | None, told: Any, raised: BaseException | None) -> None:
-    """Tells and logs, also when the sampler raises on being told.
+    """Tells and logs, also when the sampler, or the study for what it was told, raises on that.
 
     Args:
         study: The user's.
@@ -46,6 +46,12 @@ def tell(study: optuna.Study, trial: Trial, state: TrialState | None, told: Any,
     try:
         # As study.tell, but that what is no value is told to us, who log it, and not by a warning.
         *_, complaint = _tell_with_warning(study, trial, value, state, suppress_warning=True)
+    except Exception as error:
+        if study._storage.get_trial(trial._trial_id).state is TrialState.RUNNING:
+            # Such as for a text of digits, which it takes for a number at first.
+            complaint = repr(error)
+            _tell_with_warning(study, trial, None, TrialState.FAIL, suppress_warning=True)
+        raise
     finally:
         frozen = study._storage.get_trial(trial._trial_id)
         if frozen.state is TrialState.COMPLETE:

@@ -50,6 +50,8 @@ def test_what_is_no_exception_is_told_with_where_it_was_raised(tmp_path):
     except SystemExit as error:
         told = trial._fails(error)
     assert "sys.exit(3)" in "".join(traceback.format_exception(told))
+    assert str(told) == "SystemExit: 3"
+    assert str(trial._fails(KeyboardInterrupt())) == "KeyboardInterrupt"
 
 
 def test_a_trial_that_catches_up_lets_its_lane_mates_run_and_stops_where_it_was(tmp_path):

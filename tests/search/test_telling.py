@@ -1,6 +1,7 @@
 import warnings
 
 import optuna
+import pytest
 
 from cotune.search.telling import tell
 
@@ -13,3 +14,11 @@ def test_a_warning_shown_before_a_trial_ends_is_not_shown_again_after_it():
             warnings.warn("old", FutureWarning, stacklevel=1)
             tell(study, study.ask(), None, value, None)
     assert len(shown) == 1
+
+
+def test_a_trial_that_was_told_what_the_study_takes_for_a_number_and_is_none_has_failed():
+    study = optuna.create_study()
+    for value, error in (("7", TypeError), (10**400, OverflowError)):
+        with pytest.raises(error):
+            tell(study, study.ask(), None, value, None)
+    assert {trial.state for trial in study.trials} == {optuna.trial.TrialState.FAIL}
