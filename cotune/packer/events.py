@@ -53,10 +53,17 @@ class DeviceFound(Event):
 
 @dataclass(frozen=True, slots=True)
 class DeviceChanged(Event):
-    """The bytes open to us changed, because others took or returned memory."""
+    """What is open to us changed, because others took or returned some of it.
+
+    Attributes:
+        device: Its name.
+        capacity: Bytes.
+        max_width: As for `DeviceFound`; None if that stays. A user's choice stands.
+    """
 
     device: str
     capacity: int
+    max_width: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

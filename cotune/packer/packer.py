@@ -219,8 +219,13 @@ class Packer:
 
     def _device_changed(self, event: ev.DeviceChanged) -> None:
         device = self._ledger.devices.get(event.device)
-        if device is not None:
-            self._ledger.change(device, event.capacity)
+        if device is None:
+            return
+        self._ledger.change(device, event.capacity)
+        if event.max_width is not None:
+            device.most = event.max_width
+            if self.options.width is None:
+                device.width.limited(event.max_width, at_once=self.options.policy.packs)
 
     def _device_lost(self, event: ev.DeviceLost) -> None:
         device = self._ledger.devices.get(event.device)

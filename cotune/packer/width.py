@@ -113,6 +113,21 @@ class WidthControl:
         """A lane has come to its first iteration, or has fallen away: what began earlier was beside fewer, or more."""
         self._since = now
 
+    def limited(self, limit: int, at_once: bool = False) -> None:
+        """The device has come to have room for other numbers of lanes.
+
+        Args:
+            limit: Never more from now on, but for those that an idle device may have.
+            at_once: Whether all of them are used, unmeasured.
+        """
+        self.limit = limit
+        self._hold = self._refusals = 0
+        most = self._most(is_idle=True)
+        if at_once:
+            self.width = most
+        elif self.width > most:
+            self.refused(most)
+
     def refused(self, lanes: int) -> None:
         """More than so many do not come up: these go on by themselves for a while."""
         self.width = min(self.width, lanes)

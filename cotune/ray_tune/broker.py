@@ -231,6 +231,7 @@ class Broker:
         """Once a second: devices for those that wait, none for nobody."""
         if self.packer.waiting or not self._cluster.has_devices:
             self._cluster.reserve(self.packer.unfinished)
+        self._cluster.grow(is_wanted=bool(self.packer.waiting))
         if not self.packer.waiting:
             lanes = (ticket.lane for ticket in self._tickets.values())
             self._cluster.release_idle(lane.slot.name for lane in lanes if lane is not None)

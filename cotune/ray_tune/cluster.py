@@ -61,6 +61,10 @@ class Cluster:
         """Asks for devices, one a trial at most."""
         self._slots.reserve(trials)
 
+    def grow(self, is_wanted: bool) -> None:
+        """Takes what others have come to leave free on nodes that are up, if a trial waits."""
+        self._pending += self._slots.grow(is_wanted, self.now())
+
     def release_idle(self, busy: Iterable[str]) -> None:
         """Gives back devices on which nothing has run for a while."""
         for slot in self._slots.idle(busy, self.now()):

@@ -61,6 +61,9 @@ class Slot:
         idle_since: When nothing ran here any more.
         stillborn: Lanes that died here before they were up.
         asked: When it was asked for.
+        more: Groups of further CPUs, which had been in use by others when it was asked for.
+        asked_more: One that may have no place yet, and how many CPUs it is for.
+        roomy: How often in a row its node has been seen with further CPUs free.
     """
 
     group: Any
@@ -76,6 +79,19 @@ class Slot:
     idle_since: float | None = None
     stillborn: Stillborn = field(default_factory=lambda: Stillborn(ON_EVERY_NODE))
     asked: float = 0.0
+    more: list[Any] = field(default_factory=list)
+    asked_more: tuple[Any, int] | None = None
+    roomy: int = 0
+
+    @property
+    def groups(self) -> list[Any]:
+        """All that is reserved for it."""
+        return [self.group, *self.more] + ([self.asked_more[0]] if self.asked_more is not None else [])
+
+    @property
+    def place(self) -> str | None:
+        """The node it is on, or is meant for."""
+        return self.site.node if self.site is not None else self.node
 
     @property
     def news(self) -> list[Any]:

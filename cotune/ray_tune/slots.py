@@ -11,6 +11,7 @@ import logging
 import math
 import time
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import ray
@@ -22,6 +23,7 @@ from cotune.demand import MIB
 from cotune.engines.others import OthersOnGpu
 from cotune.packer import events as ev
 from cotune.ray_tune import _private
+from cotune.ray_tune.growth import grow
 from cotune.ray_tune.lane import lane_actor
 from cotune.ray_tune.site import Site
 from cotune.ray_tune.slot import ClusterOptions, Slot
@@ -91,8 +93,8 @@ class Slots:
         for slot in [slot for slot in self.useless if slot.site is not None and slot.site.node not in alive]:
             # Ray would put its group on another node.
             self.useless.remove(slot)
-            remove_placement_group(slot.group)
-        return [slot for slot in self.all if (slot.site.node if slot.site else slot.node or anywhere) not in alive]
+            _give_back(slot)
+        return [slot for slot in self.all if (slot.place or anywhere) not in alive]
 
     def say_what_is_missing(self) -> None:
         """Warns where none of what was asked for has a place: trials wait then, and Tune says nothing."""
@@ -119,7 +121,7 @@ class Slots:
             while len(self.all) < min(limit, trials):
                 self._add_gpu()
         else:
-            taken = [slot.site.node if slot.site else slot.node for slot in [*self.all, *self.useless]]
+            taken = [slot.place for slot in [*self.all, *self.useless]]
             nodes = [
                 node for node in self._nodes if node["NodeID"] not in taken and node["Resources"].get("CPU", 0) >= 1
             ]
@@ -132,6 +134,26 @@ class Slots:
                 nodes.sort(key=lambda node: -free.get(node["NodeID"], 0.0))
                 for node in nodes[:most]:
                     self._add_node(node, free.get(node["NodeID"], 0.0))
+
+    def grow(self, is_wanted: bool, now: float) -> list[ev.DeviceChanged]:
+        """Once a second: takes CPUs that others have come to leave free on nodes that are up.
+
+        Args:
+            is_wanted: Whether a trial waits.
+            now: The time.
+        """
+        if self.uses_gpus or self._options.lanes or not (is_wanted or any(slot.asked_more for slot in self.up)):
+            return []
+        free = _private.free_cpus() if is_wanted else {}
+        nodes, grown = {node["NodeID"]: node for node in self._nodes}, []
+        for slot in self.up:
+            if (site := slot.site) is None or (node := nodes.get(site.node)) is None:
+                continue
+            spare = min(int(free.get(site.node, 0.0) + 1e-6), int(node["Resources"].get("CPU", 0.0)) - slot.cores)
+            if grow(slot, spare, self._width, partial(self._bundle, node, held=slot.cores)):
+                capacity = self._capacity(slot, site, site.free)
+                grown.append(ev.DeviceChanged(now, slot.name, capacity, self._width(slot.cores)))
+        return grown
 
     def _free_cpus(self, nodes: Iterable[Mapping[str, Any]]) -> dict[str, float]:
         """CPUs that are free, by node, also those that were given back a moment ago."""
@@ -156,16 +178,25 @@ class Slots:
         self._add({"GPU": 1.0} | ({"CPU": 1.0} if cores else {}), max(cores, 1), 1 / most, None)
 
     def _add_node(self, node: Mapping[str, Any], free: float) -> None:
-        nodes = self._nodes
         # Others may use a part of the CPUs for long.
         cores = max(1, int(free + 1e-6))
-        # What its lanes would ask for as Ray's actors; the rest is for what trials start on Ray themselves.
-        bundle = {"CPU": min(float(cores), max(1.0, self._width(cores) * self._options.cores))}
+        mates = sum(1 for other in self._nodes if other["NodeManagerHostname"] == node["NodeManagerHostname"])
+        self._add(self._bundle(node, cores), cores, 1 / mates, node["NodeID"])
+
+    def _bundle(self, node: Mapping[str, Any], cores: int, held: int = 0) -> dict[str, float]:
+        """What lanes would ask for as Ray's actors; the rest is for what trials start on Ray themselves.
+
+        Args:
+            node: Where they are to be.
+            cores: So many CPUs.
+            held: Beside so many that lanes have already.
+        """
+        more = (self._width(held + cores) - (self._width(held) if held else 0)) * self._options.cores
+        bundle = {"CPU": min(float(cores), max(1.0, more))}
         address = f"node:{node['NodeManagerAddress']}"
-        if sum(1 for other in nodes if other["NodeManagerAddress"] == node["NodeManagerAddress"]) == 1:
+        if sum(1 for other in self._nodes if other["NodeManagerAddress"] == node["NodeManagerAddress"]) == 1:
             bundle |= {address: 0.001} if address in node["Resources"] else {}
-        mates = sum(1 for other in nodes if other["NodeManagerHostname"] == node["NodeManagerHostname"])
-        self._add(bundle, cores, 1 / mates, node["NodeID"])
+        return bundle
 
     def _add(self, bundle: Mapping[str, float], cores: int, share: float, node: str | None) -> None:
         group = placement_group([dict(bundle)], strategy="STRICT_PACK")
@@ -259,14 +290,19 @@ class Slots:
         if is_useless:
             self.useless.append(slot)
         else:
-            remove_placement_group(slot.group)
+            _give_back(slot)
             Slots._given_back = time.monotonic()
 
     def close(self) -> None:
         """Gives back what was set aside."""
         for slot in self.useless:
-            remove_placement_group(slot.group)
+            _give_back(slot)
         self.useless.clear()
+
+
+def _give_back(slot: Slot) -> None:
+    for group in slot.groups:
+        remove_placement_group(group)
 
 
 def alive_nodes() -> list[dict[str, Any]]:

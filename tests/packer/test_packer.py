@@ -315,6 +315,22 @@ def test_width_is_the_most_lanes_that_run() -> None:
     assert world.packer.breadth == 2
 
 
+@pytest.mark.parametrize(("chosen", "running"), [(None, [0, 1, 2]), (1, [0])])
+def test_a_device_to_which_others_leave_more_takes_more_lanes_unless_their_number_was_chosen(
+    chosen: int | None, running: list[int]
+) -> None:
+    world = World(PackerOptions(policy=make_policy("pack"), width=chosen))
+    world.device("gpu 0", 8 * GIB, width=1)
+    for trial in range(3):
+        world.add(trial, 10 * MIB, 10 * MIB)
+    world.settle()
+    assert world.running() == [0]
+    world.send(ev.DeviceChanged(world.time, "gpu 0", 8 * GIB, max_width=3))
+    for _ in range(3):
+        world.go(0)
+    assert world.running() == running
+
+
 def test_a_lane_that_loads_for_long_is_left_out_of_the_search_for_a_width() -> None:
     world = taught(None)
     for trial in range(1, 20):

@@ -62,6 +62,19 @@ def test_goes_up_to_the_limit_while_lanes_do_not_slow_each_other() -> None:
     assert control.width == 5
 
 
+def test_goes_on_to_a_limit_that_is_raised_and_back_to_one_that_is_lowered() -> None:
+    control = searching(limit=2)
+    run(control, lambda width: 1.0)
+    control.limited(5)
+    assert control.width == 2
+    run(control, lambda width: 1.0)
+    assert control.width == 5
+    control.limited(3)
+    assert max(run(control, lambda width: 1.0)) == 3
+    control.limited(4, at_once=True)
+    assert control.width == 4
+
+
 def test_never_above_the_limit() -> None:
     assert max(run(searching(limit=3), lambda width: 1.0)) == 3
 
