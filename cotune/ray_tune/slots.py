@@ -150,7 +150,8 @@ class Slots:
             if (site := slot.site) is None or (node := nodes.get(site.node)) is None:
                 continue
             spare = min(int(free.get(site.node, 0.0) + 1e-6), int(node["Resources"].get("CPU", 0.0)) - slot.cores)
-            if grow(slot, spare, self._width, partial(self._bundle, node, held=slot.cores)):
+            reserved = sum(bundle["CPU"] for group in slot.groups for bundle in group.bundle_specs)
+            if grow(slot, spare, self._width, partial(self._bundle, node, slot.cores, reserved)):
                 capacity = self._capacity(slot, site, site.free)
                 grown.append(ev.DeviceChanged(now, slot.name, capacity, self._width(slot.cores)))
         return grown
@@ -181,18 +182,19 @@ class Slots:
         # Others may use a part of the CPUs for long.
         cores = max(1, int(free + 1e-6))
         mates = sum(1 for other in self._nodes if other["NodeManagerHostname"] == node["NodeManagerHostname"])
-        self._add(self._bundle(node, cores), cores, 1 / mates, node["NodeID"])
+        self._add(self._bundle(node, 0, 0.0, cores), cores, 1 / mates, node["NodeID"])
 
-    def _bundle(self, node: Mapping[str, Any], cores: int, held: int = 0) -> dict[str, float]:
+    def _bundle(self, node: Mapping[str, Any], held: int, reserved: float, cores: int) -> dict[str, float]:
         """What lanes would ask for as Ray's actors; the rest is for what trials start on Ray themselves.
 
         Args:
-            node: Where they are to be.
-            cores: So many CPUs.
-            held: Beside so many that lanes have already.
+            node: Where they are.
+            held: CPUs they may use already.
+            reserved: Of these.
+            cores: So many more.
         """
-        more = (self._width(held + cores) - (self._width(held) if held else 0)) * self._options.cores
-        bundle = {"CPU": min(float(cores), max(1.0, more))}
+        wanted = min(float(held + cores), max(1.0, self._width(held + cores) * self._options.cores))
+        bundle = {"CPU": max(LANE_SHARE, wanted - reserved)}
         address = f"node:{node['NodeManagerAddress']}"
         if sum(1 for other in self._nodes if other["NodeManagerAddress"] == node["NodeManagerAddress"]) == 1:
             bundle |= {address: 0.001} if address in node["Resources"] else {}

@@ -12,6 +12,7 @@ ray = pytest.importorskip("ray")
 
 from cotune.demand import GIB
 from cotune.packer import DeviceFound
+from cotune.ray_tune import growth
 from cotune.ray_tune import slots as module
 from cotune.ray_tune.site import Site
 from cotune.ray_tune.slot import ClusterOptions, Slot
@@ -134,6 +135,23 @@ def test_nodes_with_room_are_asked_first_and_for_what_is_free_there(cluster):
     assert [(slot.node, slot.cores) for slot in slots.all] == [("free", 4), ("shared", 2)]
     slots.reserve(3)
     assert [(slot.node, slot.cores) for slot in slots.all[2:]] == [("busy", 1)]
+
+
+@pytest.mark.parametrize(("each", "first", "then"), [(1.0, 3.0, 1.0), (2.0, 2.0, 2.0), (0.0, 1.0, 0.01)])
+def test_of_cpus_that_others_leave_so_many_are_reserved_as_trials_ask_for(cluster, monkeypatch, each, first, then):
+    cluster.free = {"a": 3.0}
+    slots = cluster.slots("a")
+    slots._options = replace(slots._options, cores=each, lanes=None)
+    slots.reserve(1)
+    (slot,) = slots.all
+    assert slot.group.bundle_specs == [{"CPU": first}]
+    slot.site = Site("a", (), "", 8 * GIB, 8 * GIB, 17, "host", "10.0.0.1")
+    asked = []
+    monkeypatch.setattr(growth, "placement_group", lambda bundles, strategy: asked.append(bundles))
+    cluster.free = {"a": 4.0 - first}
+    for _ in range(growth.STEADY):
+        assert slots.grow(True, 0.0) == []
+    assert asked == [[{"CPU": then}]]
 
 
 @pytest.mark.parametrize(("returning", "cores"), [(4.0, 4), (0.0, 1)])
