@@ -96,7 +96,7 @@ def optimize(
     Args:
         study: Any study: its sampler, pruner and storage are used as they are, in this process.
         objective: As for `study.optimize`. It runs in other processes; what it asks its trial for is answered here.
-        n_trials: How many; None for no limit, until the timeout, `study.stop()` or Ctrl-C.
+        n_trials: How many, none if that is 0 or less; None for no limit, until the timeout, `study.stop()` or Ctrl-C.
         timeout: Seconds after which no further trial begins, from the first one's start on; none begins if that is 0 or
             less.
         n_jobs: Only 1, which changes nothing: `lanes` says how many trials run at once.
@@ -148,7 +148,9 @@ def optimize(
         judged=len(study.directions) == 1 and not isinstance(study.pruner, optuna.pruners.NopPruner),
     )
     mps = checked_mps(mps, lanes)
-    wanted, seconds = checked_count("n_trials", n_trials, least=0), checked_timeout(timeout)
+    # Who goes on with `n_trials=100 - len(study.trials)` may be past that.
+    past = isinstance(n_trials, int) and n_trials < 0
+    wanted, seconds = checked_count("n_trials", 0 if past else n_trials, least=0), checked_timeout(timeout)
     base = secrets.randbits(32) if seed is None else checked_seed(seed) or 0
     found = find_devices(gpus, devices, checked_count("threads", threads))
     if wanted == 0 or seconds == 0:

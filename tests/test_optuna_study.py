@@ -120,9 +120,10 @@ def test_one_lane_repeats_what_optuna_does(optimize, said, objective):
     assert said == expected
 
 
-def test_no_trials_are_none(optimize):
+@pytest.mark.parametrize("n_trials", [0, -2])
+def test_no_trials_are_none(optimize, n_trials):
     study = optuna.create_study()
-    optimize(study, lambda trial: 0.0, n_trials=0)
+    optimize(study, lambda trial: 0.0, n_trials=n_trials)
     assert study.trials == []
 
 
@@ -684,7 +685,7 @@ def test_what_optuna_takes_by_position_is_taken_in_its_order():
         ({"study": None}, "not an Optuna study"),
         ({"objective": 3}, "cannot be called"),
         ({"objective": lambda: 3}, "one argument"),
-        ({"n_trials": -1}, "n_trials=-1"),
+        ({"n_trials": 1.5}, "n_trials=1.5"),
         ({"n_trials": "10"}, "n_trials='10'"),
         ({"n_jobs": 4}, "lanes="),
         ({"catch": 3}, "catch"),
