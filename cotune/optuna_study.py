@@ -231,9 +231,11 @@ def _serve(study: optuna.Study, search: StudySearch, sweep: Sweep) -> None:
             sweep.interrupt()
             while loop.is_alive() and len(received) < LAST:
                 loop.join(0.1)
-            search.give_up(failure)
-            study._thread_local.in_optimize_loop = False
-            study._storage.remove_session()
+            try:
+                search.give_up(failure)
+            finally:
+                study._thread_local.in_optimize_loop = False
+                study._storage.remove_session()
 
 
 def _loop(sweep: Sweep, search: StudySearch) -> None:
@@ -249,14 +251,14 @@ def _loop(sweep: Sweep, search: StudySearch) -> None:
 def _interrupts(sweep: Sweep, serving: threading.Event) -> Iterator[list[int]]:
     """Ctrl-C and SIGTERM end the sweep in order, then do what they would have done; gives those that have come.
 
-    The second time, whatever runs on this thread is broken off, unless it is the tidying up.
+    The second time, whatever runs on this thread is broken off, unless it is the tidying up; that at last, too.
     """
     received: list[int] = []
 
     def receive(number: int, _frame: Any) -> None:
         received.append(number)
         sweep.interrupt()
-        if len(received) > 1 and serving.is_set():
+        if len(received) > (1 if serving.is_set() else LAST):
             raise KeyboardInterrupt
 
     try:

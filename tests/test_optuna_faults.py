@@ -211,6 +211,15 @@ class Policy(cotune.packer.policies.Fifo):
                 time.sleep(0.1)
         return super().key(waiting)
 
+class Sampler(optuna.samplers.RandomSampler):
+    def after_trial(self, *told):
+        if how == "telling":
+            with open(f"{folder}/running", "w") as pipe:
+                pipe.write(f"{os.getpid()}\\n")
+            while True:
+                time.sleep(0.1)
+
+study.sampler = Sampler()
 cotune.optimize(
     study, objective, n_trials=8, catch=[Unlucky], devices=["cpu:0@2GiB"], lanes=2, storage=folder + "/runs",
     dashboard=False, policy=Policy(),
@@ -299,8 +308,9 @@ def test_ctrl_c_twice_ends_at_once_whatever_runs(drive, wait_gone):
     assert set(states(driver.study)) == {"FAIL"}
 
 
-def test_ctrl_c_three_times_ends_it_even_within_a_policy_that_never_returns(drive):
-    driver = drive("stuck")
+@pytest.mark.parametrize("where", ["stuck", "telling"], ids=["policy", "sampler"])
+def test_ctrl_c_again_and_again_ends_it_even_within_what_never_returns(drive, where):
+    driver = drive(where)
     driver.lanes(1)
     until = time.monotonic() + 30
     while driver.process.poll() is None and time.monotonic() < until:

@@ -43,12 +43,14 @@ class _Running:
         attempt: Of the last report.
         end: How the objective ended in the last attempt that came to that: `returned` a value, `pruned` with some
             words, or `raised` an exception, packed, with its traceback.
+        failure: What the storage raised of a report, as long as the objective has not heard of it.
     """
 
     trial: Trial
     heartbeat: Any
     attempt: int = 0
     end: tuple[str, Any] = ("", None)
+    failure: Exception | None = None
 
 
 class StudySearch(Proposer):
@@ -176,7 +178,11 @@ class StudySearch(Proposer):
             if attempt > running.attempt:
                 running.attempt = attempt
                 take_back(running.trial, step)
-            running.trial.report(value, step)
+            try:
+                running.trial.report(value, step)
+            except Exception as error:
+                # Such as a file that another process has locked.
+                running.failure = error
         if not is_judged:
             self._answer(Verdict(number, attempt, False))
 
@@ -189,6 +195,9 @@ class StudySearch(Proposer):
                 if target == "end":
                     running.end = (name, args[0])
                     stop, value = name == "pruned", None
+                elif running.failure is not None:
+                    failure, running.failure = running.failure, None
+                    raise failure
                 else:
                     asked = {"trial": running.trial, "study": self._study, "storage": self._study._storage}[target]
                     value = _ask(asked, name, args, kwargs)
@@ -206,7 +215,7 @@ class StudySearch(Proposer):
     def _end(self, number: int, error: CotuneError | None, *, is_pruned: bool) -> None:
         """Tells the study how a trial ended, and the callbacks; raises what nobody catches."""
         running = self._running.pop(number)
-        raised = None if is_pruned else _raised(running, error)
+        raised = None if is_pruned else running.failure or _raised(running, error)
         running.heartbeat.join()
         self._settle(running)
         state = OptunaState.PRUNED if is_pruned else OptunaState.FAIL if raised is not None else None

@@ -1,12 +1,15 @@
 """A study served on this thread, without lanes: what the driver's loop would ask for is asked for in turn."""
 
+import pickle
 from types import SimpleNamespace
 
 import optuna
+import pytest
 
 from cotune.search import study_search
-from cotune.search.proposer import PATIENCE, Exhausted, Suggestion
+from cotune.search.proposer import PATIENCE, Exhausted, Reply, Suggestion
 from cotune.search.study_search import StudySearch
+from cotune.trial import Question, TrialState
 
 
 def test_a_trial_that_reports_faster_than_is_stored_keeps_no_other_from_beginning():
@@ -26,6 +29,39 @@ def test_a_trial_that_reports_faster_than_is_stored_keeps_no_other_from_beginnin
     search.ask(1)
     search.serve()
     assert stored == [PATIENCE]
+
+
+@pytest.mark.parametrize("asks", [True, False])
+def test_what_the_storage_raises_of_a_report_is_raised_in_the_objective_or_ends_the_trial(monkeypatch, asks):
+    study, heard = optuna.create_study(), []
+    error = optuna.exceptions.StorageInternalError("locked")
+
+    def locked(*args):
+        raise error
+
+    monkeypatch.setattr(study._storage, "set_trial_intermediate_value", locked)
+
+    def ask(*question):
+        search.question(Question(0, 1, pickle.dumps((*question, {}))))
+
+    def wake():
+        for answer in search.answers():
+            if type(answer) is Suggestion:
+                search.report(0, 1, 0, 1.0)
+                ask(*(("trial", "should_prune", ()) if asks else ("end", "returned", (1.0,))))
+            elif type(answer) is Reply:
+                heard.append(pickle.loads(answer.payload)[0])
+                if heard == [False]:
+                    ask("end", "returned", (1.0,))
+                else:
+                    search.tell(0, TrialState.DONE, None, [], None)
+                    search.finished(None)
+
+    search = StudySearch(study, catch=(optuna.exceptions.StorageInternalError,), wake=wake)
+    search.ask(1)
+    search.serve()
+    assert heard == ([False, True] if asks else [True])
+    assert [trial.state.name for trial in study.trials] == ["COMPLETE" if asks else "FAIL"]
 
 
 def test_the_timeout_does_not_run_while_no_trial_does(monkeypatch):
