@@ -43,14 +43,15 @@ class _Running:
         attempt: Of the last report.
         end: How the objective ended in the last attempt that came to that: `returned` a value, `pruned` with some
             words, or `raised` an exception, packed, with its traceback.
-        failure: What the storage raised of a report, as long as the objective has not heard of it.
+        failure: What the storage raised of a report, as long as the objective has not heard of it, and of which
+            attempt that was.
     """
 
     trial: Trial
     heartbeat: Any
     attempt: int = 0
     end: tuple[str, Any] = ("", None)
-    failure: Exception | None = None
+    failure: tuple[int, Exception] | None = None
 
 
 class StudySearch(Proposer):
@@ -182,7 +183,7 @@ class StudySearch(Proposer):
                 running.trial.report(value, step)
             except Exception as error:
                 # Such as a file that another process has locked.
-                running.failure = error
+                running.failure = attempt, error
         if not is_judged:
             self._answer(Verdict(number, attempt, False))
 
@@ -190,13 +191,16 @@ class StudySearch(Proposer):
         running = self._running.get(question.trial)
         stop, payload = False, b""
         if running is not None:
+            if running.failure is not None and running.failure[0] < question.attempt:
+                # That attempt was lost, and this one reports again.
+                running.failure = None
             try:
                 target, name, args, kwargs = pickle.loads(question.payload)
                 if target == "end":
                     running.end = (name, args[0])
                     stop, value = name == "pruned", None
                 elif running.failure is not None:
-                    failure, running.failure = running.failure, None
+                    (_, failure), running.failure = running.failure, None
                     raise failure
                 else:
                     asked = {"trial": running.trial, "study": self._study, "storage": self._study._storage}[target]
@@ -215,7 +219,7 @@ class StudySearch(Proposer):
     def _end(self, number: int, error: CotuneError | None, *, is_pruned: bool) -> None:
         """Tells the study how a trial ended, and the callbacks; raises what nobody catches."""
         running = self._running.pop(number)
-        raised = None if is_pruned else running.failure or _raised(running, error)
+        raised = None if is_pruned else _raised(running, error)
         running.heartbeat.join()
         self._settle(running)
         state = OptunaState.PRUNED if is_pruned else OptunaState.FAIL if raised is not None else None
@@ -235,8 +239,10 @@ def _ask(asked: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -
 
 
 def _raised(running: _Running, error: CotuneError | None) -> BaseException | None:
-    """What ended a trial: what its objective raised, if that could travel; else what befell it."""
+    """What ended a trial: what its objective raised, or would have, if that could travel; else what befell it."""
     how, what = running.end
+    if not isinstance(error, _ALONE) and running.failure is not None:
+        return running.failure[1]
     if isinstance(error, _ALONE) or how != "raised":
         return error
     blob, trace = what

@@ -6,10 +6,23 @@ from types import SimpleNamespace
 import optuna
 import pytest
 
+from cotune.errors import LaneDied
 from cotune.search import study_search
 from cotune.search.proposer import PATIENCE, Exhausted, Reply, Suggestion
 from cotune.search.study_search import StudySearch
 from cotune.trial import Question, TrialState
+
+
+@pytest.fixture
+def locked(monkeypatch):
+    """A study whose storage takes no reports."""
+
+    def raises(*args):
+        raise optuna.exceptions.StorageInternalError("locked")
+
+    study = optuna.create_study()
+    monkeypatch.setattr(study._storage, "set_trial_intermediate_value", raises)
+    return study
 
 
 def test_a_trial_that_reports_faster_than_is_stored_keeps_no_other_from_beginning():
@@ -31,18 +44,16 @@ def test_a_trial_that_reports_faster_than_is_stored_keeps_no_other_from_beginnin
     assert stored == [PATIENCE]
 
 
-@pytest.mark.parametrize("asks", [True, False])
-def test_what_the_storage_raises_of_a_report_is_raised_in_the_objective_or_ends_the_trial(monkeypatch, asks):
-    study, heard = optuna.create_study(), []
-    error = optuna.exceptions.StorageInternalError("locked")
-
-    def locked(*args):
-        raise error
-
-    monkeypatch.setattr(study._storage, "set_trial_intermediate_value", locked)
+@pytest.mark.parametrize(
+    ("asks", "attempt", "state"),
+    [(True, 1, "COMPLETE"), (False, 1, "FAIL"), (False, 2, "COMPLETE")],
+    ids=["the objective hears of it", "it asks nothing more", "that attempt was lost"],
+)
+def test_what_the_storage_raises_of_a_report_is_raised_in_the_objective_or_ends_the_trial(locked, asks, attempt, state):
+    study, heard = locked, []
 
     def ask(*question):
-        search.question(Question(0, 1, pickle.dumps((*question, {}))))
+        search.question(Question(0, attempt, pickle.dumps((*question, {}))))
 
     def wake():
         for answer in search.answers():
@@ -61,7 +72,23 @@ def test_what_the_storage_raises_of_a_report_is_raised_in_the_objective_or_ends_
     search.ask(1)
     search.serve()
     assert heard == ([False, True] if asks else [True])
-    assert [trial.state.name for trial in study.trials] == ["COMPLETE" if asks else "FAIL"]
+    assert [trial.state.name for trial in study.trials] == [state]
+
+
+def test_a_lane_that_died_is_no_failure_of_the_storage(locked):
+    study = locked
+
+    def wake():
+        for answer in search.answers():
+            if type(answer) is Suggestion:
+                search.report(0, 1, 0, 1.0)
+                search.tell(0, TrialState.FAILED, None, [], LaneDied("three times"))
+                search.finished(None)
+
+    search = StudySearch(study, wake=wake)
+    search.ask(1)
+    search.serve()
+    assert [trial.state.name for trial in study.trials] == ["FAIL"]
 
 
 def test_the_timeout_does_not_run_while_no_trial_does(monkeypatch):
