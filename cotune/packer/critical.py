@@ -109,6 +109,10 @@ class Critical:
     def _note(self, trial: Trial, device: Device) -> None:
         """Counts what a running trial still takes, and how many may slow it down."""
         self.left(trial)
+        if len(self._ledger.devices) == 1:
+            # Nobody is held back there, so that nothing need be known.
+            trial.beside = MANY if trial.priority <= 0 else trial.beside
+            return
         left = self.seconds_left(trial)
         needs = trial.measured or trial.expected
         now = _Left(left * trial.load, left * (needs.peak if needs else 0))
@@ -122,7 +126,7 @@ class Critical:
     def _most_beside(self, trial: Trial, device: Device, left: float) -> int:
         """How many trials that use the device as it does may run beside it so that it does not end last."""
         share = trial.busy
-        if not share or len(self._ledger.devices) == 1 or self._line.is_open:
+        if not share or self._line.is_open:
             # Nobody knows yet what all will end with.
             return MANY
         slowest = min(SLIGHT, left / max(self._rest(), TINY))

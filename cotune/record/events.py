@@ -33,6 +33,8 @@ class EventLog:
         try:
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
             self._cut_torn_line()
+            # Which file that is.
+            self._stat = os.fstat(self._fd)
         except OSError as error:
             raise self._error(error) from error
 
@@ -73,7 +75,7 @@ class EventLog:
 
     def _is_there(self) -> bool:
         try:
-            return os.path.samestat(os.stat(self._path), os.fstat(self._fd))
+            return os.path.samestat(os.stat(self._path), self._stat)
         except FileNotFoundError:
             return False
         except OSError:
