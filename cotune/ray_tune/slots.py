@@ -120,20 +120,26 @@ class Slots:
             limit = self._options.gpus or max(1, self.most - len(self.useless))
             while len(self.all) < min(limit, trials):
                 self._add_gpu()
-        else:
-            taken = [slot.place for slot in [*self.all, *self.useless]]
-            nodes = [
-                node for node in self._nodes if node["NodeID"] not in taken and node["Resources"].get("CPU", 0) >= 1
-            ]
-            most = trials - len(self.all)
-            if nodes and most < len(nodes):
-                most += sum(1 for slot in self.all if self._has_no_place(slot))
-            if nodes and most > 0:
-                free = self._free_cpus(nodes)
-                # Those with room first: most of them have more than one.
-                nodes.sort(key=lambda node: -free.get(node["NodeID"], 0.0))
-                for node in nodes[:most]:
-                    self._add_node(node, free.get(node["NodeID"], 0.0))
+        elif not any(slot.place is None for slot in self.all):
+            self._reserve_nodes(trials)
+
+    def _reserve_nodes(self, trials: int) -> None:
+        able = [node for node in self._nodes if node["Resources"].get("CPU", 0) >= 1]
+        taken = [slot.place for slot in [*self.all, *self.useless]]
+        nodes = [node for node in able if node["NodeID"] not in taken]
+        most = trials - len(self.all)
+        if nodes and most < len(nodes):
+            most += sum(1 for slot in self.all if self._has_no_place(slot))
+        if nodes and most > 0:
+            free = self._free_cpus(nodes)
+            # Those with room first: most of them have more than one.
+            nodes.sort(key=lambda node: -free.get(node["NodeID"], 0.0))
+            for node in nodes[:most]:
+                self._add_node(node, free.get(node["NodeID"], 0.0))
+        elif not able and most > 0:
+            # As with GPUs: what a trial asks for, wherever that will be.
+            cores = max(1, math.ceil(self._options.cores))
+            self._add({"CPU": float(cores)}, cores, 1.0, None)
 
     def grow(self, is_wanted: bool, now: float) -> list[ev.DeviceChanged]:
         """Once a second: takes CPUs that others have come to leave free on nodes that are up.
@@ -204,7 +210,8 @@ class Slots:
         group = placement_group([dict(bundle)], strategy="STRICT_PACK")
         slot = Slot(group, cores, share, node, asked=time.monotonic())
         self.all.append(slot)
-        if self.uses_gpus and len(self.all) + len(self.useless) > self._total("GPU"):
+        is_there = len(self.all) + len(self.useless) <= self._total("GPU") if self.uses_gpus else node is not None
+        if not is_there:
             # Of processes for a group without a place an autoscaler would say, again and again, that no node fits them.
             slot.placed = slot.group.ready()
         else:

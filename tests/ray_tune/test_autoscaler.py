@@ -46,8 +46,12 @@ class Growing:
 
 
 @pytest.fixture
-def growing(in_ray, wait_gone, tmp_path):
-    """A cluster without a GPU, to which up to two nodes with one each are added as they are asked for."""
+def growing(request, in_ray, wait_gone, tmp_path):
+    """A cluster without a GPU, to which up to two nodes with one each are added as they are asked for.
+
+    Its head has one CPU, or as many as the test says.
+    """
+    cores = getattr(request, "param", 1)
     # This process can be in one cluster only.
     in_ray.leave()
     with socket.socket() as free:
@@ -77,7 +81,7 @@ def growing(in_ray, wait_gone, tmp_path):
         "upscaling_speed": 1.0,
         "head_node_type": "ray.head.default",
         "available_node_types": {
-            "ray.head.default": {"resources": {"CPU": 1}, "node_config": {}, "max_workers": 0},
+            "ray.head.default": {"resources": {"CPU": cores}, "node_config": {}, "max_workers": 0},
             "gpu": {"resources": gpu, "node_config": {}, "min_workers": 0, "max_workers": 2},
         },
     }
@@ -97,7 +101,7 @@ def growing(in_ray, wait_gone, tmp_path):
         command = [
             sys.executable, "-u", "-m", "ray.scripts.scripts", "start", "--head", "--block", "--disable-usage-stats",
             f"--port={address.rpartition(':')[2]}", f"--temp-dir={place}", f"--autoscaling-config={plan_path}",
-            "--num-cpus=1", "--num-gpus=0", "--object-store-memory=100000000", "--include-dashboard=false",
+            f"--num-cpus={cores}", "--num-gpus=0", "--object-store-memory=100000000", "--include-dashboard=false",
             "--dashboard-agent-listen-port=0",
         ]  # fmt: skip
         pipe = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
@@ -189,6 +193,21 @@ def test_under_tune_a_cluster_grows_as_gpus_are_asked_for_and_idle_nodes_go(grow
     assert [result.metrics["done"] for result in results] == [1] * 6
     assert len({result.metrics["node"] for result in results}) == 2
     assert "Adding 2 node(s) of type gpu" in growing.said()
+    check_not_called_impossible(growing)
+
+
+@pytest.mark.parametrize("growing", [0], indirect=True)
+def test_a_cluster_whose_head_runs_nothing_is_asked_for_a_node_of_cpus(growing, run_config):
+    ray.init(address=growing.address, log_to_driver=False, logging_level="ERROR")
+    assert ray.cluster_resources().get("CPU", 0) == 0
+    results = tune.Tuner(
+        lambda config: tune.report({"x": config["x"]}),
+        param_space={"x": tune.grid_search([0, 1, 2])},
+        tune_config=tune.TuneConfig(scheduler=cotune.colocate(gpus=0)),
+        run_config=run_config(),
+    ).fit()
+    assert [result.metrics["x"] for result in results] == [0, 1, 2]
+    assert "Adding 1 node(s)" in growing.said()
     check_not_called_impossible(growing)
 
 

@@ -77,6 +77,9 @@ def test_what_was_set_aside_on_a_node_that_is_gone_is_given_back_or_it_would_mov
 class Group:
     bundle_specs: list
 
+    def ready(self):
+        return self
+
 
 @pytest.fixture
 def cluster(monkeypatch):
@@ -135,6 +138,21 @@ def test_nodes_with_room_are_asked_first_and_for_what_is_free_there(cluster):
     assert [(slot.node, slot.cores) for slot in slots.all] == [("free", 4), ("shared", 2)]
     slots.reserve(3)
     assert [(slot.node, slot.cores) for slot in slots.all[2:]] == [("busy", 1)]
+
+
+def test_where_no_node_has_a_cpu_what_one_trial_asks_for_is_asked_for_until_it_has_a_place(cluster):
+    slots = cluster.slots()
+    slots._options = replace(slots._options, cores=2.0)
+    slots.reserve(5)
+    (slot,) = slots.all
+    assert (slot.group.bundle_specs, slot.cores, slot.node) == ([{"CPU": 2.0}], 2, None)
+    cluster.free = {"new": 4.0, "newer": 4.0}
+    slots._nodes = cluster.slots("new", "newer")._nodes
+    slots.reserve(5)
+    assert slots.all == [slot], "it may be on either of them"
+    slot.site = SimpleNamespace(node="new")
+    slots.reserve(5)
+    assert [(slot.place, slot.cores) for slot in slots.all] == [("new", 2), ("newer", 4)]
 
 
 @pytest.mark.parametrize(("each", "first", "then"), [(1.0, 3.0, 1.0), (2.0, 2.0, 2.0), (0.0, 1.0, 0.01)])
