@@ -454,6 +454,23 @@ def test_a_time_budget_interrupts_what_is_running_and_it_can_be_resumed(run):
     assert [trial.config["x"] for trial in cotune.load("budget", results.folder.parent)] == [0, 0]
 
 
+def test_a_trial_that_saves_before_it_reports_leaves_no_report_out_when_it_is_interrupted(run):
+    def train(config):
+        saved = cotune.restore()
+        for step in range(int((saved / "step").read_text()) if saved else 0, 10**6 if config["goes on"] else 3):
+            time.sleep(0.03)
+            with cotune.checkpoint() as path:
+                (path / "step").write_text(str(step + 1))
+            cotune.report({"loss": 1.0}, step=step)
+
+    (cut,) = run(train, {"goes on": 1}, trials=1, lanes=1, time_budget=1.0, name="cut")
+    steps = [report["step"] for report in cut.history]
+    assert len(steps) > 3
+    assert int((cut.checkpoint / "step").read_text()) == len(steps), "else the next attempt leaves the last one out"
+    (done,) = run(train, {"goes on": 0}, trials=1, lanes=1, name="cut", resume=True)
+    assert [report["step"] for report in done.history] == steps == list(range(len(steps)))
+
+
 def test_a_failing_trial_fails_alone_and_is_retried_as_often_as_asked(run, tmp_path):
     def train(config):
         marker = tmp_path / f"tries-{config['x']}"

@@ -67,6 +67,8 @@ class TrialSession(ResidentTrial):
         self._reported_at = time.monotonic()
         self._has_reported = False
         self._saved: tuple[float, float] | None = None
+        # A verdict has told it to stop: nobody will have it go on another time.
+        self._is_judged_out = False
 
     def turn_begins(self) -> None:
         super().turn_begins()
@@ -118,7 +120,8 @@ class TrialSession(ResidentTrial):
             raise TrialStopped
         entered = time.monotonic()
         self._notice_habit(entered)
-        self.leave_if_over()
+        if not self._owes_report:
+            self.leave_if_over()
         self._await_verdict()
         if self._waits.is_pausing and not self._loan.is_open:
             # Before this report: it is to stand where the one before was judged.
@@ -168,17 +171,23 @@ class TrialSession(ResidentTrial):
         self._boundary()
         return answer
 
+    @property
+    def _owes_report(self) -> bool:
+        """Whether it has saved ahead of a report, as trials here do, which an attempt from there would leave out."""
+        is_ahead = self._saved is not None and self._host.saves_behind is False
+        return is_ahead and not self._is_judged_out and not self.met_stop_rule
+
     def _await_verdict(self) -> None:
         """Waits for the verdict on the last report, and obeys it."""
         self._hear_verdict()
-        if self._stop:
+        if self._stop and not self._owes_report:
             self._meter.read(time.monotonic())
             raise TrialStopped
 
     def _hear_verdict(self) -> None:
         with self._reporting:
             if self._waits.verdict():
-                self._stop = True
+                self._stop = self._is_judged_out = True
 
     def _settle_reports(self) -> tuple[int, bool]:
         self._await_turn()
@@ -189,11 +198,12 @@ class TrialSession(ResidentTrial):
 
     @contextlib.contextmanager
     def checkpoint(self) -> Iterator[Path]:
-        began = time.monotonic()
+        began, is_first = time.monotonic(), self._saved is None
         with self._checkpoints.save() as path:
             yield path
         self._saved = began, time.monotonic()
-        self.leave_if_over()
+        if not (is_first and self._owes_report):
+            self.leave_if_over()
         if self._waits.is_pausing and not self._loan.is_open:
             # It is to wait, and has saved what belongs to its last report.
             self._attend(time.monotonic())
