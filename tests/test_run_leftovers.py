@@ -549,3 +549,38 @@ def test_one_that_hangs_while_the_turn_changes_is_overdue(run):
 
     results = run(train, {"x": 1}, trials=2, lanes=1, residents=2, iteration_timeout=1.5)
     assert "overdue" in str(results[0].error).lower() or "no iteration boundary" in str(results[0].error)
+
+
+def test_the_pool_of_joblib_serves_one_trial_after_the_other(run, wait_gone):
+    def train(config):
+        import joblib
+
+        cotune.report(
+            {"loss": 0.0, "pool": sorted(joblib.Parallel(2)(joblib.delayed(_pid_after)(0.3) for _ in range(2)))}
+        )
+
+    results = run(train, {"x": 1}, trials=3, lanes=1)
+    assert [str(trial.state) for trial in results] == ["done"] * 3
+    (pool,) = {tuple(trial.metrics["pool"]) for trial in results}
+    assert len(set(pool)) == 2
+    wait_gone(pool)
+
+
+def test_a_pool_of_joblib_that_still_works_for_a_trial_ends_with_it(run, tmp_path):
+    def train(config):
+        from joblib.externals.loky import get_reusable_executor
+
+        pool = get_reusable_executor(max_workers=1)
+        pids = [pool.submit(os.getpid).result(), os.getpid()]
+        if cotune.trial_id() == 0:
+            pool.submit(time.sleep, 600)
+        cotune.report({"loss": 0.0, "pids": pids})
+
+    first, second, third = (trial.metrics["pids"] for trial in run(train, {"x": 1}, trials=3, lanes=1))
+    assert not set(first) & set(second)
+    assert second == third
+
+
+def _pid_after(seconds):
+    time.sleep(seconds)
+    return os.getpid()

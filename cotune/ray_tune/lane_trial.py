@@ -80,13 +80,13 @@ class LaneTrial(ResidentTrial):
         finally:
             self.host.turns.give_up(self)
 
-    def left_threads(self) -> bool:
+    def left_threads(self, known: frozenset[threading.Thread]) -> bool:
         runner = self.runner
         if self._abandoned or (runner is not None and runner.is_alive()):
             return True
         # Threads of Ray's come as they are needed: those are not Python's own.
         self._threads.update(thread for thread in threading.enumerate() if _is_rays(thread))
-        return super().left_threads()
+        return super().left_threads(known)
 
     # ---- boundaries
 

@@ -25,6 +25,7 @@ from cotune.sharing.inside.boundary import on_optimizer_step
 from cotune.sharing.inside.children import uncap_children
 from cotune.sharing.inside.context import Home
 from cotune.sharing.inside.dynamo import defer_dynamo, dynamo_if_loaded
+from cotune.sharing.inside.pools import idle_pool
 from cotune.sharing.inside.resident import ResidentTrial
 from cotune.sharing.inside.turns import Turns
 from cotune.sharing.lane_options import LaneOptions
@@ -184,8 +185,10 @@ class Host(ABC):
         self.memory.reset_peak()
         residue = self.level - self._context_level - self._shared_bytes - others
         is_sound = is_stuck or (not self._wreckage and self.memory.is_sound())
-        tainted = not is_sound or trial.left_threads() or (not residents and bool(_children()))
-        tainted = tainted or _has_process_group() or not self._lift_limits() or self._leaks_files(bool(residents))
+        pool = idle_pool()
+        tainted = not is_sound or trial.left_threads(pool.threads) or _has_process_group()
+        tainted = tainted or (not residents and bool(_children(pool.processes)))
+        tainted = tainted or not self._lift_limits() or self._leaks_files(bool(residents))
         if abs(residue - self._held[1]) > MIB or tainted != self._held[2]:
             self._send_holds(max(0, residue), tainted)
         return is_sound
@@ -293,8 +296,8 @@ def _has_process_group() -> bool:
     return distributed is not None and bool(distributed.is_available() and distributed.is_initialized())
 
 
-def _children() -> list[int]:
-    """Living child processes, without Python's own helpers."""
+def _children(known: frozenset[int]) -> list[int]:
+    """Living child processes, without those that are known and Python's own helpers."""
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
@@ -308,7 +311,7 @@ def _children() -> list[int]:
     for task in tasks:
         with contextlib.suppress(OSError):
             text = Path(f"/proc/self/task/{task}/children").read_text(encoding="ascii")
-            found.extend(pid for pid in map(int, text.split()) if _counts(pid))
+            found.extend(pid for pid in map(int, text.split()) if pid not in known and _counts(pid))
     return found
 
 

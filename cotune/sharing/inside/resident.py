@@ -105,10 +105,11 @@ class ResidentTrial(session.Session):
     def persistent(self) -> int:
         return self._meter.persistent
 
-    def left_threads(self) -> bool:
-        """Whether threads that were started in its time live on, but for other trials' and harmless helpers."""
+    def left_threads(self, known: frozenset[threading.Thread]) -> bool:
+        """Whether threads that were started in its time live on, but for known ones, other trials' and helpers."""
         return any(
             thread not in self._threads
+            and thread not in known
             and not thread.name.startswith(HELPERS)
             and "TMonitor" not in type(thread).__name__
             # One that Python has not started but met, such as that of torch's backward pass on a GPU.
