@@ -454,20 +454,23 @@ def test_a_time_budget_interrupts_what_is_running_and_it_can_be_resumed(run):
     assert [trial.config["x"] for trial in cotune.load("budget", results.folder.parent)] == [0, 0]
 
 
-def test_a_trial_that_saves_before_it_reports_leaves_no_report_out_when_it_is_interrupted(run):
+def test_a_trial_that_saves_before_it_reports_leaves_no_report_out_when_it_is_interrupted(run, tmp_path):
     def train(config):
         saved = cotune.restore()
-        for step in range(int((saved / "step").read_text()) if saved else 0, 10**6 if config["goes on"] else 3):
+        for step in range(
+            int((saved / "step").read_text()) if saved else 0, 3 if (tmp_path / "end").exists() else 10**6
+        ):
             time.sleep(0.03)
             with cotune.checkpoint() as path:
                 (path / "step").write_text(str(step + 1))
             cotune.report({"loss": 1.0}, step=step)
 
-    (cut,) = run(train, {"goes on": 1}, trials=1, lanes=1, time_budget=1.0, name="cut")
+    (cut,) = run(train, {"x": 1}, trials=1, lanes=1, time_budget=1.0, name="cut")
     steps = [report["step"] for report in cut.history]
     assert len(steps) > 3
     assert int((cut.checkpoint / "step").read_text()) == len(steps), "else the next attempt leaves the last one out"
-    (done,) = run(train, {"goes on": 0}, trials=1, lanes=1, name="cut", resume=True)
+    (tmp_path / "end").touch()
+    (done,) = run(train, {"x": 1}, trials=1, lanes=1, name="cut", resume=True)
     assert [report["step"] for report in done.history] == steps == list(range(len(steps)))
 
 
@@ -739,6 +742,25 @@ def test_a_run_resumed_with_another_space_says_so(run):
         with pytest.raises(cotune.CotuneError, match="trial") as raised:
             run(quadratic, space, trials=4, name="space", resume=True)
         assert "same space" in raised.value.hint
+
+
+@pytest.mark.parametrize("saves", [True, False])
+def test_a_trial_goes_on_from_a_checkpoint_with_the_constants_it_was_made_with(run, saves):
+    def train(config):
+        if saves:
+            with cotune.checkpoint():
+                pass
+        for _ in range(10**6 if config["goes on"] else 1):
+            time.sleep(0.01)
+            cotune.report({"loss": 1.0})
+
+    assert run(train, {"goes on": 1}, trials=1, time_budget=1.0, name="constant").interrupted
+    if saves:
+        with pytest.raises(cotune.RunError, match="the constant 'goes on' was 1"):
+            run(train, {"goes on": 0}, trials=1, name="constant", resume=True)
+    else:
+        (trial,) = run(train, {"goes on": 0}, trials=1, name="constant", resume=True)
+        assert (trial.state, len(trial.history)) == ("done", 1)
 
 
 def test_a_run_resumed_with_changed_code_says_so(run):

@@ -21,7 +21,7 @@ from cotune.driver.sweep import Sweep
 from cotune.engines.base import Engine
 from cotune.errors import InputError, RunError
 from cotune.packer import Packer
-from cotune.paths import RunFolder
+from cotune.paths import RunFolder, TrialFolder
 from cotune.record import VERSION, EventLog, Record, Records, Saved
 from cotune.search.codes import shown
 from cotune.search.domains import Choice, Domain
@@ -185,10 +185,11 @@ def _take_up(asked: Asked, folder: RunFolder, settings: Mapping[str, Any], earli
                 f"run {folder.path.name!r} tuned {before!r}, now {now!r} is asked for",
                 hint="resume with the same metric= and mode=, or choose another name=",
             )
-    is_begun = any(record.state.is_final for record in earlier)
+    # What others have done by now stays: they are over, or go on from a checkpoint.
+    is_begun = any(record.state.is_final or TrialFolder(record.folder).latest_checkpoint() for record in earlier)
     if is_begun and asked.code != settings.get("code", asked.code):
         warnings.warn(
-            f"run {folder.path.name!r} goes on with changed code: trials that are over stay as they are. "
+            f"run {folder.path.name!r} goes on with changed code: what trials have done by now stays as it is. "
             "To begin anew choose another name=",
             stacklevel=4,
         )

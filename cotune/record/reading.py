@@ -65,7 +65,7 @@ def read_run(folder: RunFolder) -> Saved:
 def _settings(before: Mapping[str, Any], event: Mapping[str, Any]) -> dict[str, Any]:
     """Those of the run, and of the session that begins.
 
-    Constants may change as long as no trial is over, and options be added.
+    Constants may change as long as no trial is over or saved, and options be added.
     """
     options = _merged(before.get("options", {}), event.get("options", {}))
     seed = operator.index(before.get("seed", event["seed"]))
