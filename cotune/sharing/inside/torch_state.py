@@ -102,15 +102,19 @@ class TorchState:
 
     def __init__(self, torch: Any, seed: int) -> None:
         self._torch = torch
-        self._cpu = torch.Generator().manual_seed(seed).get_state()
         self._seed = seed
+        # Until there are any to go on from, they begin at the seed.
+        self._cpu: Any = None
         self._cuda: list[Any] | None = None
         self._flags: list[Any] = list(_defaults(torch))
         self._hooks = [(module, name, _copied(hooks)) for module, name, hooks in _own_hooks]
 
     def apply(self, left: TorchState | None) -> None:
         torch = self._torch
-        torch.default_generator.set_state(self._cpu)
+        if self._cpu is None:
+            torch.default_generator.manual_seed(self._seed)
+        else:
+            torch.default_generator.set_state(self._cpu)
         if torch.cuda.is_initialized():
             for n, generator in enumerate(torch.cuda.default_generators):
                 if self._cuda is None:
