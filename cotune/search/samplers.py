@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from optuna.distributions import BaseDistribution
 from optuna.exceptions import ExperimentalWarning
-from optuna.pruners import BasePruner, HyperbandPruner, MedianPruner, SuccessiveHalvingPruner
+from optuna.pruners import BasePruner, HyperbandPruner, MedianPruner
 from optuna.samplers import (
     BaseSampler,
     GridSampler,
@@ -23,6 +23,7 @@ from optuna.trial import FrozenTrial
 
 from cotune.errors import InputError
 from cotune.search import PRUNERS, SAMPLERS
+from cotune.search.asha import Asha
 from cotune.search.promotion import AshaPromote
 from cotune.search.spaces import Space
 
@@ -120,7 +121,7 @@ def make_pruner(pruner: str | BasePruner | AshaPromote | None) -> BasePruner | A
         case None | "none":
             return None
         case "asha":
-            return SuccessiveHalvingPruner()
+            return Asha()
         case "asha-promote":
             return AshaPromote()
         case "hyperband":

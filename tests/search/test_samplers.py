@@ -4,10 +4,11 @@ from typing import Any
 
 import optuna
 import pytest
-from optuna.pruners import HyperbandPruner, MedianPruner, NopPruner, SuccessiveHalvingPruner
+from optuna.pruners import HyperbandPruner, MedianPruner, NopPruner
 from optuna.samplers import RandomSampler, TPESampler
 
 from cotune.errors import InputError, SpaceError
+from cotune.search.asha import Asha
 from cotune.search.domains import choice, quniform, randint, uniform
 from cotune.search.samplers import Grid, learns, make_pruner, make_sampler
 from cotune.search.spaces import Space
@@ -76,7 +77,7 @@ def test_a_grid_over_a_continuous_space_is_refused() -> None:
 
 @pytest.mark.parametrize(
     ("name", "kind"),
-    [("asha", SuccessiveHalvingPruner), ("hyperband", HyperbandPruner), ("MEDIAN", MedianPruner)],
+    [("asha", Asha), ("hyperband", HyperbandPruner), ("MEDIAN", MedianPruner)],
 )
 def test_pruners_by_name(name: str, kind: type) -> None:
     assert isinstance(make_pruner(name), kind)

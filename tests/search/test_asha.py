@@ -1,0 +1,37 @@
+"""Successive halving that begins with the first report."""
+
+from collections.abc import Sequence
+
+import optuna
+import pytest
+
+from cotune.search.asha import Asha
+
+
+def report(trial: optuna.Trial, steps: Sequence[int], worth: float) -> int | None:
+    """Reports until the trial is to stop; the step at which it is."""
+    for count, step in enumerate(steps, start=1):
+        trial.report(worth / count, step)
+        if trial.should_prune():
+            return step
+    return None
+
+
+@pytest.mark.parametrize("apart", [1, 1000])
+def test_trials_are_judged_at_their_rungs_before_any_is_complete(apart: int) -> None:
+    study = optuna.create_study(pruner=Asha())
+    first, worse, better = study.ask({}), study.ask({}), study.ask({})
+    steps = [apart * count for count in range(1, 9)]
+    assert report(first, steps, 2.0) is None
+    assert report(worse, steps, 3.0) == apart
+    assert report(better, steps, 1.0) is None
+    assert [trial.system_attrs["completed_rung_0"] for trial in study.trials] == [2.0, 3.0, 1.0]
+
+
+def test_a_run_that_is_resumed_has_the_rungs_it_had() -> None:
+    study = optuna.create_study(pruner=Asha())
+    trial = study.ask({})
+    assert report(trial, [10, 20], 1.0) is None
+    study.pruner = Asha()
+    assert report(study.ask({}), [20, 30], 2.0) == 20
+    assert "completed_rung_1" not in study.trials[1].system_attrs, "the next rung is at 40"
