@@ -32,7 +32,7 @@ def idle_pool() -> Pool:
             if executor is not None and not executor._pending_work_items:
                 processes |= set(executor._processes)
                 threads |= {executor._executor_manager_thread, executor._call_queue._thread} - {None}
-        except AttributeError:
-            # A version that we do not know: it ends with its trial.
+        except (AttributeError, TypeError):
+            # One that was shut down, or of a version that we do not know: it ends with its trial.
             continue
     return Pool(frozenset(processes), frozenset(threads))
