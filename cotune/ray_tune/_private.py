@@ -25,6 +25,7 @@ from ray.train._internal import session as ray_session
 from ray.train._internal.checkpoint_manager import _CheckpointManager
 from ray.tune.execution import tune_controller
 from ray.tune.result import DONE, RESULT_DUPLICATE, TRAINING_ITERATION
+from ray.tune.schedulers import hyperband
 from ray.tune.trainable import function_trainable
 
 from cotune.errors import InputError
@@ -45,6 +46,7 @@ __all__ = [
     "class_behind",
     "controller_behind",
     "core_worker",
+    "end_whole_brackets",
     "follow_resources",
     "free_cpus",
     "function_trainable",
@@ -77,6 +79,7 @@ _NEEDED: tuple[tuple[Any, tuple[str, ...]], ...] = (
     (ray_session._FutureTrainingResult, ("resolve",)),
     (_CheckpointManager, ("register_checkpoint",)),
     (checkpoint_manager, ("_delete_fs_path",)),
+    (hyperband._Bracket, ("cleanup_full", "current_trials")),
     (actor, ("_actor_launch_hook",)),
     (ray._private.state, ("available_resources_per_node",)),
     (remote_function, ("_task_launch_hook",)),
@@ -229,6 +232,26 @@ def keep_awaited_checkpoints(controller: Any) -> None:
         spared = _Spared(delete)
         checkpoint_manager._delete_fs_path = spared.delete
     spared.controllers.add(controller)
+
+
+def end_whole_brackets() -> None:
+    """Makes HyperBand stop with a bracket those trials, too, that are about to be paused.
+
+    It stops the paused ones only. Of two that come to the last rung at once the first is still being saved when the
+    second one ends the bracket: it is paused then, and Tune waits for it for ever.
+    """
+    cleanup = hyperband._Bracket.cleanup_full
+    if hasattr(cleanup, "__wrapped__"):
+        return
+
+    @functools.wraps(cleanup)
+    def cleanup_full(self: Any, tune_controller: Any) -> None:
+        cleanup(self, tune_controller)
+        for trial in list(self.current_trials()):
+            if trial.is_saving:
+                tune_controller.stop_trial(trial)
+
+    hyperband._Bracket.cleanup_full = cleanup_full
 
 
 def follow_resources(controller: Any, changed: Callable[[], None]) -> None:

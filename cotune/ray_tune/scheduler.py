@@ -158,6 +158,7 @@ def wrap(scheduler: TrialScheduler, options: Options) -> TrialScheduler:
     scheduler._cotune_fractions = Fractions()
     # Here, where a restored experiment comes by, too.
     _private.keep_checkpoints()
+    _private.end_whole_brackets()
     return scheduler
 
 

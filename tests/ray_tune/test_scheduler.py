@@ -195,3 +195,30 @@ def test_a_checkpoint_that_another_trial_is_to_go_on_from_is_deleted_once_it_has
     b.checkpoint = states[a].last_checkpoint = None
     save()
     assert [path.name for path in (tmp_path / "a").iterdir()] == ["3"]
+
+
+def test_a_trial_that_is_about_to_be_paused_ends_with_its_bracket_too():
+    from ray.tune.schedulers import HyperBandScheduler
+
+    colocate(HyperBandScheduler(metric="loss", mode="min", max_t=2))
+    colocate(HyperBandScheduler(metric="loss", mode="min", max_t=2))
+    bracket = object.__new__(_private.hyperband._Bracket)
+    trials = {
+        name: SimpleNamespace(status=status, is_saving=saving)
+        for name, status, saving in (
+            ("paused", "PAUSED", False),
+            ("saving", "RUNNING", True),
+            ("last", "RUNNING", False),
+        )
+    }
+    stopped = []
+
+    def stop(trial):
+        stopped.append(trial)
+        left.remove(trial)
+
+    left = list(trials.values())
+    bracket.current_trials = lambda: list(left)
+    bracket.cleanup_full(SimpleNamespace(stop_trial=stop))
+    # The last one Tune stops by what the scheduler says.
+    assert stopped == [trials["paused"], trials["saving"]]
