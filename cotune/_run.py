@@ -133,7 +133,7 @@ def run(
             `gandiva`, `fluid` (see docs/scheduling.md), or a `Policy`.
         grants: Whether idle room is lent to trials that use `cotune.micro_batches`, whose results may then differ in
             float rounding; never with `lockstep`.
-        stop: When a trial is done, though it would go on: metrics and the values from which on they are enough,
+        stop: When a trial is done, though it would go on: metrics and the values from which on (`>=`) they are enough,
             such as `{"accuracy": 0.95, "training_iteration": 50}` (which is the number of its reports), or a function
             of the trial's number and what it has reported. It ends after that report and the checkpoint that follows.
         max_steps: Iterations (optimizer steps; reports where there is no optimizer) that a trial makes if it is not
@@ -198,7 +198,7 @@ def run(
     priority_of, max_steps_of = checked_priority(priority), checked_max_steps(max_steps)
     seed = checked_seed(seed)
     check_goal(metric, mode)
-    rule = checked_stop(stop)
+    rule = checked_stop(stop, metric if mode == "min" else "")
     check_run_name(name)
     callbacks = tuple(callbacks) if isinstance(callbacks, Iterable) else callbacks
     check_callbacks(callbacks, "trial")

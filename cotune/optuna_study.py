@@ -272,7 +272,9 @@ def _interrupts(sweep: Sweep, serving: threading.Event) -> Iterator[list[int]]:
 def _folder(study: optuna.Study, name: str | None, storage: str | os.PathLike[str] | None) -> RunFolder:
     check_storage(storage, "the study's own is given to optuna.create_study(storage=...)")
     root = storage_folder(storage)
-    folder = RunFolder(root / (name or made_up(study.study_name)))
+    # Optuna's own name for one that was given none is long, and says nothing.
+    kind = "study" if study.study_name.startswith("no-name-") else study.study_name
+    folder = RunFolder(root / (name or made_up(kind)))
     if folder.has_begun():
         first, _ = next(read_events(folder.events), ({}, b""))
         if first and first.get("study") != study.study_name:

@@ -62,8 +62,12 @@ class StopRule:
             ) from error
 
 
-def checked_stop(stop: Any) -> StopRule | None:
+def checked_stop(stop: Any, minimized: str = "") -> StopRule | None:
     """The rule that `stop=` stands for.
+
+    Args:
+        stop: As it was passed.
+        minimized: The metric that is tuned, where small values of it are sought.
 
     Raises:
         InputError: It stands for none.
@@ -80,6 +84,12 @@ def checked_stop(stop: Any) -> StopRule | None:
             is_number = isinstance(bound, Real) and not math.isnan(bound)
             if not isinstance(name, str) or not is_number:
                 raise InputError(f"stop={stop!r} has {name!r}: {bound!r}, which is no name with a number", hint=_HINT)
+        if minimized in stop:
+            bound = stop[minimized]
+            raise InputError(
+                f"stop={stop!r} would end trials whose {minimized!r} is {bound!r} or more, and mode='min' is for less",
+                hint=f"pass a function, such as stop=lambda trial, metrics: metrics[{minimized!r}] <= {bound!r}",
+            )
         return StopRule(bounds=dict(stop))
     if not takes(stop, 2):
         raise InputError(f"stop={stop!r} is no dict and no function of two arguments", hint=_HINT)

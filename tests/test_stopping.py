@@ -96,6 +96,13 @@ def test_what_is_no_rule_is_refused(stop, says):
     assert caught.value.hint
 
 
+def test_a_bound_from_below_of_what_is_minimized_is_refused_for_it_would_end_the_bad_trials(run):
+    with pytest.raises(InputError, match=r"'loss' is 0\.01 or more, and mode='min'") as caught:
+        run(for_ever, {"x": 1.0}, metric="loss", mode="min", stop={"loss": 0.01})
+    assert "metrics['loss'] <= 0.01" in caught.value.hint
+    assert checked_stop({"loss": 0.01}, "error")
+
+
 @pytest.mark.parametrize(
     ("stop", "reports"),
     [

@@ -57,7 +57,7 @@ def _list(root: Path) -> None:
         try:
             print(str(load(name, root)).splitlines()[0])
         except CotuneError as error:
-            print(f"{name}: {error.message}")
+            print(error.message if repr(name) in error.message else f"{name}: {error.message}")
     if len(names) > MOST_RUNS:
         print(f"and {len(names) - MOST_RUNS} more in {root}")
     if not names:
