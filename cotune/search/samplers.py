@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from optuna.distributions import BaseDistribution
 from optuna.exceptions import ExperimentalWarning
-from optuna.pruners import BasePruner, HyperbandPruner, MedianPruner
+from optuna.pruners import BasePruner, MedianPruner
 from optuna.samplers import (
     BaseSampler,
     GridSampler,
@@ -23,8 +23,8 @@ from optuna.trial import FrozenTrial
 
 from cotune.errors import InputError
 from cotune.search import PRUNERS, SAMPLERS
-from cotune.search.asha import Asha
 from cotune.search.promotion import AshaPromote
+from cotune.search.pruners import Asha, Hyperband
 from cotune.search.spaces import Space
 
 
@@ -125,7 +125,7 @@ def make_pruner(pruner: str | BasePruner | AshaPromote | None) -> BasePruner | A
         case "asha-promote":
             return AshaPromote()
         case "hyperband":
-            return HyperbandPruner()
+            return Hyperband()
         case "median":
             return MedianPruner()
     raise InputError(f"no pruner {pruner!r}", hint=_known("pruners", PRUNERS, "optuna.pruners"))

@@ -8,8 +8,8 @@ from optuna.pruners import HyperbandPruner, MedianPruner, NopPruner
 from optuna.samplers import RandomSampler, TPESampler
 
 from cotune.errors import InputError, SpaceError
-from cotune.search.asha import Asha
 from cotune.search.domains import choice, quniform, randint, uniform
+from cotune.search.pruners import Asha
 from cotune.search.samplers import Grid, learns, make_pruner, make_sampler
 from cotune.search.spaces import Space
 

@@ -1,11 +1,11 @@
-"""Successive halving that begins with the first report."""
+"""Optuna's pruners as they are called by name."""
 
 from collections.abc import Sequence
 
 import optuna
 import pytest
 
-from cotune.search.asha import Asha
+from cotune.search.pruners import Asha, Hyperband
 
 
 def report(trial: optuna.Trial, steps: Sequence[int], worth: float) -> int | None:
@@ -35,3 +35,17 @@ def test_a_run_that_is_resumed_has_the_rungs_it_had() -> None:
     study.pruner = Asha()
     assert report(study.ask({}), [20, 30], 2.0) == 20
     assert "completed_rung_1" not in study.trials[1].system_attrs, "the next rung is at 40"
+
+
+def test_hyperband_leaves_those_alone_that_ran_before_it_knew_how_many_steps_there_are() -> None:
+    study = optuna.create_study(pruner=Hyperband(), study_name="fixed")
+    steps = range(1, 9)
+    first, early = study.ask({}), study.ask({})
+    assert report(early, steps[:1], 9.0) is None
+    assert report(first, steps, 2.0) is None
+    study.tell(first, 0.25)
+    assert report(early, steps[1:], 9.0) is None
+    assert not any("completed_rung" in name for trial in study.trials for name in trial.system_attrs)
+    stopped = [report(study.ask({}), steps, 3.0 + number) for number in range(12)]
+    assert any(stopped)
+    assert stopped[0] is None, "nobody it could be held against was judged"
