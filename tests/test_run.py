@@ -142,6 +142,14 @@ def test_what_a_trial_saves_behind_the_report_at_which_it_is_stopped_or_waits_is
     assert [int((trial.checkpoint / "epoch").read_text()) for trial in results] == lengths
 
 
+@pytest.mark.parametrize("pruner", ["asha-promote", "asha"])
+@pytest.mark.parametrize("lockstep", [True, False])
+def test_a_trial_that_has_returned_its_result_is_done_whatever_the_pruner_says(run, pruner, lockstep):
+    space = {"x": cotune.uniform(0, 1)}
+    results = run(lambda config: config["x"], space, trials=12, lanes=1, pruner=pruner, lockstep=lockstep, seed=1)
+    assert [trial.state for trial in results] == ["done"] * 12
+
+
 def test_a_sweep_with_a_pruner_finds_the_neighbourhood_of_the_optimum(run):
     results = run(quadratic, {"x": cotune.uniform(-10, 10)}, trials=24, pruner="median")
     assert len(results) == 24

@@ -69,6 +69,8 @@ class TrialSession(ResidentTrial):
         self._saved: tuple[float, float] | None = None
         # A verdict has told it to stop: nobody will have it go on another time.
         self._is_judged_out = False
+        # What it reports now is its result, and no verdict on that stops it.
+        self._has_returned = False
 
     def turn_begins(self) -> None:
         super().turn_begins()
@@ -132,9 +134,10 @@ class TrialSession(ResidentTrial):
         has_stepped = self._has_stepped
         self._count_report()
         # With an optimizer it hears of the verdict at its next step.
-        if self._host.options.lockstep or (not has_stepped and self._is_judged_soon(entered - self._reported_at)):
+        spent, lockstep = entered - self._reported_at, self._host.options.lockstep
+        if not self._has_returned and (lockstep or (not has_stepped and self._is_judged_soon(spent))):
             self._await_verdict()
-        self._goes_on = self._waits.unjudged and self._host.saves_behind is not False
+        self._goes_on = self._has_returned or (self._waits.unjudged and self._host.saves_behind is not False)
         try:
             self._boundary()
         finally:
@@ -277,9 +280,9 @@ class TrialSession(ResidentTrial):
             del config
             del function
             if isinstance(returned, Mapping):
-                self.report(returned, None)
+                self._report_result(returned)
             elif returned is not None and (self._reports == 0 or _is_number(returned)):
-                self.report({host.options.metric: returned}, None)
+                self._report_result({host.options.metric: returned})
             if self._reports == 0 and host.options.metric:
                 raise NoReport(
                     "the trainable ended without a report",
@@ -287,7 +290,7 @@ class TrialSession(ResidentTrial):
                 )
             # What went wrong on the device behind its back would otherwise befall the next trial.
             host.memory.synchronize()
-            if host.options.judged:
+            if host.options.judged and not self._has_returned:
                 self._await_verdict()
         except BaseException as error:
             self._leave_if_forked(error)
@@ -302,6 +305,11 @@ class TrialSession(ResidentTrial):
                 host.memory.synchronize()
             return Ending(Outcome.STOPPED)
         return Ending(Outcome.DONE)
+
+    def _report_result(self, metrics: Mapping[str, Any]) -> None:
+        """Reports what the trainable has returned: it is done, whatever a pruner would say of that."""
+        self._has_returned = True
+        self.report(metrics, None)
 
     def _call(self, function: Any, config: Any) -> Any:
         """Runs the trainable until it returns, or until it has come as far as it was meant to."""
