@@ -109,7 +109,7 @@ def optimize(
         lanes: Lanes that run at once on each device; found by measuring if left out.
         residents: Trials that may share a lane by turns, 64 at most.
         reuse: Whether a lane takes one trial after the other. With False every trial has a process of its own, forked
-            with everything imported: for libraries that keep something per process (see README, "Limits").
+            with everything imported: for libraries that keep something per process (see docs/limits.md).
         threads: Threads of one operation in a trial; 1 on CPU devices if left out.
         policy: Which waiting trial goes first; see `cotune.run`.
         grants: Whether idle room is lent to trials that use `cotune.micro_batches`.
