@@ -1,4 +1,4 @@
-"""What happened: everything the brain is told. Each event carries its time, in seconds of any steady clock."""
+"""Everything the brain is told. Each event carries its time, in seconds of any steady clock."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class TrialEvent(Event):
-    """Something about the trial of this number, which must be known; nothing if it is over by now."""
+    """An event about a trial that was added before; ignored once the trial is over."""
 
     trial: int
 
 
 @dataclass(frozen=True, slots=True)
 class LaneEvent(Event):
-    """Something about the lane of this number; nothing if it is gone by now."""
+    """An event about a lane; ignored once the lane is gone."""
 
     lane: int
 
@@ -36,11 +36,11 @@ class DeviceFound(Event):
 
     Attributes:
         device: Its identity.
-        capacity: Bytes all lanes on it may hold together.
-        context: Bytes a lane costs before any trial, a first guess until a lane has measured it.
-        max_width: More lanes than this never pay (cores of a CPU device, client limit of a GPU).
-        idle_width: So many may, as long as those that run leave it idle; 0 where that is not known of them.
-        width: Lanes to begin with, where an earlier sweep tells.
+        capacity: Bytes that all lanes on it may hold together.
+        context: Bytes of a lane before any trial: a first guess until a lane has measured it.
+        max_width: Most lanes that can pay (cores of a CPU device, client limit of a GPU).
+        idle_width: Most lanes while the running ones leave the device idle; 0 if idleness cannot be measured.
+        width: Lanes to begin with, if an earlier sweep found out.
     """
 
     device: str
@@ -53,12 +53,12 @@ class DeviceFound(Event):
 
 @dataclass(frozen=True, slots=True)
 class DeviceChanged(Event):
-    """What is open to us changed, because others took or returned some of it.
+    """The capacity open to this sweep has changed, because other programs took or returned memory.
 
     Attributes:
         device: Its name.
         capacity: Bytes.
-        max_width: As for `DeviceFound`; None if that stays. A user's choice stands.
+        max_width: As for `DeviceFound`; None if unchanged. A width chosen by the user stays.
     """
 
     device: str
@@ -68,7 +68,7 @@ class DeviceChanged(Event):
 
 @dataclass(frozen=True, slots=True)
 class DeviceLost(Event):
-    """The device is gone, with all its lanes."""
+    """A device is gone, with all its lanes."""
 
     device: str
 
@@ -81,13 +81,13 @@ class TrialAdded(Event):
         trial: Its number.
         kind: Trials of one kind have comparable demands (the trainable's name).
         features: Numeric hyperparameters, from which the demand is predicted.
-        priority: Higher goes first, before everything the policy looks at.
-        expected: What its owner expects it to need, margin not included; believed until it was measured.
-        seconds: How long its owner expects it to take alone.
-        max_steps: Iterations after which it ends if nobody stops it, where that is declared.
-        held: It is not to run before it is released.
-        attempts: How often it was started before, by another brain: it may go on from a checkpoint.
-        lane_deaths: Lanes that have died under it before.
+        priority: Higher goes first; compared before anything the policy looks at.
+        expected: The owner's estimate of the demand, without margin; used until the trial is measured.
+        seconds: The owner's estimate of the run time alone.
+        max_steps: Iterations after which the trial ends if nothing stops it, if declared.
+        held: The trial must not run before it is released.
+        attempts: Number of starts under an earlier brain: the trial may go on from a checkpoint.
+        lane_deaths: Lanes that died under the trial before.
     """
 
     trial: int
@@ -104,15 +104,16 @@ class TrialAdded(Event):
 
 @dataclass(frozen=True, slots=True)
 class AllTrialsAdded(Event):
-    """None will be added any more because it could run: until this is said, another one comes whenever one could."""
+    """No further trials come to fill free room; before this event, the owner adds one whenever one could run."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrialWithdrawn(TrialEvent):
-    """Nobody wants the trial any more: a pruner, the user or the time budget said so.
+    """A trial is no longer wanted: the pruner, the user or the time budget decided so.
 
     Attributes:
-        patient: It may take its time to clean up: its owner says so again, without this, when it has taken too long.
+        patient: The trial may take its time to clean up. If it takes too long, the owner sends the event again with
+            False.
     """
 
     patient: bool = False
@@ -120,36 +121,36 @@ class TrialWithdrawn(TrialEvent):
 
 @dataclass(frozen=True, slots=True)
 class TrialHeld(TrialEvent):
-    """The trial is to pause: its owner wants to see others first."""
+    """The owner wants a trial to pause, to see other trials first."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrialReleased(TrialEvent):
-    """A trial that was held is to go on."""
+    """A held trial may go on."""
 
 
 @dataclass(frozen=True, slots=True)
 class LaneReady(LaneEvent):
-    """The lane's process is up and holds `context` bytes of its own."""
+    """A lane's process is up and holds `context` bytes of its own."""
 
     context: int
 
 
 @dataclass(frozen=True, slots=True)
 class LaneResized(LaneEvent):
-    """The lane's quota is now `quota`; after a shrink, what it let go is free from here on."""
+    """A lane's quota is now `quota`; after a shrink, the released bytes are free from now on."""
 
     quota: int
 
 
 @dataclass(frozen=True, slots=True)
 class LaneHolds(LaneEvent):
-    """What the lane holds for no trial in particular.
+    """What a lane holds on behalf of no single trial.
 
     Attributes:
         shared: Bytes of objects shared by its trials (`cotune.shared`).
-        residue: Bytes ended trials left behind.
-        tainted: It should take no further trial (a child process or thread of a trial lives on).
+        residue: Bytes left behind by ended trials.
+        tainted: The lane should take no further trial (a child process or thread of a trial lives on).
     """
 
     shared: int
@@ -159,12 +160,12 @@ class LaneHolds(LaneEvent):
 
 @dataclass(frozen=True, slots=True)
 class LaneQuiet(LaneEvent):
-    """No trial in the lane reached an iteration boundary for `seconds`; `holder` has the turn.
+    """No trial in a lane has reached an iteration boundary for `seconds`.
 
     Attributes:
         holder: The trial that has the turn.
-        seconds: Since the last boundary.
-        held: Bytes the process holds by now.
+        seconds: Seconds since the last boundary.
+        held: Bytes the process holds now.
     """
 
     holder: int | None
@@ -174,12 +175,12 @@ class LaneQuiet(LaneEvent):
 
 @dataclass(frozen=True, slots=True)
 class LaneLost(LaneEvent):
-    """The lane's process is gone, and its bytes are free.
+    """A lane's process is gone, and its bytes are free.
 
     Attributes:
-        holder: Who had the turn.
-        detail: How it went.
-        with_others: All lanes of the machine went at once, of which those in this one need not be the cause.
+        holder: The trial that had the turn.
+        detail: What happened.
+        with_others: All lanes of the machine were lost at once, so trials in this lane need not be the cause.
     """
 
     holder: int | None = None
@@ -189,16 +190,16 @@ class LaneLost(LaneEvent):
 
 @dataclass(frozen=True, slots=True)
 class IterationsDone(TrialEvent):
-    """A trial went on; sent now and then, not at every iteration.
+    """A trial has made progress; sent now and then, not after every iteration.
 
     Attributes:
         count: Iterations since the last such event.
-        seconds: Time they took, turns of others left out.
-        persistent: Bytes it holds now.
+        seconds: Time they took, without the turns of other trials.
+        persistent: Bytes the trial holds now.
         ephemeral: Peak bytes above `persistent` since the last such event.
         busy: Share of the device's time they used, or None.
         splits: Micro-batches the trial splits a batch into; 0 if it does not.
-        concurrency: The most of them that any of these iterations ran at once.
+        concurrency: Most micro-batches that any of these iterations ran at once.
     """
 
     count: int
@@ -212,11 +213,11 @@ class IterationsDone(TrialEvent):
 
 @dataclass(frozen=True, slots=True)
 class GrantChanged(TrialEvent):
-    """From its next batch on a trial runs so many micro-batches at once.
+    """From its next batch on, a trial runs `concurrency` micro-batches at once.
 
     Attributes:
-        concurrency: As it was granted last; or 1, which the trial went back to when memory ran out.
-        ran_out: With how many at once memory ran out; 0 where this answers a `GrantTrial`.
+        concurrency: The number granted last, or 1 if the trial went back to 1 after running out of memory.
+        ran_out: Micro-batches at once with which memory ran out; 0 if the event answers a `GrantTrial`.
     """
 
     concurrency: int
@@ -225,7 +226,7 @@ class GrantChanged(TrialEvent):
 
 @dataclass(frozen=True, slots=True)
 class TrialPaused(TrialEvent):
-    """A trial waits at an iteration boundary, without the turn, and holds what it holds there.
+    """A trial waits at an iteration boundary, without the turn, and keeps its memory there.
 
     Attributes:
         persistent: Bytes it holds.
@@ -240,7 +241,7 @@ class TrialPaused(TrialEvent):
 
 @dataclass(frozen=True, slots=True)
 class TrialParked(TrialEvent):
-    """So many bytes of a trial that is paused are on the host now."""
+    """`moved` bytes of a paused trial are now on the host."""
 
     moved: int
 
@@ -251,10 +252,10 @@ class TrialEnded(TrialEvent):
 
     Attributes:
         outcome: How it ended.
-        needed: After out-of-memory, the bytes it held plus those it was refused; None if not known.
+        needed: After out-of-memory, the bytes held plus the bytes refused; None if unknown.
         error: Name of the class in `cotune.errors` that says why it failed.
-        detail: The error, in a line.
-        final: A failure that another attempt would only repeat.
+        detail: The error, in one line.
+        final: Another attempt would only fail in the same way.
     """
 
     outcome: Outcome
@@ -266,4 +267,4 @@ class TrialEnded(TrialEvent):
 
 @dataclass(frozen=True, slots=True)
 class Tick(Event):
-    """Time passed: said about once a second."""
+    """Time has passed; sent about once a second."""

@@ -1,4 +1,4 @@
-"""What to do: everything the brain asks of a body, or tells its owner."""
+"""Everything the brain asks of a body, or tells the owner."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from cotune.trial import Outcome
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
-    """Something to do."""
+    """An instruction to a body, or information for the owner."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToLane(Instruction):
-    """Something to do with a lane that is there; nothing if it is gone."""
+    """An instruction about an existing lane; does nothing if the lane is gone."""
 
     lane: int
 
 
 @dataclass(frozen=True, slots=True)
 class ToTrial(Instruction):
-    """Something to tell a trial in its lane; nothing if it is over."""
+    """An instruction to a trial in its lane; does nothing if the trial is over."""
 
     trial: int
 
 
 @dataclass(frozen=True, slots=True)
 class OpenLane(Instruction):
-    """Start a lane process on a device that may hold `quota` bytes, its own context included.
+    """Start a lane process on a device; it may hold `quota` bytes, its own context included.
 
     Attributes:
-        apart: It is for a trial under which a lane has died, and shares no faults with others if that can be had.
+        apart: The lane is for a trial under which a lane has died; isolate its faults from other lanes if possible.
     """
 
     lane: int
@@ -43,14 +43,14 @@ class OpenLane(Instruction):
 
 @dataclass(frozen=True, slots=True)
 class ResizeLane(ToLane):
-    """Change a lane's quota; each one is answered by one `LaneResized`, in order, a growth too."""
+    """Change a lane's quota; each request, growth too, is answered by one `LaneResized`, in order."""
 
     quota: int
 
 
 @dataclass(frozen=True, slots=True)
 class CloseLane(ToLane):
-    """End a lane process, at once if `kill`; answered by `LaneLost`."""
+    """End a lane process, immediately if `kill`; answered by `LaneLost`."""
 
     kill: bool = False
 
@@ -70,27 +70,27 @@ class StopTrial(ToTrial):
 
 @dataclass(frozen=True, slots=True)
 class PauseTrial(ToTrial):
-    """Have a trial wait at its next iteration boundary, without the turn; answered by one `TrialPaused`, or its end."""
+    """Make a trial wait at its next iteration boundary, without the turn; answered by one `TrialPaused`, or its end."""
 
 
 @dataclass(frozen=True, slots=True)
 class ResumeTrial(ToTrial):
-    """Let a trial that is paused go on, with what was parked of it; also for the owner's information.
+    """Let a paused trial go on, restoring what was parked; also informs the owner.
 
-    The bytes it takes are in its lane's quota already.
+    The lane's quota already includes the bytes it takes.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class ParkTrial(ToTrial):
-    """Move what can be moved of a paused trial to the host; answered by one `TrialParked`, or its end."""
+    """Move the movable part of a paused trial to the host; answered by one `TrialParked`, or its end."""
 
 
 @dataclass(frozen=True, slots=True)
 class GrantTrial(ToTrial):
-    """Let a trial run so many micro-batches at once from its next iteration boundary on; 1 takes the grant back.
+    """Let a trial run `concurrency` micro-batches at once from its next iteration boundary on; 1 revokes the grant.
 
-    Answered by one `GrantChanged`, unless the trial ends before. The bytes it takes are in its lane's quota already.
+    Answered by one `GrantChanged`, unless the trial ends before. The lane's quota already includes the bytes it takes.
     """
 
     concurrency: int
@@ -98,10 +98,10 @@ class GrantTrial(ToTrial):
 
 @dataclass(frozen=True, slots=True)
 class GiveTurn(ToLane):
-    """Let one resident of a lane have every turn it wants until it leaves; the others keep what they hold meanwhile.
+    """Give one resident of a lane every turn it wants until it leaves; the others keep their memory meanwhile.
 
-    Only given where the policy preempts or priorities differ. While it waits for something, a verdict for one, the
-    others may run. A body that cannot do this may ignore it, and residents take turns.
+    Only given where the policy preempts or priorities differ. While that resident waits for something, such as a
+    pruner's verdict, the others may run. A body that cannot do this may ignore it; residents then take turns.
     """
 
     trial: int
@@ -109,7 +109,7 @@ class GiveTurn(ToLane):
 
 @dataclass(frozen=True, slots=True)
 class RetryTrial(Instruction):
-    """For the owner's information: the attempt is over, the trial waits for another one."""
+    """For the owner: an attempt is over, and the trial waits for another one."""
 
     trial: int
     reason: str
@@ -117,20 +117,20 @@ class RetryTrial(Instruction):
 
 @dataclass(frozen=True, slots=True)
 class ConcludeTrial(Instruction):
-    """For the owner: the trial is over for good.
+    """For the owner: a trial is over for good.
 
     Attributes:
         trial: Its number.
         outcome: `DONE`, `STOPPED` or `FAILED`.
-        error: Name of the class in `cotune.errors` that says why, if it failed.
+        error: Name of the class in `cotune.errors` that says why it failed, if it did.
         reason: Why, with figures.
-        demand: What was measured of it, over all attempts.
-        expected: What was set aside for it when it last started; None for a probe.
-        seconds: How long it ran in its last attempt, waits and turns of others left out.
-        expected_seconds: How long it was expected to take when it started; None if nothing was known, or if it had to
-            start again.
-        slowdown: By what factor others slowed it down, on average; None if it had no priority or was not measured.
-        speed: Its speed beside others on average, 1 being that alone, by the busy shares of all.
+        demand: Measured demand, over all attempts.
+        expected: What was set aside for the trial when it last started; None for a probe.
+        seconds: Run time of the last attempt, without waits and the turns of others.
+        expected_seconds: Predicted run time at the start; None if unknown, or if the trial had to start
+            again.
+        slowdown: Average factor by which others slowed it; None without a priority or a measurement.
+        speed: Average speed beside others, estimated from all `busy` shares; 1 is the speed alone.
     """
 
     trial: int

@@ -15,11 +15,11 @@ from cotune.packer.predictor import Predictor
 from cotune.packer.queue import Entry, Key, Mark, Queue
 from cotune.packer.trial import Trial
 
-# Waiting trials whose place is looked at anew after one event.
+# Waiting trials that are appraised again per event.
 SORT_AT_ONCE = 2
 
-# What a trial wants: a `lane`, a new one (`apart`), or all of a device, as a `probe`, `alone` or `oversized`; and of
-# probes, which need the same, their kind.
+# What a trial wants: a `lane`, a new lane (`apart`), or a whole device (`probe`, `alone` or `oversized`); for probes,
+# which all need the same, also their kind.
 Fits = tuple[str, str]
 
 _LANE: Fits = ("lane", "")
@@ -29,11 +29,11 @@ _Order = tuple[float, float, Key, int]
 
 
 class Shape(NamedTuple):
-    """What trials that wait have in common: one that does not fit rules out all of its shape that are no smaller.
+    """What waiting trials have in common: if one does not fit, no trial of its shape that is at least as large fits.
 
     Attributes:
-        fits: What decides, with the size, whether one fits.
-        group: As the policy has it.
+        fits: Decides, together with the size, whether a trial fits.
+        group: The policy's group.
     """
 
     fits: Fits
@@ -41,7 +41,7 @@ class Shape(NamedTuple):
 
 
 class _Spot(NamedTuple):
-    """Where a trial stands in the line."""
+    """The position of a trial in the line."""
 
     shape: Shape
     key: Key
@@ -51,18 +51,18 @@ class _Spot(NamedTuple):
 
 
 class Line:
-    """Waiting trials, first in line first.
+    """Waiting trials, in policy order.
 
     Attributes:
-        is_open: More trials are to come.
-        seconds: What they are expected to take to their ends, each alone, all together.
-        work: The same in seconds of device time.
-        volume: The same in bytes times seconds.
+        is_open: More trials may come.
+        seconds: Sum of the times that waiting trials are expected to take alone.
+        work: The same sum in seconds of device time.
+        volume: The same sum in bytes times seconds.
 
     Args:
-        options: The policy orders trials of the same priority. Where lanes have several residents, the size of a trial
-            is what it holds all the time (it may share the rest with others), instead of its peak.
-        predictor: Says what is expected of a trial.
+        options: The policy orders trials of the same priority. If lanes have several residents, a trial's size is its
+            persistent bytes (the ephemeral ones may be shared) instead of its peak.
+        predictor: Predicts what a trial needs.
     """
 
     def __init__(self, options: PackerOptions, predictor: Predictor) -> None:
@@ -72,7 +72,7 @@ class Line:
         self._predictor = predictor
         self._by_persistent = options.residents > 1
         self._queues: dict[Shape, Queue] = {}
-        # By trial, the longest ago looked at first.
+        # By trial, least recently appraised first.
         self._spots: OrderedDict[int, _Spot] = OrderedDict()
         self._version = 0
         self._outdated = 0
@@ -84,15 +84,15 @@ class Line:
         return trial.id in self._spots
 
     def head(self) -> Trial | None:
-        """The first in line."""
+        """The first trial in line."""
         return self.next(lambda fits: float("inf"))
 
     def next(self, limit: Callable[[Fits], float], tried: Mapping[Shape, Mark] | None = None) -> Trial | None:
-        """The first in line that is worth a look.
+        """The first trial in line that is worth considering.
 
         Args:
-            limit: Up to which size trials are, by what they want.
-            tried: Behind which entry, by shape.
+            limit: Largest size to consider, by what a trial wants.
+            tried: By shape, the entry after which to begin.
         """
         best: tuple[_Order, Entry] | None = None
         limits: dict[Fits, float] = {}
@@ -111,7 +111,7 @@ class Line:
         return best[1][3] if best else None
 
     def first(self, count: int) -> list[Trial]:
-        """Some of the line, in order."""
+        """The first `count` trials of the line, in order."""
         found: list[tuple[_Order, Trial]] = []
         for shape, queue in self._queues.items():
             mark = None
@@ -128,7 +128,7 @@ class Line:
         return self._spots[trial.id].shape
 
     def mark(self, trial: Trial) -> Mark:
-        """The place of a waiting trial among those of its shape."""
+        """The position of a waiting trial among those of its shape."""
         return self._spots[trial.id].key, trial.arrival
 
     def size(self, trial: Trial) -> int:
@@ -142,17 +142,17 @@ class Line:
         self._policy.joined(spot.waiting, spot.shape.group)
 
     def leave(self, trial: Trial, started: bool = False) -> None:
-        """Takes the trial out, if it is in."""
+        """Removes a trial, if it is in the line."""
         spot = self._take(trial)
         if spot is not None:
             self._policy.left(spot.waiting, spot.shape.group, started)
 
     def resumed(self, trial: Trial) -> None:
-        """Tells the policy of a trial that runs again without having waited here."""
+        """Tells the policy that a paused trial runs again without having waited in line."""
         self._policy.resumed(self.view(trial), trial.group)
 
     def refresh(self, trial: Trial) -> bool:
-        """Looks at a waiting trial anew; True if that changes its shape or size."""
+        """Appraises a waiting trial again; returns True if its shape or size changed."""
         before = self._spots[trial.id]
         self._predictor.appraise(trial)
         spot = self._spot(trial)
@@ -165,13 +165,13 @@ class Line:
         return (spot.shape, spot.size) != (before.shape, before.size)
 
     def sort(self, version: int) -> bool:
-        """Brings the order up to date, a part of a long line at a time, when what it rests on has changed.
+        """Brings the order up to date after devices or predictions have changed, part of a long line at a time.
 
         Args:
-            version: Of the devices; that of the predictions comes on top.
+            version: Version of the devices; the version of the predictions is added.
 
         Returns:
-            Whether a part was left to be sorted.
+            Whether anything was out of date; part of the line may still be.
         """
         version += self._predictor.version
         if version != self._version:
@@ -184,7 +184,7 @@ class Line:
         return True
 
     def view(self, trial: Trial) -> Waiting:
-        """The trial as a policy sees it."""
+        """A trial as a policy sees it."""
         left = self._predictor.seconds_left(trial) if self._policy.uses_predictions else None
         expected = trial.expected
         need, busy = (expected.peak, expected.busy) if expected else (None, None)
@@ -212,10 +212,10 @@ class Line:
         return _Spot(shape, (-trial.priority, *self._key(waiting)), size, waiting, trial)
 
     def _key(self, waiting: Waiting) -> Key:
-        """As the policy says; what cannot be sorted by is refused, for trials would be lost in the line."""
+        """The policy's key; a key that cannot be sorted raises, because trials would be lost in the line."""
         key = self._policy.key(waiting)
         try:
-            # One that is not a number makes the sum none.
+            # A NaN in the key makes the sum NaN.
             total = sum(key)
             if total == total or not any(part != part for part in key):
                 return key
@@ -251,7 +251,7 @@ class Line:
         self.volume += sign * left * (waiting.need or 0)
 
     def _order(self, group: Hashable, entry: Entry) -> _Order:
-        """The place of an entry among those of all shapes: priority, rank of its group, key, arrival."""
+        """The position of an entry in the whole line: priority, rank of its group, key, arrival."""
         key, arrival, _, _ = entry
         rank = self._policy.rank(group)
         if type(rank) is not float or rank != rank:
@@ -260,7 +260,7 @@ class Line:
 
 
 def _number(rank: object, group: Hashable) -> float:
-    """A policy's rank; what cannot be compared is refused, as in a key."""
+    """A policy's rank as a float; one that cannot be compared raises, like a key."""
     try:
         number = math.nan if isinstance(rank, str) else float(rank)  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError):

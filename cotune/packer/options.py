@@ -1,4 +1,4 @@
-"""What the brain can be told beforehand."""
+"""Settings of the brain."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ class PackerOptions:
 
     Attributes:
         width: Lanes per device, or None to find it.
-        residents: Trials that may share a lane by turns.
-        policy: The order in which waiting trials are tried.
+        residents: Most trials that share a lane by taking turns.
+        policy: Orders waiting trials.
         max_failures: How often a trial that raised is tried again.
         iteration_timeout: Seconds between two iteration boundaries after which a trial is overdue; None for half
             an hour or 20 times its longest iteration, whichever is more, once three iterations were seen.
         patience: How many trials may overtake a trial that does not fit before a device is kept free for it.
         grants: Whether idle room is lent to trials that split their batches.
         reuse: Whether a lane takes one trial after the other.
-        judged: Whether trials are stopped by how they do beside those that began before them.
-        max_slowdown: By what factor a trial with a priority above 0 may be slowed down by others on its device.
+        judged: Whether trials are stopped by comparison with trials that began earlier.
+        max_slowdown: Largest factor by which others on its device may slow a trial with a priority above 0.
     """
 
     width: int | None = None

@@ -1,7 +1,7 @@
-"""The brain: what happened goes in, what to do comes out.
+"""The brain: events go in, instructions come out.
 
 No I/O, no threads, no clock: time comes with the events, so a simulator on a virtual clock, a test and a cluster
-run exactly this code. One `handle()` call brings the state up to date and then places as many waiting trials as fit.
+run exactly this code. One `handle()` call updates the state and then places as many waiting trials as fit.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from cotune.trial import Outcome
 
 
 class Packer:
-    """Decides, as its `options` say, which trial runs where, in which lane, with which quota, and what if it fails."""
+    """Decides which trial runs where, in which lane, with which quota, and what follows a failure."""
 
     def __init__(self, options: PackerOptions | None = None) -> None:
         self.options = options = options or PackerOptions()
@@ -88,9 +88,9 @@ class Packer:
         }
 
     def handle(self, event: ev.Event) -> list[do.Instruction]:
-        """Takes in what happened and returns what to do, in order.
+        """Processes one event and returns the resulting instructions, in order.
 
-        Events about lanes and trials that are gone already are ignored: a body may report late.
+        Events about lanes and trials that are gone are ignored: a body may report late.
         """
         self._ledger.now = event.time
         if isinstance(event, ev.TrialEvent):
@@ -123,7 +123,7 @@ class Packer:
 
     @property
     def is_open(self) -> bool:
-        """Whether its owner has not said yet that all trials are added."""
+        """Whether more trials may come: the owner has not sent `AllTrialsAdded` yet."""
         return self._line.is_open
 
     @property
@@ -132,17 +132,17 @@ class Packer:
 
     @property
     def held(self) -> int:
-        """Trials that wait until their owner releases them, and do not run any more."""
+        """Held trials that do not run (any more)."""
         return self._pauses.held
 
     @property
     def seats(self) -> int:
-        """How many more trials could run at once as far as lanes go; memory may allow fewer."""
+        """How many more trials could run at once by the number of lanes; memory may allow fewer."""
         return self._ledger.pool.seats
 
     @property
     def breadth(self) -> int:
-        """Trials that run at once when every lane is taken."""
+        """Trials that run at once when every lane is in use."""
         return self._ledger.pool.breadth * self.options.residents
 
     def lane_of(self, trial: int) -> tuple[int, str] | None:
@@ -151,27 +151,27 @@ class Packer:
         return (lane.id, lane.device.name) if lane else None
 
     def demand_of(self, trial: int) -> Demand | None:
-        """What an unfinished trial was measured to need."""
+        """The measured demand of an unfinished trial."""
         return self._trials[trial].demand if trial in self._trials else None
 
     def proven_widths(self) -> list[tuple[int, int, int]]:
-        """Of devices on which that is known: bytes, lanes at most, and how many lanes were measured to pay."""
+        """For each device with a proven width: bytes, most lanes, and the number of lanes measured to pay."""
         devices = self._ledger.devices.values()
         return [(device.full, device.most, device.width.proven) for device in devices if device.width.proven]
 
     def slowdown_of(self, trial: int) -> float | None:
-        """By what factor others have slowed an unfinished trial with priority, on average, as measured."""
+        """Measured average factor by which others slowed an unfinished trial with priority."""
         return self._company.protection.slowdown_of(self._trials[trial]) if trial in self._trials else None
 
     def why_waiting(self, trial: int) -> str | None:
-        """Why a trial waits, with figures; None if it does not."""
+        """Why a trial waits, with figures; None if it does not wait."""
         state = self._trials.get(trial)
         if state is None or state.lane is not None:
             return None
         return "it is held" if state.held else self._reasons.why(state)
 
     def snapshot(self) -> PackerView:
-        """The state as of now."""
+        """A view of the current state."""
         devices = tuple(
             DeviceView(
                 device.name,
@@ -325,7 +325,7 @@ class Packer:
             self._pauses.parked(trial, event)
 
     def _left(self, trial: Trial) -> None:
-        """It is in no lane any more."""
+        """Cleans up after a trial that is no longer in a lane."""
         self._pauses.left(trial)
         self._stopped_running(trial)
 
@@ -335,7 +335,7 @@ class Packer:
         self.options.policy.ended(trial.id, trial.group)
 
     def _over(self, trial: Trial) -> float | None:
-        """Forgets a trial that is over for good; gives its measured slowdown."""
+        """Forgets a trial that is over for good; returns its measured slowdown."""
         del self._trials[trial.id]
         self._withdrawn.pop(trial.id, None)
         self._reservation.lift(trial)

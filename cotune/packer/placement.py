@@ -1,8 +1,8 @@
 """Placement: which waiting trial starts now, and where.
 
-The first in line that fits starts, what does not fit being passed over (backfill), until nothing fits any more. A
-trial that others overtake too often gets a device kept free for it. Neither the line nor the devices are walked
-through: `Line.next` finds the first trial that needs no more than the largest hole, `Pool` the devices with one.
+The first trial in line that fits starts, and trials that do not fit are passed over (backfill), until nothing fits any
+more. A trial that others overtake too often gets a device kept free for it. Neither the line nor the devices are
+scanned: `Line.next` finds the first trial that needs no more than the largest hole, `Pool` the devices with one.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from cotune.packer.reservation import Reservation
 from cotune.packer.state import Device
 from cotune.packer.trial import Trial
 
-# For how many trials room is asked for after one event; the answer is an event too.
+# Trials for which room is asked per event; the answer is an event too.
 ROOM_AT_ONCE = 2
-# How many trials that would slow one with priority too much are passed over after one event; behind those, smaller ones
-# only are looked at.
+# While some trial has priority: trials without a place that are passed over per event, since a trial that uses the
+# device less may be tolerated. After these, only smaller trials are considered.
 PASS_OVER = 8
 
 
 @dataclass(slots=True)
 class _Search:
-    """What one walk along the line has ruled out."""
+    """What one search along the line has ruled out."""
 
     limits: dict[tuple[str, str], float] = field(default_factory=dict)
     tried: dict[Shape, Mark] = field(default_factory=dict)
@@ -46,14 +46,14 @@ class Placement:
     """Starts waiting trials.
 
     Args:
-        options: The policy says who goes first.
-        ledger: Has the devices.
-        line: Who waits.
+        options: Settings, with the policy.
+        ledger: Holds the devices.
+        line: The waiting trials.
         predictor: Knows which kinds of trials need no probe.
         fitting: Knows what fits.
-        company: Knows who must not run beside whom.
+        company: Knows which trials must not run beside each other.
         reservation: Keeps a device free for a trial that others overtake too often.
-        forecast: Knows when there will be room.
+        forecast: Predicts when there will be room.
     """
 
     def __init__(
@@ -79,14 +79,14 @@ class Placement:
         self._kept_device = KeptDevice(
             options, ledger, line, fitting, forecast, reservation, self._make_room, self._start
         )
-        # The version of the devices for which an idle moment found the whole line in order.
+        # Version of the devices as of the latest idle moment in which the whole line was sorted.
         self._devices = 0
 
     def place(self, is_idle: bool) -> None:
         """Starts what fits.
 
         Args:
-            is_idle: Nothing runs, so that no later event would bring up what was put off.
+            is_idle: Nothing runs, so no later event would catch up on postponed sorting.
         """
         if not self._line or not self._pool.with_seat:
             return
@@ -110,14 +110,14 @@ class Placement:
         kept = self._reservation.trial
         self._place_in_order()
         if self._reservation.trial is not kept:
-            # For one with priority, before others have its room.
+            # A trial with priority takes its room before others do.
             self._kept_device.take()
         self._kept_device.fill()
         self._ask_for_room()
         kept = self._reservation.trial
         self._reservation.review()
         if self._reservation.trial is not kept:
-            # Where nothing runs, no later event would have room made for it.
+            # If nothing runs, no later event would make room for the trial.
             self._kept_device.take()
 
     # ---- in order
@@ -130,7 +130,7 @@ class Placement:
             if trial is None:
                 return
             if patience and self._line.refresh(trial):
-                # What is known of it has changed: it is looked for again where it now stands.
+                # Its prediction has changed: search again, as its position may have changed too.
                 patience -= 1
                 continue
             place = self._find(trial)
@@ -144,7 +144,7 @@ class Placement:
                 self._rule_out(search, trial)
 
     def _limit_for(self, search: _Search) -> Callable[[Fits], float]:
-        """Up to which size trials are worth looking at, by what they want."""
+        """Returns a function: the largest size worth considering, by what a trial wants."""
 
         def limit(fits: Fits) -> float:
             wants, kind = fits
@@ -156,18 +156,18 @@ class Placement:
                 return most if self._pool.has_unused or is_outdated else -1
             if self._residents == 1:
                 return min(most, self._pool.roomiest)
-            # Else a lane of its own is all it could get, even after others made room.
+            # If it cannot share, it could only get a lane of its own, even after other lanes returned memory.
             shares = search.turns and self._pool.most_shared >= 0
             return most if shares else min(most, self._pool.roomiest_later)
 
         return limit
 
     def _rule_out(self, search: _Search, trial: Trial) -> None:
-        """Notes what a trial without a place says of those behind it."""
+        """Notes what a trial without a place implies for the trials behind it."""
         shape = self._line.shape(trial)
         others_would_do = trial.exclusive or self._residents > 1
         if self._company.protection.is_on and search.passed < PASS_OVER:
-            # One that uses the device less may run where this one may not.
+            # A trial that uses the device less may run where this one may not.
             search.passed += 1
             others_would_do = True
         if shape.fits[0] != "lane" or not others_would_do:
@@ -175,11 +175,11 @@ class Placement:
         else:
             search.tried[shape] = self._line.mark(trial)
             if self._policy.preempts and not self._fitting.is_admitted(trial, self._pool.with_turns(0)):
-                # Nor would those behind it have the turn: the line has the same order.
+                # Trials behind it would not have the turn either: the line has the same order.
                 search.turns = False
 
     def _find(self, trial: Trial) -> Place | None:
-        """A place now; turns in a lane of others only where no room for an own lane is under way."""
+        """Finds a place that is free now; a share of a running lane only if no room for an own lane is being freed."""
         demand = trial.expected
         if demand is None or trial.wants_all:
             place, short = self._fitting.find_whole(trial, self._pool.unused())
@@ -189,13 +189,13 @@ class Placement:
         if trial.exclusive:
             place = self._fitting.find(trial, self._pool.unused())
             if place is None and (self._residents > 1 or trial.is_apart):
-                # Where lanes are shared nobody else asks for its room; see `_ask_for_room`.
+                # `_ask_for_room` skips trials if lanes are shared, and trials that are apart.
                 self._make_room(self._fitting.short(trial, self._pool.unused()))
             return place
         widely = self._policy.places or self._company.protection.is_on or trial.is_apart
         place = self._fitting.find(trial, self._pool.with_room(demand.peak, widely))
         if trial.is_apart:
-            # Nobody else asks for its room; see `_ask_for_room`.
+            # `_ask_for_room` skips trials that are apart.
             if place is None:
                 self._make_own_room(trial)
             return place
@@ -209,7 +209,7 @@ class Placement:
     # ---- room
 
     def _ask_for_room(self) -> None:
-        """Asks lanes to return memory for the first in line that would fit then; each time for a smaller one."""
+        """Asks lanes to return memory for the first in line that would then fit; then for a smaller one, and so on."""
         if self._residents > 1:
             return
         limit: float = self._pool.roomiest_later
@@ -224,7 +224,7 @@ class Placement:
                 return
             is_coming = found.promised is not None and found.promised.is_returning
             if not is_coming and not self._make_own_room(found) and passes:
-                # Perhaps for the sake of one with priority, beside which another may run.
+                # A trial with priority may be in the way, and may tolerate another neighbour.
                 passes -= 1
                 after[self._line.shape(found)] = self._line.mark(found)
                 continue
@@ -239,7 +239,7 @@ class Placement:
         return trial.promised is not None
 
     def _make_room(self, places: list[Place]) -> Device | None:
-        """Asks lanes to return the bytes missing at one of these places; None if nobody can return them."""
+        """Asks lanes to return the bytes missing at one of these places; None if that is impossible at all of them."""
         for place in places:
             if self._ledger.reclaim(place.device, place.missing, keep=place.lane):
                 return place.device

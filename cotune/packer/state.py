@@ -1,4 +1,4 @@
-"""What the brain remembers of devices and their lanes."""
+"""The brain's state of devices and their lanes."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from cotune.demand import Demand
 from cotune.packer.trial import Trial
 from cotune.packer.width import WidthControl
 
-# Each keeps a thread and a file descriptor in its lane.
+# Each paused trial keeps a thread and a file descriptor in its lane.
 MOST_PAUSED = 16
-# Of its time a device is idle where those that run use less when alone.
+# A device is idle while the running trials' `busy` shares, measured alone, sum to less than this.
 IDLE = 0.8
 
 
@@ -19,22 +19,23 @@ class Lane:
     """One process on one device, with one quota.
 
     Attributes:
-        quota: Bytes set aside for it; after a shrink was asked for, the old figure until it is confirmed.
+        quota: Bytes set aside for the lane; while a shrink is unconfirmed, the old figure.
         asked: The quota last asked for.
-        unanswered: `ResizeLane` instructions whose `LaneResized` has not come yet.
-        least: Bytes it could not go below when it was last asked to shrink.
+        unanswered: `ResizeLane` instructions without a `LaneResized` so far.
+        least: Bytes the lane could not go below when last asked to shrink.
         context: Bytes of the bare process.
-        opened: When that was asked for.
-        shared: Bytes of objects its trials share.
-        residue: Bytes that ended trials left behind.
-        first_residue: What the first one left (imports, caches): the price of a warm lane, not a leak.
-        served: A trial has ended in it.
-        has_iterated: A trial has come to an iteration in it, and it runs since: what is done once in a process is done.
-        is_stalled: No trial has for so long that it is not waited for.
-        retiring: It takes no further trial and is closed when empty.
-        overdue: The trial for whose sake it is being killed.
+        opened: When `OpenLane` was given.
+        shared: Bytes of objects shared by the lane's trials.
+        residue: Bytes left behind by ended trials.
+        first_residue: What the first trial left (imports, caches): the price of a warm lane, not a leak.
+        served: A trial has ended in the lane.
+        has_iterated: A trial has made an iteration here, so set-up of the process is done; reset on idle lanes when the
+            width grows.
+        is_stalled: The lane has gone so long without an iteration that others no longer wait for it.
+        retiring: The lane takes no further trial and is closed when empty.
+        overdue: The trial because of which the lane is being killed.
         turn: The resident that was given every turn.
-        paused: Trials that hold bytes here and do not run; they are no residents.
+        paused: Trials that hold bytes in the lane but do not run; they are not residents.
     """
 
     id: int
@@ -61,13 +62,13 @@ class Lane:
 
     @property
     def base(self) -> int:
-        """Bytes it holds whoever runs in it."""
+        """Bytes held regardless of the residents."""
         resting = sum(trial.rest.held for trial in self.paused.values()) if self.paused else 0
         return self.context + self.shared + self.residue + resting
 
     @property
     def is_open(self) -> bool:
-        """Whether it takes another trial."""
+        """Whether the lane takes another trial."""
         return not (self.closing or self.retiring or len(self.paused) > MOST_PAUSED)
 
     @property
@@ -80,11 +81,11 @@ class Lane:
 
     @property
     def returning(self) -> int:
-        """Bytes it was told to let go, and has not yet."""
+        """Bytes the lane was told to release and has not released yet."""
         return self.quota if self.closing else self.quota - self.asked
 
     def need(self, demands: list[Demand]) -> int:
-        """Salus's safety condition for one lane: persistent bytes add up, ephemeral ones are shared."""
+        """Salus's safety condition for one lane: persistent bytes add up, ephemeral bytes are shared."""
         if not demands:
             return self.base
         if len(demands) == 1:
@@ -97,19 +98,19 @@ class Device:
     """A device: capacity, lanes, width.
 
     Attributes:
-        number: Its place in the order in which devices were found.
-        most: More at once, lanes or micro-batches, never pays here.
-        full: The largest capacity it was seen with: what it has when others use none of it.
-        held: Sum of the quotas of its lanes, which never grows beyond `capacity`.
-        context: Bytes of a bare lane here: a guess at first, then the largest measured of those that are up.
-        knows_context: It is no guess any more.
-        start_seconds: What the last lane took to come up; 0 until there was a second one, since the first waits for
+        number: Position in the order in which devices were found.
+        most: The most lanes or micro-batches at once that can pay on this device.
+        full: Largest capacity seen so far: the capacity when other programs use none of it.
+        held: Sum of the quotas of the device's lanes; never grows beyond `capacity`.
+        context: Bytes of a bare lane: first a guess, then the largest measured among the lanes that are ready.
+        knows_context: `context` is measured.
+        start_seconds: Seconds the latest lane took to come up; 0 until a second lane is up, since the first waits for
             imports.
-        shared: Bytes of shared objects in a lane here, the largest of those that are up.
-        stillborn: Lanes that have died in a row before they were up.
-        room: The largest peak it has room for when nothing else runs here.
-        holes: What fits here, as `Fitting` has worked it out; None after every change.
-        reserved_for: The trial that has waited long enough for nothing else to start here.
+        shared: Bytes of shared objects in a lane, the largest among the lanes that are ready.
+        stillborn: Lanes in a row that died before they were ready.
+        room: Largest peak that fits when nothing else runs here.
+        holes: What fits here, as computed by `Fitting.holes`; None after every change.
+        reserved_for: The trial for which the device is kept free.
     """
 
     name: str
@@ -130,7 +131,7 @@ class Device:
     reserved_for: Trial | None = None
 
     def __hash__(self) -> int:
-        # Not its address: sets of devices are walked through, and instructions follow in that order.
+        # Not the address: code iterates over sets of devices, and the order of instructions must be reproducible.
         return self.number
 
     @property
@@ -143,18 +144,18 @@ class Device:
 
     @property
     def computing(self) -> int:
-        """How many lanes run, those left out that do nothing for long before their first iteration."""
+        """Running lanes, without stalled ones."""
         return sum(1 for lane in self.lanes.values() if lane.residents and not lane.is_stalled)
 
     @property
     def iterating(self) -> int:
-        """The same; none as long as one of them has yet to come to its first iteration."""
+        """`computing`, or 0 while one of these lanes has yet to make its first iteration."""
         running = [lane for lane in self.lanes.values() if lane.residents and not lane.is_stalled]
         return len(running) if all(lane.has_iterated for lane in running) else 0
 
     @property
     def is_idle(self) -> bool:
-        """Whether those that run leave time for others, where it is known that more lanes could use it."""
+        """Whether running trials leave device time unused, on devices where more lanes are known to use it."""
         if not self.width.idle_limit:
             return False
         running = [lane.residents for lane in self.lanes.values() if lane.residents]
@@ -162,12 +163,12 @@ class Device:
 
     @property
     def is_returning(self) -> bool:
-        """Whether memory that was asked back is still under way."""
+        """Whether some memory is still being returned by lanes."""
         return any(lane.closing or lane.asked < lane.quota for lane in self.lanes.values())
 
     @property
     def seats(self) -> int:
-        """How many more lanes may run here."""
+        """How many more lanes may run on the device."""
         running, most = 0, self.width.width
         if most > self.width.limit and not self.is_idle:
             most = self.width.limit

@@ -1,4 +1,4 @@
-"""What the brain remembers of a trial that is not over."""
+"""The brain's state of one trial that is not over."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ MANY = 1 << 30
 
 
 def padded(count: int) -> int:
-    """Measured bytes with the room that the next iterations may need on top."""
+    """Measured bytes plus a margin for growth in later iterations."""
     return int(count * MARGIN) + ALLOWANCE
 
 
 @dataclass(slots=True)
 class Progress:
-    """How far an attempt has come.
+    """Progress of one attempt.
 
     Attributes:
-        iterations: That it has made.
-        seconds: For which it ran.
-        alone_seconds: How long that would have taken alone.
-        first_iterations: Those that it made until it was first heard of, which carry its set-up.
-        first_seconds: How long these took.
-        metered: Seconds of which it is known what it used of the device.
-        used: What that was, in seconds of a whole device.
-        first_metered: The same of the first iterations.
-        first_used: As well.
+        iterations: Iterations made so far.
+        seconds: Seconds the attempt has run.
+        alone_seconds: Seconds the same iterations would have taken alone.
+        first_iterations: Iterations in the first progress report; they include the set-up.
+        first_seconds: Seconds these would have taken alone.
+        metered: Seconds for which the device use was measured.
+        used: Device use in these seconds, in seconds of a whole device.
+        first_metered: `metered` of the first iterations.
+        first_used: `used` of the first iterations.
     """
 
     iterations: int = 0
@@ -49,7 +49,7 @@ class Progress:
 
     @property
     def pace(self) -> float:
-        """Seconds of an iteration alone, those that carry its set-up left out; of the second one on."""
+        """Seconds per iteration when alone, without the first iterations (with set-up) once there are later ones."""
         more = self.iterations - self.first_iterations
         if not more:
             return self.alone_seconds / max(1, self.iterations)
@@ -57,14 +57,14 @@ class Progress:
 
     @property
     def busy(self) -> float | None:
-        """The share of the device it uses, set-up left out of the second iteration on; None as long as nobody knows."""
+        """Share of the device's time in use, without the set-up once there are later iterations; None if unknown."""
         metered, used = self.metered, self.used
         if self.iterations > self.first_iterations and self.metered > self.first_metered:
             metered, used = self.metered - self.first_metered, self.used - self.first_used
         return used / metered if metered else None
 
     def add(self, count: int, seconds: float, speed: float, busy: float | None) -> None:
-        """So many iterations more, at this share of the speed that it has alone, with this share of the device."""
+        """Adds `count` iterations made at `speed` (1 is the speed alone) while using the share `busy` of the device."""
         is_first = self.iterations == 0
         self.iterations += count
         self.seconds += seconds
@@ -79,15 +79,15 @@ class Progress:
 
 @dataclass(slots=True)
 class Rest:
-    """What a paused trial has in its lane.
+    """What a paused trial keeps in its lane.
 
     Attributes:
-        measured: Bytes it held when it was paused.
-        bytes: The same with a margin.
-        parked: Bytes of these that parking it has freed.
-        movable: Bytes that parking it would free.
-        saved: It has a checkpoint, as of when it was paused.
-        is_leaving: It was told to leave its lane, or to park, for the sake of others.
+        measured: Bytes held when the trial was paused.
+        bytes: `measured` plus a margin.
+        parked: Bytes of these that parking has freed.
+        movable: Bytes that parking would free.
+        saved: The trial had a checkpoint when it was paused.
+        is_leaving: The trial was told to leave its lane, or to park, to make room.
     """
 
     measured: int = 0
@@ -99,7 +99,7 @@ class Rest:
 
     @property
     def held(self) -> int:
-        """Bytes that are set aside for it in its lane."""
+        """Bytes set aside for the trial in its lane."""
         return self.bytes - self.parked
 
 
@@ -108,41 +108,41 @@ class Trial:
     """A trial that is not over.
 
     Attributes:
-        hint: What its owner expects it to need, until it was measured.
-        seconds_hint: How long its owner expects it to take alone.
-        max_steps: Iterations to its end, where that was declared.
-        since: When it began to wait.
-        lane: In which it runs, or is paused.
-        progress: Of its latest attempt.
-        rest: What it has in its lane while it is paused there.
-        attempts: How often it was started, also before this brain knew it.
-        seen: What was measured, over all attempts.
-        demand: The same, once it can be relied on: None before the second iteration.
-        measured: `demand` with margins: what to set aside for it while it runs.
-        expected: What to set aside for it, margins included, as last looked at; None if it must be probed.
-        early: Peak bytes when it was first measured, in its first iterations.
-        later: Peak bytes that it is expected to come to, by its siblings.
-        floor: Bytes it is known to need at least, since it ran out of memory with less.
-        lacked: The most with which it ran out of memory; `floor` is a guess beyond that.
-        longest: Seconds that one of its iterations took, in any attempt.
-        expected_seconds: How long it was expected to take when it first started.
-        alone: It must have a device for itself (it ran out of memory twice, or two lanes died with it).
-        oversized: It is expected to exceed every device, and must have one for itself to prove it.
-        exclusive: The policy wants no other lane beside it on its device.
-        beside: Other lanes that may run on its device while it does.
-        had: Bytes that its lane had for sure since its latest progress.
-        had_all: Its latest attempt began with a whole device and a clean lane.
-        group: As the policy has it, when it last waited.
-        promised: Where room was last asked for it.
-        overtaken: Trials that started while this one was first in line and did not fit.
-        held: Its owner wants it to wait.
-        pausing: It was told to pause, and does not yet.
-        withdrawn: Its owner wants it to end.
-        pressed_at: Since when it is to be gone, and need not be given time to clean up.
-        splits: Micro-batches it splits a batch into, as it has shown in this attempt; 0 if it does not.
-        granted: The most of them it may run at once now, also what it has been told and has not yet heard.
-        refused: With so many at once it ran out of memory, in any attempt; 0 if it never did.
-        losses: How often all that ran beside it was lost with it.
+        hint: The owner's estimate of the demand, used until the trial is measured.
+        seconds_hint: The owner's estimate of the run time alone.
+        max_steps: Declared number of iterations, if any.
+        since: When the trial began to wait.
+        lane: The lane in which the trial runs or is paused.
+        progress: Progress of the latest attempt.
+        rest: What the trial keeps in its lane while paused there.
+        attempts: Number of starts, including those under an earlier brain.
+        seen: Largest measured demand, over all attempts.
+        demand: `seen`, once it is reliable; None before the second iteration.
+        measured: `demand` plus margins: what to set aside while the trial runs.
+        expected: What to set aside, margins included, as last predicted; None if the trial must be probed.
+        early: Peak bytes in its first iterations, when its demand was first measured.
+        later: Peak bytes the trial is expected to reach, judged by its siblings.
+        floor: Least bytes the trial is assumed to need after it ran out of memory.
+        lacked: Most bytes with which the trial ran out of memory; `floor` adds a guess to that.
+        longest: Most seconds per iteration in any progress report, over all attempts.
+        expected_seconds: Predicted run time when the trial first started.
+        alone: The trial must have a device for itself (repeated out-of-memory, two lane deaths, or too many `losses`).
+        oversized: The predicted demand exceeds every device; the trial must have one for itself to prove it.
+        exclusive: The policy wants no other lane on the trial's device.
+        beside: How many other lanes may run on the trial's device.
+        had: Quota the lane is certain to have had since the latest progress.
+        had_all: The latest attempt began with a whole device and a clean lane.
+        group: The policy's group of the trial, as of when it last waited.
+        promised: The device on which room was last asked for the trial.
+        overtaken: Trials that started before this one while it was first in line and did not fit.
+        held: The owner wants the trial to wait.
+        pausing: The trial was told to pause and has not paused yet.
+        withdrawn: The owner wants the trial to end.
+        pressed_at: Since when the trial must end without further time to clean up.
+        splits: Micro-batches per batch, as reported in this attempt; 0 if the trial does not split.
+        granted: Most micro-batches the trial may run at once, counting a grant it was sent but has not confirmed.
+        refused: Fewest micro-batches at once with which it ran out of memory, in any attempt; 0 if it never did.
+        losses: How often the trial was lost together with everything that ran beside it.
     """
 
     id: int
@@ -198,7 +198,7 @@ class Trial:
 
     @property
     def busy(self) -> float | None:
-        """The share of a device's time it uses when alone; None as long as nobody knows."""
+        """Share of a device's time the trial uses when alone; None if unknown."""
         for known in (self.demand, self.expected):
             if known is not None and known.busy is not None:
                 return known.busy
@@ -206,12 +206,12 @@ class Trial:
 
     @property
     def load(self) -> float:
-        """The same; all of it as long as nobody knows."""
+        """`busy`, or 1 if unknown."""
         return 1.0 if self.busy is None else self.busy
 
     @property
     def is_paused(self) -> bool:
-        """Whether it waits in its lane."""
+        """Whether the trial is paused in its lane."""
         return self.lane is not None and self.id in self.lane.paused
 
     @property
@@ -224,22 +224,22 @@ class Trial:
 
     @property
     def is_apart(self) -> bool:
-        """Whether it gets a new lane of its own: one has died under it, and what it does is to befall nobody else."""
+        """Whether the trial gets a new lane of its own: a lane has died under it, and it must not harm other trials."""
         return self.lane_deaths > 0
 
     def believe(self, demand: Demand | None) -> None:
-        """Takes this for its measured demand."""
+        """Sets the measured demand."""
         self.demand = demand
         self.measured = self.needing(self.grown(demand)) if demand else None
 
     def grown(self, demand: Demand) -> Demand:
-        """What was measured of it, raised to what it is expected to come to."""
+        """A measured demand, raised to the peak the trial is expected to reach."""
         return demand.raised_to(self.later)
 
     def needing(self, measured: Demand) -> Demand:
-        """What to set aside for it if it was measured to need this much."""
+        """What to set aside for the trial if `measured` is its measured demand."""
         return self.with_floor(Demand(padded(measured.persistent), padded(measured.ephemeral), measured.busy))
 
     def with_floor(self, demand: Demand) -> Demand:
-        """The demand, raised to what out-of-memory taught."""
+        """The demand, raised to the floor learnt from out-of-memory."""
         return demand.raised_to(self.floor)

@@ -1,4 +1,4 @@
-"""How many lanes should run at once on a device: tried, measured, kept or taken back."""
+"""How many lanes should run at once on a device: tried, measured, then kept or reverted."""
 
 from __future__ import annotations
 
@@ -7,31 +7,31 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 GAIN = 1.05
-# The share of its speed that each has kept where four times as many lanes are tried next.
+# If each lane keeps more than this share of its speed, four times as many lanes are tried next, instead of twice.
 EASE = 0.85
-# Of each lane, on average: iterations, and the seconds they took.
+# Needed before a width is judged, per lane on average: iterations, and seconds of iterations.
 ITERATIONS = 2
 WINDOW = 0.2
 PATIENCE = 16
-# How often one asks in vain for what is usual of trials, before those that are gone are compared as they are.
+# Judgements without comparable speeds before the means of unrelated trials are compared instead.
 UNSURE = 32
-# A search that learns from results has as many trials for each lane of an idle device, or it would learn from too few.
+# Trials per lane of an idle device in a search that learns from results; with fewer, it learns from too few.
 TRIALS_A_LANE = 8
-# How many there will be where nobody says so.
+# Assumed number of trials if none is given.
 TRIALS = 64
 
 
-# What an iteration of a trial is expected to take, beside what one of others is; None as long as nobody knows.
+# Expected duration of a trial's iteration, in a unit common to the trials compared; None if unknown.
 Usual = Callable[[], float | None]
 
 
 def alike() -> float:
-    """What an iteration of any trial takes, where trials are not told apart."""
+    """The usual duration if trials are not told apart: the same for all."""
     return 1.0
 
 
 def lanes_that_learn(trials: int | None) -> int:
-    """On how many lanes of an idle device so many trials still learn from each other."""
+    """How many lanes of an idle device a search with this many trials can use and still learn from results."""
     return (TRIALS if trials is None else trials) // TRIALS_A_LANE
 
 
@@ -56,24 +56,25 @@ class Speed:
 
 @dataclass(slots=True)
 class WidthControl:
-    """Doubles the width while the sum of normalised speeds grows by more than 5%, then looks between the last two.
+    """Doubles the width while the sum of normalised speeds grows by more than 5%, then searches between the last two.
 
-    It is quadrupled where the last lanes hardly slowed the others down: most of a short sweep's time passes while lanes
-    come up, and every width that is measured on the way is a wait for them.
+    The width is quadrupled if the last lanes hardly slowed the others down: most of a short sweep's time passes while
+    lanes come up, and each width measured on the way is another wait for lanes.
 
-    A trial's speed is normalised by its own before the change, so unequal trials can be added up (Gandiva,
-    OSDI'18, section 4.2, keeps a packing by the same test). Where no trial lived through the change, what is usual of
-    each stands in; as long as nobody knows that, more are measured, and in the end means are compared, unless the
-    first guess has been taken. That is Horus's (TPDS'21): as many lanes as the measured utilisation of one trial leaves
-    room for. Where memory holds fewer lanes than are to be tried, those that run are judged.
+    A trial's speed is normalised by its own speed before the change, so unequal trials can be summed (Gandiva,
+    OSDI'18, section 4.2, keeps a packing by the same test). If no trial ran both before and after the change, each
+    trial's usual duration is used instead. While that is unknown, more is measured, and in the end means are compared,
+    unless the first guess was made: then it is kept. The guess is Horus's (TPDS'21): as many lanes as the measured
+    utilisation of one trial leaves room for. If memory holds fewer lanes than the width to try, the running ones are
+    judged.
 
     Attributes:
-        limit: Never more lanes than this, but for those that an idle device may have.
-        gain: By what factor more lanes must raise the sum of speeds.
-        guesses: Whether the utilisation of one trial says where to begin.
-        width: Lanes that may run at once now; at the limit from the beginning where the user has chosen it.
-        proven: The last width that was kept for what was measured, or gone back to; 0 before that.
-        idle_limit: Never more lanes than this where those that run leave the device idle.
+        limit: Most lanes, except on an idle device.
+        gain: Factor by which more lanes must raise the sum of speeds.
+        guesses: Whether the utilisation of one trial determines the first width to try.
+        width: Lanes that may run at once now; the limit from the beginning if the user has chosen it.
+        proven: The last width that was kept after a measurement, or reverted to; 0 before that.
+        idle_limit: Most lanes while the running ones leave the device idle.
     """
 
     limit: int
@@ -86,11 +87,11 @@ class WidthControl:
     _trying_from: int = 0
     _now: dict[int, Speed] = field(default_factory=dict)
     _before: dict[int, Speed] = field(default_factory=dict)
-    # The most lanes that ran at once since the width was changed; since when those that run now have; how often fewer.
+    # Most lanes at once since the width changed; since when the present lanes run; measurements in a row with fewer.
     _reached: int = 0
     _since: float = -math.inf
     _fewer: int = 0
-    # The least width of the present search that was not worth it.
+    # The smallest width of the present search that did not pay.
     _refused: int = 0
     _is_easy: bool = False
     _hold: int = 0
@@ -98,27 +99,27 @@ class WidthControl:
     _refusals: int = 0
 
     def guess(self, busy: float | None) -> None:
-        """Tries the width that leaves no room, by what one trial alone used of the device; only once."""
+        """Tries, once, the width that would fill the device, given the share of it that one trial alone used."""
         if not self.guesses or self._guessed or self._trying_from or not busy:
             return
         self._guessed = True
         self._try(max(1, round(min(self._most(is_idle=True), 1.0 / busy))))
 
     def widen(self) -> None:
-        """Tries a second lane though nothing was ever measured: what runs in the first comes to no iteration."""
+        """Tries a second lane without a measurement, if the trial in the first lane makes no iteration."""
         if self.width == 1 < self.limit and not self._now and not self._refusals:
             self._try(2)
 
     def changed(self, now: float) -> None:
-        """A lane has come to its first iteration, or has fallen away: what began earlier was beside fewer, or more."""
+        """A lane made its first iteration or went away; earlier iterations ran beside fewer or more lanes."""
         self._since = now
 
     def limited(self, limit: int, at_once: bool = False) -> None:
-        """The device has come to have room for other numbers of lanes.
+        """The number of lanes the device has room for has changed.
 
         Args:
-            limit: Never more from now on, but for those that an idle device may have.
-            at_once: Whether all of them are used, unmeasured.
+            limit: New most lanes, except on an idle device.
+            at_once: Whether to use all of them immediately, without measuring.
         """
         self.limit = limit
         self._hold = self._refusals = 0
@@ -129,7 +130,7 @@ class WidthControl:
             self.refused(most)
 
     def refused(self, lanes: int) -> None:
-        """More than so many do not come up: these go on by themselves for a while."""
+        """More than `lanes` lanes do not come up: keeps to that many, and tries no more for a while."""
         self.width = min(self.width, lanes)
         self._now, self._reached, self._trying_from, self._refused, self._is_easy = {}, 0, 0, 0, False
         self._unsure = 0
@@ -148,18 +149,18 @@ class WidthControl:
 
         Args:
             trial: Its number.
-            count: Iterations it has just made.
-            seconds: The time they took.
-            active: Lanes that run now, or 0 if some have yet to come to an iteration.
-            now: When it had made them.
-            usual: What one of its iterations is expected to take.
+            count: Iterations just made.
+            seconds: Time they took.
+            active: Lanes running now, or 0 if some have yet to make an iteration.
+            now: When the iterations were finished.
+            usual: Expected duration of one of its iterations.
         """
         may_move = self._trying_from or self.width < self._most(is_idle=True)
         if not may_move or not count or not 0 < active <= self.width or now - seconds < self._since:
             return
         self._fewer = self._fewer + 1 if active < self._reached else 0
         if active > self._reached or self._fewer > PATIENCE:
-            # Should memory hold no more by now, these are judged.
+            # If memory no longer holds as many lanes, the fewer ones are judged.
             self._reached, self._now, self._fewer = active, {}, 0
         if active == self._reached:
             self._now.setdefault(trial, Speed(usual=usual)).add(count, seconds)
@@ -172,7 +173,7 @@ class WidthControl:
         Args:
             active: Lanes running now.
             waiting: Whether a trial would use another lane.
-            is_idle: Whether those that run leave the device idle.
+            is_idle: Whether the running trials leave the device idle.
         """
         is_full = self._reached == self.width or (waiting and active == self._reached > self._trying_from)
         if self._trying_from:
@@ -192,19 +193,19 @@ class WidthControl:
         return iterations >= ITERATIONS * self._reached and seconds >= WINDOW * self._reached
 
     def _judge(self) -> None:
-        """Ends a trial of a width that was measured: keeps it if it was worth it.
+        """Keeps or reverts the width that was tried.
 
         More lanes must raise the sum of speeds by `gain`; a guess of many must leave each at least half its speed.
-        Once a width was not worth it, those below it are tried in halves, as long as that is a quarter more.
+        Once a width did not pay, the search halves the distance to it, while that adds at least a quarter to the lanes.
         """
         before, reached = self._trying_from, self._reached
         gain, more = self._gain(before), reached / before
         if gain is None:
-            # Those that ran before are gone, and cannot be compared with those that run now.
+            # The trials that ran before are gone and cannot be compared with those that run now.
             self._unsure += 1
             if self._unsure < UNSURE:
                 return
-            # Utilisation, where it was measured, says more than the means of trials that have little in common.
+            # Measured utilisation, if there is any, says more than means over unlike trials.
             gain = math.inf if self._guessed else more * _middle(self._before.values()) / _middle(self._now.values())
         self._unsure = 0
         self._is_easy = EASE * more < gain < math.inf
@@ -224,7 +225,7 @@ class WidthControl:
         self._rest()
 
     def _rest(self) -> None:
-        """Tries no more for a while, which is longer each time."""
+        """Tries no wider for a while, longer each time."""
         self._refusals += 1
         self._hold = PATIENCE * 2**self._refusals
 
@@ -234,7 +235,7 @@ class WidthControl:
             self.width, self._now, self._reached = width, {}, 0
 
     def _gain(self, before: int) -> float | None:
-        """Sum of normalised speeds now, over that at the width before; None if nobody can tell."""
+        """Sum of normalised speeds now, divided by that at the width before; None if unknown."""
         common = [
             self._before[trial].step_seconds / speed.step_seconds
             for trial, speed in self._now.items()
@@ -242,7 +243,7 @@ class WidthControl:
         ]
         if not common:
             if not any(speed.count for speed in self._before.values()):
-                # Nothing was measured before a guess: taken as it is, doubled or not from there.
+                # Nothing was measured before a guess: it is accepted, and may be doubled later.
                 return math.inf
             then, now = (_slowness(speeds.values()) for speeds in (self._before, self._now))
             if not then or not now:
@@ -252,12 +253,12 @@ class WidthControl:
 
 
 def _slowness(speeds: Iterable[Speed]) -> float:
-    """What iterations take, on average, over what is usual for their trials; 0 if nobody knows that of any."""
+    """Mean duration of iterations relative to their trials' usual one; 0 if none is known."""
     return _mean([speed.step_seconds / usual for speed in speeds if (usual := speed.usual())])
 
 
 def _middle(speeds: Iterable[Speed]) -> float:
-    """What iterations take, trials that differ by a factor being weighed alike."""
+    """Geometric mean of the iteration durations, so that trials that differ by a factor weigh alike."""
     return math.exp(_mean([math.log(speed.step_seconds) for speed in speeds if speed.seconds > 0]))
 
 

@@ -1,4 +1,4 @@
-"""What an ordering policy is."""
+"""The interface of an ordering policy."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import NamedTuple
 
 
 class Waiting(NamedTuple):
-    """What a policy may look at.
+    """A trial as a policy sees it.
 
     Attributes:
         trial: The trial's number.
-        arrival: Its place in the order of arrival.
-        seconds_left: Predicted time it still needs when alone; None if nothing like it has finished yet.
-        need: Predicted bytes; None before anything was measured.
+        arrival: Position in the order of arrival.
+        seconds_left: Predicted remaining time alone; None if nothing like it has finished yet.
+        need: Predicted peak bytes; None before anything was measured.
         kind: Trials of one kind belong together.
         busy: Predicted share of a device's time; None before anything was measured.
-        since: When it began to wait.
-        served: Seconds it has run.
+        since: When the trial began to wait.
+        served: Seconds the present attempt has run.
     """
 
     trial: int
@@ -34,11 +34,11 @@ class Waiting(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """What a device would look like with the trial on it.
+    """A device as it would be with the trial on it.
 
     Attributes:
-        memory: Share of its capacity that its trials would need.
-        busy: Sum of its trials' shares of its time when alone.
+        memory: Share of the device's capacity that its trials would need.
+        busy: Sum of its trials' `busy` shares when alone.
     """
 
     memory: float
@@ -46,23 +46,23 @@ class Candidate:
 
 
 class Policy(ABC):
-    """Says in which order waiting trials are tried; the first that fits starts.
+    """Determines the order in which waiting trials are tried; the first that fits starts.
 
-    A policy never decides whether a trial fits, and priority comes before it. Only `name` and `key` must be given;
-    all else has a neutral default.
+    A policy never decides whether a trial fits, and priority is compared before the policy's order. Only `name` and
+    `key` must be given; everything else has a neutral default.
 
     Attributes:
-        name: By which it is chosen.
-        uses_predictions: Whether `key` looks at `seconds_left`.
+        name: The name by which it is chosen.
+        uses_predictions: Whether `key` uses `seconds_left`.
         packs: Run as many lanes as memory holds, instead of searching for the width that pays.
-        gain: By how much more lanes must raise the sum of normalised speeds to be kept.
+        gain: Factor by which more lanes must raise the sum of normalised speeds to be kept.
         guesses: Whether the first width is guessed from the utilisation of one trial.
         preempts: Among the residents of a lane, the first by `key` has every turn (`GiveTurn`).
-        spares_critical: Trials get no neighbours because of which they would end after all else is done (`Critical`).
-        places: Whether `cost` says which of several devices is taken.
-        judged: Trials are stopped by how they do beside those that began before them, as the brain has been told: to
-            sort them by what is predicted may be to sort them by quality.
-        devices: How many there are now, which the brain keeps up to date.
+        spares_critical: Trials get no neighbours that would make them end after everything else (`Critical`).
+        places: Whether `cost` chooses among several devices.
+        judged: Set by the brain: trials are stopped by comparison with trials that began earlier. Sorting by
+            predictions may then mean sorting by quality.
+        devices: Present number of devices; the brain keeps it up to date.
     """
 
     name: str
@@ -81,39 +81,39 @@ class Policy(ABC):
         """Sort key; the smallest goes first. Ties go to the earlier arrival."""
 
     def group(self, waiting: Waiting) -> Hashable:
-        """Trials of one group are ordered by `key`, groups among each other by `rank`."""
+        """The trial's group. Trials of one group are ordered by `key`, groups by `rank`."""
         return None
 
     def rank(self, group: Hashable) -> float:
-        """Where a group stands now; that with the smallest goes first."""
+        """Present rank of a group; the smallest goes first."""
         return 0.0
 
     def joined(self, waiting: Waiting, group: Hashable) -> None:  # noqa: B027
-        """A trial waits."""
+        """A trial begins to wait."""
 
     def left(self, waiting: Waiting, group: Hashable, started: bool) -> None:  # noqa: B027
-        """A trial waits no longer, since it starts or was withdrawn; `waiting` is what was last said of it."""
+        """A trial stops waiting: it starts or was withdrawn. `waiting` is the latest view the policy was given."""
 
     def changed(self, before: Waiting, group: Hashable, waiting: Waiting, other: Hashable) -> None:
-        """What is known of a trial that waits has changed, and perhaps its group, from `group` to `other`."""
+        """The view of a waiting trial has changed, and perhaps its group, from `group` to `other`."""
         self.left(before, group, started=False)
         self.joined(waiting, other)
 
     def resumed(self, waiting: Waiting, group: Hashable) -> None:
-        """A trial that had paused runs again, without having waited."""
+        """A paused trial runs again, without having waited in line."""
         self.joined(waiting, group)
         self.left(waiting, group, started=True)
 
     def ran(self, trial: int, group: Hashable, seconds: float) -> None:  # noqa: B027
-        """A trial had a lane for some seconds."""
+        """A trial ran for some more seconds."""
 
     def ended(self, trial: int, group: Hashable) -> None:  # noqa: B027
-        """A trial is in a lane no longer."""
+        """A trial no longer runs."""
 
     def exclusive(self, waiting: Waiting) -> bool:
         """Whether the trial should have a device to itself."""
         return False
 
     def cost(self, candidate: Candidate) -> float:
-        """What it costs to put a trial on a device; the cheapest is taken."""
+        """The cost of putting a trial on a device; the cheapest device is taken."""
         return 0.0
