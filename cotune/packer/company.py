@@ -1,4 +1,4 @@
-"""Who may run beside whom on a device."""
+"""Which trials may run beside each other on a device."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from cotune.packer.trial import Trial
 
 
 class Company:
-    """Tells those who choose neighbours how trials fare; a neighbour must be welcome to all.
+    """Reports the progress of trials to those who choose neighbours; a neighbour must be tolerated by all of them.
 
     Attributes:
-        protection: Of trials with priority.
-        critical: Of trials that the sweep would end with, if the policy wants that.
+        protection: Protects trials with priority.
+        critical: Protects trials that the sweep would end with, if the policy wants that.
     """
 
     def __init__(self, protection: Protection, critical: Critical | None) -> None:
@@ -23,30 +23,30 @@ class Company:
         self.critical = critical
 
     def starts(self, trial: Trial, device: Device) -> None:
-        """A trial is about to run there."""
+        """A trial is about to run on a device."""
         self.protection.starts(trial, device)
         if self.critical is not None:
             self.critical.starts(trial, device)
 
     def ran(self, trial: Trial, count: int, seconds: float) -> None:
-        """It has made so many iterations in so many seconds; how many may run beside it is in `Trial.beside`."""
+        """A trial has made `count` iterations in `seconds`; `Trial.beside` then says how many may run beside it."""
         self.protection.ran(trial, count, seconds)
         if self.critical is not None:
             self.critical.ran(trial)
 
     def left(self, trial: Trial) -> None:
-        """It does not run any more."""
+        """A trial no longer runs."""
         self.protection.left(trial)
         if self.critical is not None:
             self.critical.left(trial)
 
     def ended(self, trial: Trial, stopped: bool) -> None:
-        """It has come to its end, or was stopped."""
+        """A trial has come to its end, or was stopped."""
         if not stopped:
             self.protection.ended(trial)
         if self.critical is not None:
             self.critical.ended(trial, stopped)
 
     def explain_no_seat(self, devices: Iterable[Device]) -> str | None:
-        """Why no device has a seat although there are lanes left, if that is so."""
+        """Why no device has a seat although lanes are free, if that is so."""
         return self.critical.explain(devices) if self.critical is not None else None

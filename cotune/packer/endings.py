@@ -1,4 +1,4 @@
-"""How attempts end: which trial is over, which is tried again, and with what it has learnt."""
+"""How attempts end: which trials are over, and which are tried again, with what was learnt."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from cotune.packer.state import Lane
 from cotune.packer.trial import Progress, Trial
 from cotune.trial import Outcome
 
-# So many lane processes die under a trial at most.
+# A trial fails when this many lane processes have died under it.
 MOST_LANE_DEATHS = 3
-# As many devices, nodes, or processes that fork lanes, as one trial may take with it.
+# A trial fails when it was lost this often together with a device, a node or a process that forks lanes.
 MOST_LOSSES = 8
-# From so many on it may be why, and takes no others with it.
+# From this many such losses on, the trial may be the cause and runs alone, so that it takes no others with it.
 SUSPICIOUS = MOST_LOSSES // 2
-# Bytes that one is given more which ran out of memory and cannot say by how much: a CPU lane gets so far beyond its
-# quota, and so many needs are small beside that.
+# Bytes added after an out-of-memory that cannot say how much was missing: a CPU lane gets that far beyond its quota,
+# and many demands are small beside that.
 UNKNOWN = 128 * MIB
 
 
@@ -31,12 +31,12 @@ class Endings:
     """Decides what becomes of trials whose attempt is over.
 
     Args:
-        options: When trying again is given up.
-        ledger: Has the devices, and takes the instructions.
+        options: When to stop trying again.
+        ledger: Holds the devices, and takes the instructions.
         line: Where trials wait for the next attempt.
-        predictor: Hears what trials have taught.
+        predictor: Learns from trials.
         fitting: Knows what the largest device can hold.
-        forget: Called with each trial that is over for good; gives its measured slowdown.
+        forget: Called with each trial that is over for good; returns its measured slowdown.
     """
 
     def __init__(
@@ -57,21 +57,21 @@ class Endings:
         self._forget = forget
 
     def attempt(self, trial: Trial, lane: Lane, granted: int, was_paused: bool, event: ev.TrialEnded) -> None:
-        """An attempt has ended in its lane, which the trial has left.
+        """An attempt has ended, and the trial has left its lane.
 
         Args:
-            trial: Whose it was.
-            lane: Where it was.
-            granted: How many micro-batches it was granted there.
-            was_paused: It has ended since it was told to make room; what it raised on its way out is no failure.
-            event: How it has ended.
+            trial: The trial.
+            lane: The lane it was in.
+            granted: Micro-batches it was granted there.
+            was_paused: The attempt ended after the trial was told to make room; an error on its way out is no failure.
+            event: How the attempt ended.
         """
         if event.outcome is Outcome.DONE:
             self.conclude(trial, Outcome.DONE)
         elif was_paused or event.outcome is Outcome.STOPPED or trial.withdrawn:
             self.retry(trial, "its room was needed while it was paused", event.time)
         elif event.outcome is Outcome.OUT_OF_MEMORY and granted > 1:
-            # It says nothing of what the trial needs by itself.
+            # It says nothing about the trial's own demand.
             trial.refused = granted if not trial.refused else min(trial.refused, granted)
             reason = f"out of memory with {granted} micro-batches at once: goes on without"
             self.retry(trial, reason, event.time)
@@ -81,7 +81,7 @@ class Endings:
             self._failed(trial, event.error, event.detail, event.time, event.final)
 
     def lane_lost(self, trial: Trial, lane: Lane, was_paused: bool, event: ev.LaneLost) -> None:
-        """Its lane is gone, with it."""
+        """A trial was lost with its lane."""
         if trial.id == lane.overdue and not trial.withdrawn:
             limit = self._iteration_timeout
             known = f"iteration_timeout={limit:g}, " if limit is not None else ""
@@ -97,7 +97,7 @@ class Endings:
             self._survived_crash(trial, event.detail or "its lane process died", event.time)
 
     def device_lost(self, trial: Trial, device: str, was_paused: bool, now: float) -> None:
-        """Its device is gone, with it. Devices do go; but one trial may be why, and would take them all."""
+        """A trial was lost with its device. Devices do fail, but a trial may be the cause, and could take them all."""
         if was_paused:
             self.retry(trial, f"{device} is gone", now)
         else:
@@ -113,7 +113,7 @@ class Endings:
             self.retry(trial, reason, now)
 
     def retry(self, trial: Trial, reason: str, now: float) -> None:
-        """The trial waits for another attempt: in line, unless it is held."""
+        """Has the trial wait for another attempt: in line, unless it is held."""
         if trial.withdrawn:
             self.conclude(trial, Outcome.STOPPED, reason="withdrawn")
             return
@@ -123,7 +123,7 @@ class Endings:
         self._ledger.out.append(do.RetryTrial(trial.id, reason))
 
     def conclude(self, trial: Trial, outcome: Outcome, error: str = "", reason: str = "") -> None:
-        """The trial is over for good."""
+        """Ends the trial for good."""
         self._line.leave(trial)
         slowdown, seconds, expected_seconds = self._forget(trial), trial.progress.seconds, trial.expected_seconds
         speed = trial.progress.alone_seconds / seconds if seconds else 1.0
@@ -142,10 +142,10 @@ class Endings:
     def _out_of_memory(self, trial: Trial, lane: Lane, event: ev.TrialEnded) -> None:
         others = sum(other.demand.persistent for other in lane.residents.values() if other.demand)
         had = max(0, min(trial.had, lane.asked) - lane.base - others)
-        # Others may have taken of the device what the lane was to have.
+        # Other programs may have taken memory that was meant for the lane.
         is_short = lane.device.held > lane.device.capacity and event.needed is not None
         least = 0 if is_short else had
-        # What was refused may not have been the last it would have asked for.
+        # The refused allocation need not be the last the trial would have made.
         floor = max(trial.floor, least + least // 2, (event.needed or 0) * 5 // 4)
         if event.needed is None:
             floor += UNKNOWN
@@ -166,7 +166,7 @@ class Endings:
         model = self._predictor.model(trial)
         expected = trial.demand or trial.hint or model.demand(trial.features)
         if expected is None and trial.expected is not None:
-            # All that was known of it was an assumption: it is probed.
+            # The only estimate was an assumption: probe the trial.
             model.refute()
         else:
             if trial.early:
@@ -179,7 +179,7 @@ class Endings:
 
     def _survived_crash(self, trial: Trial, detail: str, now: float) -> None:
         trial.lane_deaths += 1
-        # Neighbours may have been why, or memory: native code that is refused it often crashes.
+        # The cause may be a neighbour, or memory: native code often crashes when an allocation fails.
         trial.alone = trial.alone or trial.lane_deaths >= 2
         if trial.lane_deaths >= MOST_LANE_DEATHS:
             self.conclude(trial, Outcome.FAILED, "LaneDied", f"three lane processes died under it; last: {detail}")

@@ -1,8 +1,8 @@
 """Lane fitting: where, if anywhere, a trial fits now.
 
-Salus's search (MLSys'20, section 3.3: open, best fit, resize, wait) over the lanes of the devices that `Pool` hands
-it. We differ in that a warm idle lane goes before a new one, and that room others hold without needing it is asked
-back.
+Salus's search (MLSys'20, section 3.3: open, best fit, resize, wait) over the lanes of the devices that `Pool` offers.
+We differ in that a warm idle lane is preferred to a new one, and that lanes are asked to return room that they do not
+need.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _NOTHING = Demand(0, 0)
 class Place:
     """A trial goes into `lane` (a new one if None) of `device`, whose quota must then be `quota`.
 
-    `missing` bytes must be let go by other lanes first; it fits now where that is none.
+    Other lanes must first release `missing` bytes; if that is 0 or less, the trial fits now.
     """
 
     device: Device
@@ -36,7 +36,7 @@ class Place:
 
     @property
     def growth(self) -> int:
-        """Bytes that the lane takes on top of what it has."""
+        """Bytes the lane takes in addition to its present quota."""
         return self.quota - (self.lane.quota if self.lane else 0)
 
 
@@ -44,13 +44,13 @@ class Fitting:
     """Answers where a trial fits.
 
     Attributes:
-        largest: Bytes of the largest device when others use none of it.
-        largest_room: The largest peak that any device has room for when nothing else runs there.
-        admits: Whether a trial should share a lane with those that are in it.
+        largest: Bytes of the largest device when other programs use none of it.
+        largest_room: Largest peak that fits on any device when nothing else runs there.
+        admits: Whether a trial should share a lane with its residents.
 
     Args:
-        options: The policy may have a say in which of several devices is taken.
-        protection: Knows who must not run beside whom.
+        options: The policy may choose among several devices.
+        protection: Knows which trials must not run beside each other.
     """
 
     def __init__(self, options: PackerOptions, protection: Protection) -> None:
@@ -62,16 +62,16 @@ class Fitting:
         self._protection = protection
 
     def takes_resident(self, device: Device) -> bool:
-        """Whether a lane here takes another resident, as far as numbers go."""
+        """Whether a lane on the device takes another resident, by number."""
         return self._residents > 1 and any(self._takes_resident(lane) for lane in device.lanes.values())
 
     def is_admitted(self, trial: Trial, devices: Iterable[Device]) -> bool:
-        """Whether any lane there that takes another resident would give turns to this one, if there were room."""
+        """Whether any lane there that takes another resident would give this trial turns, if there were room."""
         lanes = (lane for device in devices for lane in device.lanes.values())
         return any(self._takes_resident(lane) and self.admits(trial, lane) for lane in lanes)
 
     def seats(self, device: Device) -> int:
-        """How many more trials could run on the device, as far as lanes go; memory may allow fewer."""
+        """How many more trials could run on the device by the number of lanes; memory may allow fewer."""
         if self._residents == 1:
             return device.seats
         running = [len(lane.residents) for lane in device.lanes.values() if lane.residents]
@@ -82,31 +82,31 @@ class Fitting:
         if lane.closing or lane.asked < lane.quota or lane.quota <= lane.base:
             return 0
         for trial in lane.residents.values():
-            # What a grant was lent is room only once the trial has stopped using it.
+            # Bytes of a grant are free only once the trial has stopped using them.
             if trial.alone or trial.is_probe or trial.granted > 1:
                 return 0
         spare = lane.quota - max(lane.need(resident_demands(lane)), lane.least)
         return spare if spare > max(padded(0), lane.quota // 50) else 0
 
     def is_whole(self, quota: int) -> bool:
-        """Whether this is as good as all of the largest device; others may keep a little for good."""
+        """Whether a quota is nearly all of the largest device; other programs may keep a little for good."""
         return quota * 10 >= self.largest * 9
 
     def needs(self, trial: Trial, device: Device) -> int:
-        """The least a device must have for the trial."""
+        """The least bytes a device must have for the trial."""
         return device.context + device.shared + (trial.expected.peak if trial.expected else padded(0))
 
     def suits(self, trial: Trial, device: Device) -> bool:
-        """Whether the device would do for the trial if nothing else ran there."""
+        """Whether the trial would fit on the device if nothing else ran there."""
         return self.needs(trial, device) <= device.capacity or (trial.oversized and self.is_whole(device.capacity))
 
     def find(self, trial: Trial, devices: Iterable[Device], share: bool = False) -> Place | None:
         """Where the trial fits now.
 
         Args:
-            trial: A waiting trial that does not want all of a device.
-            devices: Those to look at; among equals the first is taken.
-            share: Look at lanes that run other trials, not at idle and new ones.
+            trial: A waiting trial that does not need a whole device.
+            devices: Devices to consider; among equals the first is taken.
+            share: Consider lanes that run other trials, instead of idle and new ones.
         """
         demand = trial.expected
         assert demand is not None
@@ -122,7 +122,7 @@ class Fitting:
         return best[1] if best else None
 
     def short(self, trial: Trial, devices: Iterable[Device], share: bool = False) -> list[Place]:
-        """Where it would fit once other lanes returned memory, what is kept free for it and misses least first."""
+        """Places that would fit once other lanes returned memory: its reserved device first, then least missing."""
         demand = trial.expected
         assert demand is not None
         find = self._shared_places if share else self._places
@@ -130,11 +130,11 @@ class Fitting:
         return sorted(places, key=lambda place: (place.device.reserved_for is not trial, place.missing))
 
     def find_whole(self, trial: Trial, unused: Iterable[Device]) -> tuple[Place | None, list[Place]]:
-        """A device for the trial alone, with all its memory; if there is none, those where idle lanes must return it.
+        """A device for the trial alone, with all its memory; if there is none, places where idle lanes must return it.
 
         Args:
             trial: A waiting trial.
-            unused: Devices where nothing runs, the largest first.
+            unused: Devices where nothing runs, largest first.
         """
         short: list[Place] = []
         for device in unused:
@@ -154,7 +154,7 @@ class Fitting:
         return None, sorted(short, key=lambda place: place.device.reserved_for is not trial)
 
     def home(self, trial: Trial, lane: Lane) -> Place | None:
-        """The place of a paused trial in its own lane, room or not; None if it may not run there now."""
+        """The place of a paused trial in its own lane, even if room is missing; None if it may not run there now."""
         device = lane.device
         if lane.residents:
             may_run = self._takes_resident(lane) and not trial.alone and self.admits(trial, lane)
@@ -168,14 +168,14 @@ class Fitting:
         own = trial.rest.held
         need = lane.need([*resident_demands(lane), demand]) - own
         if not lane.residents:
-            # It has run here, if without the margins that the device has no room for.
+            # The trial has run here before, even if the device has no room for the margins.
             least = max(trial.rest.measured, trial.seen.peak if trial.seen else 0)
             others = sum(one.rest.held for one in lane.paused.values() if one is not trial)
             need = min(need, max(device.capacity + others, lane.base - own + least))
         return self._place(device, lane, need)
 
     def holes(self, device: Device) -> tuple[int, int]:
-        """The largest peak for which a lane of its own is there now, and once all that is not needed was returned."""
+        """Largest peak for which a lane of its own is available: now, and once everything unneeded was returned."""
         if device.holes is None:
             device.holes = -1, -1
             if device.seats:
@@ -190,12 +190,12 @@ class Fitting:
         return device.holes
 
     def kept(self, device: Device) -> int:
-        """Bytes that lanes with trials, also paused ones, need there."""
+        """Bytes that lanes with trials, also paused ones, need on the device."""
         taken = [lane for lane in device.lanes.values() if not lane.is_empty and not lane.closing]
         return sum(lane.asked - self.slack(lane) for lane in taken)
 
     def shared_hole(self, device: Device) -> int:
-        """The most persistent bytes that a further resident of a lane here could have; negative if none takes one."""
+        """Most persistent bytes that a further resident of a lane here could have; negative if no lane takes one."""
         if not self.takes_resident(device):
             return -1
         lanes = [lane for lane in device.lanes.values() if self._takes_resident(lane)]
@@ -210,7 +210,7 @@ class Fitting:
         return Candidate((needs + peak) / max(device.capacity, 1), busy)
 
     def _places(self, trial: Trial, demand: Demand, device: Device) -> Iterator[Place]:
-        """Lanes of its own that the trial could have on this device, room or not."""
+        """Lanes the trial could have for itself on the device, whether or not there is room."""
         if device.seats and not (trial.exclusive and device.active) and self._protection.tolerates(trial, device):
             for lane in device.idle if not trial.is_apart else ():
                 yield self._place(device, lane, lane.need([demand]))
@@ -218,7 +218,7 @@ class Fitting:
             yield Place(device, None, fresh, fresh - device.free)
 
     def _shared_places(self, trial: Trial, demand: Demand, device: Device) -> Iterator[Place]:
-        """Lanes on this device where the trial could take turns, room or not."""
+        """Lanes on the device where the trial could take turns, whether or not there is room."""
         for lane in device.lanes.values():
             if not self._takes_resident(lane) or not self.admits(trial, lane):
                 continue
@@ -239,5 +239,5 @@ class Fitting:
 
 
 def resident_demands(lane: Lane) -> list[Demand]:
-    """What the residents need, margins included: as measured or, before that, as expected."""
+    """Demands of the residents, margins included: measured or, before that, predicted."""
     return [trial.measured or trial.expected or _NOTHING for trial in lane.residents.values()]

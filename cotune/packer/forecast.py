@@ -13,11 +13,11 @@ from cotune.packer.trial import Trial
 
 
 class Outlook(NamedTuple):
-    """What one that waits for room on a device has to expect.
+    """What a trial that waits for room on a device has to expect.
 
     Attributes:
-        seconds: Until there is room for it, if all go on as long as they are expected to; infinite if nobody can tell.
-        spare: Bytes that are left for others then; none if it is not to be slowed down by any.
+        seconds: Predicted seconds until there is room for it; infinite if unknown.
+        spare: Bytes left for other trials then; 0 if it must not be slowed by any.
     """
 
     seconds: float
@@ -25,11 +25,11 @@ class Outlook(NamedTuple):
 
 
 class Forecast:
-    """Looks ahead by how long those that run are expected to go on.
+    """Predicts when room becomes free, from the predicted remaining times of running trials.
 
     Args:
         fitting: Knows how much room trials take.
-        predictor: Knows how long they go on.
+        predictor: Predicts how long they go on.
     """
 
     def __init__(self, fitting: Fitting, predictor: Predictor) -> None:
@@ -40,9 +40,9 @@ class Forecast:
         """When a device will have room and a seat for a trial.
 
         Args:
-            trial: Who waits.
-            device: Where.
-            beside: Who would run there, too, and slow down the others; None if nothing else starts there.
+            trial: The waiting trial.
+            device: The device.
+            beside: A trial that would also run there and slow down the others; None if nothing else starts there.
         """
         wants_all = trial.expected is None or trial.wants_all or trial.exclusive
         missing = (math.inf if wants_all else self._fitting.needs(trial, device)) - device.free
@@ -64,16 +64,16 @@ class Forecast:
                 if missing <= 0:
                     break
         if missing <= 0 and seats:
-            # Who has priority may not want to be slowed down by anybody there.
+            # A trial with priority may not tolerate being slowed.
             return Outlook(seconds, -int(missing) if trial.priority <= 0 else 0)
         return Outlook(seconds if wants_all else math.inf)
 
     def seconds(self, trial: Trial, device: Device) -> float:
-        """How long a trial will take on a device beside those that run there; infinite if nobody can tell."""
+        """How long a trial will take on a device beside those that run there; infinite if unknown."""
         left = self._predictor.seconds_left(trial)
         return math.inf if left is None else left / common_speed([trial, *neighbours(trial, device)])
 
     def _left(self, lane: Lane) -> float:
-        """How long a lane's trials, by turns, go on if nobody slows them down; infinite if nobody can tell."""
+        """How long a lane's trials, taking turns, go on if nothing slows them; infinite if unknown."""
         left = [self._predictor.seconds_left(trial) for trial in lane.residents.values()]
         return sum(math.inf if one is None else one for one in left)

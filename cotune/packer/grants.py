@@ -1,8 +1,8 @@
-"""Grants: what is idle is lent to trials that split their batches, to run several micro-batches at once.
+"""Grants: idle room is lent to trials that split their batches, to run several micro-batches at once.
 
-Zico (ATC'21) runs the micro-batches of one job concurrently; here that is done where, and as long as, nobody else wants
-the room. A grant is concurrency and bytes. The bytes are the lane's quota, raised first and by the way of all quotas,
-so quotas never exceed the capacity; until the trial has confirmed that it stopped using them, nobody counts on them.
+Zico (ATC'21) runs the micro-batches of one job concurrently; here that is done only while no other trial wants the
+room. A grant is concurrency and bytes. The bytes belong to the lane's quota, which is raised first and like any other,
+so quotas never exceed the capacity. They count as used until the trial confirms that it stopped using them.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from cotune.packer.trial import Trial
 from cotune.packer.width import GAIN, PATIENCE, Speed
 
 SAMPLES = 2
-# So much slower needs no second look: threads that wait for each other on cores that others use too.
+# No second measurement is needed if it is this much slower: threads wait for each other on cores used by others.
 FAR_WORSE = 2.0
 
 
 @dataclass(slots=True, eq=False)
 class Grant:
-    """What one attempt at a trial is lent, and what that was measured to bring.
+    """The grant of one attempt at a trial, and what it was measured to bring.
 
     Attributes:
-        asked: The concurrency it was told last; larger than `best` while that is being tried.
-        unanswered: It has not confirmed that yet.
-        best: The fastest so far.
-        settled: More was tried, or is not to be had, as long as nothing changes on its device.
-        warming: What it says next was measured while caches and streams were new.
-        speeds: By concurrency.
+        asked: The concurrency last sent to the trial; larger than `best` while it is being tried.
+        unanswered: The trial has not confirmed that yet.
+        best: The fastest concurrency so far.
+        settled: More was tried, or is not available, as long as nothing changes on the device.
+        warming: The next report was measured while caches and streams were new.
+        speeds: Measured speeds, by concurrency.
         refusals: How often in a row more did not pay.
-        alone: Seconds of an iteration without it, as last measured.
-        slow: Progress events in a row that were slower than that.
-        hold: Progress events until it is tried again; 0 if that waits for a change on its device.
+        alone: Seconds per iteration without the grant, as last measured.
+        slow: Progress events in a row that were slower than `alone`.
+        hold: Progress events until more is tried again; 0 if that waits for a change on the device.
     """
 
     trial: Trial
@@ -66,7 +66,7 @@ class Grant:
         return speed.samples >= SAMPLES or far_worse
 
     def measured(self, count: int, seconds: float) -> None:
-        """Notes a speed. Time also passes for one that is held; then all is measured anew."""
+        """Notes a speed, and counts `hold` down; at its end, forgets all speeds so that they are measured again."""
         speed = self.speeds.setdefault(self.asked, Speed())
         speed.add(count, seconds)
         if self.asked == 1:
@@ -78,7 +78,7 @@ class Grant:
                 self.forget()
 
     def refuse(self, best: int) -> None:
-        """More than this does not pay, for now."""
+        """Settles on `best` for now, since more does not pay."""
         self.best = best
         self.settled = True
         self.refusals += 1
@@ -86,21 +86,21 @@ class Grant:
         self.slow = 0
 
     def forget(self) -> None:
-        """Others came or went, and no speed from before can be compared with one from now."""
+        """Forgets all speeds: trials came or went, so earlier and later speeds cannot be compared."""
         self.speeds.clear()
         self.settled = False
         self.hold = 0
 
 
 class Grants:
-    """Lends what is idle when nothing waits.
+    """Lends idle room while nothing waits.
 
     On each device the trial with the longest predicted remaining time goes first. Its concurrency is doubled as long
-    as that makes its iterations faster by 5%, and then taken back to the best; after a while more is tried again.
+    as that makes its iterations faster by 5%, and is then set back to the best; after a while more is tried again.
 
     Args:
-        ledger: Has the devices, and raises quotas.
-        predictor: Knows how long a trial will go on.
+        ledger: Holds the devices, and raises quotas.
+        predictor: Predicts how long a trial will go on.
         enabled: Whether anything is lent at all.
     """
 
@@ -130,7 +130,7 @@ class Grants:
             grant.measured(event.count, event.seconds)
 
     def changed(self, trial: Trial, event: ev.GrantChanged) -> None:
-        """A trial has taken up what it was told, or has given its grant back."""
+        """A trial has confirmed its new concurrency, or has given its grant back."""
         grant = self._grants.get(trial.id)
         if grant is None or trial.lane is None:
             return
@@ -144,7 +144,7 @@ class Grants:
         grant.warming = True
 
     def left(self, trial: Trial) -> None:
-        """A trial is in no lane any more."""
+        """A trial no longer runs."""
         trial.granted, trial.splits = 1, 0
         self._grants.pop(trial.id, None)
         self._given.pop(trial.id, None)
@@ -152,7 +152,7 @@ class Grants:
     # ---- what to do
 
     def review(self, somebody_waits: bool) -> None:
-        """Takes back what somebody needs; else lends, or takes back what brings nothing. Once an event."""
+        """Takes all grants back if a trial waits; else lends more, or takes back what does not pay. Once per event."""
         if not self._grants:
             return
         if somebody_waits:
@@ -180,14 +180,14 @@ class Grants:
             self._search(device, grants)
 
     def _search(self, device: Device, grants: list[Grant]) -> None:
-        """One step of the search for what pays; one trial at a time, or what is measured of one is due to another."""
+        """Makes one step of the search. It tries one trial at a time, or its speed would reflect changes of another."""
         for grant in grants:
             if grant.is_trying:
                 if grant.is_measured(grant.asked):
                     self._judge(grant)
                 return
             if grant.slow >= SAMPLES:
-                # Others on these cores, or on this GPU, whom we do not see.
+                # Other programs that we do not see use these cores, or this GPU.
                 grant.refuse(1)
                 self._tell(grant, 1)
                 return
@@ -196,11 +196,11 @@ class Grants:
             if lane is None or trial.demand is None or trial.withdrawn or lane.closing:
                 continue
             if lane.turn is not None or (grant.settled and grant.asked == grant.best):
-                # Where one resident has every turn, another might come to no boundary to give a grant back.
+                # Where one resident has every turn, another might never reach a boundary to give its grant back.
                 continue
             beside = [other for one in device.lanes.values() if one is not lane for other in one.residents.values()]
             if any(other.priority > 0 for other in beside):
-                # What it is lent would slow down one that is not to be.
+                # The grant would slow down a trial with priority.
                 continue
             if grant.asked == grant.best and not grant.is_measured(grant.best):
                 return
@@ -212,18 +212,18 @@ class Grants:
         return -(self._predictor.seconds_left(grant.trial) or 0.0), grant.trial.arrival
 
     def _judge(self, grant: Grant) -> None:
-        """Keeps what was tried if it pays."""
+        """Keeps the concurrency that was tried if it pays."""
         before, now = grant.speeds.get(grant.best), grant.speeds[grant.asked]
         if before is not None and before.step_seconds > now.step_seconds * GAIN:
             grant.best, grant.refusals = grant.asked, 0
         else:
             if before is not None:
-                # Without a speed from before, lost since others have left, it is simply tried again.
+                # Without an earlier speed (dropped since other trials left), more is simply tried again.
                 grant.refuse(grant.best)
             self._tell(grant, grant.best)
 
     def _raise(self, grant: Grant, device: Device, lane: Lane) -> bool:
-        """Lends more, or asks idle lanes for the memory that takes; False if there is no more."""
+        """Lends more, or asks idle lanes to return the memory for it; False if there is no more."""
         trial = grant.trial
         limit = min(trial.splits, device.most - _used(device) + trial.granted)
         if trial.refused:
@@ -243,7 +243,7 @@ class Grants:
         return False
 
     def _tell(self, grant: Grant, concurrency: int) -> None:
-        """Tells a trial to run so many micro-batches at once; not before it has answered to the last change."""
+        """Tells a trial how many micro-batches to run at once, once it has answered the last change."""
         if grant.unanswered or concurrency == grant.asked:
             return
         grant.asked, grant.unanswered = concurrency, True
@@ -262,14 +262,14 @@ class Grants:
 
 
 def _used(device: Device) -> int:
-    """What runs at once on a device: lanes, and the micro-batches of those that have a grant."""
+    """What runs at once on a device: lanes, counted with their granted micro-batches."""
     return sum(
         max(trial.granted for trial in lane.residents.values()) for lane in device.lanes.values() if lane.residents
     )
 
 
 def _need(lane: Lane, trial: Trial, concurrency: int) -> int:
-    """The quota with which a trial can run so many micro-batches at once: each may take what one takes alone."""
+    """The quota needed to run `concurrency` micro-batches at once, each with the ephemeral bytes of one."""
     demands: list[Demand] = []
     for other, demand in zip(lane.residents.values(), resident_demands(lane), strict=True):
         times = concurrency if other is trial else 1

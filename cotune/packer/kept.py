@@ -1,4 +1,4 @@
-"""What starts on the device that is kept free."""
+"""What starts on the device kept free."""
 
 from __future__ import annotations
 
@@ -15,28 +15,27 @@ from cotune.packer.reservation import Reservation
 from cotune.packer.state import Device
 from cotune.packer.trial import Trial
 
-# How many of the line are looked at after one event.
+# Trials in line considered per event.
 LOOK = 4
-# By what factor whom it is kept for may wait longer, for the sake of others that slow down those who run there.
+# Factor by which the wait of the device's trial may grow because trials that start meanwhile slow the running ones.
 DELAY = 2.0
 
 
 class KeptDevice:
-    """Starts there whom it is kept for, and meanwhile what does not keep that one waiting.
+    """Starts the trial that a device is kept free for, and meanwhile trials that do not delay it.
 
-    The latter is EASY backfilling (Lifka, JSSPP'95, section 3), of memory instead of nodes: what is expected to be over
-    by the time there is room, or leaves enough of it, may go first. Unlike nodes, those that run beside each other slow
-    each other down: so it is by twice the time that was expected when the device was first kept free that there must
-    be room.
+    The latter is EASY backfilling (Lifka, JSSPP'95, section 3), of memory instead of nodes: a trial may go first if it
+    is expected to end by the time there is room, or leaves enough room. Unlike nodes, trials on one device slow each
+    other down, so the deadline for that room is twice the time expected when the device was first kept free.
 
     Args:
-        options: With several residents a turn in a lane will do, too.
-        ledger: Says which devices have changed.
-        line: Who waits.
+        options: With several residents, a turn in a lane will also do.
+        ledger: Knows which devices have changed.
+        line: The waiting trials.
         fitting: Knows what fits.
-        forecast: Knows when there will be room.
-        reservation: Says which device it is, and for whom.
-        make_room: Asks lanes to return what is missing at one of some places; says where, if anywhere.
+        forecast: Predicts when there will be room.
+        reservation: Knows which device is kept free, and for which trial.
+        make_room: Asks lanes to return what is missing at one of several places; returns its device, or None.
         start: Starts a trial at a place.
     """
 
@@ -61,12 +60,12 @@ class KeptDevice:
         self._make_room = make_room
         self._start = start
         self._seen: tuple[int, int, tuple[int, int]] | None = None
-        # For whom which device was kept when last looked; by when there must be room, infinite while nobody can tell.
+        # The trial and device as of the last look, and the deadline for its room; infinite while unknown.
         self._kept: tuple[Trial | None, Device | None] = (None, None)
         self._until = math.inf
 
     def take(self) -> None:
-        """Starts the trial that the device is kept free for, if it fits there by now; or makes room there."""
+        """Starts the trial for which the device is kept free, if it fits there now; otherwise makes room there."""
         device, trial = self._reservation.device, self._reservation.trial
         if self._kept != (trial, device):
             self._kept, self._until, self._seen = (trial, device), math.inf, None
@@ -81,17 +80,17 @@ class KeptDevice:
             short = self._fitting.short(trial, [device]) if place is None and later >= trial.expected.peak else []
         may_share = self._residents > 1 and not trial.wants_all and not trial.is_apart
         if place is None and self._make_room(short) is None and may_share:
-            # No lane of its own is to be had here for now: turns in one are better than to go on waiting.
+            # No lane of its own is available here for now: turns in a lane are better than further waiting.
             place = self._fitting.find(trial, [device], share=True) if trial.expected is not None else None
         if place is not None:
             self._start(trial, place)
 
     def fill(self) -> None:
-        """Starts what is not in the way of that trial, or has room made for it."""
+        """Starts trials that do not delay that trial, or asks for room for them."""
         device, trial = self._reservation.device, self._reservation.trial
         if device is None or trial is None or device not in self._ledger.stirred:
             return
-        # Most that happens there is progress, which makes no room.
+        # Most events there are progress, which makes no room.
         seen, self._seen = self._seen, (len(self._line), device.seats, self._fitting.holes(device))
         if self._seen == seen:
             return
@@ -117,7 +116,7 @@ class KeptDevice:
                 return
 
     def _is_in_the_way(self, found: Trial, place: Place, trial: Trial) -> bool:
-        """Whether whom the device is kept for would wait too long for one that started there now."""
+        """Whether the device's trial would wait too long if this one started there now."""
         device, now = place.device, self._ledger.now
         if math.isinf(self._until):
             alone = self._forecast.outlook(trial, device).seconds

@@ -1,4 +1,4 @@
-"""What lanes say of themselves: what they hold, that nothing moves in them, that they are gone."""
+"""Events of lanes: what they hold, that nothing moves in them, that they are gone."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from cotune.packer.trial import Trial
 LEAK_GROWTH = 64 * MIB
 STOP_GRACE = 5.0
 STOP_GRACE_SHARED = 30.0
-# Of the time between two ticks no more than this counts: in the rest perhaps nobody ran, for a container was paused.
+# Seconds that count of the time between two ticks: in the rest perhaps nothing ran, as in a paused container.
 MOST_A_TICK = 2.0
 OVERDUE_FLOOR = 1800.0
-# Lanes in a row that die before they are up, after which no more are tried for a while beside those that are.
+# Lanes in a row that die before they are ready, after which only the ready ones are used for a while.
 STILLBORN = 2
 
 
 class LaneEvents:
-    """Brings the books of lanes up to date, and ends lanes that leak or hang.
+    """Updates the state of lanes, and ends lanes that leak or hang.
 
     Args:
         options: When a trial is overdue.
-        ledger: Has the lanes.
+        ledger: Holds the lanes.
         endings: Decides what becomes of trials whose lane is gone.
-        learning: Hears of trials that come to no iteration.
-        left: Called with each of these before.
+        learning: Is told of trials that make no iteration.
+        left: Called first with each trial whose lane is gone.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class LaneEvents:
         }
 
     def kill_overdue(self, withdrawn: Iterable[Trial], now: float) -> None:
-        """Ends lanes of trials that nobody wants any more and that come to no boundary."""
+        """Ends lanes of withdrawn trials that do not reach a boundary."""
         asleep, self._ticked = max(0.0, now - self._ticked - MOST_A_TICK), now
         for trial in list(withdrawn):
             lane = trial.lane

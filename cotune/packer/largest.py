@@ -1,4 +1,4 @@
-"""The largest of many numbers that change."""
+"""The largest of many changing numbers."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import heapq
 
 
 class Largest:
-    """A bag of numbers that knows its largest, at a price that does not grow with how many there are."""
+    """A multiset of numbers that knows its largest, at a cost that does not grow with their number."""
 
     def __init__(self) -> None:
         self._counts: dict[int, int] = {}
-        # The keys of the above, negated. One of which there are none any more is a key until it surfaces.
+        # The keys of `_counts`, negated. A number with count 0 stays a key until it surfaces.
         self._heap: list[int] = []
 
     def add(self, number: int) -> None:
@@ -19,11 +19,11 @@ class Largest:
         self._counts[number] = self._counts.get(number, 0) + 1
 
     def remove(self, number: int) -> None:
-        """Takes out one that was added."""
+        """Removes one number that was added."""
         self._counts[number] -= 1
 
     def get(self, default: int) -> int:
-        """The largest; or what is given, if there is none."""
+        """The largest number, or `default` if there is none."""
         while self._heap and not self._counts[-self._heap[0]]:
             del self._counts[-heapq.heappop(self._heap)]
         return -self._heap[0] if self._heap else default

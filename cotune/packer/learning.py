@@ -1,4 +1,4 @@
-"""What the progress of trials teaches: of their demands, of the width that pays, of who may run beside whom."""
+"""What the progress of trials teaches: their demands, the width that pays, which trials may run beside each other."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from cotune.packer.trial import Trial
 from cotune.packer.width import WINDOW
 
 PROBE_ITERATIONS = 2
-# After so many seconds without an iteration others no longer wait for what a probe will show.
+# After this many seconds without an iteration, other trials no longer wait for a probe's result.
 PROBE_SECONDS = 20.0
-# By how much it may still exceed what it holds by then.
+# Factor by which a probe is assumed to grow at most beyond what it holds then.
 PROBE_GROWTH = 4
 
 
 class Learning:
-    """Brings up to date what is known of a trial, and of others by it.
+    """Updates what is known of a trial, and of others through it.
 
     Args:
-        policy: Hears how long trials run.
-        ledger: Has the devices.
-        line: Who would use another lane.
-        predictor: Hears what trials were measured to need.
-        grants: Hears what several micro-batches at once bring.
-        company: Hears how fast trials are.
+        policy: Is told how long trials run.
+        ledger: Holds the devices.
+        line: The trials that would use another lane.
+        predictor: Is told the measured demands.
+        grants: Is told what several micro-batches at once bring.
+        company: Is told how fast trials are.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Learning:
         self._company = company
 
     def progressed(self, trial: Trial, lane: Lane, event: ev.IterationsDone) -> None:
-        """A trial that runs went on."""
+        """A running trial has made progress."""
         device = lane.device
         before = trial.demand, trial.beside, device.width.width, lane.has_iterated
         is_first = trial.progress.iterations == 0
@@ -66,7 +66,7 @@ class Learning:
         if event.concurrency == 1:
             self._company.ran(trial, event.count, event.seconds)
             if not is_first:
-                # The first iteration carries the trial's set-up.
+                # The first iterations include the trial's set-up.
                 self._time(trial, device, event.count, event.seconds, event.time)
         self._measured(trial, event)
         if trial.progress.iterations >= PROBE_ITERATIONS or trial.demand is not None:
@@ -76,18 +76,18 @@ class Learning:
             self._ledger.touch(device)
 
     def stalled(self, trial: Trial, lane: Lane, event: ev.LaneQuiet) -> None:
-        """A trial has not come to an iteration for a while.
+        """A trial has made no iteration for a while.
 
-        Others wait for what the first of them will show: for ever if it hangs, and to its end if it has no iterations.
-        So after a while one lane more is tried, and all of a kind of which nothing is known are given an equal share of
-        the device, those that run included: unless these hold much of it already, and until one is measured or runs out
-        of memory with that.
+        Other trials wait for its first measurement: forever if it hangs, and to its end if it has no iterations. So
+        after a while one more lane is tried, and each unmeasured trial of the kind, running ones included, is assumed
+        to need an equal share of the device, unless this trial holds much of that already. The assumption holds until
+        one of them is measured, or runs out of memory with it.
         """
         device = lane.device
         if event.seconds < PROBE_SECONDS:
             return
         if not lane.has_iterated and not lane.is_stalled:
-            # Others are measured without it, or their number would not be judged for as long as it loads, or hangs.
+            # The width is judged without this lane, or it would not be judged while the trial loads, or hangs.
             lane.is_stalled = True
             lane.device.width.changed(event.time)
         before = trial.expected, trial.beside, device.width.width
@@ -98,7 +98,7 @@ class Learning:
             self._ledger.touch(device)
 
     def failed(self, trial: Trial, lane: Lane) -> None:
-        """An attempt has failed, and so perhaps shown too little for others to begin beside the next."""
+        """An attempt has failed; it may have shown too little for others to start beside the next attempt."""
         device = lane.device
         if trial.demand is None and not trial.wants_all:
             if device.active == 1 and trial.progress.seconds > WINDOW:
@@ -106,7 +106,7 @@ class Learning:
             self._share_out(trial, device, trial.seen.peak if trial.seen else 0)
 
     def _share_out(self, trial: Trial, device: Device, held: int) -> None:
-        """Gives all of a kind of which nothing is known an equal share, unless one has come to hold much of it."""
+        """Assumes an equal share for each unmeasured trial of the kind, unless this trial holds much of it already."""
         device.width.widen()
         share = device.capacity // device.width.width - device.context - device.shared
         if trial.is_probe and device.width.width > 1 and PROBE_GROWTH * held < share:
@@ -114,7 +114,7 @@ class Learning:
             self._predictor.appraise(trial)
 
     def believe(self, trial: Trial, lane: Lane, is_over: bool = False) -> None:
-        """Takes what was seen of a trial for its demand, and acts on it."""
+        """Takes the measurements so far as the trial's demand, and acts on it."""
         before, model = trial.grown(trial.demand) if trial.demand else None, self._predictor.model(trial)
         if before is None and trial.seen is not None:
             trial.early = trial.seen.peak
@@ -126,14 +126,14 @@ class Learning:
             self._predictor.judge_hint(trial, trial.demand.peak)
         demand = trial.grown(trial.demand)
         if before is None or demand.peak != before.peak or is_over:
-            # In the end it is no guess any more.
+            # At its end the peak is no longer a guess.
             model.observe_demand(trial.id, trial.features, demand)
         if lane.device.active == 1 and len(lane.residents) == 1:
             lane.device.width.guess(trial.demand.busy)
         self._ledger.ensure_need(lane)
 
     def ended(self, trial: Trial, lane: Lane, now: float, *, stopped: bool) -> None:
-        """An attempt has come to its end in the lane, or was stopped; what was seen of it will not change any more."""
+        """An attempt has ended in the lane, or was stopped; its measurements are final."""
         self.believe(trial, lane, is_over=not stopped)
         if not stopped and trial.demand is not None and trial.early:
             self._predictor.model(trial).observe_growth(trial.id, trial.early, trial.demand.peak, is_all=True)
@@ -141,44 +141,44 @@ class Learning:
         if made.alone_seconds:
             model = self._predictor.model(trial)
             model.observe_pace(trial.id, trial.features, made.pace)
-            # One that went on from a checkpoint has made more than were seen.
+            # A trial that went on from a checkpoint has made more iterations than were seen.
             if not stopped and trial.attempts == 1:
                 model.observe_steps(trial.id, trial.features, made.iterations)
         self._company.ended(trial, stopped)
         if made.iterations == 1:
-            # There is no later one to go by, and all of its kind carry their set-up.
+            # There is no later iteration to measure, and all trials of its kind include their set-up.
             device = lane.device
             self._time(trial, device, 1, made.seconds, now)
             self._review(device)
 
     def left(self, lane: Lane, now: float) -> None:
-        """A trial has left the lane, which is one too many where the width was taken back."""
+        """A trial has left the lane; if the width was reduced, this may end a lane too many."""
         lane.is_stalled = lane.is_stalled and bool(lane.residents)
         if not lane.residents and lane.device.active >= lane.device.width.width:
             lane.device.width.changed(now)
 
     def _time(self, trial: Trial, device: Device, count: int, seconds: float, now: float) -> None:
-        """Tells the device's width how long iterations have taken there."""
+        """Tells the device's width control how long iterations took there."""
         usual = partial(self._predictor.usual_pace, trial)
         device.width.measured(trial.id, count, seconds, device.iterating, now, usual)
 
     def _review(self, device: Device) -> None:
-        """Whether another width is to be tried: not one whose lanes would come up when all is nearly done."""
+        """Reviews the width, but tries no wider if the new lanes would come up when all is nearly done."""
         line, width = self._line, device.width.width
         left = line.seconds / (width * len(self._ledger.devices))
-        # Of trials of unknown length nothing is left, but for what rounding has left.
+        # Trials of unknown length count as 0, so `left` may be only a rounding error.
         is_ending = not line.is_open and 1e-6 < left < device.start_seconds
         device.width.review(device.computing, (bool(line) or line.is_open) and not is_ending, device.is_idle)
         if device.width.width > width:
-            # Warm or not, those that begin now have to show that they run.
+            # Even warm lanes must make an iteration before the new width is judged.
             for lane in device.idle:
                 lane.has_iterated = False
 
     def _measured(self, trial: Trial, event: ev.IterationsDone) -> None:
-        """Notes the largest of all measurements."""
+        """Keeps the largest of all measurements."""
         before = trial.seen or Demand(0, 0)
         persistent, peak = before.persistent, before.peak
-        # What several micro-batches at once take, and the workspaces they leave, is not what the trial needs.
+        # Bytes of several micro-batches at once, and the workspaces they leave, are not what the trial needs.
         if event.concurrency == 1:
             persistent = max(persistent, event.persistent)
             peak = max(peak, event.persistent + event.ephemeral)

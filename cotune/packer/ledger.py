@@ -1,4 +1,4 @@
-"""The ledger: which bytes of which device are set aside for which lane."""
+"""The ledger: which bytes of each device are set aside for each lane."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from cotune.packer.trial import Trial
 class Ledger:
     """Devices and lanes, and every change to a quota.
 
-    The quotas of a device never grow beyond its capacity: growing counts at once, shrinking when the lane confirms
-    it, closing when the process is gone.
+    The quotas of a device never grow beyond its capacity: growth counts at once, a shrink when the lane confirms it,
+    a closed lane when its process is gone.
 
     Attributes:
         devices: By name.
         lanes: By number, over all devices.
-        pool: The devices where another trial could run.
-        version: Counts changes to how large the largest device is.
+        pool: Devices where another trial could run.
+        version: Counts changes to the largest device or the largest room.
         capacity: Bytes of all devices.
-        stirred: Devices where something has changed, for whoever clears it.
-        out: Instructions given and not yet taken away.
-        now: The time, as the last event has it.
+        stirred: Devices that have changed since this set was cleared.
+        out: Instructions that were not collected yet.
+        now: Time of the latest event.
 
     Args:
-        fitting: Knows what a lane can do without.
+        fitting: Knows what a lane can release.
         reuse: Whether a lane takes one trial after the other.
     """
 
@@ -63,7 +63,7 @@ class Ledger:
         self.touch(device)
 
     def remove(self, device: Device) -> list[Trial]:
-        """Forgets a device with its lanes; gives the trials that ran there."""
+        """Removes a device with its lanes; returns the trials that were in them."""
         del self.devices[device.name]
         self.capacity -= device.capacity
         self.pool.remove(device)
@@ -73,7 +73,7 @@ class Ledger:
         return [trial for lane in list(device.lanes.values()) for trial in self.forget(lane)]
 
     def touch(self, device: Device) -> None:
-        """To be called after every change to a device or its lanes: keeps what is derived from them."""
+        """Updates derived state; call after every change to a device or its lanes."""
         if device.name not in self.devices:
             return
         if device.held > device.capacity:
@@ -96,7 +96,7 @@ class Ledger:
     # ---- lanes
 
     def open(self, device: Device, quota: int, *, apart: bool = False) -> Lane:
-        """Opens a lane; one that is apart, or where none is used again, is for one trial."""
+        """Opens a lane; if it is `apart`, or lanes are not reused, it is for one trial only."""
         self._opened += 1
         lane = Lane(self._opened, device, quota, quota, device.context, self.now)
         self.lanes[lane.id] = device.lanes[lane.id] = lane
@@ -113,7 +113,7 @@ class Ledger:
             self.touch(lane.device)
 
     def forget(self, lane: Lane) -> list[Trial]:
-        """Books a lane out that is gone; gives the trials that ran there."""
+        """Removes a lane that is gone; returns the trials that were in it."""
         residents = [*lane.residents.values(), *lane.paused.values()]
         for trial in residents:
             trial.lane = None
@@ -141,7 +141,7 @@ class Ledger:
         self.out.append(do.ResizeLane(lane.id, quota))
 
     def resized(self, lane: Lane, quota: int) -> None:
-        """Only the answer to the last resize says what the lane may hold from now on."""
+        """Applies the answer to the last resize; answers to earlier ones are only counted."""
         if lane.unanswered == 0:
             return
         lane.unanswered -= 1
@@ -155,7 +155,7 @@ class Ledger:
         self.touch(lane.device)
 
     def ensure_need(self, lane: Lane) -> None:
-        """Gives the lane what its trials need, as far as that is known."""
+        """Gives the lane the quota its trials need, as far as that is known."""
         if lane.residents and not lane.is_probing and not lane.closing:
             self.ensure(lane, lane.need(resident_demands(lane)))
 
@@ -175,8 +175,8 @@ class Ledger:
         """Asks lanes other than `keep` for bytes they do not need.
 
         Returns:
-            Whether that, with what is under way, yields `wanted` bytes; if not, and less is not wanted either,
-            nothing is asked for.
+            Whether that yields `wanted` bytes, with what is being returned already; if not, nothing is asked for unless
+            `partly`.
         """
         possible = self.returnable(device, keep)
         if possible < wanted and not partly:
@@ -202,16 +202,16 @@ class Ledger:
 
 
 def _learn_lanes(device: Device) -> None:
-    """What a lane is taken to hold there: the most that one of those does which are there, or were last."""
+    """Estimates what a new lane holds: the most that any ready lane does, or the last known figure."""
     ready = [lane for lane in device.lanes.values() if lane.ready]
     if ready:
         device.context = max(lane.context for lane in ready)
-    # What a lane will share it may not have before a trial runs.
+    # A lane may not hold its shared objects before a trial runs.
     shared = [lane.shared for lane in ready if lane.has_iterated or lane.served or lane.shared]
     if shared:
         device.shared = max(shared)
 
 
 def _room(device: Device) -> int:
-    """The largest peak a device has room for when nothing else runs there."""
+    """Largest peak that fits on a device when nothing else runs there."""
     return device.full - device.context - device.shared

@@ -1,10 +1,10 @@
-"""Trials that wait in their lanes: who goes on there, and who makes room.
+"""Trials that wait in their lanes: which go on there, and which make room.
 
-A paused trial is no resident of its lane: it has no turn, no seat and no part of the width; what it holds counts among
-what the lane holds for nobody in particular (`Lane.base`). Once its owner releases it, it goes on in its lane as soon
-as one may run there, before whoever waits in line. Where its room is needed, it is parked, if a part of it can be moved
-to the host; else it leaves its lane and goes on from its checkpoint. One without a checkpoint is left alone as long as
-anything runs; after that it starts again from nothing.
+A paused trial is not a resident of its lane: it has no turn, no seat and no part of the width, and its bytes count as
+bytes of the lane (`Lane.base`). Once its owner releases it, it goes on in its lane as soon as it may run there, before
+any trial in line. If its room is needed, it is parked, if a part of it can be moved to the host; otherwise it leaves
+its lane and goes on from its checkpoint. A trial without a checkpoint is left alone as long as anything runs; after
+that it starts again from nothing.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from cotune.packer.trial import Rest, Trial, padded
 
 
 class Pauses:
-    """Pauses trials and has them go on.
+    """Pauses trials and resumes them.
 
     Args:
-        ledger: Has the lanes.
-        line: Who waits for a lane.
-        predictor: Says what is expected of a trial.
+        ledger: Holds the lanes.
+        line: The trials that wait for a lane.
+        predictor: Predicts what a trial needs.
         fitting: Knows what fits.
-        company: Hears who starts where.
+        company: Is told which trial starts where.
     """
 
     def __init__(self, ledger: Ledger, line: Line, predictor: Predictor, fitting: Fitting, company: Company) -> None:
@@ -40,7 +40,7 @@ class Pauses:
         self._fitting = fitting
         self._company = company
         self._held: set[int] = set()
-        # Held, and still on their way to a boundary.
+        # Held, but still on the way to a boundary.
         self._stopping: set[int] = set()
         self._looked_for = -1
         self._paused: dict[int, Trial] = {}
@@ -48,12 +48,12 @@ class Pauses:
 
     @property
     def held(self) -> int:
-        """Trials that are held and do not run; those still on their way to a boundary run."""
+        """Held trials that do not run; those still on the way to a boundary do."""
         return len(self._held) - len(self._stopping)
 
     @property
     def wanted(self) -> bool:
-        """Whether a trial waits in its lane to go on."""
+        """Whether a released trial waits in its lane to go on."""
         return bool(self._released)
 
     @property
@@ -92,7 +92,7 @@ class Pauses:
     # ---- what happens
 
     def paused(self, trial: Trial, event: ev.TrialPaused) -> None:
-        """A trial has come to a boundary and waits there."""
+        """A trial has reached a boundary and waits there."""
         lane = trial.lane
         assert lane is not None
         trial.pausing = False
@@ -104,13 +104,13 @@ class Pauses:
         if not trial.held:
             self._released[trial.id] = trial
         if len(lane.paused) > MOST_PAUSED:
-            # Without a checkpoint, whoever has least to lose.
+            # Trials with a checkpoint first, then held ones, then those with the fewest iterations to lose.
             cost = lambda one: (one.rest.is_leaving, not one.rest.saved, not one.held, one.progress.iterations)  # noqa: E731
             self._evict(min(lane.paused.values(), key=cost))
         self._ledger.touch(lane.device)
 
     def parked(self, trial: Trial, event: ev.TrialParked) -> None:
-        """A part of a trial is on the host now."""
+        """A part of a trial is now on the host."""
         lane = trial.lane
         assert lane is not None
         rest = trial.rest
@@ -118,7 +118,7 @@ class Pauses:
         self._ledger.touch(lane.device)
 
     def left(self, trial: Trial) -> None:
-        """A trial is in no lane any more."""
+        """A trial is no longer in a lane."""
         self._paused.pop(trial.id, None)
         self._released.pop(trial.id, None)
         self._stopping.discard(trial.id)
@@ -130,14 +130,14 @@ class Pauses:
     # ---- what to do
 
     def resume(self) -> None:
-        """Lets those go on whose lanes have the room, in the order in which they were released."""
+        """Resumes released trials whose lanes have the room, in order of release."""
         for trial in list(self._released.values()):
             lane = trial.lane
             assert lane is not None
             place = None if trial.rest.is_leaving or trial.withdrawn else self._fitting.home(trial, lane)
             if place is None:
                 if trial.alone and trial.rest.saved and lane.device.active:
-                    # One is kept free for it only if it waits in line.
+                    # A device is kept free for it only while it waits in line.
                     self._evict(trial)
                 continue
             if place.missing > 0:
@@ -149,11 +149,11 @@ class Pauses:
             self._go_on(trial, lane)
 
     def make_room(self) -> None:
-        """Makes paused trials make room: on devices that have shrunk or are kept free, and for the first in line."""
+        """Has paused trials make room: on devices that have shrunk or are kept free, and for the first in line."""
         if not self._paused:
             return
         devices = {trial.lane.device for trial in self._paused.values() if trial.lane is not None}
-        # As long as others run, what has not changed on a device needs no other look.
+        # While anything runs, only devices that have changed need another look.
         looked = devices & self._ledger.stirred if self._anything_runs else devices
         for device in looked:
             if device.held > device.capacity and not device.is_returning:
@@ -165,14 +165,14 @@ class Pauses:
         devices = devices if is_new else looked
         kept = [device for device in devices if device.reserved_for is not None]
         for device in kept:
-            # Nobody else may start there, so nobody else asks for its room, whoever is first in line by now.
+            # No other trial may start there, so no other asks for its room, whichever is first in line by now.
             assert device.reserved_for is not None
             if self._make_room_for(device.reserved_for, [device]) and device.reserved_for is head:
                 return
         self._make_room_for(head, [device for device in devices if device not in kept])
 
     def move(self) -> None:
-        """Sends one away from a lane in which another runs, if it has a checkpoint and would run elsewhere at once."""
+        """Sends one trial away from a lane used by another, if it has a checkpoint and could run elsewhere now."""
         if any(trial.rest.is_leaving for trial in self._released.values()):
             return
         for trial in self._released.values():
@@ -184,7 +184,7 @@ class Pauses:
                     return
 
     def _make_room_for(self, trial: Trial, devices: Iterable[Device]) -> bool:
-        """Makes room on one of these; whether there will be enough."""
+        """Makes room on one of these devices; returns whether there will be enough."""
         able = [(self._missing(trial, one), one.number, one) for one in devices if self._would_do(trial, one)]
         return any(missing <= 0 or self._free(one, missing) for missing, _, one in sorted(able, key=lambda i: i[:2]))
 
@@ -199,26 +199,26 @@ class Pauses:
         return not device.active if whole else device.seats > 0 and self._company.protection.tolerates(trial, device)
 
     def _missing(self, trial: Trial, device: Device) -> int:
-        """Bytes that it lacks there, once all was returned that running trials do not need."""
+        """Bytes the trial lacks there once everything that running trials do not need was returned."""
         if trial.wants_all:
             return sum(one.rest.held for one in self._paused_on(device))
         if trial.expected is None:
             return 0
         if trial.is_apart:
-            # It starts in no lane in which one is paused.
+            # It starts in no lane that has a paused trial.
             room = device.capacity - self._fitting.kept(device) - device.context - device.shared
         else:
             room = self._fitting.holes(device)[1]
         return trial.expected.peak - room
 
     def _free(self, device: Device, wanted: int, spared: Trial | None = None, partly: bool = False) -> bool:
-        """Frees so many bytes that paused trials hold, beginning with those that lose least by it.
+        """Frees bytes held by paused trials, beginning with those that lose least.
 
         Returns:
-            Whether they can; if not, and less is not wanted either, nothing is asked for.
+            Whether that yields `wanted` bytes; if not, nothing is asked for unless `partly`.
         """
         there = [trial for trial in self._paused_on(device) if trial is not spared]
-        # Whoever comes, instead of going on where it is, keeps one of the lanes, or has one like it opened.
+        # A trial from the line uses one of the lanes, or a new one of that size; a trial that goes on has its lane.
         own = 0 if spared else device.context + device.shared
         freed = sum(one.rest.movable for one in there if one.rest.is_leaving)
         gone = [one for one in there if one.rest.is_leaving and not one.rest.movable]
@@ -226,7 +226,7 @@ class Pauses:
         for trial, parks in self._by_loss(there):
             if freed + self._freed_by(gone, own) >= wanted:
                 break
-            # Who was to be parked, and is to leave instead, frees all it holds, and that no other way.
+            # A trial that leaves instead of parking frees all it holds (see `gone`): uncount its movable bytes.
             freed += trial.rest.movable * (1 if parks else -(trial.id in steps))
             if not parks:
                 gone.append(trial)
@@ -243,7 +243,7 @@ class Pauses:
         return freed >= wanted
 
     def _freed_by(self, gone: list[Trial], own: int) -> int:
-        """Bytes that are free when these have left their lanes, and of the lanes that go with them so many are kept."""
+        """Bytes free once these trials have left, if `own` bytes of the lanes they empty are kept."""
         freed, lanes = 0, 0
         for lane in {trial.lane: None for trial in gone}:
             assert lane is not None
@@ -252,13 +252,13 @@ class Pauses:
             freed += resting
             if lane.residents or len(left) < len(lane.paused):
                 continue
-            # With its last trial all of it can be returned; one that takes no further trial is of no use to who comes.
+            # After its last trial, the whole lane can be returned. A retiring lane is of no use to a trial that comes.
             kept = lane.asked - self._fitting.slack(lane) - resting
             freed, lanes = (freed + kept, lanes) if lane.retiring else (freed, lanes + kept)
         return freed + max(0, lanes - own)
 
     def _by_loss(self, trials: Iterable[Trial]) -> list[tuple[Trial, bool]]:
-        """Who could make room, and whether by being parked; twice, who could be parked or leave."""
+        """Trials that could make room, least loss first, and whether by parking; twice if they could park or leave."""
         able = [trial for trial in trials if not trial.rest.is_leaving and not trial.withdrawn]
         parks = [(trial, True) for trial in able if trial.rest.movable]
         saved = sorted((trial for trial in able if trial.rest.saved), key=lambda trial: not trial.held)

@@ -1,4 +1,4 @@
-"""Devices with a seat, in the orders in which they are looked for."""
+"""Devices with a seat, sorted in the ways in which they are searched."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _Entry = tuple[int, int, Device]
 class Pool:
     """Finds a device for a trial without looking at all of them.
 
-    A device that is kept free for a trial is in none of the orders.
+    A device that is kept free for a trial is in none of the sorted lists.
 
     Attributes:
-        with_seat: Devices where another trial could run as far as lanes go, by name.
-        seats: How many more trials could run at once as far as lanes go.
+        with_seat: Devices where another trial could run by the number of lanes, by name.
+        seats: How many more trials could run at once by the number of lanes.
         breadth: Lanes that may run at once on all devices.
     """
 
@@ -37,7 +37,7 @@ class Pool:
         self._counted: dict[str, tuple[int, int]] = {}
 
     def update(self, device: Device) -> None:
-        """To be called after every change to a device."""
+        """Updates the lists; call after every change to a device."""
         self._drop(device)
         seats = self._fitting.seats(device)
         self._counted[device.name] = seats, device.width.width
@@ -68,17 +68,17 @@ class Pool:
 
     @property
     def roomiest(self) -> int:
-        """The largest peak for which a lane of its own is there now, on any device; negative if there is none."""
+        """Largest peak for which a lane of its own is available now, on any device; negative if there is none."""
         return max((order[-1][0] for order in self._now.values() if order), default=-1)
 
     @property
     def roomiest_later(self) -> int:
-        """The same, once all that is not needed was returned."""
+        """The same, once everything unneeded was returned."""
         return self._later[-1][0] if self._later else -1
 
     @property
     def most_shared(self) -> int:
-        """The most persistent bytes that one more resident of a lane could have; negative if none takes another."""
+        """Most persistent bytes that one more resident of a lane could have; negative if no lane takes another."""
         return self._shared[-1][0] if self._shared else -1
 
     @property
@@ -86,11 +86,11 @@ class Pool:
         return bool(self._unused)
 
     def with_room(self, peak: int, widely: bool = False) -> Iterator[Device]:
-        """Devices with a lane for this peak: of those with the fewest lanes running some with the least room.
+        """Devices with a lane for this peak: some with the least room, of those with the fewest running lanes.
 
         Args:
             peak: Bytes.
-            widely: Some of those with any number of lanes running.
+            widely: Whether to add some with each larger number of running lanes.
         """
         for active in sorted(self._now):
             order = self._now[active]
@@ -100,12 +100,12 @@ class Pool:
                 return
 
     def with_room_later(self, peak: int) -> Iterator[Device]:
-        """Some devices that would have a lane for this peak once others returned memory."""
+        """Some devices that would have a lane for this peak once other lanes returned memory."""
         start = bisect_left(self._later, (peak,))
         return (device for _, _, device in self._later[start : start + LOOK])
 
     def with_turns(self, persistent: int) -> Iterator[Device]:
-        """Devices where a lane might take another resident with so many persistent bytes."""
+        """Devices where a lane might take another resident with this many persistent bytes."""
         return (device for _, _, device in self._shared[bisect_left(self._shared, (persistent,)) :])
 
     def unused(self) -> Iterator[Device]:

@@ -1,4 +1,4 @@
-"""Predicting what a trial needs from what trials like it were measured to need."""
+"""Predicting what a trial needs from what similar trials were measured to need."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ MARGIN = 1.05
 MAX_SAMPLES = 512
 TINY = 1e-12
 HUGE = 1e100
-# So many measurements, within so much of what is expected, are no coincidence.
+# This many measurements, all within this (in logarithms) of their estimates, are no coincidence.
 ENOUGH = 3
 SHARP = 0.1
 # A factor of two.
 ROUGH = 0.7
-# Of so many trials it is remembered how much more they came to need than at first, and the factor for most of them is
-# believed, if it is more than a little.
+# Growth beyond the first iterations: trials remembered, the share of them that the estimate should cover, and the
+# factor up to which growth is ignored.
 GROWTHS = 32
 MOST = 0.75
 LITTLE = 1.1
 
 
 class Prediction:
-    """An estimate of one positive quantity from numeric features: an upper one, or one as often too low as too high.
+    """An estimate of one positive quantity from numeric features: an upper bound, or one as often too low as too high.
 
     A log-linear ridge regression; the margin of an upper estimate is the 95% quantile of its own residuals, so a
     quantity that the features explain badly is estimated generously. With too few samples for that: the largest
@@ -37,8 +37,8 @@ class Prediction:
     carry memory; a product is linear in logarithms.)
 
     Args:
-        floor: Smaller values are not told apart: there is nothing to gain, and logarithms make much of them.
-        upper: Whether too much is better than too little, as for what is set aside.
+        floor: Smaller values are treated as equal: they do not matter, and logarithms would exaggerate them.
+        upper: Whether too much is better than too little, as for bytes set aside.
     """
 
     def __init__(self, floor: float = TINY, upper: bool = True) -> None:
@@ -46,20 +46,20 @@ class Prediction:
         self._floor = floor
         self._upper = upper
         self._quantile, self._margin = (QUANTILE, MARGIN) if upper else (0.5, 1.0)
-        # By how much a value may exceed what was expected and still be no news.
+        # Factor by which a value may exceed its estimate without being a surprise.
         self._slack = 1.0 if upper else 2.0
         self._names: tuple[str, ...] = ()
-        # Rows of the two arrays, by trial, the oldest first.
+        # Rows of the two arrays, by trial, oldest first.
         self._rows: dict[int, int] = {}
         self._table = np.zeros((MAX_SAMPLES, 0))
         self._values = np.zeros(MAX_SAMPLES)
-        # Name, whether its logarithm counts, and how much.
+        # Name, whether its logarithm is used, and its weight.
         self._terms: list[tuple[str, bool, float]] | None = None
         self._base = 0.0
         self._fitted_on = 0
         self._surprises = 0
         self._largest = self._middle = 0.0
-        # How far from what is expected nearly all are, in logarithms.
+        # Distance from their estimates, in logarithms, within which nearly all values are.
         self._spread = 0.0
 
     @property
@@ -73,12 +73,12 @@ class Prediction:
 
     @property
     def is_sharp(self) -> bool:
-        """Whether nearly all that was measured, and not only once or twice, is what would have been expected."""
+        """Whether there are several measurements, nearly all of them close to their estimates."""
         return len(self._rows) >= ENOUGH and self._spread < SHARP
 
     @property
     def is_rough(self) -> bool:
-        """Whether it was measured more than once or twice, nearly always within a factor of two of what is expected."""
+        """Whether there are several measurements, nearly all of them within a factor of two of their estimates."""
         return len(self._rows) >= ENOUGH and self._spread < ROUGH
 
     def observe(self, trial: int, features: Mapping[str, float], value: float) -> None:
@@ -104,7 +104,7 @@ class Prediction:
             self._largest = float(self._values[:count].max())
         self.version += self._largest != largest
         self._surprises += surprised
-        # Among many samples one more changes little, and a fit takes as long as a hundred events.
+        # One more sample changes little among many, and a fit takes as long as a hundred events.
         if self._surprises > count // 64 or count > self._fitted_on * 1.25:
             self._fit()
 
@@ -120,11 +120,11 @@ class Prediction:
             if not -HUGE <= value <= HUGE:
                 value = _number(features, name)
             log_value += weight * (math.log(value if value > TINY else TINY) if is_log else value)
-        # Beyond what was seen a power law is a guess: four times the largest is as far as it is believed.
+        # Beyond the values seen, a power law is a guess: it is trusted up to four times the largest.
         return math.exp(min(log_value, math.log(4 * self._largest))) * self._margin
 
     def _rename(self, features: Mapping[str, float]) -> None:
-        """Makes columns for features that are new."""
+        """Adds columns for new features."""
         names = tuple(sorted({*self._names, *features}))
         table = np.zeros((MAX_SAMPLES, len(names)))
         table[:, [names.index(name) for name in self._names]] = self._table
@@ -157,14 +157,14 @@ class Prediction:
         self._spread = _quantile(np.sort(np.abs(residuals - margin)), 0.95)
         slopes = weights[1:] / scale
         self._base = float(weights[0] + margin - slopes @ center)
-        # Plain floats, since a numpy call costs more than the arithmetic.
+        # Plain floats: a numpy call costs more than the arithmetic.
         self._terms = list(zip(names, logs.tolist(), slopes.tolist(), strict=True))
 
 
 def _most(found: Sequence[tuple[float, bool]]) -> float:
-    """What is enough for most, where some values are all there is and the others, with False, were exceeded.
+    """A value that covers most trials; values with False are lower bounds, which their trials exceeded.
 
-    What those came to is as of the larger ones (Kaplan and Meier, JASA 53, 1958).
+    Beyond a lower bound, the distribution of the larger values is assumed (Kaplan and Meier, JASA 53, 1958).
     """
     left = 1.0
     for rank, (value, is_all) in enumerate(sorted(found)):
@@ -176,7 +176,7 @@ def _most(found: Sequence[tuple[float, bool]]) -> float:
 
 
 def _quantile(ordered: np.ndarray[Any, Any], share: float) -> float:
-    """As numpy has it, in a twentieth of the time, which is asked for twice at every fit."""
+    """Same as numpy's quantile in a twentieth of the time; it is needed twice per fit."""
     place = share * (len(ordered) - 1)
     below = int(place)
     above = min(below + 1, len(ordered) - 1)
@@ -184,7 +184,7 @@ def _quantile(ordered: np.ndarray[Any, Any], share: float) -> float:
 
 
 def _number(features: Mapping[str, float], name: str) -> float:
-    """A feature that numpy can square: a missing one or a NaN counts as 0, a huge one as the largest."""
+    """A feature that numpy can square: missing or NaN becomes 0, huge values are clipped."""
     value = float(features.get(name, 0.0))
     return 0.0 if math.isnan(value) else max(-HUGE, min(HUGE, value))
 
@@ -192,16 +192,16 @@ def _number(features: Mapping[str, float], name: str) -> float:
 class KindModel:
     """What is known of one kind of trial: its memory, and how long it takes.
 
-    Time is the product of two quantities: how long an iteration takes, which every trial shows, and how many there are,
-    which only those show that are not stopped.
+    Time is the product of two quantities: the seconds per iteration, which every trial shows, and the number of
+    iterations, which only trials show that are not stopped.
 
-    Of memory the persistent bytes and the peak are predicted, and the ephemeral bytes are what is between the two: one
-    margin on what must be set aside, where two would add up.
+    Of memory, the persistent bytes and the peak are predicted, and the ephemeral bytes are the difference: so there is
+    one margin on what must be set aside, where two would add up.
 
     Attributes:
-        busy: Share of a device's time that one uses alone; None before that was measured.
-        assumed: What one is given, margins included, until something was measured; None if nothing is assumed.
-        was_wrong: One needed more than was assumed.
+        busy: Share of a device's time that a trial uses alone; None before it was measured.
+        assumed: What a trial is given, margins included, until one was measured; None if nothing is assumed.
+        was_wrong: A trial needed more than was assumed.
         has_grown: Whether any trial has shown how much more it comes to need than in its first iterations.
     """
 
@@ -213,25 +213,25 @@ class KindModel:
         self.busy: float | None = None
         self.assumed: Demand | None = None
         self.was_wrong = False
-        # By trial: how many times as much, how much more, and whether that was all.
+        # By trial: growth as a factor, growth in bytes, and whether the trial needed no more than that.
         self._growths: dict[int, tuple[float, int, bool]] = {}
         self._growth = 1.0, 0
         self._growth_version = 0
 
     @property
     def version(self) -> int:
-        # Something is assumed once at most, and found wrong once at most.
+        # `assumed` is set at most once, and found wrong at most once.
         assumptions = (self.assumed is not None) + 2 * self.was_wrong
         quantities = (self._persistent, self._peak, self._pace, self._steps)
         return sum(quantity.version for quantity in quantities) + assumptions + self._growth_version
 
     def assume(self, demand: Demand) -> None:
-        """Takes a guess for what one needs, as long as nothing was measured and none has proved it wrong."""
+        """Assumes a demand until one is measured, unless an assumption was proved wrong before."""
         if self.assumed is None and not self.was_wrong:
             self.assumed = demand
 
     def refute(self) -> None:
-        """One needed more than was assumed, if anything was."""
+        """A trial needed more than was assumed; does nothing if nothing was."""
         if self.assumed is not None:
             self.assumed = None
             self.was_wrong = True
@@ -251,9 +251,9 @@ class KindModel:
 
         Args:
             trial: Its number.
-            early: Bytes that it needed at first.
-            peak: What it needed in the end, or had when it ran out of memory.
-            is_all: It has ended with that; else it needs more.
+            early: Bytes it needed at first.
+            peak: Bytes it needed in the end, or had when it ran out of memory.
+            is_all: Whether it ended with that; otherwise it needs more.
         """
         factor, more, _ = self._growths.pop(trial, (1.0, 0, False))
         if is_all:
@@ -267,21 +267,21 @@ class KindModel:
         self._growth_version += not 1 / LITTLE < (1 + before[1]) / (1 + self._growth[1]) < LITTLE
 
     def grown(self, early: int) -> int:
-        """What a trial comes to need that needs so much at first: as much more, or as many times as much, as most."""
+        """Bytes a trial comes to need that needs `early` at first: the lesser of the usual growth as a factor and in bytes."""
         factor, count = self._growth
         return int(min(early * factor, early + count))
 
     def observe_pace(self, trial: int, features: Mapping[str, float], seconds: float) -> None:
-        """Notes how long an iteration of a trial takes."""
+        """Notes the seconds per iteration of a trial."""
         self._pace.observe(trial, features, seconds)
 
     def observe_steps(self, trial: int, features: Mapping[str, float], iterations: int) -> None:
-        """Notes how many iterations a trial has made that was not stopped."""
+        """Notes how many iterations a trial made that was not stopped."""
         self._steps.observe(trial, features, iterations)
 
     @property
     def is_fitted(self) -> bool:
-        """Whether there are enough measurements to tell one trial from another."""
+        """Whether there are enough measurements to tell trials apart by their features."""
         return self._persistent.is_fitted and self._peak.is_fitted
 
     @property
@@ -297,19 +297,19 @@ class KindModel:
 
     @property
     def is_sure_of_steps(self) -> bool:
-        """Whether it is known how many iterations one makes, and not only guessed."""
+        """Whether the number of iterations is known, and not just guessed."""
         return self._steps.is_sharp
 
     def steps(self, features: Mapping[str, float]) -> float | None:
-        """How many iterations one makes that is not stopped."""
+        """Predicted iterations of a trial that is not stopped."""
         return self._steps.estimate(features)
 
     def pace(self, features: Mapping[str, float]) -> float | None:
-        """How long an iteration takes, if that can be told from the features."""
+        """Predicted seconds per iteration, if the features predict it well enough."""
         return self._pace.estimate(features) if self._pace.is_rough else None
 
     def seconds(self, features: Mapping[str, float], steps: float | None = None) -> float | None:
-        """How long one takes that makes so many iterations, or as many as others did."""
+        """Predicted seconds of a trial with this many iterations, or with as many as others made."""
         steps = steps or self.steps(features)
         pace = self._pace.estimate(features)
         return None if steps is None or pace is None else steps * pace

@@ -1,4 +1,4 @@
-"""What is expected of trials: from hints, from what was measured of them, and from what their siblings needed."""
+"""Predictions for trials: from hints, from what was measured of them, and from what their siblings needed."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from cotune.packer.fitting import Fitting
 from cotune.packer.prediction import KindModel
 from cotune.packer.trial import Trial
 
-# Hints are believed until more than this part of them was too low.
+# Hints are believed until more than this share of them (and more than two) was too low.
 HINTS_SHORT = 0.05
-# Expected bytes over those of the first iterations: by less, what is expected is a guess that was too high.
+# A hint counts as growth only if it exceeds the first iterations by this factor: a smaller hint was just too high.
 FAR = 2.0
-# The same over those with which a trial ran out of memory: with so much more it is tried again.
+# If the predicted peak exceeds what a trial ran out of memory with by this factor, it replaces the guess in `floor`.
 ENOUGH = 1.25
 
 
 class Predictor:
-    """Says what trials will need, and how long they will go on.
+    """Predicts what trials will need, and how long they will go on.
 
     Args:
         fitting: Knows how large a trial may be.
@@ -30,24 +30,24 @@ class Predictor:
 
     @property
     def version(self) -> int:
-        """Counts the changes to what is expected."""
+        """Counts changes to the predictions."""
         return self._hint_version + sum(model.version for model in self._models.values())
 
     def model(self, trial: Trial) -> KindModel:
-        """What is known of trials of its kind."""
+        """The model of the trial's kind."""
         model = self._models.get(trial.kind)
         if model is None:
             model = self._models[trial.kind] = KindModel()
         return model
 
     def is_known(self, kind: str) -> bool:
-        """Whether trials of this kind need no probe any more."""
+        """Whether trials of this kind no longer need a probe."""
         return kind in self._models and self._models[kind].knows_demand
 
     def appraise(self, trial: Trial) -> None:
-        """Notes what is expected of the trial as of now."""
+        """Updates what is expected of the trial."""
         if trial.early:
-            # Others may have shown more since it ran than it could guess.
+            # Siblings may have shown more growth since it ran.
             trial.later = self.later(trial)
             if trial.later > ENOUGH * trial.lacked:
                 trial.floor = trial.lacked
@@ -57,7 +57,7 @@ class Predictor:
         trial.oversized = expected is not None and expected.peak > self._fitting.largest_room
 
     def judge_hint(self, trial: Trial, peak: int) -> None:
-        """Compares what was expected of a trial with what it needs, as it was measured, or with what was too little."""
+        """Compares a trial's hint with its measured peak, or with a peak that it needs at least."""
         if trial.hint is not None:
             self._hints += 1
             self._short_hints += peak > trial.needing(trial.hint).peak
@@ -66,9 +66,9 @@ class Predictor:
             self._trusts_hints = trusts
 
     def later(self, trial: Trial) -> int:
-        """What it will come to need, having shown what it needs at first: it may validate, or save at its end.
+        """Peak bytes the trial will reach, given its first iterations: it may validate, or save at its end.
 
-        As its siblings did; until one of them has ended, as its owner expects, where that is far from what it shows.
+        Learnt from siblings; until one of them has shown its growth, the owner's hint, if far above what was measured.
         """
         model = self.model(trial)
         if not model.has_grown and trial.hint is not None and self._trusts_hints:
@@ -78,12 +78,12 @@ class Predictor:
         return min(later, self._fitting.largest_room)
 
     def seconds_left(self, trial: Trial) -> float | None:
-        """How long it will run on, as far as that can be told."""
+        """Predicted remaining time alone; None if unknown."""
         whole = self.whole(trial)
         return None if whole is None else max(whole - trial.progress.alone_seconds, whole / 100)
 
     def whole(self, trial: Trial) -> float | None:
-        """How long it takes from its beginning to its end, if it is not stopped, as far as that can be told."""
+        """Predicted time alone from beginning to end, if the trial is not stopped; None if unknown."""
         model, steps, hint, made = self.model(trial), trial.max_steps, trial.seconds_hint, trial.progress
         if made.iterations > 1 and made.alone_seconds:
             known = steps or (model.steps(trial.features) if hint is None or model.is_sure_of_steps else None)
@@ -92,11 +92,11 @@ class Predictor:
         return hint if hint is not None else model.seconds(trial.features, steps)
 
     def usual_pace(self, trial: Trial) -> float | None:
-        """How long one of its iterations takes by its hyperparameters, where these tell to a factor of two."""
+        """Predicted seconds per iteration by its hyperparameters, if they predict it within a factor of two."""
         return self.model(trial).pace(trial.features)
 
     def _predicted(self, trial: Trial) -> Demand | None:
-        """Hints are believed until more than one in twenty was too low; then measured siblings are, once they do."""
+        """The hint, while hints are believed (see `HINTS_SHORT`); then measured siblings, once there are enough."""
         hint, model = trial.hint, self.model(trial)
         if hint is not None and hint.busy is None and model.busy is not None:
             hint = Demand(hint.persistent, hint.ephemeral, model.busy)

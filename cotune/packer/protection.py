@@ -1,4 +1,4 @@
-"""Trials with priority are slowed down by no more than a bound: predicted before a neighbour comes, then measured."""
+"""Limits the slowdown of trials with priority: predicted before a neighbour starts, then measured."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class _Watch:
 
     Attributes:
         crowd: The trials beside it in other lanes, as of its last progress.
-        warming: What it says next began among others than these, or with its set-up.
-        now: Its speed among these.
-        least: Its speed in the least crowd so far.
-        slowed: The slowdown in the least crowd: 1 if it was alone, else as predicted.
-        crowded: Whether the least crowd is one.
+        warming: The next progress report began among other neighbours, or includes the set-up.
+        now: Speed among the present neighbours.
+        least: Speed in the least crowd so far.
+        slowed: Slowdown in the least crowd: 1 if the trial was alone, else as predicted.
+        crowded: Whether there were neighbours in the least crowd.
         all: All its iterations.
         refusals: How often the bound was exceeded.
         hold: Progress events until more neighbours are tried again.
@@ -47,13 +47,14 @@ class _Watch:
 class Protection:
     """Chooses the neighbours of trials with priority, and how many.
 
-    A neighbour is placed where the predicted slowdown of every trial with priority stays under the bound. One that
-    starts on an unused device has it to itself until its second iteration, which its speed is held against; where it
-    never was alone, its least crowd, and what was predicted for that, take the place. Where its measured slowdown
-    exceeds the bound, one lane beside it is not filled again, for a while that doubles each time.
+    A neighbour is placed where the predicted slowdown of every trial with priority stays under the bound. A trial
+    with priority that starts on an unused device has it to itself until its second iteration; its later speed is
+    compared with that. If it never ran alone, it is compared with its least crowd and the slowdown predicted for that.
+    When its measured slowdown exceeds the bound, one lane beside it is not filled again, for a time that doubles each
+    time.
 
     Args:
-        bound: The largest slowdown of a trial with priority.
+        bound: Largest slowdown of a trial with priority.
     """
 
     def __init__(self, bound: float) -> None:
@@ -61,13 +62,13 @@ class Protection:
         self._interference = Interference()
         self._watches: dict[int, _Watch] = {}
         self._slowdowns: dict[int, float] = {}
-        # Kinds whose trials have ended before they could be measured.
+        # Kinds with a trial that ended before it could be measured.
         self._unmeasurable: set[str] = set()
         self._count = 0
 
     @property
     def is_on(self) -> bool:
-        """Whether there is anyone with priority."""
+        """Whether there is any trial with priority."""
         return self._count > 0
 
     # ---- what happens
@@ -76,18 +77,18 @@ class Protection:
         self._count += trial.priority > 0
 
     def over(self, trial: Trial) -> float | None:
-        """A trial is over for good; gives its measured slowdown, if it has one."""
+        """Forgets a trial that is over for good; returns its measured slowdown, if any."""
         self._count -= trial.priority > 0
         return self._slowdowns.pop(trial.id, None)
 
     def starts(self, trial: Trial, device: Device) -> None:
-        """A trial is about to get a lane there."""
+        """A trial is about to get a lane on a device."""
         if trial.priority > 0:
             self._watches[trial.id] = _Watch()
             trial.beside = 0 if not device.active and trial.kind not in self._unmeasurable else MANY
 
     def left(self, trial: Trial) -> None:
-        """A trial is in no lane any more."""
+        """A trial no longer runs."""
         if self._watches.pop(trial.id, None) is not None:
             self._interference.forgive(trial.kind)
 
@@ -98,13 +99,13 @@ class Protection:
             self._unmeasurable.add(trial.kind)
 
     def stalled(self, trial: Trial) -> None:
-        """A trial that was to be measured alone has come to nothing for long: others need not wait for it."""
+        """A trial that should be measured alone has made no progress for long: others need not wait for it."""
         watch = self._watches.get(trial.id)
         if watch is not None and not watch.all.count and trial.beside == 0:
             trial.beside = MANY
 
     def ran(self, trial: Trial, count: int, seconds: float) -> None:
-        """Notes its speed, and by that how many may run beside it (`Trial.beside`)."""
+        """Notes a trial's speed, and derives how many may run beside it (`Trial.beside`)."""
         watch = self._watches.get(trial.id)
         if watch is None or trial.lane is None or count <= 0:
             return
@@ -126,12 +127,12 @@ class Protection:
     # ---- what to do
 
     def tolerates(self, trial: Trial, device: Device, lane: Lane | None = None) -> bool:
-        """Whether everyone's bound is kept, this one's included, if it ran there.
+        """Whether every bound, the trial's own included, would be kept if the trial ran there.
 
         Args:
-            trial: One that does not run.
-            device: Where it would.
-            lane: In which it would; None for one of its own.
+            trial: A trial that does not run.
+            device: The device.
+            lane: The lane whose residents it would join; None for a lane of its own.
         """
         return not self.is_on or self._victim(trial, device, lane) is None
 
@@ -145,13 +146,13 @@ class Protection:
         return None
 
     def slowdown_of(self, trial: Trial) -> float | None:
-        """The measured slowdown of a trial with priority in its last attempt, on average."""
+        """Average measured slowdown of a trial with priority in its last attempt."""
         return self._slowdowns.get(trial.id)
 
     def _victim(self, trial: Trial, device: Device, lane: Lane | None = None) -> tuple[Trial, float] | None:
-        """Whose bound would not be kept, and the slowdown, if the trial ran there."""
+        """A trial whose bound would be exceeded, and its slowdown, if the trial ran there."""
         if lane is not None and foremost([*lane.residents.values(), trial]) is not trial:
-            # It changes nothing for those in other lanes.
+            # Nothing changes for trials in other lanes.
             return None
         everyone = [*neighbours(trial, device, lane), trial]
         for one in everyone:
@@ -162,12 +163,12 @@ class Protection:
         return None
 
     def _is_tried(self, trial: Trial) -> bool:
-        """Whether neighbours are measured only: it has run alone, and nothing tells what it uses of the device."""
+        """Whether neighbours are judged by measurement only: the trial has run alone, and its device use is unknown."""
         watch = self._watches.get(trial.id)
         return watch is not None and not watch.crowded and watch.least.count > 0 and trial.busy is None
 
     def _compare(self, trial: Trial, watch: _Watch, others: list[Trial]) -> None:
-        """Keeps the speed in the least crowd: that of the trial alone, if there is such a one."""
+        """Keeps the speed in the least crowd: the speed alone, if it was ever measured."""
         if not others:
             if watch.crowded:
                 watch.crowded, watch.slowed, watch.least = False, 1.0, Speed()
@@ -192,7 +193,7 @@ class Protection:
             self._interference.measured(trial, others, slowdown)
         watch.now = Speed()
         if slowdown <= self._bound or trial.beside < len(others):
-            # In the second case a lane that is to stay empty has not ended its trial yet.
+            # In the second case, a lane that must stay empty still runs its last trial.
             return
         watch.refusals += 1
         watch.hold = PATIENCE * 2**watch.refusals

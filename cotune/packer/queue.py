@@ -1,4 +1,4 @@
-"""A long line that can be asked: who is the first that needs no more than this?"""
+"""A long line that finds its first trial with at most a given size."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ Entry = tuple[Key, int, int, Trial]
 class Queue:
     """Trials in the order of their keys, each with a size.
 
-    Blocks of about a hundred entries, each with the size of its smallest: a block in which nothing fits is passed over
-    as a whole, so finding, adding and taking out cost about the square root of the length.
+    Blocks of about a hundred entries, each with its smallest size: a block in which nothing fits is skipped as a whole,
+    so finding, adding and removing cost about the square root of the length.
 
     Attributes:
-        least: The smallest size of all.
+        least: The smallest size in the queue.
     """
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ class Queue:
             self._least[number : number + 1] = _least(block[:BLOCK]), _least(block[BLOCK:])
 
     def remove(self, mark: Mark) -> None:
-        """Takes out the entry with this key and arrival."""
+        """Removes the entry with this key and arrival."""
         number = bisect_left(self._lasts, mark)
         block = self._blocks[number]
         _, _, size, _ = block.pop(bisect_left(block, mark))

@@ -11,12 +11,12 @@ from cotune.packer.trial import Trial
 
 
 class Reasons:
-    """Explains what placement does, and changes nothing.
+    """Explains what placement does, without changing anything.
 
     Args:
-        ledger: Has the devices.
+        ledger: Holds the devices.
         fitting: Knows what fits.
-        company: Knows who must not run beside whom.
+        company: Knows which trials must not run beside each other.
     """
 
     def __init__(self, ledger: Ledger, fitting: Fitting, company: Company) -> None:

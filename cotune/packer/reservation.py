@@ -1,4 +1,4 @@
-"""The device that is kept free for a trial which others have overtaken too often."""
+"""The device kept free for a trial that others have overtaken too often."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from cotune.packer.line import Line
 from cotune.packer.state import Device
 from cotune.packer.trial import Trial
 
-# How many are looked at where no device can hold the first at present.
+# Trials considered if no device can hold the first one at present.
 LOOK_AHEAD = 4
-# Of how many devices, those with most room, it is asked when there will be enough.
+# Devices, those with most room, for which it is predicted when there will be enough.
 ROOMIEST = 16
 
 
 class Reservation:
-    """Keeps one device free at a time, at most; see `KeptDevice` for what starts there all the same.
+    """Keeps at most one device free at a time; see `KeptDevice` for what may start there meanwhile.
 
     Args:
-        patience: How many trials may overtake one that does not fit before a device is kept free for it.
-        ledger: Has the devices.
-        line: Who waits.
-        fitting: Knows which device would do.
-        forecast: Knows which of those will soonest have room.
+        patience: How many trials may overtake a trial that does not fit before a device is kept free for it.
+        ledger: Holds the devices.
+        line: The waiting trials.
+        fitting: Knows which devices suit a trial.
+        forecast: Predicts which of those will have room soonest.
 
     Attributes:
-        device: The one that is kept free; None if none is.
+        device: The device kept free, or None.
     """
 
     def __init__(self, patience: int, ledger: Ledger, line: Line, fitting: Fitting, forecast: Forecast) -> None:
@@ -42,11 +42,11 @@ class Reservation:
 
     @property
     def trial(self) -> Trial | None:
-        """Whom the device is kept free for."""
+        """The trial for which the device is kept free."""
         return self.device.reserved_for if self.device is not None else None
 
     def lift(self, trial: Trial) -> None:
-        """Lets go of the device that is kept free for the trial, if one is."""
+        """Releases the device that is kept free for the trial, if any."""
         device = self.device
         if device is not None and device.reserved_for is trial:
             device.reserved_for = self.device = None
@@ -58,7 +58,7 @@ class Reservation:
             self.device = None
 
     def check(self) -> None:
-        """Lets go of a device that would no longer do for its trial, or that one with a higher priority might have."""
+        """Releases the device if it no longer suits its trial, or if a trial with a higher priority could have it."""
         if self.device is not None and (trial := self.trial) is not None:
             self._line.refresh(trial)
             head = self._line.head()
@@ -69,7 +69,7 @@ class Reservation:
     def review(self) -> None:
         """Keeps a device free for the first in line, if others have overtaken it too often.
 
-        If none would do, as while somebody else uses their memory, for the next.
+        If no device suits it, as while other programs use their memory, the next trial in line gets one.
         """
         head = self._line.head() if self.device is None else None
         if head is not None and head.overtaken >= self._patience:
@@ -77,18 +77,18 @@ class Reservation:
             any(map(self._keep_free, overtaken))
 
     def overtaken_by(self, trial: Trial) -> None:
-        """Counts for who is first in line that another one starts, and for the next behind one that cannot."""
+        """Counts, for the first in line, that another trial starts; also for the next ones if none suits the first."""
         head = self._line.head()
         if head is None or head is trial:
             return
         head.overtaken += 1
         if head.overtaken > self._patience:
-            # No device would do for it, or one would be kept free.
+            # No device suits it, or one would be kept free by now.
             for other in takewhile(lambda other: other is not trial, self._line.first(LOOK_AHEAD)[1:]):
                 other.overtaken += 1
 
     def gives_way(self, trial: Trial) -> bool:
-        """Keeps a device free for one with a higher priority that does not fit, before this one starts."""
+        """Keeps a device free for a trial with a higher priority that does not fit, before this one starts."""
         head = self._line.head()
         if head is None or head.priority <= trial.priority:
             return False

@@ -1,4 +1,4 @@
-"""The brain's state, frozen for whoever wants to look at it."""
+"""Immutable views of the brain's state."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class LaneView:
         quota: Bytes it may hold.
         residents: Trials that run in it.
         ready: Its process is up.
-        paused: Trials that wait in it.
+        paused: Trials that are paused in it.
     """
 
     lane: int
@@ -28,8 +28,8 @@ class DeviceView:
     """A device.
 
     Attributes:
-        capacity: Bytes all lanes on it may hold together.
-        held: Bytes set aside for them.
+        capacity: Bytes that all its lanes may hold together.
+        held: Bytes set aside for its lanes.
         width: Lanes that may run at once.
     """
 
@@ -42,7 +42,7 @@ class DeviceView:
 
 @dataclass(frozen=True, slots=True)
 class WaitingView:
-    """A trial that waits, and why, with figures."""
+    """A waiting trial, and why it waits, with figures."""
 
     trial: int
     reason: str
@@ -50,11 +50,11 @@ class WaitingView:
 
 @dataclass(frozen=True, slots=True)
 class PackerView:
-    """All of it.
+    """The whole state.
 
     Attributes:
-        first: Who is first in line.
-        waiting: How many wait.
+        first: The first trial in line.
+        waiting: Number of waiting trials.
     """
 
     devices: tuple[DeviceView, ...]

@@ -1,4 +1,4 @@
-"""Who has the turn in a lane, where it is not passed round."""
+"""Which resident has the turn in a lane, if turns do not rotate."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class TurnRules:
 
     Args:
         policy: Orders residents of the same priority, if it preempts.
-        ledger: Has the lanes.
-        line: Knows what a policy may look at.
+        ledger: Holds the lanes.
+        line: Provides a policy's view of a trial.
     """
 
     def __init__(self, policy: Policy, ledger: Ledger, line: Line) -> None:
@@ -25,21 +25,21 @@ class TurnRules:
         self._line = line
 
     def _claim(self, trial: Trial) -> tuple[float, ...]:
-        """Where a resident stands among those that want the turn: priority, and then as the policy has it."""
+        """Sort key of a resident for the turn: priority, then the policy's key."""
         key = self._policy.key(self._line.view(trial)) if self._policy.preempts else ()
         return (-trial.priority, *key)
 
     def has_turn(self, trial: Trial, lane: Lane) -> bool:
-        """Whether a trial would have the turn in this lane, or its part of it; else it would only take memory."""
+        """Whether a trial would get the turn in this lane, or a share of it; otherwise it would only take memory."""
         others = lane.residents.values()
         if not self._policy.preempts and all(other.priority == trial.priority for other in others):
             return True
-        # One by one: of many residents the first or second mostly settles it, for each of many trials that wait.
+        # One at a time: the first or second of many residents usually decides, and this runs for many waiting trials.
         claim = self._claim(trial)
         return all(claim < self._claim(other) for other in others)
 
     def review(self) -> None:
-        """Where priorities differ or the policy preempts, the first of a lane's residents has every turn."""
+        """If priorities differ or the policy preempts, gives every turn to the first of a lane's residents."""
         for lane in [lane for device in self._ledger.stirred for lane in device.lanes.values()]:
             claims = {trial.id: self._claim(trial) for trial in lane.residents.values()}
             if len(claims) < 2 or (not self._policy.preempts and len(set(claims.values())) == 1):

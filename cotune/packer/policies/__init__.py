@@ -37,13 +37,13 @@ POLICIES: dict[str, type[Policy]] = {
 
 
 def make_policy(policy: object) -> Policy:
-    """The policy of that name; a copy of one of ours, or somebody's own itself; `makespan` for None.
+    """The policy of that name, a copy of a built-in policy, or a user's own object itself; `makespan` for None.
 
     Raises:
         InputError: No policy has that name.
     """
     if isinstance(policy, Policy):
-        # Ours keep books, of one run. Somebody's own may be looked at from outside.
+        # A built-in policy keeps the state of one run. A user's own object may be inspected from outside.
         return copy.deepcopy(policy) if type(policy) in POLICIES.values() else policy
     if policy is None:
         return Makespan()

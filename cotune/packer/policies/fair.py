@@ -11,20 +11,20 @@ from cotune.packer.policies.base import Policy, Waiting
 
 
 class Fair(Policy):
-    """The least served kind first, weighted, and in it the least served trial (Salus, MLSys'20, section 4.2, FAIR).
+    """The least served kind first, weighted; in a kind, the least served trial (Salus, MLSys'20, section 4.2, FAIR).
 
-    Equalises device time among kinds of trials (one kind is one trainable: one user, one study), in the proportion of
-    their weights. Assumes nothing; a started trial is charged what it is predicted to take, corrected as it runs, or
-    a burst of free lanes would all go to one kind. A kind that comes late, none of which waits or runs, begins at the
-    level of the least served one, as in start-time fair queueing (Goyal et al., SIGCOMM'96): it has no claim on the
-    past. Salus shares among jobs at every iteration; residents of a lane do that here by taking turns, whatever the
-    policy.
+    Equalises device time among kinds of trials (one kind is one trainable: one user, one study), in proportion to
+    their weights. Assumes nothing. A started trial is charged its predicted duration, corrected as it runs;
+    otherwise a burst of free lanes would all go to one kind. A kind that joins while none of its trials wait or run
+    begins at the level of the least served kind, as in start-time fair queueing (Goyal et al., SIGCOMM'96): it has no
+    claim on the past. Salus shares among jobs at every iteration; here, residents of a lane do so by taking turns,
+    whatever the policy.
 
     Args:
         weights: By kind; 1 if not given.
 
     Raises:
-        InputError: A weight is no number above 0.
+        InputError: A weight is not a number above 0.
     """
 
     name = "fair"
@@ -36,7 +36,7 @@ class Fair(Policy):
             if not 0 < weight < math.inf:
                 raise InputError(f"the weight of {kind!r} is {weight!r}", hint="give a number above 0")
         self._served: dict[Hashable, float] = {}
-        # Trials that wait or run, by group.
+        # Waiting and running trials, by group.
         self._present: defaultdict[Hashable, int] = defaultdict(int)
         self._charged: dict[int, float] = {}
 
@@ -63,7 +63,7 @@ class Fair(Policy):
             self._present[group] -= 1
 
     def changed(self, before: Waiting, group: Hashable, waiting: Waiting, other: Hashable) -> None:
-        # The kind of a trial does not.
+        # A trial never changes its kind.
         pass
 
     def ran(self, trial: int, group: Hashable, seconds: float) -> None:

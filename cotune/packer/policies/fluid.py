@@ -1,4 +1,4 @@
-"""Longest first, and the tallest alone."""
+"""Longest first, and the tallest trials alone."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from cotune.packer.policies.weighing import Weighing
 
 
 class Fluid(Weighing):
-    """Longest first; one as tall as a device's part of all that waits gets a device to itself.
+    """Longest first; a trial as tall as one device's part of all waiting and running work gets a device to itself.
 
     (Fluid, MLSys'21, section 4.1, elastic training executors.)
 
     Fluid gives trial i the width `min(max(floor(h_i * n / sum h), 1/c), d)` of n devices by its predicted height h_i,
     which balances the trials of a stage: c short ones share a device, a tall one gets up to d. Optimises the makespan
     of a stage, and assumes that heights are known. We differ in that a trial never spans devices (d = 1), so a width
-    of 1 means a device without other lanes and a smaller one a lane beside others, as many as the width search finds
-    to pay (c). A height is not lowered as its trial runs, but only when that ends.
+    of 1 means a device without other lanes, and a smaller one means a lane beside others, as many as the width search
+    finds to pay (c). A trial counts with its full height until it ends.
     """
 
     name = "fluid"

@@ -1,4 +1,4 @@
-"""Classes of like trials, weighted by how long they wait; placed by predicted memory and utilisation."""
+"""Classes of similar trials, weighted by their waiting time; placed by predicted memory and utilisation."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ STEEP = 10.0
 
 
 class Horus(Policy):
-    """Weighted fair queues of like trials, each placed where memory and utilisation cost least (Horus, TPDS'21).
+    """Weighted fair queues of similar trials, each placed where memory and utilisation cost least (Horus, TPDS'21).
 
-    Trials are put into three classes by k-means on their predicted memory; a class weighs
-    `max(median wait, floor) * length`, and the one served least for its weight goes first, so no class waits much
-    longer than another. Of the devices with room the one with the least
-    `w1 * memory + w2 * f(sum of utilisations)` is taken, f being steep above 100%. Optimises utilisation
-    and waiting time; assumes that both figures can be predicted. We differ in that demands come from measured
-    siblings, not from the model's graph, in that a device is full when its width says so, and in that the sum of
-    utilisations decides among devices that `Pool` offers, not whether to start at all.
+    Trials are put into three classes by k-means on their predicted memory. A class weighs
+    `max(median wait, floor) * length`; the class served least for its weight goes first, so no class waits much
+    longer than another. Among the devices with room, the one with the least
+    `w1 * memory + w2 * f(sum of utilisations)` is taken, where f is steep above 100%. Optimises utilisation
+    and waiting time; assumes that both figures can be predicted. We differ in three ways: demands come from measured
+    siblings, not from the model's graph; a device is full when its width says so; and the sum of utilisations chooses
+    among the devices that `Pool` offers, but does not decide whether to start at all.
 
     Args:
         memory: w1.
@@ -71,14 +71,14 @@ class Horus(Policy):
         self._changes += 1
 
     def changed(self, before: Waiting, group: Hashable, waiting: Waiting, other: Hashable) -> None:
-        # Within its class it keeps its place among those that wait, which are in the order in which they came.
+        # Within its class a trial keeps its position, so waiting trials stay in the order in which they joined.
         if other != group:
             super().changed(before, group, waiting, other)
         elif waiting.need is not None:
             self._learn(math.log(max(waiting.need, 1)))
 
     def resumed(self, waiting: Waiting, group: Hashable) -> None:
-        # What it needs was learnt when it joined.
+        # Its need was learnt when it joined.
         self._started[group] += 1
 
     def cost(self, candidate: Candidate) -> float:
@@ -86,7 +86,7 @@ class Horus(Policy):
         return self._memory * candidate.memory + self._busy * (busy if busy <= 1 else 1 + STEEP * (busy - 1))
 
     def _weight(self, group: Hashable) -> float:
-        """Median wait times length; looked at anew when a part of the line has changed."""
+        """Median wait times length; recomputed after enough of the line has changed."""
         changes, weight = self._weights.get(group, (-1, FLOOR))
         since = self._since[group]
         if changes < 0 or self._changes - changes > len(since) // 16:
@@ -96,7 +96,7 @@ class Horus(Policy):
         return weight
 
     def _learn(self, size: float) -> None:
-        """Notes a size; clusters again whenever twice as many were seen."""
+        """Notes a size; clusters again each time the number of sizes seen has doubled."""
         self._needs.append(size)
         del self._needs[:-SAMPLES]
         self._seen += 1

@@ -1,4 +1,4 @@
-"""What would end last goes first; of the rest, what is hardest to place."""
+"""Trials that would end last go first; of the rest, those that are hardest to place."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from cotune.packer.policies.base import Waiting
 from cotune.packer.policies.weighing import Weighing
 
 TALL = 0.3
-# What of all the work is left where most are stopped early.
+# Share of all predicted work that remains if most trials are stopped early.
 LEFT = 0.1
 STEPS = 3
 BUSY = 0.9
 
 
 class Makespan(Weighing):
-    """The tall first, longest first; then the large, largest first, to end the whole sweep soonest.
+    """Tall trials first, longest first; then large ones, largest first, to end the whole sweep soonest.
 
-    Two things make a sweep long: a trial that is long and starts late, and devices that are not full. Against the
-    first there is Graham's longest-processing-time rule (SIAM J. Appl. Math. 17(2), 1969; Fluid, MLSys'21, section
-    4.1, orders trials the same way). Against the second: large trials while there are small ones to fill the gaps
-    beside them, as first-fit decreasing does in bin packing (Johnson et al., SIAM J. Comput. 3(4), 1974). A trial is
-    tall if it takes more than 0.3 of the time that all the work there is will take on all devices; length decides
-    among those, and among the others size, in steps of a factor of 1.26, and then length. Assumes that durations and
-    sizes can be predicted from finished siblings; as long as neither can, it is first come, first served. Trials
-    that would end last if they were slowed get no neighbours (`Critical`).
+    Two things make a sweep long: a long trial that starts late, and devices that are not full. Against the first:
+    Graham's longest-processing-time rule (SIAM J. Appl. Math. 17(2), 1969; Fluid, MLSys'21, section 4.1, orders trials
+    the same way). Against the second: large trials start while there are small ones to fill the gaps beside
+    them, as first-fit decreasing does in bin packing (Johnson et al., SIAM J. Comput. 3(4), 1974). A trial is tall if
+    it takes more than 0.3 of the time that all the work takes on all devices. Tall trials are ordered by length, the
+    others by size in steps of a factor of 1.26, and then by length. Assumes that durations and sizes can be predicted
+    from finished siblings; until they can, this is first come, first served. Trials that would end last if they were
+    slowed get no neighbours (`Critical`).
 
-    Where trials are judged by those before them (`judged`), their order decides how many are stopped: sorted by size or
-    length, which may well go with quality, or by the noise in a prediction, each may be the best so far, and none is.
-    So it is first come, first served there, but every second is the longest of the tall.
+    If trials are judged by those before them (`judged`), their order decides how many are stopped: sorted by size or
+    length, which may well correlate with quality, or by the noise in a prediction, each may be the best so far, and
+    none is stopped. So judged trials run first come, first served, but every second one is the longest tall trial.
     """
 
     name = "makespan"
@@ -54,7 +54,7 @@ class Makespan(Weighing):
 
     def rank(self, group: Hashable) -> float:
         assert isinstance(group, float)
-        # Behind one that was tall all are alike, and the first to come goes first.
+        # After a tall trial, all groups rank alike, and the earliest arrival goes first.
         is_next = self._is_tall(group) and not (self.judged and self._last_was_tall)
         return -group if is_next else 0.0
 

@@ -1,4 +1,4 @@
-"""Policies that hold a trial against all there is to do."""
+"""Policies that compare a trial with all the work there is."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from cotune.packer.policies.base import Policy, Waiting
 
 
 class Weighing(Policy):
-    """A policy that goes by the sum of some weight over all trials that wait or run.
+    """A policy that uses the sum of a weight over all trials that wait or run.
 
-    The weight of a trial is what it was when that last began to wait.
+    A trial's weight is the one it had when it last waited.
 
     Attributes:
         total: The sum.
@@ -23,7 +23,7 @@ class Weighing(Policy):
 
     @abstractmethod
     def weight(self, waiting: Waiting) -> float:
-        """What a trial adds to the sum."""
+        """The trial's contribution to the sum."""
 
     def joined(self, waiting: Waiting, group: Hashable) -> None:
         weight = self.weight(waiting)
@@ -37,5 +37,5 @@ class Weighing(Policy):
     def ended(self, trial: int, group: Hashable) -> None:
         self.total -= self._weights.pop(trial, 0.0)
         if not self._weights:
-            # Not what rounding has left.
+            # Drop what rounding has left.
             self.total = 0.0
