@@ -267,7 +267,7 @@ class KindModel:
         self._growth_version += not 1 / LITTLE < (1 + before[1]) / (1 + self._growth[1]) < LITTLE
 
     def grown(self, early: int) -> int:
-        """Bytes a trial comes to need that needs `early` at first: the lesser of the usual growth as a factor and in bytes."""
+        """Later need of a trial that needs `early` at first: the lesser of the usual growth by factor and by bytes."""
         factor, count = self._growth
         return int(min(early * factor, early + count))
 

@@ -1,4 +1,4 @@
-"""No schedule is shorter than this."""
+"""Lower bounds of the makespan of a workload."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from cotune.packer.interference import shared_speed
 from cotune.simulation.workload import Workload
 
-# What a device does in all when several trials share it, in shares of its time when alone: the best there is.
+# The most work per second that trials sharing a device can do, in seconds of its time when alone.
 BEST_LOAD = max(load / 64 * shared_speed(load / 64) for load in range(1, 256))
 
 
@@ -17,10 +17,10 @@ class Bounds:
     """Lower bounds of the makespan, in seconds.
 
     Attributes:
-        chain: The last arrival of work and the longest trial.
+        chain: The latest of arrival plus length, over all trials.
         device_time: All work over what all devices can do at best when shared.
         memory: All bytes times seconds over all memory.
-        large: The same with sizes rounded by dual feasible functions, which know that two large ones do not fit.
+        large: The same with sizes rounded by dual feasible functions, which know that two large trials do not fit.
         lanes: All seconds over all lanes.
     """
 
@@ -45,20 +45,20 @@ def lower_bounds(
     """Lower bounds of the makespan of a workload.
 
     Args:
-        workload: What is to run.
-        devices: On how many; None for what the workload says, and so below.
-        capacity: Bytes of each.
-        max_width: Lanes of each; None for as many as the workload has or could have.
-        ran: Iterations that each trial (by arrival) ran, where a stopping rule ended some.
+        workload: The jobs to run.
+        devices: Number of devices; None, as for the next two, for the workload's own figure.
+        capacity: Bytes of each device.
+        max_width: Lanes of each device; None for as many as the workload has or could have.
+        ran: Iterations that each trial (by arrival) ran, if a stopping rule ended some.
     """
     devices, room = devices or workload.devices, capacity or workload.capacity
     jobs = sorted(workload.jobs, key=lambda job: job.arrival)
     begin = jobs[0].arrival if jobs else 0.0
     width = max_width or most_lanes(workload)
     counts = ran if ran is not None else [job.iterations for job in jobs]
-    # What did not run at all, since it fits no device, takes no time.
+    # A trial that did not run at all, since it fits no device, takes no time.
     seconds = [(job.startup + n * job.step_seconds) if n else 0.0 for job, n in zip(jobs, counts, strict=True)]
-    # Only the iterations load the device; a start-up has it wait, but takes a lane and memory.
+    # Only iterations load the device; a start-up leaves it waiting, but takes a lane and memory.
     loads = [count * job.step_seconds * job.busy for job, count in zip(jobs, counts, strict=True)]
     sizes = [(job.peak + workload.context) / room for job in jobs]
     ends = [job.arrival - begin + length for job, length in zip(jobs, seconds, strict=True)]
@@ -72,7 +72,7 @@ def lower_bounds(
 
 
 def most_lanes(workload: Workload) -> int:
-    """As many lanes a device as could be opened, or were asked for."""
+    """Most lanes per device that could be opened, or were asked for."""
     return max(workload.max_width, workload.lanes or 1)
 
 

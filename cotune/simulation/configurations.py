@@ -1,10 +1,11 @@
 """The strongest lower bound: the best mix of sets of trials that devices can run at once, as a linear program.
 
-At each moment a device runs some set of trials that fits its memory, each at the speed that their busy shares leave,
-and no trial runs twice at once. The least makespan with which shares of time could be given to sets so that all the
-work gets done, and no trial gets more time than there is after its arrival, is no more than what any schedule takes.
-This is the linear program of cutting stock (Gilmore and Gomory, Oper. Res. 9, 1961) with a constraint per trial:
-there are too many sets to write down, and those that matter are found one by one, as knapsacks over memory and load.
+At each moment a device runs some set of trials that fits its memory, each at the speed that the set's busy shares
+leave, and no trial runs twice at once. The program gives shares of time to sets so that all the work gets done and no
+trial gets more time than there is after its arrival. The least makespan for which this is possible is no more than
+that of any schedule. This is the linear program of cutting stock (Gilmore and Gomory, Oper. Res. 9, 1961) with a
+constraint per trial: there are too many sets to write down, and those that matter are found one by one, as knapsacks
+over memory and load.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ LOAD_PARTS = 32
 MOST_LOAD = 2.5
 ROUNDS = 60
 CLOSE = 0.003
-# Trials longer than this part of what is known already are told apart from others like them.
+# Trials longer than this part of the bound known so far are kept apart from similar trials.
 LONG = 0.25
-# So many trials take a second or so.
+# With this many trials it takes a second or so.
 FEW = 20
 
 _Array = Any
@@ -41,7 +42,7 @@ def configuration_bound(
     max_width: int | None = None,
     ran: Sequence[int] | None = None,
 ) -> float:
-    """A lower bound of the makespan, in seconds, never below the best of `lower_bounds`, whose arguments it takes.
+    """A lower bound of the makespan, in seconds; at least the best of `lower_bounds`, whose arguments it takes.
 
     Memory and load are rounded down to parts and speeds up, which lowers it by some percent. Takes seconds to minutes.
 
@@ -78,7 +79,7 @@ def configuration_bound(
         prices = np.maximum(-found.ineqlin.marginals, 0.0)
         worth, fee, due = prices[: 2 * count], prices[2 * count], prices[2 * count + 1 :]
         value, new = kinds.dearest(worth, due)
-        # Whatever the prices: with the fee raised to the dearest set's value they are a solution of the dual.
+        # With the fee raised to the dearest set's value, any prices are a solution of the dual.
         scale = devices * max(value, fee) + float(due @ kinds.members)
         if scale > 0:
             best = max(best, float(worth @ kinds.work + due @ kinds.arrivals) / scale)
@@ -95,7 +96,7 @@ def best_bound(
     max_width: int | None = None,
     ran: Sequence[int] | None = None,
 ) -> float:
-    """The best lower bound that is soon found: `configuration_bound` for few trials and with scipy, else of volumes."""
+    """The best bound found quickly: `configuration_bound` for few trials and with scipy, otherwise `lower_bounds`."""
     if len(workload.jobs) <= FEW:
         with contextlib.suppress(InputError):
             return configuration_bound(workload, devices, capacity, max_width, ran)
@@ -103,7 +104,7 @@ def best_bound(
 
 
 class _Kinds:
-    """Trials that take the same memory and load, as one: what they are while they start, and while they run."""
+    """Trials with the same memory and load, grouped; each kind has a starting and a running state."""
 
     def __init__(
         self, workload: Workload, capacity: int | None, max_width: int, ran: Sequence[int] | None, long: float
@@ -129,7 +130,7 @@ class _Kinds:
         self.work = np.array([found[key][0] for key in keys] + [found[key][1] for key in keys])
         self._copies = [min(int(found[key][2]), max_width) for key in keys]
         edges = range(int(0.5 * LOAD_PARTS), int(MOST_LOAD * LOAD_PARTS) + 1)
-        # In each band the speed at its lower edge, where it is highest.
+        # Each band has the speed at its lower edge, where the speed is highest.
         self._bands = [(load + 1, shared_speed(load / LOAD_PARTS)) for load in edges]
         self._bands.insert(0, (edges[0], 1.0))
 
@@ -141,10 +142,10 @@ class _Kinds:
         ]
 
     def dearest(self, worth: _Array, due: _Array) -> tuple[float, list[_Array]]:
-        """The worth of the best set, at the prices of work and of being in a set; and the best sets of each band."""
+        """The worth of the best set, at the prices of work and of being in a set; and the best set of each band."""
         count = len(self.sizes)
         starting, running = worth[:count] - due, worth[count:] - due
-        # One that runs is slowed down neither by those that start nor by those that use nothing of the device.
+        # Starting trials, and trials that do not use the device, do not slow a running trial down.
         idle = np.where(np.array(self.loads) == 0, running, 0.0)
         value, taken = self._fill(starting, idle, 0)
         totals = running + value[MEMORY_PARTS - np.array(self.sizes), 0]
@@ -164,7 +165,7 @@ class _Kinds:
         return best, new
 
     def _fill(self, starting: _Array, running: _Array, most: int) -> tuple[_Array, list[tuple[int, _Array]]]:
-        """A knapsack: the best sets within each memory and each load up to this; and how many of each item are in."""
+        """A knapsack: the best sets for each memory and each load up to `most`, and how many of each item they take."""
         count = len(self.sizes)
         value = np.zeros((MEMORY_PARTS + 1, most + 1))
         taken: list[tuple[int, _Array]] = []
@@ -200,7 +201,7 @@ class _Kinds:
         return starts, runs
 
     def _column(self, starts: dict[int, int], runs: dict[int, int], speed: float) -> _Array:
-        """What a set does of each kind in a second, starting and running, and how many of each are in it."""
+        """What a set does for each kind in a second, starting and running, and how many of each it contains."""
         count = len(self.sizes)
         column = np.zeros(3 * count)
         for kind, number in starts.items():

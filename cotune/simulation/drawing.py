@@ -1,4 +1,4 @@
-"""Outcomes drawn: as lines of text, and as a Chrome trace."""
+"""Drawings of outcomes: as lines of text, and as a Chrome trace."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MAX_LANES = 64
 
 
 def gantt(segments: Sequence[Segment], columns: int = 72) -> str:
-    """A row a lane, a column a slice of time; marked by what most of the slice went to."""
+    """A row per lane and a column per slice of time; the mark shows what took most of the slice."""
     if not segments:
         return ""
     end = max(segment.end for segment in segments) or 1.0
@@ -42,7 +42,7 @@ def _mark(segments: Sequence[Segment], start: float, end: float) -> str:
 
 
 def chrome_trace(segments: Sequence[Segment]) -> dict[str, Any]:
-    """The segments as a Chrome trace (for `chrome://tracing` or Perfetto): a process a device, a thread a lane."""
+    """The segments as a Chrome trace (for `chrome://tracing` or Perfetto): a process per device, a thread per lane."""
     devices = {name: number for number, name in enumerate(sorted({segment.device for segment in segments}), start=1)}
     events: list[dict[str, Any]] = [
         {"ph": "M", "name": "process_name", "pid": number, "tid": 0, "args": {"name": name}}
@@ -65,7 +65,7 @@ def chrome_trace(segments: Sequence[Segment]) -> dict[str, Any]:
 
 
 def summary(outcome: Outcome, bound: float) -> str:
-    """The figures, a line each."""
+    """The figures, one per line."""
     figures = outcome.figures
     over = f", {figures.makespan / bound:.2f} times the best lower bound ({duration(bound)})" if bound > 0 else ""
     counts = f"{figures.trials} trials, {figures.stopped} stopped early, {figures.failed} too large for a device"

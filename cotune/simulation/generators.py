@@ -1,7 +1,7 @@
 """Seeded workloads, shaped like published ones.
 
-None is the published list of jobs, which the papers do not print: what is taken from them and what is assumed stands
-in each workload's note. They were written down before any policy was run on them.
+None is the published list of jobs, which the papers do not print; each workload's note says what is taken from the
+paper and what is assumed. The workloads were written down before any policy was run on them.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from cotune.simulation.models import MODELS, Model
 from cotune.simulation.workload import Job, Workload
 
 ASHA_RUNGS = (1, 3, 9, 27)
-# Salus, section 5.1: SRTF's jobs took 53.4 minutes on average, 217 at the 95th percentile, 306.0 in all; FIFO's 170.6
-# on average and 303.4 in all.
+# Salus, section 5.1: with SRTF, jobs took 53.4 minutes on average, 217 at the 95th percentile, 306.0 in all; with FIFO,
+# 170.6 on average and 303.4 in all.
 SALUS_SPREAD = 2.35
 SALUS_LONGEST = 36.0
 SALUS_FIFO = 170.6 / 303.4
@@ -31,10 +31,10 @@ def make_workload(name: str, seed: int = 0, jobs: int | None = None) -> Workload
     Args:
         name: One of `GENERATORS`.
         seed: The same seed gives the same jobs.
-        jobs: How many, where other than published.
+        jobs: How many, if other than published.
 
     Raises:
-        InputError: No such workload.
+        InputError: There is no such workload.
     """
     if name not in GENERATORS:
         raise InputError(f"{name!r} is not a workload", hint=f"choose one of {', '.join(GENERATORS)}")
@@ -45,7 +45,7 @@ def make_workload(name: str, seed: int = 0, jobs: int | None = None) -> Workload
 
 
 def _of(model: Model, seconds: float, arrival: float = 0.0) -> Job:
-    """A job of a measured model that takes about so long, its start-up included."""
+    """A job of a measured model that takes about `seconds`, start-up included."""
     iterations = max(2, round((seconds - model.startup) / model.step_seconds))
     return Job(
         iterations,
@@ -63,7 +63,7 @@ def _of(model: Model, seconds: float, arrival: float = 0.0) -> Job:
 def salus_100(dice: random.Random, count: int) -> Workload:
     """The mix of training jobs on one GPU."""
     models = dice.sample(MODELS * -(-count // len(MODELS)), count)
-    # Quantiles, not draws, of which a hundred seldom have the averages that are to be met.
+    # Quantiles instead of draws: a hundred draws seldom have the averages to be met.
     shape = NormalDist(0, SALUS_SPREAD)
     lengths = [min(SALUS_LONGEST, math.exp(shape.inv_cdf((n + 0.5) / count))) for n in range(count)]
     left = 303.4 * 60 * count / 100 - sum(model.startup for model in models)
@@ -81,7 +81,7 @@ def salus_100(dice: random.Random, count: int) -> Workload:
 
 
 def _mean_completion(jobs: Sequence[Job]) -> float:
-    """Of jobs that run one after the other, as a share of the time they take."""
+    """Mean completion time of jobs that run one after the other, as a share of the time they take in all."""
     ends = list(itertools.accumulate(job.seconds for job in jobs))
     return sum(ends) / len(ends) / ends[-1]
 
@@ -117,7 +117,7 @@ def salus_compute(dice: random.Random, count: int) -> Workload:
 
 
 def tiresias(dice: random.Random, count: int) -> Workload:
-    """Jobs that come one after another, most short, some very long."""
+    """Jobs that arrive one after another: most short, some very long."""
     jobs, time = [], 0.0
     for _ in range(count):
         time += dice.expovariate(1 / 30)
@@ -154,7 +154,7 @@ def asha(dice: random.Random, count: int) -> Workload:
 
 
 def hpo(dice: random.Random, count: int) -> Workload:
-    """Very many short trials, to see how fast this is."""
+    """Very many short trials, to measure the speed of cotune itself."""
     jobs = []
     for _ in range(count):
         width = 2 ** dice.uniform(0, 3)

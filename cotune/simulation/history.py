@@ -1,4 +1,4 @@
-"""When the trials of a run were under way, and on what, as its events file has it."""
+"""When and where the trials of a run ran, according to its events file."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from cotune.trial import TrialState
 
 @dataclass(slots=True)
 class Stretch:
-    """A time without a break in which a trial ran in a lane.
+    """An uninterrupted time in which a trial ran in a lane.
 
     Attributes:
-        end: Without an end noted, that of the session or, if that is not known, the last thing noted of the trial.
+        end: If no end was noted, the end of the session or, if that is unknown, the last event of the trial.
     """
 
     device: str
@@ -34,7 +34,7 @@ class Attempt:
     """From a start of a trial to its end, the next start, or the end of the session.
 
     Attributes:
-        steps: Its reports, as step and time, less those that a later attempt made again.
+        steps: Its reports, as step and time, without those that a later attempt made again.
     """
 
     stretches: list[Stretch] = field(default_factory=list)
@@ -44,7 +44,7 @@ class Attempt:
 
 @dataclass(slots=True)
 class Past:
-    """A trial as it went.
+    """The history of one trial.
 
     Attributes:
         state: How it ended; None if it has not.
@@ -55,10 +55,10 @@ class Past:
     demand: Demand | None = None
 
     def counted(self) -> list[Stretch]:
-        """What its result is made of: all of the last attempt, and of those before what it went on from.
+        """The stretches that led to its result: all of the last attempt, and of earlier attempts what it went on from.
 
-        An attempt that was cut off counts up to its last report that no later one made again. So nothing of it does if
-        the next began anew, and about what was done up to the checkpoint if it went on from there.
+        An attempt that was cut off counts up to its last report that no later attempt made again. So it does not count
+        if the next one began anew, and counts about up to the checkpoint if the next one went on from there.
         """
         found: list[Stretch] = []
         for attempt in self.attempts[:-1]:
@@ -74,9 +74,9 @@ class Hardware:
 
     Attributes:
         capacity: Bytes for all its lanes.
-        context: Bytes of a lane before any trial: the guess there was before a lane had measured it.
-        max_width: More lanes would never have paid.
-        lanes: How many were asked for; None if that was found by measuring.
+        context: Bytes of a lane before any trial: the guess before a lane had measured it.
+        max_width: Most lanes that could pay.
+        lanes: How many were asked for; None if the number was found by measuring.
     """
 
     capacity: int
@@ -87,14 +87,14 @@ class Hardware:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """What an events file says of all sessions of a run.
+    """What an events file says about all sessions of a run.
 
     Attributes:
         trials: By number.
-        hardware: The devices of the last session in which a trial started; empty if they were not written down.
-        context: Bytes of a lane before any trial, as measured; None if that was not written down.
-        opening: Seconds until a lane was ready that was opened once another was, the median; 0 if there was none. What
-            the first ones took, preparations of the run among it, is no part of a makespan.
+        hardware: The devices of the last session in which a trial started; empty if they were not recorded.
+        context: Measured bytes of a lane before any trial; None if not recorded.
+        opening: Median seconds until a lane was ready that was opened after another one was; 0 if there was none. The
+            first lanes are left out: they include preparations of the run, which are no part of a makespan.
     """
 
     trials: dict[int, Past]
@@ -104,7 +104,7 @@ class History:
 
 
 def read_history(folder: RunFolder) -> History:
-    """Reads it.
+    """Reads the events file of a run.
 
     Raises:
         StorageError: The events file is unreadable, damaged or of another version.
@@ -144,7 +144,7 @@ class _Reader:
     def take_in(self, event: dict[str, Any]) -> None:
         kind, number = event["event"], event.get("trial")
         if kind == "run":
-            # A session begins: whatever the one before left open came to no end.
+            # A session begins: close whatever the previous one left open.
             self.cut_off()
             self.is_begun, self.there, self._up_since = True, {}, math.inf
         elif kind == "device":
@@ -166,7 +166,7 @@ class _Reader:
         kind, time = event["event"], event["time"]
         if kind == "start":
             self.used = self.there
-            # One that still seems to run was cut off in a session whose end is not known.
+            # An attempt that still seems to run was cut off in a session whose end is not known.
             for before in trial.attempts[-1:]:
                 if before.is_running:
                     before.is_running, self._up_since = False, math.inf

@@ -1,7 +1,7 @@
 """Measured training jobs: the 33 model and batch pairs of Salus's workloads.
 
-Milliseconds an iteration and seconds of start-up are least-squares fits of job time over iterations, peak MB as
-measured; from tests/workloads.csv of github.com/SymbioticLab/Salus at 7b7f5e06 (Apache-2.0). The GPU is not named; the
+Milliseconds per iteration and seconds of start-up are least-squares fits of job time over iterations; peak MB are as
+measured. From tests/workloads.csv of github.com/SymbioticLab/Salus at 7b7f5e06 (Apache-2.0). The GPU is not named; the
 paper used a P100 with 16 GB. Parameters (millions) are those of the published architectures.
 """
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 _MB = 10**6
 
-# model, batch, ms an iteration, start-up s, peak MB, parameters in millions
+# model, batch, ms per iteration, start-up s, peak MB, parameters in millions
 _TABLE = (
     ("vgg11", 25, 105.885, 7.28, 3709.6, 132.9),
     ("vgg11", 50, 185.373, 8.33, 5087.5, 132.9),

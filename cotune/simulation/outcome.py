@@ -1,4 +1,4 @@
-"""What came of a simulated workload, in figures."""
+"""The outcome of a simulated workload, in figures."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cotune.simulation.workload import Job
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """An attempt at a trial, as it would be drawn."""
+    """One attempt at a trial, for drawing."""
 
     trial: int
     device: str
@@ -31,13 +31,13 @@ class Figures:
         makespan: From the first arrival to the last end.
         completion: From arrival to end, mean; `completion_p95` the 95th percentile.
         waiting: From arrival to the first start, mean; `waiting_p95` the 95th percentile.
-        at_once: Trials that ran at once, on average over all devices and the makespan; start-ups count.
-        utilisation: Share of the devices' time that iterations used, those that were lost included, each by what its
-            trial uses of a device alone. It exceeds 1 where trials together do more than one at a time could.
-        fill: Share of the devices' memory that running trials needed, attempts without an iteration left out.
+        at_once: Trials that ran at once over all devices, averaged over the makespan; start-ups count.
+        utilisation: Share of the devices' time that iterations used, lost ones included, each counted with what its
+            trial uses of a device alone. Exceeds 1 if trials together do more than one at a time could.
+        fill: Share of the devices' memory that running trials needed, without attempts that made no iteration.
         stopped: Trials that a stopping rule ended.
         failed: Trials that did not fit any device.
-        out_of_memory: Attempts that ended so.
+        out_of_memory: Attempts that ran out of memory.
     """
 
     trials: int
@@ -56,15 +56,15 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """All that was noted.
+    """The result of a simulation.
 
     Attributes:
-        figures: In short.
+        figures: Summary figures.
         segments: Every attempt; empty if they were not kept.
         ran: Iterations that each trial had done at its end.
-        events: Events that the brain took in.
+        events: Number of events that the brain handled.
         set_aside: Bytes set aside for trials over what they needed, as in `Results`.
-        predicted_seconds: How long they were expected to take over how long they ran, as in `Results`.
+        predicted_seconds: Predicted over actual run time, as in `Results`.
     """
 
     figures: Figures
@@ -93,7 +93,7 @@ class Notes:
         self._used = 0.0
         self._held = 0.0
         self._counts: dict[str, int] = {}
-        # Predicted and measured, in turn.
+        # Predicted and measured values, alternating.
         self._bytes = array("d")
         self._seconds = array("d")
 
@@ -116,14 +116,14 @@ class Notes:
         device, lane, start = self._open.pop(trial)
         self._ran_for += time - start
         if self.ran[trial]:
-            # Else it was refused what it needed, at the latest in its first iteration.
+            # Otherwise it was refused what it needed, in its first iteration at the latest.
             self._held += (time - start) * self._jobs[trial].persistent
         self._counts[how] = self._counts.get(how, 0) + 1
         if self._keep:
             self.segments.append(Segment(trial, device, lane, start, time, how))
 
     def compared(self, conclusion: ConcludeTrial) -> None:
-        """Notes what was expected of a trial that is over, and what was measured."""
+        """Notes the prediction for a trial that is over, and what was measured."""
         if conclusion.expected is not None and conclusion.demand is not None:
             self._bytes.extend((conclusion.expected.peak, conclusion.demand.peak))
         if conclusion.expected_seconds is not None and conclusion.outcome == "done":
@@ -171,5 +171,5 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def _percentile(ordered: Sequence[float]) -> float:
-    """The 95th: the least that is no less than 95% of all."""
+    """The 95th percentile: the smallest value that is no less than 95% of all."""
     return ordered[-(-19 * len(ordered) // 20) - 1] if ordered else 0.0

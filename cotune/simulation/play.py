@@ -1,4 +1,4 @@
-"""Plays a workload: the production brain and the simulated body, on a virtual clock."""
+"""Plays a workload: the production brain with the simulated body, on a virtual clock."""
 
 from __future__ import annotations
 
@@ -31,28 +31,28 @@ from cotune.simulation.stopping import Asha
 from cotune.simulation.workload import Job, Workload
 from cotune.trial import Report, TrialSpec
 
-# That takes seconds, and two kilobytes each, before the first trial starts.
+# This many take seconds, and two kilobytes each, before the first trial starts.
 MAX_DEVICES = 100_000
 _NOWHERE = Path()
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """Under what a workload is played.
+    """How a workload is played.
 
     Attributes:
-        devices: How many; None for what the workload says, and so below.
-        capacity: Bytes of each.
+        devices: Number of devices; None, as for `capacity`, `width` and `max_width`, for what the workload says.
+        capacity: Bytes of each device.
         policy: Name or object.
-        width: Lanes a device; if the workload does not say either, that is found.
-        max_width: Never more than this.
-        residents: Trials that may share a lane by turns.
-        error: How far predictions of seconds and bytes are off, evenly within plus and minus this share; None for no
-            predictions but what the brain learns from features and finished trials.
-        ahead: Trials that may be proposed and not started.
-        seed: Of the errors.
-        costs: Of acting.
-        keep: Keep every attempt, to draw it.
+        width: Lanes per device; if the workload does not say it either, it is found by measuring.
+        max_width: Most lanes per device.
+        residents: Most trials that share a lane by taking turns.
+        error: How far predictions of seconds and bytes are off, uniformly within plus and minus this share; None for no
+            predictions except what the brain learns from features and finished trials.
+        ahead: Most trials that may be proposed and not started.
+        seed: Seed of the prediction errors.
+        costs: Durations of the body's actions.
+        keep: Whether to keep every attempt, for drawing.
     """
 
     devices: int | None = None
@@ -74,13 +74,13 @@ def simulate(
     """Plays a workload to its end.
 
     Args:
-        workload: What is played.
-        setting: On what, and how.
+        workload: The workload to play.
+        setting: How to play it.
         on_end: Called whenever a trial is over.
 
     Raises:
         InputError: The setting makes no sense.
-        RunError: Some trials never start, which would be a fault of the brain.
+        RunError: Some trials never end, which would be a fault of the brain.
     """
     setting = setting or Setting()
     count = workload.devices if setting.devices is None else setting.devices
@@ -117,7 +117,7 @@ class _Player:
         self._attempts: dict[int, int] = {}
 
     def play(self) -> Outcome:
-        # What is there at the beginning is in line before the first device takes one.
+        # Trials that are there at the beginning are in line before the first device takes one.
         self._propose()
         for found in self._engine.start():
             self._feed(found)
@@ -139,7 +139,7 @@ class _Player:
         return self._notes.outcome()
 
     def _propose(self) -> None:
-        """Adds the trials that have come, up to the limit, and has the next one announced."""
+        """Adds the trials that have arrived, up to the limit, and schedules the next arrival."""
         jobs, packer, now = self._jobs, self._packer, self._engine.now()
         while self._next < len(jobs) and not self._coming and packer.waiting < self._setting.ahead:
             number, job = self._next, jobs[self._next]
@@ -150,7 +150,7 @@ class _Player:
                 self._coming = True
                 self._engine.at(job.arrival, self._added(number, job, job.arrival))
         if packer.is_open and (self._coming or self._next == len(jobs)):
-            # What is still to arrive does so in its own time, and not because there is room for it.
+            # The remaining trials arrive in their own time, and not because there is room for them.
             self._feed(AllTrialsAdded(now))
 
     def _added(self, number: int, job: Job, time: float) -> TrialAdded:

@@ -18,7 +18,7 @@ class Asha:
         self._rungs: defaultdict[int, list[float]] = defaultdict(list)
 
     def stops(self, rung: int, value: float) -> bool:
-        """Whether a trial that has this value at a rung is to be stopped."""
+        """Whether a trial with this value at a rung should be stopped."""
         seen = self._rungs[rung]
         insort(seen, value)
         return bisect_right(seen, value) > max(1, len(seen) // REDUCTION)

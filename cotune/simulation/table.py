@@ -1,4 +1,4 @@
-"""Jobs from a table with a header, such as the traces that schedulers are published with."""
+"""Jobs from a table with a header, such as published scheduler traces."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from cotune.demand import MIB
 from cotune.errors import InputError
 from cotune.simulation.workload import Job, Workload
 
-# Ours first; the others are what published traces call the same.
+# Our name first, then the names that published traces use.
 NAMES = {
     "seconds": ("seconds", "duration", "duration_s", "runtime", "jct_s"),
     "peak_mib": ("peak_mib", "peak_mem_mb"),
@@ -34,27 +34,27 @@ _READ = {
 }
 TIMES = ("arrival", "start", "end")
 LENGTHS = ("seconds", "step_seconds", "startup")
-# Beyond these a number is in another unit than the one that is read: three thousand years, ten terabytes.
+# Larger numbers are in another unit than the one assumed: three thousand years, ten terabytes.
 MOST_SECONDS = 1e11
 MOST_MIB = 1e7
-# Of a GPU, where others say how many.
+# A column in percent of a GPU, where the others count GPUs.
 _PERCENT = "plan_gpu"
 _NOTHING = ("none", "null", "nan", "na", "n/a", "\\n")
 _STEPS = 100
-# As pandas and Python write a length of time.
+# A duration as pandas and Python write it.
 _SPAN = re.compile(r"(?:(\d+) days?(?:,? |$))?(?:(\d+):(\d\d):(\d\d(?:\.\d+)?))?")
 
 
 def from_csv(path: Path) -> Workload:
-    """Jobs from a table, one a row; columns that are not named here are ignored.
+    """Jobs from a table, one per row; columns that are not named here are ignored.
 
-    How long a job takes alone is `iterations` and `step_seconds`, or `seconds` (with `iterations`, if there), or what
-    is between `start` and `end`; what it needs is `persistent_mib` and `ephemeral_mib`, or `peak_mib`, or nothing.
-    `busy`, `startup`, `arrival`, `kind`, `priority` may be there. Times are seconds, or dates as ISO 8601 has them, and
+    How long a job takes alone is `iterations` and `step_seconds`, or `seconds` (with `iterations`, if there), or the
+    time from `start` to `end`; what it needs is `persistent_mib` and `ephemeral_mib`, or `peak_mib`, or nothing.
+    `busy`, `startup`, `arrival`, `kind`, `priority` are optional. Times are seconds, or dates in ISO 8601, and
     begin with the first arrival; without `arrival`, jobs arrive at their `start`, and without either at the beginning.
-    `NAMES` has further names for these.
+    `NAMES` has further names for these columns.
     Jobs of no GPU or of several (`gpus`, of each of its `instances`), and those that took no time or have no end, are
-    left out; one of a part of a GPU uses no more than that.
+    left out; a job of part of a GPU uses no more than that part.
 
     Raises:
         InputError: The file cannot be read, or a column or a number in it is wrong.
@@ -90,7 +90,7 @@ def from_csv(path: Path) -> Workload:
 
 
 def _checked(path: Path, row: Row) -> Row:
-    """The first row, if its columns say how long jobs take."""
+    """Returns the first row if its columns say how long jobs take; raises otherwise."""
     if all(row.has(name) for name in ("trial", "attempts", "expected_seconds")):
         raise InputError(
             f"{path} is a table of cotune's own results, which does not say what the devices were",
@@ -110,7 +110,7 @@ class Row:
     """A row of a table.
 
     Attributes:
-        where: Which, for errors.
+        where: Its line and file, for errors.
         cells: By column.
     """
 
@@ -118,19 +118,19 @@ class Row:
     cells: Mapping[str, str]
 
     def has(self, name: str) -> bool:
-        """Whether there is such a column, whatever it is called."""
+        """Whether there is such a column, under any of its names."""
         return any(other in self.cells for other in NAMES.get(name, (name,)))
 
     def cell(self, name: str) -> tuple[str, str]:
-        """What the column is called here, and what is in it; nothing if there is none."""
+        """The column's name in this table, and the cell's text; empty if there is none."""
         called = next((other for other in NAMES.get(name, (name,)) if self.cells.get(other)), name)
         return called, self.cells.get(called) or ""
 
     def get(self, name: str, default: float = 0.0) -> float:
-        """A number, or a date or a length of time as one; the default if there is nothing.
+        """A cell as a number; dates and durations become seconds. Empty cells give the default.
 
         Raises:
-            InputError: It is none, or cannot be in the unit that it is read in.
+            InputError: The cell is not a number, or cannot be in the unit assumed.
         """
         called, text = self.cell(name)
         if not text:
@@ -153,7 +153,7 @@ class Row:
         """A cell as a number, 0 or more.
 
         Raises:
-            InputError: It is none.
+            InputError: It is not such a number.
         """
         try:
             value = float(self.cells[column])
@@ -203,7 +203,7 @@ def _job(row: Row) -> Job | None:
 
 
 def _gpus(row: Row) -> float:
-    """How many a job has: one if the table does not speak of them, none if only the cell is empty."""
+    """How many GPUs a job has: one if the table has no such column, none if only the cell is empty."""
     count = 1.0
     if row.has("gpus"):
         count = row.get("gpus") / (100 if row.cell("gpus")[0] == _PERCENT else 1)
@@ -211,10 +211,10 @@ def _gpus(row: Row) -> float:
 
 
 def rows(path: Path, columns: Sequence[str] = ()) -> Iterator[Row]:
-    """The rows of a table, the columns that are named being there.
+    """The rows of a table that must have the given columns.
 
     Raises:
-        InputError: It cannot be read, has no rows, or lacks a column.
+        InputError: The table cannot be read, has no rows, or lacks a column.
     """
     text = read_text(path)
     delimiter = max(",\t;", key=text.lstrip().partition("\n")[0].count)
@@ -243,13 +243,13 @@ def _plain(name: str) -> str:
 
 
 def _content(cell: str) -> str:
-    """What is in a cell, nothing being written in several ways."""
+    """The text of a cell; the various ways of writing nothing become empty."""
     text = cell.strip()
     return "" if text.lower() in _NOTHING else text
 
 
 def read_text(path: Path) -> str:
-    """What is in a text file.
+    """The contents of a text file.
 
     Raises:
         InputError: It cannot be read.

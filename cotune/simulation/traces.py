@@ -20,20 +20,20 @@ from cotune.simulation.workload import Job, Workload
 from cotune.trial import TrialState
 
 _STEPS = 100
-# What a lane may need beside its trials, whatever these are.
+# Least bytes to allow for a lane, however little its trials need.
 _ROOM = 256 * MIB
 
 
 def from_run(folder: RunFolder, busy: float | None = None) -> Workload:
-    """The trials of a run as they went: when they were killed they are killed again, what they took they take again.
+    """The finished trials of a run as they went: trials that were stopped end where they did, with the same durations.
 
-    What a trial takes alone is what it took, pauses and what was done in vain left out, less what those beside it have
-    slowed it down by the simulated body's measure. What each uses of a device is what was measured, the median; where
-    nothing was, as on a GPU, its part of the lanes the run had.
+    What a trial takes alone is its run time without pauses and wasted work, less the slowdown by its neighbours
+    according to the simulated body's model. The device use of each trial is the median of what was measured; if nothing
+    was, as on a GPU, it is its part of the lanes the run had.
 
     Args:
-        folder: Of the run.
-        busy: Share of a device's time that a trial uses alone, where that is known better.
+        folder: The run's folder.
+        busy: Share of a device's time that a trial uses alone, if that is known better.
 
     Raises:
         StorageError: The run cannot be read.
@@ -63,7 +63,7 @@ def from_run(folder: RunFolder, busy: float | None = None) -> Workload:
     workload = Workload(folder.path.name, jobs, note, context=history.context or 0, costs=costs, judged=judged)
     if history.hardware:
         return _on(workload, history.hardware, history.context)
-    # Of a cotune that did not write down what the devices were.
+    # The run was recorded by a cotune that did not record its devices.
     return replace(
         workload,
         note=f"{note}; what its devices were is not in its events, so as many lanes fit as it had: {most}",
@@ -75,7 +75,7 @@ def from_run(folder: RunFolder, busy: float | None = None) -> Workload:
 
 
 def _on(workload: Workload, hardware: Sequence[Hardware], context: int | None) -> Workload:
-    """The workload on devices as a run had them."""
+    """The workload on the devices that a run had."""
     largest = max(hardware, key=lambda device: device.capacity)
     note = workload.note
     if any(device.capacity != largest.capacity for device in hardware):
@@ -92,7 +92,7 @@ def _on(workload: Workload, hardware: Sequence[Hardware], context: int | None) -
 
 
 def _alone(stretch: Stretch, device: _Crowd, lane: _Crowd, share: float) -> float:
-    """Seconds that it would have taken by itself."""
+    """Seconds the stretch would have taken alone."""
     beside, residents = (crowd.mean(stretch.start, stretch.end) for crowd in (device, lane))
     return (stretch.end - stretch.start) / residents * (shared_speed(beside * share) if beside > 1 else 1.0)
 
@@ -102,7 +102,7 @@ def _median(counts: Iterable[int]) -> int:
 
 
 class _Crowd:
-    """How many trials, or lanes, were at it at any time, from when each began and ended."""
+    """How many trials, or lanes, were running at any time, from the spans in which they did."""
 
     def __init__(self, spans: Iterable[tuple[float, float]]) -> None:
         self._times: list[float] = []
@@ -128,7 +128,7 @@ class _Crowd:
 
 
 def _crowds(trials: Iterable[Past]) -> tuple[dict[str, _Crowd], dict[tuple[str, int], _Crowd]]:
-    """How many lanes of each device, and trials of each lane, were at it: residents of a lane take turns."""
+    """Running lanes of each device over time, and running trials of each lane: residents of a lane take turns."""
     by_lane: defaultdict[tuple[str, int], list[tuple[float, float]]] = defaultdict(list)
     for trial in trials:
         for attempt in trial.attempts:
@@ -156,13 +156,13 @@ def _merged(spans: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
 def from_gavel(trace: Path, pairs: Path, gpu: str = "v100") -> Workload:
     """Gavel's makespan trace (OSDI'20), with the measured throughputs of single jobs and pairs on one kind of GPU.
 
-    What a job uses of the device follows from how much the pairs it is in were slowed down. Its memory is not in the
-    trace: any two fit and no three, as in Gavel. Jobs of several GPUs are left out.
+    A job's device use follows from the slowdown in the pairs it is in. Its memory is not in the trace: any two jobs fit
+    and no three, as in Gavel. Jobs of several GPUs are left out.
 
     Args:
         trace: `minimize_makespan.trace`, tab-separated.
-        pairs: A table of gpu, job_a, job_b, and steps a second alone and together.
-        gpu: Which.
+        pairs: A table of gpu, job_a, job_b, and steps per second alone and together.
+        gpu: The kind of GPU, as in the table.
     """
     alone, busy = _from_pairs(pairs, gpu)
     jobs = []
@@ -182,7 +182,7 @@ def from_gavel(trace: Path, pairs: Path, gpu: str = "v100") -> Workload:
 
 
 def _from_pairs(path: Path, gpu: str) -> tuple[dict[str, float], dict[str, float]]:
-    """Steps a second of each job alone, and its share of the device's time by the slope over its pairs."""
+    """Steps per second of each job alone, and its share of the device's time, from the speed kept in its pairs."""
     alone: dict[str, float] = {}
     kept: defaultdict[str, list[float]] = defaultdict(list)
     columns = ("gpu", "job_a", "job_b", "iso_a_steps_s", "co_a_steps_s", "iso_b_steps_s", "co_b_steps_s")
@@ -198,5 +198,5 @@ def _from_pairs(path: Path, gpu: str) -> tuple[dict[str, float], dict[str, float
 
 
 def _load(kept: float) -> float:
-    """The sum of busy shares at which trials keep this part of their speed."""
+    """The sum of busy shares at which trials keep this share of their speed."""
     return next((load / 64 for load in range(1, 128) if shared_speed(load / 64) <= kept), 2.0)

@@ -1,4 +1,4 @@
-"""A workload: what trials come when, and what each is."""
+"""Workloads: which trials arrive when, and what each needs."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from cotune.engines.simulated import Costs
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A trial of a workload, as it is alone on a device.
+    """A trial of a workload, described as it is alone on a device.
 
     Attributes:
-        iterations: How many it runs if nobody stops it.
-        step_seconds: How long each takes.
-        persistent: Bytes it holds between iterations.
-        ephemeral: Bytes within one, on top.
+        iterations: Iterations it runs if nothing stops it.
+        step_seconds: Seconds per iteration.
+        persistent: Bytes held between iterations.
+        ephemeral: Bytes in addition within an iteration.
         busy: Share of the device's time it uses.
         startup: Seconds before its first iteration.
         arrival: When it is proposed.
         kind: Trials of one kind are predicted from each other.
-        features: From which.
+        features: What the prediction is based on.
         rungs: Iterations after which a stopping rule judges it.
         values: What it reports there; smaller is better.
-        priority: Higher goes first; above 0 it is not to be slowed down much.
+        priority: Higher goes first; above 0, the trial is protected from slowdown.
     """
 
     iterations: int
@@ -47,7 +47,7 @@ class Job:
 
     @property
     def seconds(self) -> float:
-        """How long it takes alone, to its end."""
+        """Seconds it takes alone, to its end."""
         return self.startup + self.iterations * self.step_seconds
 
 
@@ -56,14 +56,14 @@ class Workload:
     """Jobs, by arrival, and the devices they are meant for.
 
     Attributes:
-        note: Where it comes from, and what of it is assumed.
+        note: Where the workload comes from, and what is assumed.
         capacity: Bytes of a device.
         context: Bytes of a lane before any trial.
-        devices: How many.
-        lanes: Of each device; None if that is to be found.
-        max_width: Never more lanes than this.
-        costs: Of acting.
-        judged: Some were stopped by how they did beside those before them, which is in their lengths.
+        devices: Number of devices.
+        lanes: Lanes per device; None if the number is to be found.
+        max_width: Most lanes per device.
+        costs: Durations of the body's actions.
+        judged: Some trials were stopped by comparison with earlier ones, which shows in their lengths.
     """
 
     name: str

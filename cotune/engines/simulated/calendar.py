@@ -1,4 +1,4 @@
-"""Virtual time: what is to happen when, and what has happened."""
+"""Virtual time: what is scheduled, and what has happened."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Happened = Event | Report
 
 
 class Calendar:
-    """Time jumps from one entry to the next.
+    """A virtual clock that jumps from one entry to the next.
 
     Attributes:
         time: Now, in seconds.
@@ -26,16 +26,16 @@ class Calendar:
         self._said: list[Happened] = []
 
     def later(self, seconds: float, act: Callable[[Any], None], what: Any) -> None:
-        """Schedules something; of what is due at once, the first that was entered comes first."""
+        """Schedules a call; calls that are due at the same time run in the order in which they were scheduled."""
         self._count += 1
         heapq.heappush(self._entries, (self.time + seconds, self._count, act, what))
 
     def say(self, event: Happened) -> None:
-        """Tells whoever polls."""
+        """Queues an event for the next poll."""
         self._said.append(event)
 
     def poll(self, timeout: float) -> list[Happened]:
-        """What is said next; the clock jumps there, or by `timeout` seconds if nothing is before."""
+        """The next events; the clock jumps to them, or by `timeout` seconds if nothing happens before."""
         until = self.time + timeout
         while not self._said and self._entries and self._entries[0][0] <= until:
             self.time, _, act, what = heapq.heappop(self._entries)

@@ -1,4 +1,4 @@
-"""The simulated body: imagined devices and lanes under the contract of bodies."""
+"""The simulated body: simulated devices and lanes that follow the contract of bodies."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from cotune.trial import TrialSpec
 
 
 class SimulatedEngine(Engine):
-    """Runs imagined trials on imagined devices; `poll()` lets virtual time pass until something happens.
+    """Runs simulated trials on simulated devices; `poll()` lets virtual time pass until something happens.
 
-    Lanes run in parallel and slow each other down by the sum of what their trials use of the device; residents of a
-    lane take turns evenly, or as `GiveTurn` says. A trial that exceeds its lane's quota runs out of memory; one with a
-    grant gives that back first. What a grant does to others on the device is not in the model.
+    Lanes run in parallel and slow each other down by the sum of their trials' device use; residents of a lane take
+    turns evenly, or as `GiveTurn` says. A trial that exceeds its lane's quota runs out of memory; a trial with a grant
+    gives that back first. The effect of a grant on other trials of the device is not modelled.
 
     Args:
-        devices: What is there.
-        model: What a trial is.
-        costs: What acting costs.
-        speed: How fast trials run beside each other, 1 being alone, by what each uses of the device.
+        devices: The devices there are.
+        model: Returns what a trial does.
+        costs: Durations of the body's actions.
+        speed: How fast trials run beside each other (1 is the speed alone), given what each uses of the device.
     """
 
     def __init__(
@@ -68,17 +68,17 @@ class SimulatedEngine(Engine):
             self._to_lanes[type(instruction)](self._lanes[instruction.lane], instruction)
 
     def poll(self, timeout: float) -> list[Happened]:
-        """What happens next; the clock jumps there, or by `timeout` seconds if nothing does before."""
+        """The next events; the clock jumps to them, or by `timeout` seconds if nothing happens before."""
         return self._calendar.poll(timeout)
 
     def verdict(self, trial: int, attempt: int) -> None:
         self._trials.verdict(trial, attempt)
 
     def answer(self, trial: int, attempt: int, payload: bytes) -> None:
-        """Nothing to do: imagined trials ask nothing."""
+        """Does nothing: simulated trials ask nothing."""
 
     def wake(self) -> None:
-        """Nothing to do: a poll never waits in real time."""
+        """Does nothing: a poll never waits in real time."""
 
     def close(self) -> None:
         self._calendar.clear()
@@ -88,7 +88,7 @@ class SimulatedEngine(Engine):
         return self._calendar.time
 
     def at(self, time: float, event: Happened) -> None:
-        """Schedules something that the engine knows nothing of."""
+        """Schedules an event from outside the engine."""
         self._calendar.later(time - self._calendar.time, self._calendar.say, event)
 
     # ---- lanes
@@ -119,7 +119,7 @@ class SimulatedEngine(Engine):
             self._end_lane(lane, "killed" if instruction.kill else "closed", self._costs.close)
 
     def _end_lane(self, lane: Lane, detail: str, after: float = 0.0) -> None:
-        """The lane's process ends, with whatever runs in it; its bytes are free when that is said."""
+        """Ends a lane's process with everything that runs in it; `LaneLost`, after `after` seconds, frees its bytes."""
         holder = lane.holder
         lane.gone = True
         for run in list(lane.runs.values()):
@@ -138,5 +138,5 @@ class SimulatedEngine(Engine):
 
 
 def devices(count: int, capacity: int, context: int = 0, max_width: int = 16) -> Sequence[ev.DeviceFound]:
-    """So many equal devices."""
+    """`count` equal devices."""
     return [ev.DeviceFound(0.0, f"gpu {number}", capacity, context, max_width) for number in range(count)]

@@ -1,4 +1,4 @@
-"""The parts of the simulated body: devices, lanes, trials that run."""
+"""The parts of the simulated body: devices, lanes, running trials."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from cotune.engines.simulated.model import Work
 
 @dataclass(slots=True, eq=False)
 class Device:
-    """An imagined device."""
+    """A simulated device."""
 
     lanes: dict[int, Lane] = field(default_factory=dict)
 
 
 @dataclass(slots=True, eq=False)
 class Lane:
-    """An imagined lane.
+    """A simulated lane.
 
     Attributes:
-        given: The resident that has every turn, as the brain wants it.
+        given: The resident that has every turn, by the brain's instruction.
         gone: Its process has ended.
     """
 
@@ -39,13 +39,13 @@ class Lane:
 
     @property
     def holder(self) -> Run | None:
-        """Who has the turn; among several that pass it on, the one that keeps it, or the first."""
+        """The run that has the turn: one that hangs, else the first that shares the turns, else the first not paused."""
         hung = [run for run in self.runs.values() if run.hangs]
         return next(iter(hung or self.moving() or [run for run in self.runs.values() if not run.paused]), None)
 
     def moving(self) -> list[Run]:
-        """The residents that share the turns."""
-        # Who hangs keeps the turn.
+        """The runs that share the turns."""
+        # A run that hangs keeps the turn.
         if not self.ready or self.gone or any(run.hangs for run in self.runs.values()):
             return []
         runs = [run for run in self.runs.values() if not run.blocked and not run.paused]
@@ -57,28 +57,28 @@ class Run:
     """An attempt at a trial.
 
     Attributes:
-        startup: Seconds before its first iteration that are left.
+        startup: Seconds left before its first iteration.
         progress: Seconds of iterations done, as if alone.
-        counted: Iterations that the brain was told of.
+        counted: Iterations reported to the brain.
         seconds: Time its turns took since then.
-        every: Iterations between two events about its progress.
-        goal: The iteration after which something is to be done next.
-        rate: Its speed; 1 alone.
-        share: Its part of the turns of its lane.
-        reported: Reports made.
-        unjudged: The last one has no verdict yet.
-        blocked: It waits for that.
-        version: Counts changes of plan, so that an outdated one in the calendar is known.
-        booked: A plan is in the calendar.
-        hangs: It comes to no boundary any more.
+        every: Iterations between two progress events.
+        goal: The iteration after which something is due next.
+        rate: Its speed; 1 is the speed alone.
+        share: Its part of its lane's turns.
+        reported: Number of reports made.
+        unjudged: The last report has no verdict yet.
+        blocked: It waits for that verdict.
+        version: Counts changes of plan, to recognise outdated calendar entries.
+        booked: Its next boundary is in the calendar.
+        hangs: It never reaches another boundary.
         quiet_since: When it was last known to move: at its start, or where it hangs.
-        is_starting: It has not come to its first iteration, and does not use the device.
-        settled: Up to when `progress` is right.
+        is_starting: It has not begun its first iteration, and does not use the device.
+        settled: Time up to which `progress` is correct.
         concurrency: Micro-batches that run at once.
-        granted: The same from the next boundary on; None if that changes nothing.
-        most: The most at once since the brain was last told of its progress.
-        pausing: It is to wait at its next boundary.
-        paused: It waits until it is wanted again.
+        granted: `concurrency` from the next boundary on; None if unchanged.
+        most: Largest `concurrency` since the brain last heard of its progress.
+        pausing: It must pause at its next boundary.
+        paused: It waits to be resumed.
     """
 
     trial: int
@@ -111,7 +111,7 @@ class Run:
 
     @property
     def held(self) -> int:
-        """Bytes between iterations, once it has come to one."""
+        """Bytes held between iterations, once it has made one."""
         return self.work.persistent if self.counted else 0
 
     @property
@@ -119,7 +119,7 @@ class Run:
         return not (self.blocked or self.paused or self.hangs)
 
     def settle(self, now: float) -> None:
-        """Brings the books up to now."""
+        """Updates the progress up to now."""
         elapsed = now - self.settled
         self.settled = now
         if self.rate <= 0.0:
@@ -131,11 +131,11 @@ class Run:
         self.progress += done - first
 
     def seconds_to(self, goal: int) -> float:
-        """Seconds to an iteration's end, as if alone."""
+        """Seconds to the end of an iteration, as if alone."""
         return max(0.0, self.startup + goal * self.work.step_seconds - self.progress)
 
     def next_goal(self) -> int:
-        """The next iteration after which something is to be done."""
+        """The next iteration after which something is due."""
         work, counted = self.work, self.counted
         if self.is_starting:
             return counted
@@ -150,5 +150,5 @@ class Run:
 
 
 def busy(moving: list[Run]) -> float:
-    """What the residents of a lane use of the device, turn by turn."""
+    """Device use of a lane's residents, which take turns."""
     return sum(run.work.busy for run in moving if not run.is_starting) / len(moving) if moving else 0.0

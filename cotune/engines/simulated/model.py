@@ -1,4 +1,4 @@
-"""What an imagined trial is, and what imagined devices do to it."""
+"""What a simulated trial does, and what the body's actions cost."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ class Ending(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """A trial as it is, alone on a device.
+    """A simulated trial, described as it is alone on a device.
 
     Attributes:
-        iterations: How many it runs.
-        step_seconds: How long each takes.
-        startup: Seconds before the first one.
-        persistent: Bytes it holds between iterations.
-        ephemeral: Bytes within one, on top.
+        iterations: Iterations it runs.
+        step_seconds: Seconds per iteration.
+        startup: Seconds before the first iteration.
+        persistent: Bytes held between iterations.
+        ephemeral: Bytes in addition within an iteration.
         busy: Share of the device's time it uses.
-        late: Ephemeral bytes on top of those from the third iteration on.
+        late: Further ephemeral bytes from the third iteration on.
         report_at: Iterations after which it reports, ascending.
         value: What it reports, by iteration.
-        checkpoints: Whether it saves itself before each report, and goes on from there when it starts again.
-        splits: Micro-batches of each batch; 0 if it has none.
-        gain: Its speed by how many of them run at once, 1 being that of one.
-        bursts: With more at once than this memory runs out whatever the quota; 0 if that depends on the quota only.
+        checkpoints: Whether it saves before each report, and goes on from there when it starts again.
+        splits: Micro-batches per batch; 0 if it does not split.
+        gain: Its speed by the number of micro-batches that run at once; 1 is the speed with one.
+        bursts: With more micro-batches at once, memory runs out whatever the quota; 0 for no such limit.
         ending: How it ends.
-        message: What it raises.
+        message: Message of the error it raises.
     """
 
     iterations: int
@@ -56,25 +56,25 @@ class Work:
 
     @property
     def seconds(self) -> float:
-        """How long it takes alone."""
+        """Seconds it takes alone."""
         return self.startup + self.iterations * self.step_seconds
 
     def peak(self, iteration: int, concurrency: int = 1) -> int:
-        """Ephemeral bytes of an iteration, the first being 1; each micro-batch that runs at once takes as much."""
+        """Ephemeral bytes of an iteration, counted from 1; each concurrent micro-batch takes the same."""
         return concurrency * (self.ephemeral + (self.late if iteration > 2 else 0))
 
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Seconds that acting takes, and how often a trial says how it gets on.
+    """Durations of the body's actions in seconds, and how often a trial reports progress.
 
     Attributes:
-        open: A new lane, until it is ready.
+        open: Until a new lane is ready.
         close: Until a lane's bytes are free.
         resize: Until a new quota is confirmed.
-        start: A trial in a warm lane.
-        quiet: Between two `LaneQuiet` of a lane that hangs.
-        progress: Events about its progress in a trial's life, beside those of the first two iterations.
+        start: Until a trial in a warm lane has started.
+        quiet: Between two `LaneQuiet` events of a lane that hangs.
+        progress: Progress events in a trial's life, in addition to those of its first two iterations.
     """
 
     open: float = 1.0

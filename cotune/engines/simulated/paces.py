@@ -1,4 +1,4 @@
-"""How fast trials run beside each other, and so when each comes to its next boundary."""
+"""How fast trials run beside each other, and so when each reaches its next boundary."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from cotune.packer.interference import shared_speed
 
 
 def speed_by_load(loads: list[float]) -> float:
-    """How fast trials run beside each other, 1 being alone, by what each uses of the device."""
-    # Alone nothing slows a trial down, however busy it keeps the device.
+    """How fast trials run beside each other (1 is the speed alone), given what each uses of the device."""
+    # A trial that is alone is not slowed down, however busy it keeps the device.
     return shared_speed(sum(loads)) if len(loads) > 1 else 1.0
 
 
 class Paces:
-    """Keeps in the calendar when trials come to where something is to be done.
+    """Keeps the calendar up to date with when trials reach their next goal.
 
     Args:
-        calendar: Of everything.
-        reach: Called with a trial that has come there.
+        calendar: The body's calendar.
+        reach: Called with a run that has reached its goal.
         speed: How fast trials run beside each other.
     """
 
@@ -30,7 +30,7 @@ class Paces:
         self._speed = speed
 
     def renew(self, device: Device) -> None:
-        """Works out anew how fast the trials of a device run, and when each comes to its next boundary."""
+        """Recomputes how fast the trials of a device run, and when each reaches its next boundary."""
         lanes = [(lane, lane.moving()) for lane in device.lanes.values()]
         loads = [load for _, moving in lanes if (load := busy(moving))]
         speed = self._speed(loads)

@@ -1,4 +1,4 @@
-"""The life of an imagined trial: from its start, by its boundaries, to its end."""
+"""The life of a simulated trial: its start, its boundaries, its end."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from cotune.trial import Outcome, Report, TrialSpec
 
 
 class Trials:
-    """The trials that run, and what they do at each boundary.
+    """The running trials, and what they do at each boundary.
 
     Args:
-        model: What a trial is.
-        costs: What acting costs.
-        calendar: Of everything.
+        model: Returns what a trial does.
+        costs: Durations of the body's actions.
+        calendar: The body's calendar.
         end_lane: Called with a lane that a trial takes down, and how.
         speed: How fast trials run beside each other.
 
@@ -62,7 +62,7 @@ class Trials:
         self.paces.renew(lane.device)
 
     def tell(self, instruction: do.ToTrial) -> None:
-        """Does what a trial that runs is told."""
+        """Carries out an instruction to a running trial."""
         run = self._runs.get(instruction.trial)
         if run is None:
             return
@@ -81,12 +81,12 @@ class Trials:
                 run.pausing = True
             case do.ResumeTrial():
                 run.paused, run.granted = False, None
-        # What it has to do next may be at another boundary than the one it was on its way to.
+        # Its next boundary may be another one than the one planned.
         run.booked = False
         self.paces.renew(run.lane.device)
 
     def verdict(self, trial: int, attempt: int) -> None:
-        """It may go on past its report."""
+        """Lets a trial go on past its report."""
         run = self._runs.get(trial)
         if run is not None and run.attempt == attempt:
             run.unjudged = False
@@ -96,7 +96,7 @@ class Trials:
                 self.paces.renew(run.lane.device)
 
     def forget(self, run: Run) -> None:
-        """It is gone, with its lane or by itself."""
+        """Removes a run that is gone, with its lane or by itself."""
         del self._runs[run.trial], run.lane.runs[run.trial]
         run.version += 1
 
@@ -170,14 +170,14 @@ class Trials:
         self._calendar.say(Report(run.trial, run.attempt, run.goal - 1, run.work.value(run.goal - 1), b""))
 
     def _take_up(self, run: Run) -> None:
-        """At a boundary: what was granted holds from here on."""
+        """Applies a grant, at a boundary."""
         if run.granted is not None:
             run.concurrency = run.most = run.granted
             run.granted = None
             self._calendar.say(ev.GrantChanged(self._calendar.time, run.trial, run.concurrency))
 
     def _rest(self, run: Run) -> None:
-        """At a boundary: it waits from here on."""
+        """Pauses a run, at a boundary."""
         work = run.work
         run.pausing, run.paused = False, True
         run.granted, run.concurrency = None, 1
@@ -198,7 +198,7 @@ class Trials:
                 self._calendar.later(self._costs.quiet, self._say_quiet, run)
 
     def _say_quiet(self, run: Run) -> None:
-        """While it hangs or starts up, which nobody can tell from each other."""
+        """Reports a lane as quiet while a run hangs or starts up, which look the same from outside."""
         if self._runs.get(run.trial) is not run or not (run.hangs or run.is_starting):
             return
         now = self._calendar.time
