@@ -11,7 +11,7 @@ from cotune.packer.trial import Trial
 
 
 class Company:
-    """Reports the progress of trials to those who choose neighbours; a neighbour must be tolerated by all of them.
+    """Forwards the progress of trials to the rules about neighbours; a neighbour must satisfy all of them.
 
     Attributes:
         protection: Protects trials with priority.

@@ -33,7 +33,7 @@ class Lane:
             width grows.
         is_stalled: The lane has gone so long without an iteration that others no longer wait for it.
         retiring: The lane takes no further trial and is closed when empty.
-        overdue: The trial because of which the lane is being killed.
+        overdue: The trial that caused the lane to be killed.
         turn: The resident that was given every turn.
         paused: Trials that hold bytes in the lane but do not run; they are not residents.
     """

@@ -39,7 +39,7 @@ class Lane:
 
     @property
     def holder(self) -> Run | None:
-        """The run that has the turn: one that hangs, else the first that shares the turns, else the first not paused."""
+        """The run with the turn: one that hangs, else the first that shares the turns, else the first not paused."""
         hung = [run for run in self.runs.values() if run.hangs]
         return next(iter(hung or self.moving() or [run for run in self.runs.values() if not run.paused]), None)
 
