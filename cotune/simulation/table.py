@@ -93,7 +93,7 @@ def from_csv(path: Path) -> Workload:
     return Workload(path.stem, jobs, note)
 
 
-def _with_memory(jobs: Sequence[Job], header: Row) -> tuple[Sequence[Job], str]:
+def _with_memory(jobs: list[Job], header: Row) -> tuple[list[Job], str]:
     """Gives jobs that do not say what they need the median of those that do; and what there is to be said about it."""
     peaks = [job.peak for job in jobs if job.peak]
     if not peaks:
