@@ -113,7 +113,7 @@ def run_command(options: argparse.Namespace) -> int:
     if options.gantt:
         print(gantt(outcome.segments, max(20, min(72, shutil.get_terminal_size((90, 24)).columns - 17))))
     if options.trace:
-        _write(options.trace, json.dumps(chrome_trace(outcome.segments)))
+        _write(options.trace, json.dumps(chrome_trace(outcome.segments, workload.jobs)))
     return 0
 
 

@@ -32,7 +32,7 @@ class PackerOptions:
     policy: Policy = field(default_factory=Makespan)
     max_failures: int = 0
     iteration_timeout: float | None = None
-    patience: int = 8
+    patience: int = 4
     grants: bool = True
     reuse: bool = True
     judged: bool = False

@@ -159,6 +159,7 @@ def wrap(scheduler: TrialScheduler, options: Options) -> TrialScheduler:
     # Here, where a restored experiment comes by, too.
     _private.keep_checkpoints()
     _private.end_whole_brackets()
+    _private.keep_events()
     return scheduler
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from cotune.accuracy import lines as accuracy_lines
 from cotune.simulation.outcome import Outcome, Segment
+from cotune.simulation.workload import Job
 
 _MARKS = {"done": "█", "stopped": "▒", "failed": "x", "out_of_memory": "!", "retried": "!"}
 MAX_LANES = 64
@@ -41,8 +42,14 @@ def _mark(segments: Sequence[Segment], start: float, end: float) -> str:
     return _MARKS.get(max(parts, key=lambda how: parts[how]), "?")
 
 
-def chrome_trace(segments: Sequence[Segment]) -> dict[str, Any]:
-    """The segments as a Chrome trace (for `chrome://tracing` or Perfetto): a process per device, a thread per lane."""
+def chrome_trace(segments: Sequence[Segment], jobs: Sequence[Job] = ()) -> dict[str, Any]:
+    """The segments as a Chrome trace (for `chrome://tracing` or Perfetto): a process per device, a thread per lane.
+
+    Args:
+        segments: The segments to draw.
+        jobs: The workload's jobs, whose names the trials get.
+    """
+    names = dict(enumerate(job.name for job in sorted(jobs, key=lambda job: job.arrival)))
     devices = {name: number for number, name in enumerate(sorted({segment.device for segment in segments}), start=1)}
     events: list[dict[str, Any]] = [
         {"ph": "M", "name": "process_name", "pid": number, "tid": 0, "args": {"name": name}}
@@ -52,7 +59,7 @@ def chrome_trace(segments: Sequence[Segment]) -> dict[str, Any]:
         events.append(
             {
                 "ph": "X",
-                "name": f"trial {segment.trial}",
+                "name": names.get(segment.trial) or f"trial {segment.trial}",
                 "cat": segment.how,
                 "pid": devices[segment.device],
                 "tid": segment.lane,

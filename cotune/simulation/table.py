@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import io
 import math
 import re
+import statistics
+import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,7 +16,7 @@ from datetime import UTC, datetime
 from itertools import zip_longest
 from pathlib import Path
 
-from cotune.demand import MIB
+from cotune.demand import MIB, format_bytes
 from cotune.errors import InputError
 from cotune.simulation.workload import Job, Workload
 
@@ -25,11 +28,12 @@ NAMES = {
     "start": ("start", "start_time", "scheduled_time"),
     "end": ("end", "end_time", "deletion_time"),
     "kind": ("kind", "model", "model_name"),
+    "name": ("name", "job_id", "jobid", "job_name", "job", "task_id", "id", "number"),
     "gpus": ("gpus", "num_gpu", "num_gpus", "gpu_num", "gpu_request", "plan_gpu"),
     "instances": ("instances", "num_inst", "inst_num", "worker_num", "node_num"),
 }
 _READ = {
-    *(name for names in NAMES.values() for name in names),
+    *(called for name, names in NAMES.items() if name != "name" for called in names),
     *("iterations", "step_seconds", "persistent_mib", "ephemeral_mib", "busy", "startup", "priority", "gpu_milli"),
 }
 TIMES = ("arrival", "start", "end")
@@ -50,11 +54,11 @@ def from_csv(path: Path) -> Workload:
 
     How long a job takes alone is `iterations` and `step_seconds`, or `seconds` (with `iterations`, if there), or the
     time from `start` to `end`; what it needs is `persistent_mib` and `ephemeral_mib`, or `peak_mib`, or nothing.
-    `busy`, `startup`, `arrival`, `kind`, `priority` are optional. Times are seconds, or dates in ISO 8601, and
-    begin with the first arrival; without `arrival`, jobs arrive at their `start`, and without either at the beginning.
-    `NAMES` has further names for these columns.
+    `name`, `busy`, `startup`, `arrival`, `kind`, `priority` are optional. Times are seconds, or dates in ISO 8601,
+    and begin with the first arrival; without `arrival`, jobs arrive at their `start`, and without either at the
+    beginning. `NAMES` has further names for these columns.
     Jobs of no GPU or of several (`gpus`, of each of its `instances`), and those that took no time or have no end, are
-    left out; a job of part of a GPU uses no more than that part.
+    left out; a job of part of a GPU uses no more than that part. The file may be compressed with gzip.
 
     Raises:
         InputError: The file cannot be read, or a column or a number in it is wrong.
@@ -84,9 +88,23 @@ def from_csv(path: Path) -> Workload:
         note += f"; {unknown} that do not say when they come are there from the beginning"
     if not header.has("arrival") and header.has("start"):
         note += "; they arrive when they started there"
-    if not any(job.peak for job in jobs):
-        note += "; no memory is given, so only lanes are limited"
+    jobs, remark = _with_memory(jobs, header)
+    note += remark
     return Workload(path.stem, jobs, note)
+
+
+def _with_memory(jobs: list[Job], header: Row) -> tuple[list[Job], str]:
+    """Gives jobs without a memory figure the median of the others; also returns a remark about it for the note."""
+    peaks = [job.peak for job in jobs if job.peak]
+    if not peaks:
+        sizes = ", ".join(name for name in header.cells if "mem" in name and name not in _READ)
+        unread = f" ({sizes} is not read: call it peak_mib)" if sizes else ""
+        return jobs, f"; no memory is given{unread}, so only lanes are limited"
+    if len(peaks) == len(jobs):
+        return jobs, ""
+    usual, silent = int(statistics.median(peaks)), len(jobs) - len(peaks)
+    remark = f"; {silent} that do not say what they need take the median of the others, {format_bytes(usual)}"
+    return [job if job.peak else replace(job, ephemeral=usual) for job in jobs], remark
 
 
 def _checked(path: Path, row: Row) -> Row:
@@ -160,7 +178,8 @@ class Row:
         except ValueError:
             value = -1.0
         if not 0 <= value < float("inf"):
-            raise self._wrong(column, "write a number, 0 or more")
+            is_time = any(column in NAMES[name] for name in TIMES)
+            raise self._wrong(column, f"write {'seconds, or a date' if is_time else 'a number, 0 or more'}")
         return value
 
     def _wrong(self, column: str, hint: str) -> InputError:
@@ -199,6 +218,7 @@ def _job(row: Row) -> Job | None:
         get("arrival", get("start", math.nan)),
         row.cell("kind")[1],
         priority=get("priority"),
+        name=row.cell("name")[1],
     )
 
 
@@ -249,14 +269,16 @@ def _content(cell: str) -> str:
 
 
 def read_text(path: Path) -> str:
-    """The contents of a text file.
+    """The contents of a text file, which may be compressed with gzip.
 
     Raises:
         InputError: It cannot be read.
     """
     try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            return file.read()
-    except (OSError, UnicodeDecodeError) as error:
+        content = path.read_bytes()
+        if content.startswith(b"\x1f\x8b"):
+            content = gzip.decompress(content)
+        return content.decode("utf-8-sig")
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         hint = "check the path, and that it is a text in UTF-8"
         raise InputError(f"cannot read {path}: {error}", hint=hint) from error

@@ -26,6 +26,7 @@ class Job:
         rungs: Iterations after which a stopping rule judges it.
         values: What it reports there; smaller is better.
         priority: Higher goes first; above 0, the trial is protected from slowdown.
+        name: Its name in the source of the workload; empty if it has none.
     """
 
     iterations: int
@@ -40,6 +41,7 @@ class Job:
     rungs: tuple[int, ...] = ()
     values: tuple[float, ...] = ()
     priority: float = 0.0
+    name: str = ""
 
     @property
     def peak(self) -> int:

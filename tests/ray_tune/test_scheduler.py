@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
@@ -12,6 +13,7 @@ pytest.importorskip("ray")
 
 from ray import cloudpickle
 from ray.tune import PlacementGroupFactory
+from ray.tune.logger import TBXLoggerCallback
 from ray.tune.schedulers import ASHAScheduler, FIFOScheduler, PopulationBasedTraining
 
 from cotune.errors import InputError
@@ -222,3 +224,15 @@ def test_a_trial_that_is_about_to_be_paused_ends_with_its_bracket_too():
     bracket.cleanup_full(SimpleNamespace(stop_trial=stop))
     # The last one Tune stops by what the scheduler says.
     assert stopped == [trials["paused"], trials["saving"]]
+
+
+def test_what_tensorboard_was_told_is_kept_where_a_trial_goes_on_within_the_second(tmp_path):
+    colocate(FIFOScheduler())
+    trial = Mock(local_path=str(tmp_path))
+    logger = TBXLoggerCallback()
+    for step in range(1, 4):
+        logger.log_trial_start(trial)
+        logger.log_trial_result(step, trial, {"training_iteration": step, "loss": 0.5})
+    logger._trial_writer[trial].close()
+    assert len(list(tmp_path.glob("events.out.tfevents.*"))) == 3
+    assert all(b"ray/tune/loss" in file.read_bytes() for file in tmp_path.iterdir())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 
@@ -146,6 +147,26 @@ def test_a_byte_order_mark_and_cells_beyond_the_header_are_no_harm(tmp_path: Pat
     assert from_csv(table(tmp_path, "\ufeffseconds\n10,7,8\n")).jobs[0].seconds == pytest.approx(10.0)
 
 
+def test_jobs_that_do_not_say_what_they_need_take_the_median_of_the_others(tmp_path: Path) -> None:
+    workload = from_csv(table(tmp_path, "seconds,peak_mib\n1,100\n1,300\n1,\n1,NaN\n1,900\n"))
+    assert [job.peak for job in workload.jobs] == [100 * MIB, 300 * MIB, 300 * MIB, 300 * MIB, 900 * MIB]
+    assert "2 that do not say what they need take the median of the others, 300 MiB" in workload.note
+
+
+def test_a_table_compressed_with_gzip(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.csv.gz"
+    path.write_bytes(gzip.compress(b"seconds\n10\n"))
+    assert from_csv(path).jobs[0].seconds == pytest.approx(10.0)
+    path.write_bytes(gzip.compress(b"seconds\n10\n")[:-9])
+    with pytest.raises(InputError, match=r"cannot read .*jobs\.csv\.gz"):
+        from_csv(path)
+
+
+def test_memory_under_a_name_that_is_not_read_is_pointed_out(tmp_path: Path) -> None:
+    workload = from_csv(table(tmp_path, "seconds,gpu_mem_gb\n10,4\n"))
+    assert "no memory is given (gpu_mem_gb is not read: call it peak_mib)" in workload.note
+
+
 def test_a_table_of_times_alone_limits_only_lanes(tmp_path: Path) -> None:
     workload = from_csv(table(tmp_path, "seconds\n10\n20\n"))
     assert [job.seconds for job in workload.jobs] == pytest.approx([10.0, 20.0])
@@ -285,6 +306,12 @@ def test_a_chrome_trace_has_a_process_a_device_and_an_event_an_attempt() -> None
     bars = [event for event in events if event["ph"] == "X"]
     assert sorted(bar["args"]["trial"] for bar in bars) == list(range(10))
     assert all(bar["dur"] > 0 for bar in bars)
+
+
+def test_a_chrome_trace_has_the_names_of_the_table(tmp_path: Path) -> None:
+    workload = from_csv(table(tmp_path, "job_id,seconds,arrival\nlate,10,5\nearly,10,0\n,10,9\n"))
+    bars = chrome_trace(simulate(workload, Setting()).segments, workload.jobs)["traceEvents"]
+    assert [bar["name"] for bar in bars if bar["ph"] == "X"] == ["early", "late", "trial 2"]
 
 
 @pytest.mark.parametrize(
