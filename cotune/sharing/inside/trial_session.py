@@ -27,7 +27,7 @@ from cotune.trial import Outcome, TrialSpec
 if TYPE_CHECKING:
     from cotune.sharing.inside.lane_main import ForkedHost
 
-# Kept from the start: a trial may replace `time.time`, in a test of its own say.
+# The process's original: a trial may replace `time.time` for its own use.
 time_of_day = time.time
 # Longest wait for the verdict on a report, as a share of the time between reports.
 PATIENCE = 0.05
@@ -63,8 +63,8 @@ class TrialSession(ResidentTrial):
         self._asking = threading.Lock()
         self._reporting = threading.RLock()
         self._has_turn = threading.Event()
-        # When the last report returned, or the trial began; whether there was a report in this attempt; begin and end of
-        # the last checkpoint since.
+        # When the last report returned, or the trial began; whether this attempt has reported; begin and end of the
+        # last checkpoint since.
         self._reported_at = time.monotonic()
         self._has_reported = False
         self._saved: tuple[float, float] | None = None
@@ -152,13 +152,13 @@ class TrialSession(ResidentTrial):
     def _is_judged_soon(self, spent: float) -> bool:
         """Waits briefly for the verdict on this report, so that a stopped trial makes no further iteration in vain.
 
-        Does not wait where trials save after a report: that checkpoint must not be lost, and itself waits for the verdict.
+        Does not wait where trials save after a report: that checkpoint must not be lost, and waits for the verdict.
         """
         is_wanted = self._host.options.judged and self._host.saves_behind is False
         return is_wanted and self._waits.is_judged_within(PATIENCE * spent)
 
     def _notice_habit(self, now: float) -> None:
-        """Notes at a report whether the last checkpoint was saved after the report before, as trials here may do."""
+        """Notes whether trials here save after their reports, which shows at the next report."""
         if self._has_reported and not self._host.saves_behind:
             saved, reported = self._saved, self._reported_at
             # With the checkpoint before a report, an iteration lies between the last report and the checkpoint. In
@@ -318,7 +318,7 @@ class TrialSession(ResidentTrial):
         self.report(metrics, None)
 
     def _call(self, function: Any, config: Any) -> Any:
-        """Runs the trainable until it returns or its stop rule ends it; gives what it returned, None in the latter case."""
+        """Runs the trainable until it returns or its stop rule ends it; returns its result, None in the latter case."""
         returned = None
         try:
             returned = trainable.call(function, config)
@@ -337,7 +337,7 @@ class TrialSession(ResidentTrial):
         self._met_at = min(self._met_at, now)
         self._met_heard += 1
         if now - self._met_at > LEAVE_WITHIN and self._met_heard > LEAVE_HEARD:
-            # The trainable catches TrialStopped and goes on; it still reaches boundaries, so the driver does not end it.
+            # The trainable catches TrialStopped and goes on. The driver does not end it, since it reaches boundaries.
             self._end(Ending(Outcome.DONE))
             os._exit(1)
         raise TrialStopped
