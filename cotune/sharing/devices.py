@@ -29,11 +29,11 @@ class DeviceInfo:
         name: Its name: `cpu:0`, `cuda:1`.
         capacity: Bytes all lanes on it may hold together.
         context: First guess of the bytes that a bare lane costs.
-        max_width: Most lanes that can pay while each keeps its share of the device busy.
+        max_width: Most lanes that can pay, unless running lanes leave the device idle.
         cores: CPU cores for its lanes.
         uuid: The GPU's UUID; empty for a CPU device.
         total: All bytes of the GPU; the capacity for a CPU device.
-        idle_width: Most lanes that can pay while the running ones leave the device idle; 0 where that is not measured.
+        idle_width: Most lanes that can pay while running lanes leave the device idle; 0 where that is not measured.
     """
 
     name: str

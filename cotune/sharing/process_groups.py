@@ -30,7 +30,7 @@ def kill_group(group: int) -> None:
 
 
 def kill_children() -> None:
-    """Kills every child of this process, including orphans that it adopts as their subreaper; keeps resource trackers."""
+    """Kills all children of this process, and orphans it adopts as their subreaper; waits for resource trackers."""
     while True:
         for pid in _children():
             with contextlib.suppress(OSError):

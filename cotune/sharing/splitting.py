@@ -13,8 +13,8 @@ from cotune.plain import SCALARS
 def split(batch: Any, size: int) -> list[tuple[Any, int]]:
     """Micro-batches of `size` samples, the last one perhaps smaller, each with its number of samples.
 
-    Tensors are cut as views. Nests of tuples, lists, named tuples and dicts keep their form. Plain values beside tensors
-    (numbers, strings, None) are passed on whole.
+    Tensors are cut as views. Tuples, lists, named tuples and dicts of them keep their form, nested or not. Plain values
+    beside tensors (numbers, strings, None) are passed on whole.
 
     Args:
         batch: A tensor or a nest of tensors of the same dim 0.
