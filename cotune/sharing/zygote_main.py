@@ -65,7 +65,7 @@ def main(control: int, payload: int, levels: Mapping[str, int] | None) -> NoRetu
         _leave()
     told, modules, sys.argv[:], trainable = _read_payload(payload)
     os.set_inheritable(payload, False)
-    # Imports make objects that stay: collecting garbage among them takes half a second in all, and frees next to nothing.
+    # Imports make objects that stay: collecting garbage among them takes half a second in all, and finds next to none.
     gc.disable()
     fork_by_default()
     _preload(modules)
@@ -110,7 +110,7 @@ _scratch = ""
 
 
 def _make_scratch() -> None:
-    """Makes a directory for multiprocessing's sockets in all lanes: lanes are killed, and would leave their own behind."""
+    """Makes a directory for multiprocessing's sockets in all lanes, since killed lanes would leave their own behind."""
     global _scratch
     with contextlib.suppress(OSError):
         _scratch = tempfile.mkdtemp(prefix="cotune-")
