@@ -113,7 +113,7 @@ class LocalGpu:
         """
         return self._others.refused(self._watch.used(), sum(lane.page.held for lane in lanes))
 
-    # ---- how busy a trial keeps it
+    # ---- how busy a trial keeps the GPU
 
     def forget(self, trial: int) -> None:
         """Forgets a trial's start; called when an attempt begins or ends."""

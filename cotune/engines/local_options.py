@@ -16,7 +16,8 @@ class LocalOptions:
 
     Attributes:
         metric: The run's metric; empty where trials need not report.
-        threads: Threads per operation; None for 1 on CPU devices, a quarter of the cores of each GPU otherwise.
+        threads: Threads per operation; None for the least over the devices: 1 for a CPU device, a quarter of the cores
+            of a GPU.
         lockstep: Whether each report waits for its own verdict.
         judged: Whether a verdict can stop a trial.
         stop: A pickled `StopRule`, which ends a trial that would go on; empty if there is none.

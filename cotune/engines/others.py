@@ -59,8 +59,8 @@ class OthersOnGpu:
     def refused(self, used: int | None, ours: int) -> int | None:
         """The bytes open to us, if clearly fewer than before; called when a lane was refused memory within its quota.
 
-        While lanes come or go the figure may be too low, which `changed_capacity` corrects later. The old figure would
-        let every further lane and attempt fail, within a second.
+        While lanes come or go the figure may be too low, which `changed_capacity` corrects later. With the old figure
+        every further lane and attempt would be lost within a second.
         """
         if used is None or (capacity := self._left(used, ours)) > self._capacity - CAPACITY_STEP:
             return None

@@ -84,7 +84,7 @@ class Member:
         self._thread = threading.Thread(target=self._serve, args=(packed, slot, folder, options), daemon=True)
         self._thread.start()
 
-    # ---- called from afar
+    # ---- called remotely
 
     def do(self, commands: list[tuple[str, tuple[Any, ...]]]) -> None:
         """Queues calls of the engine's methods, in order."""

@@ -24,7 +24,7 @@ _THREAD_ROOM = 64 * MIB
 
 
 class Stage(Protocol):
-    """Where the forwards of a group run."""
+    """The streams or threads on which the forwards of a group run."""
 
     is_ordered: bool
 

@@ -100,7 +100,7 @@ class CpuMemory(LaneMemory):
 
     @contextlib.contextmanager
     def loading(self) -> Iterator[None]:
-        # A build of torch for CUDA reserves 700 MB when imported, uses 280, and crashes if refused any of it.
+        # A CUDA build of torch reserves 700 MB when imported, uses 280 MB, and crashes if refused any of it.
         self._loading += 1
         self._apply()
         try:

@@ -13,7 +13,7 @@ from cotune.demand import GIB
 
 
 def available_memory(root: Path = Path("/")) -> int:
-    """Available bytes of this machine, or of the enclosing control group that has fewest.
+    """Available bytes of this machine, or of the enclosing control group that has fewest; at least 256 MiB.
 
     Args:
         root: The folder that holds `proc` and `sys`.

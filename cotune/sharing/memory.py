@@ -52,7 +52,7 @@ class LaneMemory(ABC):
         """Whether memory was refused since an attempt last ended, or next to none is left."""
         return False
 
-    def uncap(self) -> None:  # noqa: B027 - not every cap is in the way of a thread
+    def uncap(self) -> None:  # noqa: B027 - not every cap keeps threads from starting
         """Lifts the cap for the start of a thread, which must not fail; that thread calls `cap()`."""
 
     def cap(self) -> None:  # noqa: B027
@@ -66,7 +66,7 @@ class LaneMemory(ABC):
         """Whether work given to the device is only recorded, to run later, so that the device must be left alone."""
         return False
 
-    def synchronize(self) -> None:  # noqa: B027 - where nothing runs behind the trial's back, nothing is left to wait for
+    def synchronize(self) -> None:  # noqa: B027 - nothing to wait for where nothing runs asynchronously
         """Waits for all work given to the device so far, and raises its errors."""
 
     @abstractmethod

@@ -256,7 +256,7 @@ def _unimportable_module(value: Any) -> ModuleType | None:
         parent = name.rpartition(".")[0]
         if parent and not hasattr(sys.modules.get(parent), "__path__"):
             return module
-        # A private module cache entry would answer from sys.modules: ask the finders.
+        # Not importlib.util.find_spec, which answers from sys.modules, even for a module only this process has.
         spec = None
         for finder in sys.meta_path:
             find = getattr(finder, "find_spec", None)

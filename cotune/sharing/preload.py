@@ -130,7 +130,7 @@ def _names_in(code: CodeType) -> Iterator[str]:
             yield from _names_in(constant)
 
 
-# ---- where they lead
+# ---- imports that names lead to
 
 
 def _heavy_imports(names: set[str]) -> set[str]:
@@ -212,7 +212,7 @@ def _imports(path: Path) -> set[str]:
     return found
 
 
-# ---- whose they are
+# ---- installed modules and the user's own
 
 
 def is_own(module: ModuleType) -> bool:

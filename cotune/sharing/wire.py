@@ -29,7 +29,7 @@ _REPORT = struct.Struct("<IIqd")
 _QUESTION = struct.Struct("<II")
 
 
-# What a verdict adds to the eventfd of a seat.
+# Values that a verdict adds to the eventfd of a seat.
 GO_ON = 1
 STOP = 2
 REST = 4
@@ -115,7 +115,7 @@ def sendable(spec: TrialSpec, series: Series | None) -> TrialSpec:
 
     Args:
         spec: The trial.
-        series: The trainable's series; None if every config is pickled already.
+        series: The trainable's series; None if every config is plain or pickled already.
 
     Raises:
         NotPicklable: The config holds something that cannot leave this process.

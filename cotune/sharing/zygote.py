@@ -166,7 +166,7 @@ class Zygote:
             for group in self._groups.values():
                 kill_group(group)
         if self._scratch:
-            # Unless it was killed, it has done that.
+            # A zygote that was killed has not removed it.
             shutil.rmtree(self._scratch, ignore_errors=True)
 
 
@@ -179,7 +179,7 @@ def _here() -> str:
 
 
 def _levels() -> dict[str, int] | None:
-    """Levels of all loggers of this process, where its root logger has been set up to show them."""
+    """Levels of all loggers of this process; None if its root logger has no handlers."""
     root = logging.getLogger()
     if not root.handlers:
         return None

@@ -161,7 +161,7 @@ class Host(ABC):
 
     @property
     def shares_faults(self) -> bool:
-        """Whether another trial may have broken a broken device context."""
+        """Whether a broken device context may be another trial's fault."""
         return bool(self._trials) or self.options.is_mps_client
 
     def trial_over(self, trial: ResidentTrial, *, is_stuck: bool = False) -> bool:
@@ -257,7 +257,7 @@ class Host(ABC):
             trial.after_step(optimizer)
 
     def _torch_loaded(self) -> None:
-        """Called once torch is imported; does for the trial that has just imported it what needs torch."""
+        """Called once torch is imported; does the part of the running trial's set-up that needs torch."""
         defer_dynamo(self.memory.loading)
         holder = self.turns.holder
         if isinstance(holder, ResidentTrial):

@@ -46,7 +46,7 @@ class LaneOutput:
         os.dup2(self._log, 1)
         os.dup2(self._log, 2)
         with contextlib.suppress(ValueError):
-            # C code buffers output to a file until its buffer is full, when another trial may have the turn: by lines.
+            # Line-buffered: C code would write to a file when its buffer is full, perhaps in another trial's turn.
             libc = ctypes.CDLL(None)
             libc.setvbuf(ctypes.c_void_p.in_dll(libc, "stdout"), None, _LINE_BUFFERED, 0)
         self._raw = [_Log(fd, "wb", closefd=False) for fd in (1, 2)]
