@@ -152,7 +152,7 @@ class TrialSession(ResidentTrial):
     def _is_judged_soon(self, spent: float) -> bool:
         """Waits briefly for the verdict on this report, so that a stopped trial makes no further iteration in vain.
 
-        Does not wait where trials save after a report: that checkpoint must not be lost, and waits for the verdict.
+        Does not wait where trials may save after a report: that checkpoint must not be lost, and waits for the verdict.
         """
         is_wanted = self._host.options.judged and self._host.saves_behind is False
         return is_wanted and self._waits.is_judged_within(PATIENCE * spent)
@@ -222,7 +222,7 @@ class TrialSession(ResidentTrial):
         if path is not None and self._reports == 0:
             # Only here: an attempt that restores nothing makes all its reports again.
             self._reports = self._folder.reports_at_checkpoint()
-            # The earlier attempt had met its stop rule, and died before its end was told.
+            # True if the earlier attempt had met its stop rule, and the message about its end was lost.
             self.met_stop_rule = self._folder.is_over_at_checkpoint()
             self.leave_if_over()
         return path
