@@ -1,4 +1,4 @@
-"""Wakes a thread that waits in a selector."""
+"""Wakes up a thread that waits in a selector."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 
 
 class Bell:
-    """To be registered for reading; it may be rung for as long as anybody has it."""
+    """An eventfd to register with a selector for reading; it stays open as long as the object exists."""
 
     def __init__(self) -> None:
         self._event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -16,12 +16,12 @@ class Bell:
         return self._event
 
     def ring(self) -> None:
-        """From any thread or signal handler."""
+        """Wakes the waiting thread; may be called from any thread or signal handler."""
         with contextlib.suppress(OSError):
             os.eventfd_write(self._event, 1)
 
     def hush(self) -> None:
-        """Takes note of all rings so far."""
+        """Clears all rings so far."""
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._event)
 

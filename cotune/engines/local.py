@@ -40,7 +40,7 @@ from cotune.trial import Estimated, Outcome, TrialSpec
 WATCH_EVERY = 1.0
 QUIET_AFTER = 1.0
 EXIT_WITHIN = 5.0
-# Seconds for a lane that was forked to come up; a context on a busy GPU takes a few.
+# Seconds for a forked lane to come up; creating a context on a busy GPU takes a few.
 UP_WITHIN = 300.0
 
 
@@ -49,13 +49,13 @@ class LocalEngine(Engine):
 
     Args:
         trainable: What the lanes run, packed already or not.
-        devices: Where.
-        folder: For the logs of the zygote and the lanes.
-        options: How.
+        devices: The devices to use.
+        folder: Folder for the logs of the zygote and the lanes.
+        options: How trials run.
 
     Raises:
         NotPicklable: The trainable cannot be sent to a lane.
-        DeviceError: MPS was asked for, and cannot be used.
+        DeviceError: MPS was requested and cannot be used (raised by `start()`).
     """
 
     def __init__(self, trainable: Any, devices: Sequence[DeviceInfo], folder: Path, options: LocalOptions) -> None:
@@ -75,7 +75,7 @@ class LocalEngine(Engine):
         self._closed = False
         self._selector = selectors.DefaultSelector()
         self._bell = Bell()
-        # What is to be called when there is something to hear.
+        # The data of a key is the function to call when it is readable.
         self._selector.register(self._bell, selectors.EVENT_READ, self._bell.hush)
         self._zygote = LocalZygote(
             self._selector, self._hear_zygote, modules, packed.blob, self._threads, folder / "zygote.log"
@@ -148,7 +148,7 @@ class LocalEngine(Engine):
     def _open(self, instruction: do.OpenLane) -> None:
         info = self._devices.there.get(instruction.device)
         if info is None:
-            # It was given up, of which the brain is about to hear.
+            # The device was given up; the brain gets that event soon.
             return
         gpu = self._devices.gpus.get(info.name)
         mps = gpu.client_environment(instruction.lane, apart=instruction.apart) if gpu is not None else None
@@ -172,7 +172,7 @@ class LocalEngine(Engine):
     # ---- events
 
     def poll(self, timeout: float) -> list[Happened]:
-        # Not until what was heard before has been told.
+        # Here, after the events of the last call have been returned.
         self._give_up_devices()
         due = min(self._watch_due, self._estimator.due) - self.now()
         wait = 0.0 if self._pending else max(0.0, min(timeout, due))
@@ -186,13 +186,13 @@ class LocalEngine(Engine):
 
     def _hear_lane(self, lane: LaneHandle) -> None:
         if self._lanes.get(lane.lane) is not lane:
-            # The zygote was heard first, in this very round, and the lane is booked out.
+            # In the same round the zygote has reported the lane's end, and the lane was forgotten.
             return
         frames = lane.receive()
         if frames:
             self._decode(lane, frames)
         if frames is None or lane.is_broken:
-            # Its process is ending, or has lost its socket; the zygote will say how it went.
+            # The lane's process is ending, or has lost its socket; the zygote reports its exit status.
             self._selector.unregister(lane)
             if lane.is_broken:
                 lane.kill()
@@ -212,21 +212,21 @@ class LocalEngine(Engine):
                     pending.append(self._noted(lane, event))
 
     def _fails_with_device(self, lane: LaneHandle, event: ev.Event) -> bool:
-        """Whether a trial has failed because its device is lost, with which it will be."""
+        """Whether a trial has failed because its device is lost; the device's loss then ends the trial."""
         is_failure = isinstance(event, ev.TrialEnded) and event.outcome is Outcome.FAILED
         return is_failure and self._devices.note_loss(lane.options.device)
 
     def _noted(self, lane: LaneHandle, event: ev.Event) -> ev.Event:
         gpu = self._gpu_of(lane)
         if isinstance(event, ev.IterationsDone) and gpu is not None:
-            # A lane on a GPU cannot tell that itself.
+            # A lane on a GPU cannot measure this itself.
             return replace(event, busy=gpu.busy(event.trial, event.time, len(self._lanes.on(gpu.name))))
         if isinstance(event, ev.TrialEnded):
             self._lanes.ended(event.trial)
             if gpu is not None:
                 gpu.forget(event.trial)
                 if event.needed is not None and event.needed + CONTEXT_GUESS < lane.quota:
-                    # It was not its lane that was too small.
+                    # The lane's quota would have sufficed, so the device itself is out of memory.
                     self._refused(lane, gpu)
         elif isinstance(event, ev.LaneReady):
             lane.is_up = True
@@ -246,14 +246,14 @@ class LocalEngine(Engine):
         elif what == "gone" and (handle := self._lanes.get(lane)) is not None:
             detail = ended_how(value, handle.options.log)
             self._lane_gone(handle, detail, value)
-            # A client that did not come up says nothing of the device: the next are none. Where others are up, it goes
-            # on with these.
+            # An MPS client that did not come up does not count: the next lanes are no clients. If other lanes are up,
+            # the device goes on with these.
             are_up = any(lane.is_up for lane in self._lanes.on(handle.options.device))
             if not handle.is_up and not handle.options.is_mps_client and not are_up:
                 self._devices.lane_stillborn(handle.options.device, detail)
 
     def _end_start(self) -> None:
-        """Ends what still imports, perhaps for ever, and so does not hear that a lane is to be killed."""
+        """Ends a zygote that still imports, perhaps for ever, and so cannot kill a lane as requested."""
         if not self._zygote.is_starting or not any(lane.is_killed for lane in self._lanes):
             return
         self._zygote.end()
@@ -266,7 +266,7 @@ class LocalEngine(Engine):
         lanes, detail = list(self._lanes), "the process that forks lanes was killed"
         for lane in lanes:
             self._lane_gone(lane, detail, with_others=True)
-        # Counted once, however many waited for it.
+        # Counted once per device, however many lanes were waiting.
         for device in {lane.options.device for lane in lanes if not lane.is_up}:
             self._devices.lane_stillborn(device, detail)
 
@@ -280,7 +280,7 @@ class LocalEngine(Engine):
         if gpu is not None:
             gpu.lane_gone(lane, status)
             if not lane.is_up:
-                # First, or the next lane would be opened where this one died.
+                # Before LaneLost, or the brain would open the next lane with the memory this one was refused.
                 self._refused(lane, gpu)
         self._pending.append(ev.LaneLost(self.now(), lane.lane, holder, detail, with_others))
 
@@ -290,7 +290,7 @@ class LocalEngine(Engine):
         self._lanes.forget(lane)
 
     def _give_up_devices(self) -> None:
-        """Lets devices go that are of no more use, with all that runs there, of which nothing is heard any more."""
+        """Gives up useless devices: kills their lanes, whose messages are no longer read."""
         for device in self._devices.give_up():
             for lane in self._lanes.on(device):
                 lane.kill()
@@ -299,22 +299,22 @@ class LocalEngine(Engine):
             self._pending.append(ev.DeviceLost(self.now(), device))
 
     def _refused(self, lane: LaneHandle, gpu: LocalGpu) -> None:
-        """A lane got less than it was to have: others may have it."""
+        """Called when a lane was refused memory within its quota: other programs may have taken it."""
         capacity = gpu.refused_capacity(self._lanes.on(gpu.name))
         if capacity is not None:
             self._pending.append(ev.DeviceChanged(self.now(), gpu.name, capacity))
 
     def _watch(self) -> None:
-        """Once a second: lanes that make no progress, and what others do to our devices."""
+        """Once a second, looks for lanes without progress, lost GPUs and memory that other programs take or return."""
         now = self.now()
         late, self._watch_due = now - self._watch_due, now + WATCH_EVERY
         self._end_start()
         for lane in self._lanes:
             if late > WATCH_EVERY:
-                # We did not run, and so perhaps nobody did: a container was paused, a job suspended.
+                # This process did not run, so perhaps lanes did not either: a container was paused, a job suspended.
                 lane.excuse(late)
             if now - lane.leaves_since > EXIT_WITHIN or (not lane.is_up and now - lane.forked_at > UP_WITHIN):
-                # It cannot even read its messages, as when native code holds the interpreter; or hangs in its start.
+                # The lane cannot read its messages, as while native code holds the GIL, or it hangs at its start.
                 lane.kill()
             page, seconds = lane.page, lane.page.quiet
             if seconds > QUIET_AFTER:

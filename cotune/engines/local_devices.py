@@ -1,4 +1,4 @@
-"""The devices of this machine under a run, until they are of no more use."""
+"""The devices of this machine that a run uses, until they are given up."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ log = logging.getLogger(__name__)
 
 
 class LocalDevices:
-    """Knows which devices there are, and gives up those that are lost or on which no lane comes up.
+    """Keeps the devices of a run, and gives up those that are lost or on which no lane comes up.
 
     Args:
-        infos: Those of the run.
-        folder: Where lanes leave their logs.
+        infos: The run's devices.
+        folder: Folder of the lanes' logs.
 
     Attributes:
-        there: Those that are in use, by name.
-        gpus: The GPUs among them, once they are watched.
+        there: Devices in use, by name.
+        gpus: GPUs among them, by name, once `watch()` was called.
     """
 
     def __init__(self, infos: Sequence[DeviceInfo], folder: Path) -> None:
@@ -37,10 +37,10 @@ class LocalDevices:
         """Starts to watch the GPUs.
 
         Raises:
-            DeviceError: MPS was asked for, and cannot be used.
+            DeviceError: MPS was requested and cannot be used.
         """
         infos = [info for info in self.there.values() if info.is_cuda]
-        # At once: a daemon takes half a second to start, and half a minute to be given up.
+        # In parallel: a daemon takes half a second to start, and half a minute to be given up.
         with ThreadPoolExecutor(max(1, len(infos))) as pool:
             begun = {info.name: pool.submit(LocalGpu, info, mps) for info in infos}
         self.gpus = {name: made.result() for name, made in begun.items() if made.exception() is None}
@@ -51,14 +51,14 @@ class LocalDevices:
         self._stillborn[device].lane_up()
 
     def lane_stillborn(self, device: str, detail: str) -> None:
-        """A lane has died there before it was up."""
+        """Notes that a lane on a device has died before it was up."""
         try:
             self._stillborn[device].another(detail)
         except errors.RunError as error:
             self._useless[device] = error
 
     def note_loss(self, device: str) -> bool:
-        """Notes that a GPU is gone if the driver says so now; whether it does."""
+        """Asks the GPU's driver whether a GPU is lost, notes that and returns it."""
         gpu = self.gpus.get(device)
         if gpu is None or not gpu.is_lost():
             return False
@@ -67,10 +67,10 @@ class LocalDevices:
         return True
 
     def give_up(self) -> list[str]:
-        """The devices that have become useless since the last call.
+        """Removes and returns the devices that have become useless since the last call.
 
         Raises:
-            RunError: There are no others.
+            RunError: No device is left.
         """
         found = [name for name in self._useless if name in self.there]
         for name in found:
@@ -83,7 +83,7 @@ class LocalDevices:
         return found
 
     def release(self, device: str) -> None:
-        """Lets go of one that was given up, and on which nothing runs any more."""
+        """Closes a device that was given up, after its lanes were killed."""
         gpu = self.gpus.pop(device, None)
         if gpu is not None:
             gpu.close()

@@ -1,4 +1,4 @@
-"""A GPU of this machine under a run."""
+"""A GPU of this machine that a run uses."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ log = logging.getLogger(__name__)
 
 BUSY_AFTER = 2.0
 SILENT_AFTER = 1.0
-# Seconds that are worth a word, and the argument that saves them.
+# Seconds of a failed start of MPS above which there is a warning.
 LONG = 5.0
 
 
 class LocalGpu:
-    """What NVML says of it, and the daemon through which its lanes compute at the same time.
+    """NVML's figures of a GPU, and the MPS daemon through which its lanes compute at the same time.
 
     Args:
-        info: Which one.
-        mps: Whether there is to be such a daemon; None where it can be had and more than one lane may run.
+        info: The GPU.
+        mps: Whether to start an MPS daemon; None to try if more than one lane may run.
 
     Attributes:
-        name: The device's.
+        name: The device's name.
 
     Raises:
-        DeviceError: MPS was asked for, and cannot be used.
+        DeviceError: MPS was requested and cannot be used.
     """
 
     def __init__(self, info: DeviceInfo, mps: bool | None) -> None:
@@ -48,11 +48,11 @@ class LocalGpu:
         self._began: dict[int, float] = {}
 
     def client_environment(self, lane: int, *, apart: bool) -> dict[str, str] | None:
-        """What makes a new lane a client of the daemon; None if it is to do without.
+        """Environment that makes a new lane a client of the daemon; None if it must do without.
 
         Args:
-            lane: Its number.
-            apart: It is to share no faults with others.
+            lane: The lane's number.
+            apart: Whether the lane must not share faults with others.
         """
         if self._mps is None or apart or self._is_shut:
             return None
@@ -60,18 +60,18 @@ class LocalGpu:
         return self._mps.environment(self._capacity)
 
     def dismiss(self, process: int) -> None:
-        """Makes sure that a lane can be killed without harm to the others, in whatever thread."""
+        """Ends a lane's work on the GPU, so that it can be killed without harm to others; from any thread."""
         if self._mps is not None:
             self._mps.dismiss(process)
 
     def lane_gone(self, lane: LaneHandle, status: int | None = None) -> None:
-        """A lane has gone, client or not.
+        """Notes that a lane, client or not, is gone.
 
-        Where a client dies with work under way the server takes no others until all that are there have left.
+        When a client dies with work under way, the server takes no new clients until all present ones have left.
 
         Args:
-            lane: Which one.
-            status: Its exit status as `os.wait` gives it, if it was not lost with the process that forks lanes.
+            lane: The lane.
+            status: Its wait status as `os.wait` returns it; None if it was lost with the zygote.
         """
         self._others.unsettled()
         if lane.lane not in self._clients:
@@ -85,46 +85,50 @@ class LocalGpu:
         ):
             self._is_shut = self._is_shut and bool(self._clients)
             return
-        # One that did not come up though nobody was there: no other will.
+        # If the client did not come up although there were no others, no further client will.
         self._is_shut = bool(self._clients) or not lane.is_up
         if self._is_shut and not self._clients:
             log.warning("%s: the MPS daemon serves nobody any more: lanes do without", self.name)
 
     def is_lost(self) -> bool:
-        """Whether the driver says that it is gone."""
+        """Whether the GPU's driver says that the GPU is lost."""
         return self._watch.is_lost()
 
     def changed_capacity(self, lanes: Sequence[LaneHandle]) -> int | None:
-        """The bytes open to us if that changed enough to act on; called once a second with all our lanes there."""
-        # What a lane has taken since its last boundary is not in its own figure yet.
+        """The bytes open to us if they changed enough to act on, else None; called once a second.
+
+        Args:
+            lanes: All our lanes on the GPU.
+        """
+        # Bytes that a lane has taken since its last boundary are not in its own figure yet.
         if any(not lane.is_up or lane.page.quiet > SILENT_AFTER for lane in lanes):
             self._others.unsettled()
         return self._others.changed_capacity(self._watch.used(), sum(lane.page.held for lane in lanes))
 
     def refused_capacity(self, lanes: Sequence[LaneHandle]) -> int | None:
-        """The bytes open to us, if they are so much fewer that a lane may have been refused what was set aside for it.
+        """The bytes open to us, if they are so much fewer that a lane may have been refused memory within its quota.
 
         Args:
-            lanes: All of ours there.
+            lanes: All our lanes on the GPU.
         """
         return self._others.refused(self._watch.used(), sum(lane.page.held for lane in lanes))
 
-    # ---- how busy a trial keeps it
+    # ---- how busy a trial keeps the GPU
 
     def forget(self, trial: int) -> None:
-        """An attempt begins, or ends."""
+        """Forgets a trial's start; called when an attempt begins or ends."""
         self._began.pop(trial, None)
 
     def busy(self, trial: int, now: float, lanes: int) -> float | None:
-        """The share of time in which a kernel ran, told of a trial that has just done an iteration.
+        """The share of time in which a kernel ran, for a trial that has just finished an iteration.
 
-        None unless what NVML has averaged over the last second was this trial's training and nothing else; and where
-        kernels of several lanes run at the same time, since the time of one is not taken from the others then.
+        None unless NVML's average over the last second covers this trial's training and nothing else; and always None
+        with MPS, where kernels of several lanes run at the same time, and one's time is not taken from the others.
 
         Args:
             trial: The trial's number.
-            now: When it had done it.
-            lanes: How many of ours there are.
+            now: When the iteration was finished.
+            lanes: Number of our lanes on the GPU.
         """
         began = self._began.setdefault(trial, now)
         is_measured = lanes == 1 and now - began > BUSY_AFTER and self._mps is None
@@ -146,7 +150,7 @@ def _daemon(info: DeviceInfo, wanted: bool | None) -> MpsDaemon | None:
         if wanted:
             raise
         seconds = time.monotonic() - began
-        # One that hangs holds up every run.
+        # A daemon that hangs delays every run.
         level = logging.WARNING if seconds > LONG else logging.INFO
         log.log(level, "%s: lanes take slices of time: %s (known after %.1f s)", info.name, error.message, seconds)
         return None

@@ -1,4 +1,4 @@
-"""The lanes that are open on this machine."""
+"""The open lanes of this machine."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from cotune.sharing.lane import LaneHandle
 
 
 class LocalLanes:
-    """Finds a lane by its number, its device, or a trial in it."""
+    """Finds lanes by number, device or trial."""
 
     def __init__(self) -> None:
         self._lanes: dict[int, LaneHandle] = {}
@@ -33,13 +33,13 @@ class LocalLanes:
         self._by_trial[trial] = lane
 
     def ended(self, trial: int) -> None:
-        """It is over, and its seat free."""
+        """Frees the seat of a trial that is over."""
         lane = self._by_trial.pop(trial, None)
         if lane is not None:
             lane.ended(trial)
 
     def forget(self, lane: LaneHandle) -> None:
-        """Closes it, and knows it no more, nor the trials that were in it."""
+        """Closes a lane, and forgets it and its trials."""
         lane.close()
         del self._lanes[lane.lane]
         for trial in [trial for trial, other in self._by_trial.items() if other is lane]:

@@ -16,15 +16,16 @@ class LocalOptions:
 
     Attributes:
         metric: The run's metric; empty where trials need not report.
-        threads: Threads per operation; None for 1 on CPU devices, a quarter of the cores of each GPU otherwise.
-        lockstep: Whether a report waits for the verdict on itself.
-        judged: Whether a verdict may be to stop.
-        stop: When a trial is done although it would go on, a pickled `StopRule`; empty if it is to end by itself.
-        residents: How many trials may share a lane.
-        paused: How many more may wait in a lane.
-        preload: Modules that every trial imports.
-        mps: Whether the lanes of a GPU compute at the same time, as clients of a daemon that is started for them; None
-            where it can be.
+        threads: Threads per operation; None for the least over the devices: 1 for a CPU device, a quarter of the cores
+            of a GPU.
+        lockstep: Whether each report waits for its own verdict.
+        judged: Whether a verdict can stop a trial.
+        stop: A pickled `StopRule`, which ends a trial that would go on; empty if there is none.
+        residents: Trials that may share a lane.
+        paused: Further trials that may wait in a lane.
+        preload: Modules that the zygote imports for all trials.
+        mps: Whether the lanes of a GPU compute at the same time, as clients of an MPS daemon that is started for them;
+            None for where that is possible.
     """
 
     metric: str
@@ -46,15 +47,15 @@ class LocalOptions:
         imports: tuple[str, ...],
         mps: dict[str, str] | None,
     ) -> LaneOptions:
-        """What a lane is told first.
+        """Makes a lane's settings.
 
         Args:
-            opened: What the brain says of it.
-            device: Where it is.
-            threads: Of an operation.
-            folder: For its log.
-            imports: Modules it is to import first.
-            mps: What makes it a client of an MPS daemon; None if it is none.
+            opened: The brain's instruction.
+            device: The lane's device.
+            threads: Threads per operation.
+            folder: Folder for its log.
+            imports: Modules to import before the trainable is loaded.
+            mps: Environment that makes it a client of an MPS daemon; None if it is to be none.
         """
         return LaneOptions(
             lane=opened.lane,

@@ -1,4 +1,4 @@
-"""The zygote of an engine: started when a lane is wanted, and anew when it has died."""
+"""An engine's zygote, started when it is needed and again after it has died."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from cotune.sharing.zygote import Zygote
 
 
 class LocalZygote:
-    """Keeps one, and has it heard.
+    """Keeps a zygote, and registers it with a selector.
 
     Args:
-        selector: Waits for what it says.
-        hear: Called with it then.
-        modules: What it imports.
+        selector: Waits for the zygote's messages.
+        hear: Called with the zygote when a message arrives.
+        modules: Modules that the zygote imports.
         trainable: The pickled trainable.
         threads: Threads per operation in its lanes.
-        log: Where its own output goes.
+        log: File for the zygote's own output.
     """
 
     def __init__(
@@ -40,19 +40,19 @@ class LocalZygote:
         self._start = partial(Zygote, modules, trainable, threads, log)
         self._log = log
         self._zygote: Zygote | None = None
-        # One was, before it was up: by want of memory, perhaps, which may be over.
+        # A zygote was killed before it was up, perhaps for lack of memory; a second try may succeed.
         self._was_killed_early = False
 
     @property
     def is_starting(self) -> bool:
-        """Whether there is one that has yet to import something."""
+        """Whether there is a zygote that has not finished its imports."""
         return self._zygote is not None and not self._zygote.is_up
 
     def get(self) -> Zygote:
         """The zygote; starts one if there is none.
 
         Raises:
-            RunError: That is not possible.
+            RunError: No process can be started.
         """
         if self._zygote is None:
             try:
@@ -68,17 +68,17 @@ class LocalZygote:
         return self._zygote
 
     def end(self) -> None:
-        """Ends it, and with it every lane; what had left their process groups was its to kill and is not any more."""
+        """Ends the zygote and all its lanes; processes that have left their lanes' groups survive a killed zygote."""
         zygote, self._zygote = self._zygote, None
         if zygote is not None:
             self._selector.unregister(zygote)
             zygote.close()
 
     def died(self) -> None:
-        """It has died. Was it killed before it was up, another may be started, once.
+        """Called when the zygote has died; `get()` may start another, even if it was killed before it was up, once.
 
         Raises:
-            RunError: It has failed to come up by itself, or was killed again.
+            RunError: It failed to come up by itself, or was killed a second time before it was up.
         """
         zygote = self._zygote
         assert zygote is not None
@@ -89,7 +89,7 @@ class LocalZygote:
         if zygote.killed_by == signal.SIGKILL and not self._was_killed_early:
             self._was_killed_early = True
             return
-        # The second is what we ourselves send to what is still about to end.
+        # SIGTERM is what `end()` sends to a zygote that has not ended yet.
         is_unclear = zygote.killed_by in (0, signal.SIGTERM)
         how = "died" if is_unclear else f"was killed by {signal_name(zygote.killed_by)}"
         mend = "importing what the trainable uses must work by itself"

@@ -1,4 +1,4 @@
-"""What other programs leave us of a GPU."""
+"""The memory of a GPU that other programs leave for us."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ SETTLE = 2
 
 
 class OthersOnGpu:
-    """Tells the bytes of others on a GPU from ours.
+    """Tells other programs' bytes on a GPU from ours.
 
-    Theirs are all those in use that our lanes do not report, since NVML's per-process figures are blind across
+    All bytes in use that our lanes do not report count as theirs, since NVML's per-process figures do not reach across
     PID namespaces. While a lane comes or goes, its bytes cannot be told from theirs, so nothing is concluded.
 
     Args:
         total: Bytes on the GPU.
-        capacity: Those that are open to us now.
-        ours_of: How many are, of so many that others leave.
+        capacity: Bytes open to us now.
+        ours_of: Maps the bytes that others leave to the bytes open to us.
     """
 
     def __init__(self, total: int, capacity: int, ours_of: Callable[[int], int]) -> None:
@@ -30,15 +30,15 @@ class OthersOnGpu:
         self._seen: int | None = None
 
     def unsettled(self) -> None:
-        """A lane comes or goes, or has not said for a while what it holds."""
+        """Called when a lane comes or goes, or has not reported for a while how much it holds."""
         self._unsettled = SETTLE
         self._seen = None
 
     def changed_capacity(self, used: int | None, ours: int) -> int | None:
-        """The bytes open to us if that changed enough to act on; called once a second.
+        """The bytes open to us if they changed enough to act on, else None; called once a second.
 
         Args:
-            used: Bytes in use by anyone; None if that is not known.
+            used: Bytes in use by all processes; None if not known.
             ours: Bytes that our lanes report.
         """
         if self._unsettled:
@@ -47,7 +47,7 @@ class OthersOnGpu:
         if used is None:
             return None
         before, self._seen = self._seen, self._left(used, ours)
-        # What a trial has just taken is in use before its lane says that it holds it: two looks must agree.
+        # Bytes that a trial has just taken are in use before its lane reports them: two readings must agree.
         if before is None or abs(self._seen - before) >= CAPACITY_STEP:
             return None
         capacity = self._seen
@@ -57,10 +57,10 @@ class OthersOnGpu:
         return capacity
 
     def refused(self, used: int | None, ours: int) -> int | None:
-        """The bytes open to us now that a lane was refused what was set aside for it, if they are clearly fewer.
+        """The bytes open to us, if clearly fewer than before; called when a lane was refused memory within its quota.
 
-        Until all is settled this may be too little, which is put right then. To go on with what there was before would
-        take every further lane and every further attempt, within a second.
+        While lanes come or go the figure may be too low, which `changed_capacity` corrects later. With the old figure
+        every further lane and attempt would be lost within a second.
         """
         if used is None or (capacity := self._left(used, ours)) > self._capacity - CAPACITY_STEP:
             return None

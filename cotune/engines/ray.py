@@ -1,10 +1,10 @@
-"""A Ray cluster as a body: on every GPU, or on every node where none is used, an actor that is a local body.
+"""A Ray cluster as a body: an actor with a local body for every GPU, or for every node where no GPUs are used.
 
 RayEngine ──commands, in batches──▶ Member, an actor ──▶ LocalEngine ──▶ zygote, lanes
           ◀──events and reports, in batches──
 
-What runs on a node is what runs without Ray: lanes forked from a warm zygote, with the same quotas and turns. Ray
-finds the room, reserves it, brings actors and messages there, and says when a node is gone.
+A node runs what a machine without Ray runs: lanes forked from a warm zygote, with the same quotas and turns. Ray finds
+and reserves resources, places the actors, carries the messages, and tells when a node is gone.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ class RayEngine(Engine):
 
     Args:
         cluster: `auto` for the cluster this process is connected to or finds, or an address as `ray.init` takes it.
-        trainable: What the lanes run.
-        gpus: How many GPUs; None for all there are, also those that come later; 0 for CPUs only.
-        folder: For logs, on storage that every node sees.
+        trainable: What the lanes run, packed already or not.
+        gpus: Number of GPUs; None for all, including those that come later; 0 for CPUs only.
+        folder: Folder for logs, on storage that every node sees.
         options: How trials run.
 
     Raises:
@@ -59,7 +59,7 @@ class RayEngine(Engine):
         self._series, packed = packed.series, replace(packed, series=None)
         self._by_lane: dict[int, Membership] = {}
         self._by_trial: dict[int, Membership] = {}
-        # Trials that could not be.
+        # Ends of trials whose configs could not be sent.
         self._unsent: list[News] = []
         self._arrived: queue.SimpleQueue[tuple[Membership, Future[Any]] | None] = queue.SimpleQueue()
         self._tick_due = 0.0
@@ -69,13 +69,13 @@ class RayEngine(Engine):
         self.uses_gpus = self._roster.on_gpus
 
     def start(self, is_over: Callable[[], bool] = lambda: False) -> list[ev.DeviceFound]:
-        """Begins with the devices that are there within a moment; others come as events.
+        """Returns the devices that join within `SETTLE` seconds; later ones come as events.
 
-        Where more GPUs were asked for than there are, the first one is waited for as long as it takes.
+        While the cluster has fewer GPUs than requested, it waits for the first one without a time limit.
 
         Raises:
-            DeviceError: The cluster gives us nothing.
-            BaseException: No node that has room for us can go on; this is why the last one cannot.
+            DeviceError: The cluster gave us no device in time.
+            BaseException: The error of the last actor, if the bodies of all actors have failed.
         """
         roster = self._roster
         roster.warn_if_short()
@@ -88,7 +88,7 @@ class RayEngine(Engine):
             roster.look()
             now = time.monotonic()
             if not found and roster.gpus_missing():
-                # They may be minutes away, where an autoscaler orders machines.
+                # An autoscaler may take minutes to start machines.
                 began = now
             elif now - began > (SETTLE if found else join_within):
                 break
@@ -196,7 +196,7 @@ class RayEngine(Engine):
         return happened
 
     def _forget(self, member: Membership) -> None:
-        """Its lanes and trials are lost with it."""
+        """Forgets a lost member's lanes and trials."""
         self._by_lane = {lane: other for lane, other in self._by_lane.items() if other is not member}
         self._by_trial = {trial: other for trial, other in self._by_trial.items() if other is not member}
 
@@ -222,7 +222,7 @@ class RayEngine(Engine):
 
 
 def _tell(member: Membership | None, call: str, *arguments: Any) -> None:
-    """Adds a call of a member's engine to its next batch, if there is such a member."""
+    """Adds a call to the next batch for a member's engine; does nothing for None."""
     if member is not None:
         member.commands.append((call, arguments))
 
@@ -232,7 +232,7 @@ def _counts(resources: dict[str, float]) -> str:
 
 
 def _connect(cluster: str) -> tuple[Any, bool]:
-    """Ray, connected; and whether it was not before."""
+    """The `ray` module, connected, and whether this call has connected it."""
     try:
         import ray
     except ImportError as error:
@@ -259,17 +259,17 @@ def _connect(cluster: str) -> tuple[Any, bool]:
 
 
 def _meant(cluster: str) -> str:
-    """The address that Ray takes `auto` for, where the environment names one."""
+    """The address; for `auto` the one in RAY_ADDRESS, if set, as Ray does."""
     return (os.environ.get("RAY_ADDRESS") or cluster) if cluster == "auto" else cluster
 
 
 def _wants_token(error: BaseException | None) -> bool:
-    """Ray says so in the cause of its error only; Ray 2.44 knows no tokens, and no exception of that name."""
+    """Whether Ray asks for a token, which only the cause of its error says; Ray 2.44 has no such exception class."""
     return error is not None and ("AuthenticationError" in str(error) or _wants_token(error.__cause__))
 
 
 def _knock(cluster: str) -> None:
-    """Finds out at once if nobody listens at an address, for which Ray takes 80 s and then ends the process."""
+    """Fails at once if nothing listens at an address; Ray takes 80 s to notice, and then ends the process."""
     host, _, port = _meant(cluster).removeprefix("ray://").rpartition(":")
     if host and port.isdigit() and "://" not in host:
         socket.create_connection((host, int(port)), KNOCK_WITHIN).close()

@@ -1,4 +1,4 @@
-"""The far end of a Ray cluster as a body: a local body in an actor, told and asked in batches."""
+"""The remote end of the Ray body: a local body in an actor, which takes commands and gives events in batches."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from cotune.sharing.pickling import Packed
 from cotune.trial import Question, Report
 
 POLL_FOR = 1.0
-# What a local body has to say from afar, where no trial is estimated.
+# What a remote local body reports; it estimates no trials.
 News = Event | Report | Question
 
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """What an actor holds of the cluster.
+    """The resources of the cluster that an actor holds.
 
     Attributes:
-        gpus: 1 for a GPU's actor, 0 for a node's.
-        cpus: Cores.
+        gpus: 1 for the actor of a GPU, 0 for the actor of a node.
+        cpus: Number of cores.
         memory: Bytes that Ray says the node has; 0 if it does not matter.
-        node: The node's id; empty if any will do.
+        node: The node's id; empty for any node.
     """
 
     gpus: int
@@ -41,7 +41,7 @@ class Slot:
 
     @property
     def place(self) -> tuple[int, str]:
-        """What tells it from others, whatever its size."""
+        """Identifies the slot, whatever its size."""
         return self.gpus, self.node
 
 
@@ -50,8 +50,8 @@ class Joined:
     """The actor is up.
 
     Attributes:
-        name: Of its device, among all of the cluster as far as addresses are unique.
-        device: The device, named as on a machine of its own.
+        name: Name of its device in the cluster, unique if addresses are.
+        device: The device, with the name it has on its own machine.
     """
 
     name: str
@@ -60,18 +60,18 @@ class Joined:
 
 @dataclass(frozen=True, slots=True)
 class Down:
-    """The local body cannot go on."""
+    """The local body has failed."""
 
     error: BaseException
 
 
 class Member:
-    """A local body, run by a thread of its own: its zygote lives as long as the thread that started it.
+    """A local body, run by a thread of its own, since a zygote lives only as long as the thread that started it.
 
     Args:
         packed: The trainable.
-        slot: What this actor holds.
-        folder: For logs.
+        slot: The resources that this actor holds.
+        folder: Folder for logs.
         options: How trials run.
     """
 
@@ -84,16 +84,16 @@ class Member:
         self._thread = threading.Thread(target=self._serve, args=(packed, slot, folder, options), daemon=True)
         self._thread.start()
 
-    # ---- called from afar
+    # ---- called remotely
 
     def do(self, commands: list[tuple[str, tuple[Any, ...]]]) -> None:
-        """Takes in calls for the engine, in order."""
+        """Queues calls of the engine's methods, in order."""
         self._commands.extend(commands)
         if self._engine is not None:
             self._engine.wake()
 
     def poll(self, timeout: float) -> list[News | Joined | Down]:
-        """What was said since the last call; waits for something to be."""
+        """Returns what was reported since the last call; waits up to `timeout` seconds if nothing was."""
         with self._news:
             self._news.wait_for(lambda: self._said, timeout)
             said, self._said = self._said, []
@@ -136,7 +136,7 @@ class Member:
 
 
 def _own_node() -> dict[str, Any]:
-    """What Ray knows of the node we are on."""
+    """Ray's entry of the node that this process runs on."""
     import ray
 
     own = ray.get_runtime_context().get_node_id()
@@ -147,7 +147,7 @@ def _own_node() -> dict[str, Any]:
 def _device_of(slot: Slot, threads: int | None) -> tuple[DeviceInfo, str]:
     """The one device of this actor, and its name in the cluster.
 
-    Which GPU Ray gave us is asked, not assumed. One that is there in name only is a share of the node's CPU.
+    The number of its GPU is Ray's. A GPU that exists in name only stands for a share of the node's CPU.
     """
     import ray
 
@@ -171,10 +171,10 @@ def _sized(info: DeviceInfo, capacity: int) -> DeviceInfo:
 
 
 def _own_folder(folder: Path) -> Path:
-    """A folder for our logs, where there may be several of us.
+    """Makes a folder for this actor's logs, apart from other actors'.
 
     Raises:
-        StorageError: The run's folder is not seen from this node.
+        StorageError: This node does not see the run's folder.
     """
     if not folder.is_dir():
         raise errors.StorageError(

@@ -1,4 +1,4 @@
-"""The actors of a run on a Ray cluster: who is asked for, who has joined, who has left."""
+"""The actors of a run on a Ray cluster: those requested, those that have joined, those that are lost."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from cotune.packer import events as ev
 from cotune.sharing.pickling import Packed
 
 LOOK_EVERY = 5.0
-# Less than from one look to the next.
+# Seconds after which a request is made smaller; less than LOOK_EVERY.
 SHRINK_AFTER = 4.0
-# Where nodes have to install something for the job before anything of it starts.
+# Seconds for actors to join where nodes first install a runtime environment for the job.
 SET_UP_WITHIN = 600.0
 _SET_UPS = ("pip", "uv", "conda", "image_uri", "container")
 LEAVE_WITHIN = 5.0
@@ -35,14 +35,14 @@ class Membership:
     """An actor, as the driver sees it.
 
     Attributes:
-        slot: What it holds.
+        slot: The resources it holds or has requested.
         actor: Its handle.
-        device: The name of its device, once it has joined.
-        local: The name it has there.
-        hello: Answered as soon as it has its place.
-        asked: When it was asked for, or its node had installed what it had to.
-        probe: Answered when it has; None where it need not, or has.
-        commands: What it is to be told next.
+        hello: Future that is done as soon as Ray has placed the actor.
+        asked: When the actor was requested, or when its node had installed the runtime environment, if later.
+        device: Name of its device in the run, once it has joined.
+        local: The device's name on its own machine.
+        probe: Future that is done once the node has installed its runtime environment; None if it need not, or has.
+        commands: Calls to send with the next batch.
     """
 
     slot: Slot
@@ -59,21 +59,22 @@ def _nothing() -> None: ...
 
 
 class Roster:
-    """Asks for an actor on every GPU, or on every node where none is used.
+    """Requests an actor on every GPU, or on every node where no GPUs are used.
 
     Args:
         ray: The module, connected.
-        gpus: How many GPUs; None for all there are, also those that come later; 0 for CPUs only.
-        packed: What the lanes run.
-        folder: For logs, on storage that every node sees.
+        gpus: Number of GPUs; None for all, including those that come later; 0 for CPUs only.
+        packed: The trainable.
+        folder: Folder for logs, on storage that every node sees.
         options: How trials run.
-        listen: Called with everyone who is asked for: it speaks first.
+        listen: Called with every requested member, to start listening to it.
 
     Attributes:
-        members: All that are asked for, and have not left.
-        by_device: Those that have joined, by the name of their device.
-        refusal: Why the last one could not go on that said so itself.
-        sets_up: Nodes install something for this job first, which takes minutes and looks like a node that has no room.
+        on_gpus: Whether GPUs are used.
+        members: Requested members that are not lost.
+        by_device: Members that have joined, by the name of their device.
+        refusal: The error of the last member whose body has failed (`Down`).
+        sets_up: Whether nodes first install something for this job, which takes minutes and looks like a full node.
     """
 
     def __init__(
@@ -105,7 +106,7 @@ class Roster:
     # ---- asked for
 
     def look(self) -> None:
-        """Now and then asks for an actor on everything that has none: what cannot be had now is had when it is free."""
+        """Requests, every few seconds, the actors still missing; Ray starts them once their resources are free."""
         now = time.monotonic()
         if now < self._look_due:
             return
@@ -119,20 +120,20 @@ class Roster:
                 self._invite(slot)
 
     def _make_do(self, now: float) -> None:
-        """Asks for half as many cores of nodes that others use as well, or for what is left if that is less.
+        """Halves late requests of nodes that others also use, or cuts them to the free cores if these are fewer.
 
-        Nodes that have nothing left stay asked for as they are: they may get all of it.
+        While no cores are free, requests stay as they are, since they may still get all they ask for.
         """
         absent = [member for member in self.members if not member.device and member.slot.cpus > 1]
         for member in absent:
             if member.probe is not None and self._ray.wait([member.probe], timeout=0)[0]:
                 member.probe, member.asked = None, now
         late = [member for member in absent if member.probe is None and now - member.asked > SHRINK_AFTER]
-        # Of all nodes: which has how much free is not public.
+        # The sum over all nodes: Ray has no public way to ask per node.
         free = int(self._ray.available_resources().get("CPU", 0)) if late else 0
         for member in late if free else []:
             if self._ray.wait([member.hello], timeout=0)[0]:
-                # It has its place, and takes its time.
+                # The actor is placed, and just slow to start.
                 continue
             self.members.discard(member)
             self._ray.kill(member.actor)
@@ -147,7 +148,7 @@ class Roster:
             )
 
     def gpus_missing(self) -> int:
-        """How many the cluster would have to get to have as many as were asked for."""
+        """How many of the requested GPUs the cluster does not have."""
         return max(0, (self._gpus or 0) - self._gpus_there())
 
     def _gpus_there(self) -> int:
@@ -167,8 +168,8 @@ class Roster:
 
         where = NodeAffinitySchedulingStrategy(slot.node, soft=False) if slot.node else "SPREAD"
         how = {"num_gpus": slot.gpus, "num_cpus": slot.cpus, "scheduling_strategy": where}
-        # A thread for each direction, so that commands arrive in order while a poll waits. Said of the methods, since
-        # calls over ray:// cannot say it.
+        # One thread for each direction, so that commands arrive in order while a poll waits. Set on the methods, since
+        # calls over ray:// cannot choose a concurrency group.
         self._ray.method(concurrency_group="tell")(Member.do)
         self._ray.method(concurrency_group="hear")(Member.poll)
         actor_class = self._ray.remote(concurrency_groups={"tell": 1, "hear": 1}, max_restarts=0, **how)(Member)
@@ -182,7 +183,7 @@ class Roster:
     # ---- joined
 
     def joined(self, member: Membership, joined: Joined, now: float) -> ev.DeviceFound:
-        """An actor is up; gives its device, by a name of its own."""
+        """Notes that an actor is up; returns its device, with a name that is unique in the run."""
         self._lost_in_a_row = 0
         member.device = self._free_name(joined)
         member.local = joined.device.device
@@ -190,7 +191,7 @@ class Roster:
         return replace(joined.device, device=member.device, time=now)
 
     def _free_name(self, joined: Joined) -> str:
-        """Several nodes may have one address, and a node may be back before its loss is told."""
+        """A unique device name: nodes may share an address, and a node may be back before its loss is reported."""
         address, _, label = joined.name.partition("/")
         names = itertools.chain([joined.name], (f"{address}#{n}/{label}" for n in itertools.count(2)))
         return next(name for name in names if name not in self.by_device and name not in self._lost)
@@ -198,10 +199,10 @@ class Roster:
     # ---- gone
 
     def refuse(self, member: Membership, error: BaseException) -> None:
-        """Books out one that cannot go on; its place is not asked for again.
+        """Removes a member whose body has failed; its slot is not requested again.
 
         Raises:
-            BaseException: There is no other, joined or on its way.
+            BaseException: Its error, if there is no other member, joined or requested.
         """
         self.refusal = error
         if not self.members - {member}:
@@ -210,10 +211,10 @@ class Roster:
         self._book_out(member, f"{type(error).__name__}: {error}")
 
     def leave(self, member: Membership, why: str) -> None:
-        """Books out one that is gone.
+        """Removes a member that is lost.
 
         Raises:
-            RunError: It is one too many.
+            RunError: Too many were lost in a row, and none is left.
         """
         self._book_out(member, why)
         self._lost_in_a_row += 1
@@ -228,7 +229,7 @@ class Roster:
         self.by_device.pop(member.device, None)
         if member.device:
             self._lost.append(member.device)
-        # It may only be out of reach.
+        # The actor may be alive but out of reach.
         with contextlib.suppress(Exception):
             self._ray.kill(member.actor)
         named = f"node {member.slot.node}" if member.slot.node else "a node"
@@ -236,14 +237,14 @@ class Roster:
         self._look_due = 0.0
 
     def losses(self, now: float) -> list[ev.DeviceLost]:
-        """Devices that are gone; not before there is another, since without any the brain would give up."""
+        """Lost devices; none as long as no other device is there, since without any the brain would give up."""
         if not self.by_device:
             return []
         lost, self._lost = self._lost, []
         return [ev.DeviceLost(now, device) for device in lost]
 
     def close(self) -> None:
-        """Ends every actor, and every lane before."""
+        """Ends all lanes, then all actors."""
         members, self.members = self.members, set()
         leaving = [member.actor.leave.remote() for member in members if member.device]
         with contextlib.suppress(Exception):

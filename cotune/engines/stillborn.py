@@ -1,4 +1,4 @@
-"""Lanes that die before they are up."""
+"""Counts lanes that die before they are up."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ MAX_STILLBORN = 5
 
 
 class Stillborn:
-    """Counts them: what takes a few lanes in a row would take every further one.
+    """Counts stillborn lanes in a row: what kills several would also kill every further one.
 
     Args:
-        hint: For the error that this ends with.
+        hint: Hint of the error that is raised for too many.
     """
 
     def __init__(self, hint: str) -> None:
@@ -22,10 +22,10 @@ class Stillborn:
         self._in_a_row = 0
 
     def another(self, detail: str) -> None:
-        """One more has died.
+        """Counts one more lane that died before it was up.
 
         Raises:
-            RunError: They were too many.
+            RunError: Too many in a row.
         """
         self._in_a_row += 1
         if self._in_a_row >= MAX_STILLBORN:

@@ -1,4 +1,4 @@
-"""Between the brain and lanes that are processes: what they say as events, what it says as messages."""
+"""Translates between the brain and lane processes: lanes' frames into events, instructions into lanes' messages."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ _CALLS: dict[type[do.Instruction], Callable[[LaneHandle, Any], None]] = {
 
 
 def event_of(kind: int, payload: bytes, lane: int, now: float) -> ev.Event:
-    """Translates a frame that is about a lane or a trial in it: its payload is what the event says besides.
+    """Translates a frame into an event about a lane or trial; the payload holds the event's further fields.
 
     Args:
-        kind: Of the frame; not a report, nor a question, which are none of the brain's business.
-        payload: The frame's.
-        lane: Who sent it.
+        kind: Kind of the frame; neither a report nor a question, which do not go to the brain.
+        payload: Payload of the frame.
+        lane: Number of the lane that sent it.
         now: When it arrived.
     """
     event, said = _EVENTS[kind], pickle.loads(payload)
@@ -49,16 +49,16 @@ def event_of(kind: int, payload: bytes, lane: int, now: float) -> ev.Event:
 
 
 def not_sent(trial: int, error: NotPicklable, now: float) -> ev.TrialEnded:
-    """What becomes of a trial whose config cannot travel: it would not the next time, either."""
+    """The end of a trial whose config cannot be pickled; final, since another attempt would fail too."""
     return ev.TrialEnded(now, trial, Outcome.FAILED, error=type(error).__name__, detail=str(error), final=True)
 
 
 def carry_out(instruction: do.ToLane | do.ToTrial, lane: LaneHandle | None) -> None:
-    """Tells a lane of this machine.
+    """Sends an instruction to a lane of this machine.
 
     Args:
-        instruction: What to do.
-        lane: The one it is about, or that its trial is in, if it is there.
+        instruction: The instruction.
+        lane: Its lane, or the lane of its trial; None if there is none any more.
     """
     if lane is not None:
         _CALLS[type(instruction)](lane, instruction)

@@ -1,4 +1,4 @@
-"""How several micro-batches run at once: streams or threads, what must keep its order, what is undone for a repeat."""
+"""Running several micro-batches at once: streams or threads, what must keep its order, what a repeat must undo."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from cotune.demand import MIB
 from cotune.session import Loan
 from cotune.sharing.splitting import tensors
 
-# What torch has no types for.
+# As Any: parts of torch.cuda have no types.
 _cuda: Any = torch.cuda
 _THREAD_STACK = 8 * MIB
 _THREAD_ROOM = 64 * MIB
 
 
 class Stage(Protocol):
-    """Where the forwards of a group run."""
+    """The streams or threads on which the forwards of a group run."""
 
     is_ordered: bool
 
     def begin(self, slot: int, data: Any) -> None:
-        """What is computed next belongs to a micro-batch of its own."""
+        """Starts a micro-batch: the computations that follow belong to it."""
 
     def home(self) -> None:
-        """What is computed next comes after all that has been begun."""
+        """Orders the computations that follow after all micro-batches begun so far."""
 
     def close(self) -> None: ...
 
 
 class ThreadStage:
-    """On the CPU one micro-batch runs after the other, each operation on the threads of the idle lanes too."""
+    """On the CPU micro-batches run one after the other, and each operation also uses the threads of idle lanes."""
 
     is_ordered = True
 
@@ -46,7 +46,7 @@ class ThreadStage:
         self._before = before = torch.get_num_threads()
         soft, _ = resource.getrlimit(resource.RLIMIT_STACK)
         stack = soft if soft != resource.RLIM_INFINITY else _THREAD_STACK
-        # OpenMP ends the process when it cannot start a thread, and what a stack reserves counts against the quota.
+        # OpenMP ends the process if it cannot start a thread, and bytes reserved for stacks count against the quota.
         affordable = int(max(0, loan.room() + _THREAD_ROOM) // max(stack, MIB))
         torch.set_num_threads(before + min(before * (loan.concurrency - 1), affordable))
 
@@ -61,8 +61,8 @@ class ThreadStage:
 class StreamStage:
     """On a GPU each micro-batch of a group has a stream of its own.
 
-    The streams start after whatever the trial's own stream was given before the group; that one waits for a stream as
-    soon as its micro-batch was handed to `backward()`. So what a loop does with a loss after that comes in order.
+    The streams wait for the work given to the trial's own stream before the group. The trial's stream waits for each
+    of them as soon as its micro-batch was handed to `backward()`, so that a loop may use the loss after that.
     """
 
     is_ordered = False
@@ -78,7 +78,7 @@ class StreamStage:
         self.home()
         self._away = stream = self._streams[slot]
         if slot == 0:
-            # The weights were stepped, and the batch was made, on the trial's own stream.
+            # The trial's own stream has updated the weights and made the batch.
             self._ready = self._home.record_event()
         stream.wait_event(self._ready)
         for tensor in tensors(data):
@@ -98,7 +98,7 @@ class StreamStage:
 
 @contextlib.contextmanager
 def stage_for(loan: Loan) -> Iterator[Stage]:
-    """Streams where the trial computes on a GPU, else threads; gone when the block ends, however it ends."""
+    """Streams if the trial computes on a GPU, else threads; closed at the end of the block, even after an error."""
     stage: Stage = StreamStage(loan) if _cuda.is_available() and _cuda.is_initialized() else ThreadStage(loan)
     loan.is_open = True
     try:
@@ -109,7 +109,7 @@ def stage_for(loan: Loan) -> Iterator[Stage]:
 
 
 def joint_backward(losses: Sequence[Tensor]) -> None:
-    """One backward of all: each part on the stream of its forward, joined where gradients are accumulated."""
+    """Runs one backward of all losses; each part runs on its forward's stream, joined where gradients accumulate."""
     if losses:
         with _quiet_about_streams():
             torch.autograd.backward(list(losses))
@@ -117,7 +117,7 @@ def joint_backward(losses: Sequence[Tensor]) -> None:
 
 @contextlib.contextmanager
 def _quiet_about_streams() -> Iterator[None]:
-    """Without the warning that a gradient comes from another stream than its parameter, which is what is meant here."""
+    """Turns off the warning that a gradient comes from another stream than its parameter, which is intended here."""
     get = getattr(torch._C, "_warn_on_accumulate_grad_stream_mismatch", None)
     put = getattr(torch.autograd.graph, "set_warn_on_accumulate_grad_stream_mismatch", None)
     if put is None:
@@ -134,13 +134,13 @@ def _quiet_about_streams() -> Iterator[None]:
 class Buffers:
     """Buffers of the modules that a forward calls, such as the running statistics of BatchNorm.
 
-    On streams of their own, two forwards would read and write them at the same time: each module with buffers waits
-    for its own last call, so that they come out as if one forward had followed the other. For a repeat they are kept
-    as they were when a group began. Hooks see every module that is called; they are there only under a grant.
+    Two forwards on different streams would read and write them at the same time. So each module with buffers waits for
+    its own previous call, with the result of sequential forwards. For a repeat, their values from before a group are
+    kept. Global hooks see every module that is called; they are installed only under a grant.
 
     Args:
-        is_ordered: Whether forwards follow each other anyway.
-        keeps: Whether they may have to be put back.
+        is_ordered: Whether forwards run one after the other anyway.
+        keeps: Whether values are kept for `restore()`.
     """
 
     def __init__(self, is_ordered: bool, keeps: bool) -> None:
@@ -162,11 +162,11 @@ class Buffers:
         self._kept.clear()
 
     def begin(self) -> None:
-        """A group begins."""
+        """Begins a group: forgets the values kept for the previous one."""
         self._kept.clear()
 
     def restore(self) -> None:
-        """Puts back what was there when the group began."""
+        """Puts back the values from before the group."""
         with torch.no_grad():
             for module, buffers in self._kept.values():
                 for name, (buffer, value) in buffers.items():
@@ -180,7 +180,7 @@ class Buffers:
         if not self._is_ordered and id(module) in self._called:
             _cuda.current_stream().wait_event(self._called[id(module)])
         if self._keeps and id(module) not in self._kept:
-            # Masks are constant, and may be large.
+            # bool buffers are taken for masks, which are constant and may be large.
             found = {name: b for name, b in module._buffers.items() if b is not None and b.dtype != torch.bool}
             self._kept[id(module)] = module, {name: (b, b.detach().clone()) for name, b in found.items()}
 
@@ -190,7 +190,7 @@ class Buffers:
 
 
 class Generators:
-    """The states of the random generators at one moment: torch's, Python's and numpy's."""
+    """Saved states of the random generators of torch, Python and numpy."""
 
     def __init__(self) -> None:
         self._torch = torch.get_rng_state()
@@ -209,17 +209,17 @@ class Generators:
 
 
 class Leaves:
-    """The tensors whose gradients a backward will add to, with those gradients as they are before it.
+    """The leaf tensors of a backward, with their gradients before it.
 
-    A backward that fails has added all of its contribution to some of them, and nothing to the others: autograd sums
-    up what comes for a leaf before it touches the leaf.
+    A backward that fails has added all of its contribution to some leaves, and nothing to the others: autograd sums up
+    a leaf's contributions before it changes its gradient.
     """
 
     def __init__(self, losses: Sequence[Tensor]) -> None:
         self._before = [(leaf, leaf.grad, _version(leaf.grad)) for leaf in _leaves(losses)]
 
     def finished(self) -> list[Tensor]:
-        """Those that have been added to since."""
+        """The leaves whose gradients have changed since."""
         return [
             leaf
             for leaf, grad, version in self._before
@@ -247,7 +247,7 @@ def _leaves(losses: Sequence[Tensor]) -> Iterator[Tensor]:
 
 @contextlib.contextmanager
 def set_aside(leaves: Sequence[Tensor]) -> Iterator[None]:
-    """Keeps the gradients of these leaves as they are, whatever is added meanwhile."""
+    """Restores the gradients of these leaves at the end of the block, without anything added meanwhile."""
     grads = [leaf.grad for leaf in leaves]
     for leaf in leaves:
         leaf.grad = None

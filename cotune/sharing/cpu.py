@@ -1,4 +1,4 @@
-"""The CPU as a device: resident high-water mark as meter, `RLIMIT_DATA` as quota, real out-of-memory."""
+"""The CPU as a device: measured by the peak resident set, capped by `RLIMIT_DATA`, with real out-of-memory errors."""
 
 from __future__ import annotations
 
@@ -22,11 +22,10 @@ _RESIDENT = re.compile(rb"VmHWM:\s+(\d+) kB\nVmRSS:\s+(\d+) kB\nRssAnon:\s+(\d+)
 class CpuMemory(LaneMemory):
     """Anonymous resident bytes of the process.
 
-    `RLIMIT_DATA` counts reserved bytes, which run ahead of resident ones (thread stacks of 8 MiB, allocator
-    reserves). So the limit is put above what is reserved, by what may still be taken and `HEADROOM`: whenever the
-    quota changes or a trial has ended. The cap may be exceeded by that headroom and by what was reserved and not
-    used. Files mapped in and pages shared with the zygote are not counted. Child processes are neither capped nor
-    measured.
+    `RLIMIT_DATA` counts reserved bytes, which exceed resident ones (thread stacks of 8 MiB, allocator reserves). So the
+    limit is set to the reserved bytes plus the room under the quota plus `HEADROOM`, whenever the quota changes or a
+    trial ends. A lane may exceed its quota by that headroom and by bytes that were reserved but not yet used. Mapped
+    files and pages shared with the zygote are not counted. Child processes are neither capped nor measured.
 
     Args:
         cores: Cores the device stands for, for `busy_seconds`.
@@ -37,22 +36,22 @@ class CpuMemory(LaneMemory):
     def __init__(self, cores: int) -> None:
         self._cores = max(cores, 1)
         self._libc = ctypes.CDLL(None)
-        # With one arena, what one resident frees the next one can use. Other C libraries than glibc have no such calls.
+        # With one arena a resident can use memory that another has freed. Only glibc has mallopt and malloc_trim.
         getattr(self._libc, "mallopt", _nothing)(_M_ARENA_MAX, 1)
-        # Ray's handler of a crash needs memory, and where it is refused aborts into itself again, hundreds of times.
+        # Ray's crash handler needs memory; refused it, the handler aborts and so calls itself, hundreds of times.
         self._libc.signal(signal.SIGABRT, int(signal.SIG_DFL))
         self._status = os.open("/proc/self/status", os.O_RDONLY | os.O_CLOEXEC)
         self._refs = os.open("/proc/self/clear_refs", os.O_WRONLY | os.O_CLOEXEC)
-        # A member of hundreds of groups has a longer one.
+        # /proc/self/status is longer for a member of hundreds of groups.
         self._length = 4096
         while len(os.pread(self._status, self._length, 0)) == self._length:
             self._length *= 2
         self._context = self._quota = self._bare = 0
         self._limit = resource.RLIM_INFINITY
-        # Why the cap is lifted now: a trial unwinds, libraries are loaded, threads start.
+        # Reasons to lift the cap: a trial unwinds, libraries are being loaded, threads are being started.
         self._is_relaxed = False
         self._loading = 0
-        # By list, which several threads may change at once.
+        # A list, since its changes are atomic.
         self._starting: list[None] = []
         self._resident = 0
 
@@ -72,7 +71,7 @@ class CpuMemory(LaneMemory):
         return anonymous, anonymous + max(0, high - resident)
 
     def held(self) -> int:
-        # Pages that are still the zygote's cost nothing.
+        # Pages still shared with the zygote cost nothing.
         return self._context + max(0, self._resident - self._bare)
 
     def reset_peak(self) -> None:
@@ -101,13 +100,13 @@ class CpuMemory(LaneMemory):
 
     @contextlib.contextmanager
     def loading(self) -> Iterator[None]:
-        # A build of torch for CUDA reserves 700 MB when imported, uses 280, and crashes if refused any of it.
+        # A CUDA build of torch reserves 700 MB when imported, uses 280 MB, and crashes if refused any of it.
         self._loading += 1
         self._apply()
         try:
             yield
         finally:
-            # One library may load another, and go on with its own.
+            # A count, since one library may load another.
             self._loading -= 1
             self._tighten()
 
@@ -120,7 +119,7 @@ class CpuMemory(LaneMemory):
         return True
 
     def busy_seconds(self) -> float | None:
-        # What child processes use is not seen until they have ended.
+        # The CPU time of child processes is not known before they end.
         if _has_children():
             return None
         ended = os.times()
@@ -135,7 +134,7 @@ class CpuMemory(LaneMemory):
     def _apply(self) -> None:
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
         put = None
-        # Of two threads the one that looked first may be the last to set it, so each looks again.
+        # Another thread may have changed the wanted limit since it was read, so it is read again after it is set.
         while put != (soft := self._wanted(hard)):
             resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
             put = soft

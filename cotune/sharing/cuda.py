@@ -1,6 +1,6 @@
 """GPUs as the driver and the zygote see them: through NVML.
 
-Neither ever touches CUDA itself: a process that has can no longer fork lanes. `cuda_memory.py` is what a lane does.
+Neither process touches CUDA itself, after which it could not fork lanes. Lanes use `inside/cuda_memory.py`.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from cotune.errors import DeviceError
 
 CONTEXT_GUESS = 600 * MIB
 RESERVE = 256 * MIB
-# What the allocator may hold beyond what a small trial asks for: it takes 2 MiB from the device at once for tensors up
-# to 1 MiB and 20 MiB for those up to 10 MiB, of each pool one that is in use and one that is nearly full.
+# Bytes the allocator may hold beyond what a small trial asks for: it takes 2 MiB at once from the device for tensors up
+# to 1 MiB and 20 MiB for tensors up to 10 MiB, and each pool may have one segment in use and one nearly full.
 ROUNDING = 44 * MIB
-# JAX takes three quarters of a GPU at its first touch and TensorFlow all of it, unless told otherwise.
+# By default JAX takes three quarters of a GPU at its first use, and TensorFlow all of it.
 _AS_NEEDED = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "TF_FORCE_GPU_ALLOW_GROWTH": "true"}
 WITHOUT_MIG = "name whole GPUs, or write gpus=0 to use the CPU"
 
@@ -32,13 +32,13 @@ class Gpu:
     """A GPU as NVML shows it.
 
     Attributes:
-        index: NVML's index, which is that of `nvidia-smi`.
-        uuid: Its identity, `GPU-...`.
-        name: The product.
-        total: Bytes on it.
-        used: Bytes in use by anyone.
-        exclusive: Its compute mode lets only one process at a time use it.
-        sliced: It is divided into slices (MIG), of which a process sees one.
+        index: NVML's index, as `nvidia-smi` shows it.
+        uuid: Its UUID, `GPU-...`.
+        name: Product name.
+        total: Bytes of memory on it.
+        used: Bytes in use by all processes.
+        exclusive: Whether its compute mode lets only one process at a time use it.
+        sliced: Whether it is divided into slices (MIG), of which a process sees one.
     """
 
     index: int
@@ -52,7 +52,7 @@ class Gpu:
 
 @contextlib.contextmanager
 def nvml_started() -> Iterator[Any]:
-    """NVML, started."""
+    """Starts NVML, yields the `pynvml` module and shuts NVML down."""
     import pynvml
 
     pynvml.nvmlInit()
@@ -63,13 +63,13 @@ def nvml_started() -> Iterator[Any]:
 
 
 def gpus() -> list[Gpu]:
-    """All GPUs of this machine, none if there is no driver."""
+    """All GPUs of this machine; none if there is no driver."""
     import pynvml
 
     found: list[Gpu] = []
     with contextlib.suppress(pynvml.NVMLError), nvml_started() as nvml:
         for index in range(nvml.nvmlDeviceGetCount()):
-            # One that has fallen off the bus must not hide the others.
+            # A GPU that has fallen off the bus must not hide the others.
             with contextlib.suppress(pynvml.NVMLError):
                 found.append(_gpu(nvml, index))
     return found
@@ -92,12 +92,12 @@ def _text(value: str | bytes) -> str:
 
 
 def visible_gpus() -> list[Gpu]:
-    """The GPUs that `CUDA_VISIBLE_DEVICES` lets us use, in its order, by index or by UUID (or its beginning).
+    """The GPUs in `CUDA_VISIBLE_DEVICES`, in its order; it may name them by index, UUID or prefix of a UUID.
 
     As in CUDA, the list ends at the first entry that names no GPU.
 
     Raises:
-        DeviceError: It names a slice of a GPU.
+        DeviceError: The variable names a slice of a GPU.
     """
     found = gpus()
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -121,7 +121,7 @@ def visible_gpus() -> list[Gpu]:
 
 
 def torch_has_cuda() -> bool:
-    """Whether the torch that is installed was built for CUDA; told without importing it, which takes a second."""
+    """Whether the installed torch was built for CUDA; found out without importing it, which takes a second."""
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         return False
@@ -134,7 +134,7 @@ def torch_has_cuda() -> bool:
 
 
 class GpuWatch:
-    """What NVML says about one GPU while a run goes on."""
+    """NVML's figures of one GPU during a run."""
 
     def __init__(self, uuid: str) -> None:
         import pynvml
@@ -144,14 +144,14 @@ class GpuWatch:
         self._handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
 
     def used(self) -> int | None:
-        """Bytes in use by anyone; None if the driver cannot tell, as when the GPU was lost."""
+        """Bytes in use by all processes; None if the driver cannot tell, as when the GPU was lost."""
         try:
             return int(self._nvml.nvmlDeviceGetMemoryInfo(self._handle).used)
         except self._nvml.NVMLError:
             return None
 
     def is_lost(self) -> bool:
-        """Whether it is gone, or must be reset, which nobody can do while it is in use."""
+        """Whether the GPU is lost, or must be reset, which is impossible while it is in use."""
         try:
             self._nvml.nvmlDeviceGetMemoryInfo(self._handle)
         except self._nvml.NVMLError as error:
@@ -159,7 +159,7 @@ class GpuWatch:
         return False
 
     def utilization(self) -> float | None:
-        """Share of the last sampling period (1/6 s to 1 s) in which a kernel ran, 0 to 1; None if it is not told."""
+        """Share of the last sampling period (1/6 s to 1 s) in which a kernel ran, 0 to 1; None if not known."""
         try:
             return float(self._nvml.nvmlDeviceGetUtilizationRates(self._handle).gpu) / 100.0
         except self._nvml.NVMLError:
@@ -170,6 +170,6 @@ class GpuWatch:
 
 
 def lane_environment(uuid: str) -> dict[str, str]:
-    """What the environment of a lane on this GPU must say before CUDA is touched."""
+    """Environment variables that a lane on this GPU must set before it touches CUDA."""
     as_needed = {name: os.environ.get(name, value) for name, value in _AS_NEEDED.items()}
     return as_needed | {"CUDA_VISIBLE_DEVICES": uuid, "CUDA_MODULE_LOADING": "LAZY"}

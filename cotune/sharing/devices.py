@@ -26,14 +26,14 @@ class DeviceInfo:
     """A device as a run sees it.
 
     Attributes:
-        name: `cpu:0`, `cuda:1`.
+        name: Its name: `cpu:0`, `cuda:1`.
         capacity: Bytes all lanes on it may hold together.
-        context: First guess of what a bare lane costs.
-        max_width: More lanes at once never pay, unless they wait.
+        context: First guess of the bytes that a bare lane costs.
+        max_width: Most lanes that can pay, unless running lanes leave the device idle.
         cores: CPU cores for its lanes.
-        uuid: The GPU's identity; empty for a CPU device.
+        uuid: The GPU's UUID; empty for a CPU device.
         total: All bytes of the GPU; the capacity for a CPU device.
-        idle_width: So many lanes may pay while those that run leave it idle; 0 where nobody can tell that.
+        idle_width: Most lanes that can pay while running lanes leave the device idle; 0 where that is not measured.
     """
 
     name: str
@@ -62,17 +62,17 @@ def find_devices(
     """The devices for a run.
 
     Args:
-        gpus: How many of the visible GPUs, or which, by position among the visible ones or by UUID.
-        devices: Explicit ones: `cpu:0@4GiB`, `cuda:0`.
+        gpus: The number of GPUs to use, or which ones, by position among the visible GPUs or by UUID.
+        devices: Explicit devices: `cpu:0@4GiB`, `cuda:0`.
         threads: Threads per lane, which bounds the useful width of a CPU device.
 
     Returns:
-        Every visible GPU if neither is given, else the CPU if there is none.
+        The devices asked for. If neither is given, every visible GPU, or the CPU if there is none.
 
     Raises:
-        DeviceError: One that was asked for is not there, or the request makes no sense.
+        DeviceError: A requested device does not exist, or the request makes no sense.
     """
-    # A number or an array of numpy's.
+    # For numpy's numbers and arrays.
     gpus = getattr(gpus, "tolist", lambda: gpus)()
     if gpus is not None and devices is not None:
         raise DeviceError(
@@ -93,17 +93,17 @@ def find_devices(
 
 
 def with_cores(info: DeviceInfo, cores: int, threads: int | None) -> DeviceInfo:
-    """A CPU device of so many cores.
+    """A CPU device with other cores, and the widths that follow from them.
 
     Args:
-        info: What else is known of it.
+        info: The device.
         cores: Its cores.
         threads: Threads per lane.
     """
     width = max(1, cores // (threads or 1))
     idle, (files, _) = MAX_WIDTH if delays.are_counted() else 0, resource.getrlimit(resource.RLIMIT_NOFILE)
     if files != resource.RLIM_INFINITY:
-        # Each takes some of this process, which has other uses for them.
+        # Each lane takes some of the driver's file descriptors, which has other uses for them.
         idle = min(idle, files // FILES_PER_LANE)
     return replace(info, cores=cores, max_width=width, idle_width=idle)
 

@@ -1,4 +1,4 @@
-"""The driver's side of a rehearsal, which has a process of its own and a time."""
+"""The driver's side of a rehearsal, which runs in a process of its own, with a time limit."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from cotune.sharing.pickling import Series
 from cotune.sharing.zygote import Zygote
 from cotune.trial import Estimated
 
-# Seconds of one rehearsal, from its fork; then it is killed. A transformer of two layers takes 1.6 s of a core, which
-# on two cores that are taken by lanes has been 5 s.
+# Seconds after its fork at which a rehearsal is killed. A transformer of two layers takes 1.6 s of one core; on two
+# cores busy with lanes it took 5 s.
 BUDGET = 10.0
 
 
@@ -33,10 +33,10 @@ class Estimator:
     """Rehearses trials, one at a time.
 
     Args:
-        selector: Told of the pipe through which the answer comes, with what is to be called then as its data.
-        zygote: Gives the process that forks rehearsals.
-        series: Of the trainable.
-        say: Called with what came of a rehearsal.
+        selector: Gets the pipe for the answer registered, with the function to call then as its data.
+        zygote: Returns the zygote, which forks rehearsals.
+        series: The trainable's series.
+        say: Called with the outcome of each rehearsal.
     """
 
     def __init__(
@@ -55,18 +55,18 @@ class Estimator:
 
     @property
     def due(self) -> float:
-        """When the rehearsal will have taken too long, on the monotonic clock."""
+        """When the rehearsal's time is up, by the monotonic clock; infinite if none runs."""
         return self._running.began + BUDGET if self._running else math.inf
 
     def begin(self, trial: int, config: Mapping[str, Any]) -> None:
-        """Begins to rehearse a trial; the last one is over.
+        """Begins to rehearse a trial; the previous rehearsal must be over.
 
         Raises:
             NotPicklable: The config cannot be sent.
         """
         assert self._series is not None
         blob = self._series.then(config, f"the config of trial {trial}")
-        # Lanes are counted from 0 upwards.
+        # Negative, so that no lane has the same number.
         self._count -= 1
         answer, theirs = os.pipe2(os.O_CLOEXEC)
         request = os.memfd_create("cotune-config", os.MFD_CLOEXEC)
@@ -81,12 +81,12 @@ class Estimator:
         self._selector.register(answer, selectors.EVENT_READ, self.receive)
 
     def forked(self, number: int) -> None:
-        """A process was forked under this number: if it is the rehearsal's, its time runs."""
+        """Notes that the zygote has forked a process; starts the rehearsal's time if the number is its own."""
         if self._running and self._running.number == number:
             self._running.began = time.monotonic()
 
     def receive(self) -> None:
-        """Takes what has come through the pipe."""
+        """Reads the answer from the pipe."""
         assert self._running is not None
         data = os.read(self._running.answer, 1 << 16)
         self._end(pickle.loads(data) if data else "its process died")
@@ -98,7 +98,7 @@ class Estimator:
             self._end(f"it took more than {BUDGET:g} s")
 
     def close(self) -> None:
-        """Forgets what is under way; its process is the zygote's to end."""
+        """Forgets the running rehearsal; the zygote ends its process."""
         if self._running:
             self._forget(self._running)
 

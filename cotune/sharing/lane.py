@@ -27,7 +27,7 @@ _TRACEBACK = "Traceback (most recent call last):"
 
 @dataclass(slots=True)
 class _Seat:
-    """Where a resident trial sits: the eventfd of its verdicts, and which attempt waits there."""
+    """A resident trial's place in its lane: the eventfd of its verdicts, and the attempt that waits on it."""
 
     number: int
     verdicts: int
@@ -42,17 +42,17 @@ class LaneHandle:
     Messages sent before the process is up wait in its socket.
 
     Args:
-        zygote: Forks it.
-        options: What it is told first.
-        dismiss: Called, in another thread, with the process that is about to be killed.
+        zygote: Forks the lane's process.
+        options: First message to the lane.
+        dismiss: Called in another thread, with the process id, before the process is killed.
 
     Attributes:
-        is_up: It has said that it is ready.
-        is_killed: It was killed by us, and not dying by itself.
-        quota: Bytes that it may hold, as it was last told.
-        page: How it stands, as it shows itself; not to be read after `close()`.
-        leaves_since: When it was told to exit; infinite if it was not.
-        forked_at: When its process was there; infinite as long as it is not.
+        is_up: Whether the lane has said that it is ready.
+        is_killed: Whether `kill()` was called, as opposed to the lane dying by itself.
+        quota: The lane's quota in bytes, as last sent.
+        page: The lane's state, in memory that the lane writes; must not be read after `close()`.
+        leaves_since: When the lane was told to exit; infinite before.
+        forked_at: When its process was forked; infinite before.
     """
 
     def __init__(self, zygote: Zygote, options: LaneOptions, dismiss: Callable[[int], None] | None = None) -> None:
@@ -63,7 +63,7 @@ class LaneHandle:
         self.leaves_since = self.forked_at = math.inf
         self._dismiss = dismiss
         self._is_dismissed = False
-        # What a thread is to send, once it has not gone out at once.
+        # Queue of a sending thread, from the first frame on that the socket did not take at once.
         self._unsent: queue.SimpleQueue[memoryview | None] | None = None
         self._zygote = zygote
         page = os.memfd_create(f"cotune-lane-{options.lane}", os.MFD_CLOEXEC)
@@ -88,15 +88,15 @@ class LaneHandle:
 
     @property
     def is_broken(self) -> bool:
-        """What arrives makes no sense any more."""
+        """Whether something other than a frame has arrived."""
         return self._frames.is_broken
 
     def receive(self) -> list[tuple[int, bytes]] | None:
-        """What has arrived; None at the end of the stream."""
+        """Returns the frames that have arrived; None at the end of the stream."""
         return self._frames.receive()
 
     def drain(self) -> Iterator[tuple[int, bytes]]:
-        """What a dead lane had still said."""
+        """Yields the unread frames of a dead lane."""
         self._sock.setblocking(False)
         with contextlib.suppress(BlockingIOError):
             while (frames := self.receive()) is not None:
@@ -106,7 +106,7 @@ class LaneHandle:
         """Starts a `sendable` trial in a free seat."""
         self._taken[spec.trial] = seat = self._free.pop()
         seat.attempt, seat.stop, seat.rest = spec.attempt, False, False
-        # The trial takes this first, and with it whatever the last one there did not wait for.
+        # The trial reads this first, and with it any verdict that the seat's previous trial left unread.
         os.eventfd_write(seat.verdicts, GO_ON)
         self._send(wire.encode_object(Kind.START, (seat.number, spec)))
 
@@ -116,15 +116,15 @@ class LaneHandle:
             self._send(wire.encode_object(Kind.STOP, trial))
 
     def verdict(self, trial: int, attempt: int) -> None:
-        """Lets an attempt at a trial go past its last report; one that is to stop stops there."""
+        """Lets an attempt at a trial go on after its last report, or stops it there if `stop()` was called."""
         seat = self._taken.get(trial)
-        # One on the last attempt may come late: it is not on a report of this one.
+        # A late verdict on the previous attempt must not count for a report of this one.
         if seat is not None and seat.attempt == attempt:
             os.eventfd_write(seat.verdicts, STOP if seat.stop else REST if seat.rest else GO_ON)
             seat.rest = False
 
     def ended(self, trial: int) -> None:
-        """Notes that a trial is over, and its seat free."""
+        """Frees the seat of a trial that is over."""
         if trial in self._taken:
             self._free.append(self._taken.pop(trial))
 
@@ -136,13 +136,13 @@ class LaneHandle:
             self._send(wire.encode_object(Kind.GRANT, (trial, concurrency)))
 
     def prefer(self, trial: int) -> None:
-        """Gives a resident every turn it wants."""
+        """Tells the lane to give a resident every turn it wants."""
         self._send(wire.encode_object(Kind.TURN, trial))
 
     def tell(self, kind: Kind, trial: int) -> None:
-        """Tells a trial to pause, go on or be parked."""
+        """Tells a trial to pause, resume or park (`kind`)."""
         if trial in self._taken:
-            # With its next verdict, too: it may have gone past a report or two before it hears of this.
+            # A pause also goes with the next verdict: the trial may pass a report or two before it gets this message.
             self._taken[trial].rest = kind is Kind.PAUSE
             self._send(wire.encode_object(kind, trial))
 
@@ -155,13 +155,13 @@ class LaneHandle:
         self._send(wire.encode(Kind.EXIT))
 
     def excuse(self, seconds: float) -> None:
-        """Leaves out the last so many seconds, in which nobody ran, of what it takes for anything."""
+        """Subtracts `seconds` from all the lane's running times, since no process ran during them."""
         self.page.excuse(seconds)
         self.leaves_since += seconds
         self.forked_at += seconds
 
     def bury(self) -> None:
-        """Asks the zygote to kill what is left of its process group; it is ending by itself."""
+        """Asks the zygote to kill what is left of the process group of a lane that is ending by itself."""
         self._zygote.kill(self.lane)
 
     def kill(self) -> None:
@@ -181,7 +181,7 @@ class LaneHandle:
 
     def close(self) -> None:
         if self._unsent is not None:
-            # Else it would wait there for ever.
+            # Without the shutdown the sending thread could block in sendall() for ever.
             with contextlib.suppress(OSError):
                 self._sock.shutdown(socket.SHUT_RDWR)
             self._unsent.put(None)
@@ -193,8 +193,8 @@ class LaneHandle:
         self._taken.clear()
 
     def _send(self, frame: bytes) -> None:
-        # A lane that is gone is reported by the zygote. One that does not read, in native code or not up yet, must not
-        # hold up the driver: a thread waits for it.
+        # The zygote reports a dead lane, so errors are ignored. A lane that does not read, because it is in native code
+        # or not up yet, must not block the driver: a thread sends the rest.
         with contextlib.suppress(ConnectionError):
             sent = 0
             if self._unsent is None:
@@ -214,7 +214,7 @@ def _send_all(sock: socket.socket, unsent: queue.SimpleQueue[memoryview | None])
 
 
 def signal_name(number: int) -> str:
-    """`SIGKILL` of 9; real-time signals have no name."""
+    """The name of a signal, such as `SIGKILL` for 9; `signal N` for real-time signals, which have no name."""
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -222,11 +222,11 @@ def signal_name(number: int) -> str:
 
 
 def ended_how(status: int, log: Path) -> str:
-    """How a lane's process ended, in words, with the last line it wrote; of a traceback, the error's first.
+    """How a lane's process ended, in words, with its last log line, or the first line of the error in a traceback.
 
     Args:
-        status: As `os.wait` gives it; negative if it could not be forked, by the error's number.
-        log: The lane's own.
+        status: Wait status as `os.wait` returns it; the negative errno if the fork failed.
+        log: The lane's log.
     """
     if status < 0:
         return f"no process could be started for it: {os.strerror(-status)}"
@@ -241,6 +241,6 @@ def ended_how(status: int, log: Path) -> str:
         if lines:
             last = max((n for n, line in enumerate(lines) if line.startswith(_TRACEBACK)), default=len(lines))
             error = [line for line in lines[last + 1 :] if not line.startswith(" ")]
-            # A signal has other reasons than what was printed before.
+            # A traceback printed earlier did not cause the signal.
             said += f" ({(lines[-1] if os.WIFSIGNALED(status) or not error else error[0])[:200]})"
     return said

@@ -1,4 +1,4 @@
-"""What the driver tells a lane when it opens."""
+"""A lane's settings, which the driver sends when the lane opens."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class LaneOptions:
-    """What a lane is told when it opens; from `seats` on only what lanes need that a zygote forks.
+    """A lane's settings. The fields from `seats` on matter only to lanes that a zygote forks.
 
     Attributes:
-        lane: Its number.
-        device: The name of the device it belongs to.
-        uuid: That of a GPU; empty for the CPU.
+        lane: The lane's number.
+        device: Name of its device.
+        uuid: UUID of its GPU; empty for the CPU.
         cores: Cores its device stands for.
         quota: Bytes it may hold, context included.
-        threads: Threads for one operation.
+        threads: Threads per operation.
         seats: Trials it may host at once, paused ones included.
-        lockstep: Whether a report waits for the verdict on itself.
-        judged: Whether a verdict may be to stop: only then the end of a trial waits for the last one.
-        metric: The run's metric; empty where a trial need not report, and its end is told by a question.
-        stop: When a trial is done although it would go on, a pickled `StopRule`; empty if it is to end by itself.
-        log: Where output goes that belongs to no trial.
-        environment: Set before the device is touched.
-        imports: Modules to be imported before the trainable is loaded.
-        is_mps_client: The lane shares its device context with others, and so their faults.
+        lockstep: Whether each report waits for its own verdict.
+        judged: Whether a verdict can stop a trial; only then does a trial's end wait for its last verdict.
+        metric: The run's metric; empty where trials need not report, and send their result as a question.
+        stop: A pickled `StopRule`, which ends a trial that would go on; empty if there is none.
+        log: File for output that belongs to no trial.
+        environment: Environment variables, set before the device is touched.
+        imports: Modules to import before the trainable is loaded.
+        is_mps_client: Whether the lane is an MPS client, which shares its device context, and faults, with others.
     """
 
     lane: int

@@ -1,4 +1,4 @@
-"""What this machine, and the control groups around us, leave us of memory and cores."""
+"""Memory and cores that this machine and our control groups leave for us."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from cotune.demand import GIB
 
 
 def available_memory(root: Path = Path("/")) -> int:
-    """Bytes this machine, or whichever control group around us has least, still has for us.
+    """Available bytes of this machine, or of the enclosing control group that has fewest; at least 256 MiB.
 
     Args:
-        root: Where `proc` and `sys` are.
+        root: The folder that holds `proc` and `sys`.
     """
     table = dict(line.split(":", 1) for line in (root / "proc/meminfo").read_text(encoding="ascii").splitlines())
     available = [int(table["MemAvailable"].split()[0]) * 1024]
@@ -24,23 +24,23 @@ def available_memory(root: Path = Path("/")) -> int:
         names = ("max", "current") if is_unified else ("limit_in_bytes", "usage_in_bytes")
         with contextlib.suppress(OSError, ValueError):
             limit, used, stat = ((group / f"memory.{name}").read_text(encoding="ascii") for name in (*names, "stat"))
-            # Files that nobody uses the kernel gives up when asked.
+            # The kernel frees inactive file pages on demand.
             cached = re.findall(r"^(?:total_)?inactive_file (\d+)$", stat, re.MULTILINE)
             available.append(int(limit) - int(used) + int((cached or [0])[-1]))
     return max(min(available), GIB // 4)
 
 
 def available_cores(root: Path = Path("/")) -> int:
-    """Cores this process may run on, or as many as the time is worth that a control group around us has.
+    """Cores this process may run on, or that the CPU quota of an enclosing control group amounts to, if fewer.
 
     Args:
-        root: Where `proc` and `sys` are.
+        root: The folder that holds `proc` and `sys`.
     """
     cores = [float(len(os.sched_getaffinity(0)))]
     for group, is_unified in _control_groups(root, "cpu"):
         names = ("cpu.max",) if is_unified else ("cpu.cfs_quota_us", "cpu.cfs_period_us")
         with contextlib.suppress(OSError, ValueError):
-            # Without a limit the first is "max", or below 0.
+            # Without a limit the quota is "max" or negative.
             quota, period = " ".join((group / name).read_text(encoding="ascii") for name in names).split()
             if int(quota) > 0:
                 cores.append(int(quota) / int(period))
@@ -48,9 +48,9 @@ def available_cores(root: Path = Path("/")) -> int:
 
 
 def _control_groups(root: Path, controller: str) -> Iterator[tuple[Path, bool]]:
-    """Ours and those around it, as far as they are to be seen, and whether they are of the second version.
+    """Folders of our control group and of those around it, as far as visible, and whether they are of cgroup v2.
 
-    A container may show its own group as the outermost, under another name than it has in `proc`.
+    A container may show its own group as the outermost, under another name than in `proc`.
     """
     base = root / "sys/fs/cgroup"
     with contextlib.suppress(OSError, ValueError):
@@ -58,7 +58,7 @@ def _control_groups(root: Path, controller: str) -> Iterator[tuple[Path, bool]]:
             _, controllers, path = line.split(":", 2)
             if controllers and controller not in controllers.split(","):
                 continue
-            # Those of the first version are below the name of their controller, which the system links to where it is.
+            # In cgroup v1 groups are in a folder named after their controller, perhaps a link.
             top = base / controller if controllers else base
             group = top / path.lstrip("/")
             yield from ((place, not controllers) for place in (group, *group.parents) if place.is_relative_to(top))

@@ -1,4 +1,4 @@
-"""What a lane's memory is: measured, capped, given back. One interface, a CPU and a CUDA form."""
+"""The interface to a lane's memory, which measures it, caps it and gives it back; and the signs of out-of-memory."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from cotune.errors import InputError
 class LaneMemory(ABC):
     """The memory of one lane process on its device.
 
-    Exact for a trial as long as only one trial of the lane runs between two readings, which turns guarantee.
+    Readings are exact for a trial as long as only one trial of the lane runs between two of them, as turns ensure.
     """
 
     torch_device: str
 
     @abstractmethod
     def start(self) -> int:
-        """Takes the process as it stands for the bare lane; gives the bytes that costs."""
+        """Measures the process as the bare lane; returns the bytes that it costs."""
 
     @abstractmethod
     def read(self) -> tuple[int, int]:
@@ -30,62 +30,62 @@ class LaneMemory(ABC):
 
     @abstractmethod
     def held(self) -> int:
-        """Bytes the process kept from others at the last reading: its context, what is in use, what is cached."""
+        """Bytes the process kept from others at the last reading: context, bytes in use, cache."""
 
     @abstractmethod
     def reset_peak(self) -> None:
-        """Starts a new peak from what is in use now."""
+        """Starts a new peak from the bytes in use now."""
 
     @abstractmethod
     def set_quota(self, quota: int) -> int:
-        """Caps the lane at `quota` bytes, context included; gives the cap that holds, higher if more is in use."""
+        """Caps the lane at `quota` bytes, context included; returns the cap that holds, higher if more is in use."""
 
     @abstractmethod
     def room(self) -> int:
-        """Bytes that may still be taken under the cap, as far as they can be told without asking the device."""
+        """Bytes left under the cap, as far as is known without asking the device."""
 
     @abstractmethod
     def relax(self) -> None:
         """Lifts the cap, so that a trial that ran out of memory can unwind."""
 
     def is_short(self) -> bool:
-        """Whether memory was refused since an attempt last ended, or next to none is left, whatever an error says."""
+        """Whether memory was refused since an attempt last ended, or next to none is left."""
         return False
 
-    def uncap(self) -> None:  # noqa: B027 - not every cap is in the way of a thread
+    def uncap(self) -> None:  # noqa: B027 - not every cap keeps threads from starting
         """Lifts the cap for the start of a thread, which must not fail; that thread calls `cap()`."""
 
     def cap(self) -> None:  # noqa: B027
         """Puts the cap back, unless it is lifted for other reasons too."""
 
     def loading(self) -> contextlib.AbstractContextManager[object]:
-        """Lifts the cap while a large library is loaded, which would not survive a refusal."""
+        """Lifts the cap while a large library is loaded, which would crash if refused memory."""
         return contextlib.nullcontext()
 
     def is_recording(self) -> bool:
-        """Whether what is given to the device is only noted, to be run later, and the device must be left alone."""
+        """Whether work given to the device is only recorded, to run later, so that the device must be left alone."""
         return False
 
-    def synchronize(self) -> None:  # noqa: B027 - where nothing runs behind the trial's back, nothing is left to wait for
-        """Waits for what was given to the device until now, and raises what goes wrong there."""
+    def synchronize(self) -> None:  # noqa: B027 - nothing to wait for where nothing runs asynchronously
+        """Waits for all work given to the device so far, and raises its errors."""
 
     @abstractmethod
     def trim(self, *, shared: bool) -> None:
-        """Returns what an ended trial no longer uses; with `shared`, other trials of the lane still run."""
+        """Gives back what an ended trial no longer uses; with `shared`, other trials of the lane still run."""
 
     def shrink(self) -> None:  # noqa: B027
-        """Returns what several micro-batches at once have taken, and one at a time does not need."""
+        """Gives back memory that only several micro-batches at once need."""
 
     @abstractmethod
     def is_sound(self) -> bool:
-        """Whether another trial can run in this process, after one has failed."""
+        """Whether another trial can run in this process after one has failed."""
 
     @abstractmethod
     def busy_seconds(self) -> float | None:
-        """Device time used by this process so far, in seconds of a whole device; None if it cannot be told now."""
+        """Device time used by this process so far, in seconds of a whole device; None if not known now."""
 
 
-# What C++ itself says, whatever exception a library makes of it.
+# Messages of C++ itself, in whichever exception a library turns them into.
 _REFUSED_IN_CPP = ("bad_alloc", "bad allocation", "cudaErrorMemoryAllocation", "OOM when allocating tensor")
 _REFUSALS = (
     "out of memory",
@@ -99,9 +99,9 @@ _REFUSALS = (
     "CURAND_STATUS_ALLOCATION_FAILED",
     "unable to mmap",
 )
-# Said of a table of fixed size, which more memory does not make larger.
+# About a table of fixed size, which more memory does not make larger.
 _TLS = "cannot allocate memory in static tls block"
-# What libraries say for want of memory, and for other reasons too.
+# Messages that may mean a lack of memory, or something else.
 _PERHAPS = (
     "unable to find an engine to execute this computation",
     "CUBLAS_STATUS_NOT_INITIALIZED",
@@ -113,7 +113,7 @@ _BYTES = re.compile(r"([0-9][0-9,]*) bytes")
 
 
 def text_of(error: BaseException) -> str:
-    """What an exception says of itself, which may be another exception."""
+    """The text of an exception; a substitute if `str()` of it raises."""
     try:
         return str(error)
     except Exception as another:
@@ -121,7 +121,7 @@ def text_of(error: BaseException) -> str:
 
 
 def causes(error: BaseException) -> Iterator[BaseException]:
-    """An exception and those it came from, or is a group of, the last first."""
+    """An exception, its causes and contexts, and the members of groups among them; the given one first."""
     seen: set[int] = set()
     todo: list[BaseException | None] = [error]
     while todo:
@@ -134,7 +134,7 @@ def causes(error: BaseException) -> Iterator[BaseException]:
 
 
 def clear_frames(error: BaseException) -> None:
-    """Lets go of the locals, and so the tensors, of the frames an exception and all behind it went through."""
+    """Releases the locals, and so the tensors, in the traceback frames of an exception and of all its causes."""
     seen: set[int] = set()
     todo: list[BaseException | None] = [error]
     while todo:
@@ -151,11 +151,11 @@ def _grouped(error: BaseException) -> Sequence[BaseException]:
 
 
 def out_of_memory(error: BaseException, is_short: Callable[[], bool] = lambda: False) -> tuple[bool, int | None]:
-    """Whether an exception, or one it came from, says that memory ran out; and the bytes that were refused.
+    """Whether an exception or one of its causes says that memory ran out; and the bytes refused, if known.
 
     Args:
         error: The exception.
-        is_short: Asked where the text alone does not tell.
+        is_short: Called where the text alone does not tell.
     """
     for cause in causes(error):
         text = text_of(cause)
@@ -175,7 +175,7 @@ def _refused(error: BaseException, text: str) -> int | None:
         for extent in shape:
             size *= int(extent)
         return size
-    # First: what follows in CUDA's text, such as "0 bytes is reserved by PyTorch", is not what was refused.
+    # Before _BYTES: later numbers in CUDA's text, such as "0 bytes is reserved by PyTorch", are not the refused bytes.
     match = _TRIED.search(text)
     with contextlib.suppress(InputError):
         if match:

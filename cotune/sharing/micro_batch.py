@@ -4,7 +4,7 @@
     cotune.micro_batches((x, y), 32).backward(lambda x, y: loss_fn(model(x), y))
     optimizer.step()
 
-Without a grant, and outside of a run, it is the plain loop: a forward and a backward for one micro-batch after the
+Without a grant, and outside of a run, this is the plain loop: a forward and a backward for one micro-batch after the
 other. With a grant the forwards of a group run at once and share one backward.
 """
 
@@ -34,10 +34,10 @@ class MicroBatch:
 
     Attributes:
         data: Its samples, in the form of the batch.
-        size: How many.
+        size: Number of samples.
         index: Its place, from 0.
-        is_last: No other follows.
-        weight: The share of its loss in that of the batch.
+        is_last: Whether it is the last of its batch.
+        weight: Factor of its loss in the loss of the batch.
     """
 
     def __init__(self, data: Any, size: int, index: int, is_last: bool, weight: float) -> None:
@@ -49,13 +49,13 @@ class MicroBatch:
         self._group: _Group | None = None
 
     def backward(self, *losses: Tensor) -> None:
-        """Adds the gradients of its share of these losses, now or together with those of others.
+        """Adds the gradients of these losses, weighted, now or together with those of other micro-batches.
 
         Args:
-            losses: Of this micro-batch, reduced over its samples; scaled by a `GradScaler` or not.
+            losses: This micro-batch's losses, reduced over its samples; scaled by a `GradScaler` or not.
 
         Raises:
-            InputError: There is none, or one is not a single number.
+            InputError: There is no loss, or one is not a single number.
         """
         parts = _weighted(self, losses)
         if self._group is None:
@@ -65,7 +65,7 @@ class MicroBatch:
 
 
 class MicroBatches:
-    """A batch as micro-batches; made by `cotune.micro_batches`."""
+    """A batch, split into micro-batches; made by `cotune.micro_batches`."""
 
     def __init__(self, batch: Any, size: int, reduction: str) -> None:
         if reduction not in REDUCTIONS:
@@ -89,18 +89,18 @@ class MicroBatches:
     def backward(self, loss_of: Callable[..., Any]) -> Tensor:
         """Adds the gradients of the whole batch.
 
-        Memory that runs out under a grant is no harm: the forwards are undone and run again one at a time.
+        If memory runs out under a grant, the forwards are undone and run again one at a time.
 
         Args:
-            loss_of: Gives the loss of a micro-batch, or several. It gets the micro-batch, as separate arguments if
-                that is a tuple or list: `lambda x, y: ...`, `lambda batch: ...`. It may be called again for the same
-                samples, so it must change nothing but random generators and the buffers of modules.
+            loss_of: Returns the loss of a micro-batch, or several. It gets the micro-batch's data, as separate
+                arguments if that is a tuple or list: `lambda x, y: ...`, `lambda batch: ...`. It may be called again
+                for the same samples, so it must change nothing but random generators and the buffers of modules.
 
         Returns:
-            The loss of the batch, all of them summed if there are several, without its graph.
+            The loss of the batch, detached; the sum if `loss_of` returns several.
 
         Raises:
-            InputError: What `loss_of` gave is no loss.
+            InputError: `loss_of` returned something other than losses.
         """
         loan = _loan(len(self))
         done: list[Tensor] = []
@@ -116,7 +116,7 @@ class MicroBatches:
     # ---- under a grant
 
     def _in_groups(self, loan: Loan) -> Iterator[MicroBatch]:
-        """The loop, its backwards being put off until a group is full or the room is used up."""
+        """Yields the micro-batches, and puts backwards off until a group is full or the room is used up."""
         from cotune.sharing.concurrent import Buffers, stage_for
 
         with stage_for(loan) as stage, Buffers(stage.is_ordered, keeps=False):
@@ -130,8 +130,8 @@ class MicroBatches:
                     yield micro
                 group.flush()
             except GeneratorExit:
-                # Left by `break` or by an error, which cannot be told apart here. In a plain loop what was handed
-                # to backward() would count.
+                # The loop was left by `break` or by an error, which cannot be told apart here. In a plain loop the
+                # losses already handed to backward() would count.
                 group.leave()
                 raise
             finally:
@@ -140,7 +140,7 @@ class MicroBatches:
                     micro._group = None
 
     def _grouped(self, micros: Sequence[MicroBatch], loan: Loan, loss_of: Callable[..., Any]) -> list[Tensor]:
-        """Runs groups as long as there is a grant; gives the losses of what was run."""
+        """Runs groups as long as there is a grant; returns the losses of the micro-batches that were run."""
         from cotune.sharing.concurrent import Buffers, stage_for
 
         done: list[Tensor] = []
@@ -154,7 +154,7 @@ class _Group:
     """Micro-batches whose backward is still to come.
 
     Attributes:
-        losses: Of those that have been run forward.
+        losses: Weighted losses of the forwards that have run.
     """
 
     def __init__(self, loan: Loan, stage: Stage) -> None:
@@ -165,7 +165,7 @@ class _Group:
 
     @property
     def is_full(self) -> bool:
-        """Whether another micro-batch would be one too many, or might exceed the lane's quota."""
+        """Whether another micro-batch would exceed the grant, or might exceed the lane's quota."""
         loan = self._loan
         return self._begun >= loan.concurrency or (self._begun > 0 and loan.room() < loan.need)
 
@@ -186,23 +186,23 @@ class _Group:
         joint_backward(losses)
 
     def leave(self) -> None:
-        """The loop ends early."""
+        """Runs the outstanding backward after the loop was left early, unless the trial is stopping."""
         if self._loan.is_stopping:
             return
         try:
             self.flush()
         except Exception as error:
-            # Raised here it would be lost, and the trial would go on with wrong gradients.
+            # Raised here, the error would be lost and the trial would go on with wrong gradients.
             self._loan.fail(error)
 
 
 def _run_group(
     micros: Sequence[MicroBatch], loan: Loan, stage: Stage, buffers: Buffers, loss_of: Callable[..., Any]
 ) -> list[Tensor]:
-    """Runs one group, and runs it again one at a time if memory does not suffice.
+    """Runs one group, and runs it again one at a time if memory runs out.
 
     Returns:
-        The losses of the micro-batches it took from the front of `micros`.
+        The losses of the micro-batches taken from the front of `micros`.
     """
     from cotune.sharing.concurrent import Generators, Leaves, set_aside
 
@@ -280,7 +280,7 @@ def _backward(losses: Sequence[Tensor]) -> None:
 
 
 def _let_go(error: BaseException) -> None:
-    """Lets go of the tensors that the frames of an error keep alive."""
+    """Releases the tensors that the frames of an error keep alive."""
     traceback.clear_frames(error.__traceback__)
     error.__traceback__ = None
     gc.collect()
@@ -294,22 +294,22 @@ def _loan(count: int) -> Loan | None:
 def micro_batches(batch: Any, size: int, *, reduction: str = "mean") -> MicroBatches:
     """Splits a batch along dim 0 into micro-batches whose gradients add up to those of the whole batch.
 
-    Where the packer has lent the trial idle room, several of them run at once; then results may differ in float
-    rounding. Without that it is the plain loop, here `micro.backward(loss)` being `(loss * micro.weight).backward()`:
+    Where the packer has lent the trial idle room, several micro-batches run at once, and results may differ in float
+    rounding. Otherwise this is the plain loop, in which `micro.backward(loss)` is `(loss * micro.weight).backward()`:
 
         for micro in cotune.micro_batches((x, y), 32):
             x, y = micro.data
             micro.backward(loss_fn(model(x), y))
 
-    The other form is shorter, gives the loss, and also survives that memory runs out with several at once:
+    The other form is shorter, returns the loss, and recovers if memory runs out with several micro-batches at once:
 
         loss = cotune.micro_batches((x, y), 32).backward(lambda x, y: loss_fn(model(x), y))
 
     Args:
         batch: A tensor, or tuples, lists, named tuples and dicts of tensors, all with the same dim 0.
         size: Samples in a micro-batch; the last may have fewer.
-        reduction: What the loss is over the samples of a micro-batch: their `mean` (weighted by their number, so
-            that a smaller last one counts for what it is) or their `sum` (added up as it is).
+        reduction: How a micro-batch's loss is reduced over its samples: `mean` (losses are weighted by the number of
+            samples, so that a smaller last micro-batch counts less) or `sum` (losses are added up as they are).
 
     Raises:
         InputError: The batch cannot be split that way.

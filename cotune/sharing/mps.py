@@ -1,12 +1,12 @@
-"""A private MPS daemon for one GPU: the kernels of its lanes then run at the same time, not in slices of time.
+"""A private MPS daemon for one GPU, with which the kernels of its lanes run at the same time, not in time slices.
 
-Without MPS the driver never runs kernels of two processes at once. The price is that a fatal fault in one client may
-break the contexts of all, and that one which dies with work under way does, after which the server takes no further
-client until all have left (NVIDIA, Multi-Process Service, "Error containment", "Client early termination"; seen on an
-H100, driver 580). A lane that finds its context broken therefore dies without a verdict on its trial, which goes on
-in one that does without MPS. Who is to be killed is taken from the server first.
+Without MPS the GPU's driver never runs kernels of two processes at once. The price of MPS: a fatal fault in one client
+may break the contexts of all clients, and a client that dies with work under way does break them, after which the
+server takes no new client until all have left (NVIDIA, Multi-Process Service, "Error containment", "Client early
+termination"; seen on an H100, driver 580). A lane that finds its context broken therefore dies without blaming its
+trial, which goes on in a lane without MPS. A lane that is to be killed is first removed from the server.
 
-The daemon has directories of its own, which no other user can enter; compute mode and clocks stay as they are.
+The daemon has directories of its own, which other users cannot enter; compute mode and clocks stay unchanged.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ CONTROL = "nvidia-cuda-mps-control"
 UP_WITHIN = 5.0
 CLIENT_WITHIN = 15.0
 QUIT_WITHIN = 10.0
-# Stands between us and the daemon: when our end of its input is closed, if only by our death, it ends the daemon.
+# A shell between us and the daemon, which ends the daemon when our end of its input is closed, even by our death.
 _KEEPER = '"$0" -f & read -r _; echo quit -t 1 | "$0"; wait; rm -rf -- "$CUDA_MPS_PIPE_DIRECTORY"'
-# The least that makes a process a client: no torch, whose import takes a second.
+# A minimal MPS client, without torch, whose import takes a second.
 _CLIENT = (
     "import ctypes; cuda = ctypes.CDLL('libcuda.so.1'); device = ctypes.c_int(); context = ctypes.c_void_p(); "
     "print(cuda.cuInit(0) or cuda.cuDeviceGet(ctypes.byref(device), 0) "
@@ -38,13 +38,13 @@ _CLIENT = (
 
 
 class MpsDaemon:
-    """A running daemon, known to serve clients on its GPU.
+    """A running daemon that has been seen to serve a client on its GPU.
 
     Args:
-        uuid: The GPU's identity.
+        uuid: The GPU's UUID.
 
     Raises:
-        DeviceError: It cannot be started here, or serves nobody.
+        DeviceError: The daemon cannot be started here, or serves no client.
     """
 
     def __init__(self, uuid: str) -> None:
@@ -79,10 +79,10 @@ class MpsDaemon:
             raise
 
     def environment(self, memory: int | None = None) -> dict[str, str]:
-        """What makes a process a client, if it is set before CUDA is touched.
+        """Environment variables that make a process a client, if set before it touches CUDA.
 
         Args:
-            memory: Bytes of device memory the process may take in all, its context included.
+            memory: Most bytes of device memory the process may take, its context included.
         """
         found = dict(self._own)
         if memory is not None:
@@ -90,7 +90,7 @@ class MpsDaemon:
         return found
 
     def servers(self) -> list[int]:
-        """The processes that serve clients now.
+        """Process ids of the servers that run now.
 
         Raises:
             DeviceError: The daemon does not answer.
@@ -98,10 +98,10 @@ class MpsDaemon:
         return [int(word) for word in self._ask("get_server_list").split() if word.isdigit()]
 
     def dismiss(self, process: int) -> None:
-        """Ends what a client has under way on the GPU, so that it can be killed without harm to the others.
+        """Ends a client's work on the GPU, so that it can be killed without harm to other clients.
 
         Args:
-            process: Its id, of a client or not.
+            process: The process id; need not be a client's.
         """
         with contextlib.suppress(DeviceError):
             for server in self.servers():
@@ -123,7 +123,7 @@ class MpsDaemon:
         return done.stdout
 
     def close(self) -> None:
-        """Ends the daemon, its server and what clients there still are."""
+        """Ends the daemon, its server and any clients left."""
         assert self._keeper.stdin is not None
         with contextlib.suppress(OSError):
             self._keeper.stdin.close()
@@ -147,7 +147,11 @@ class MpsDaemon:
                 time.sleep(0.05)
 
     def _try_client(self) -> None:
-        """Makes a process use the GPU; without a server it would have done so past the daemon."""
+        """Makes a test process use the GPU; if no server runs afterwards, it has bypassed the daemon.
+
+        Raises:
+            DeviceError: The process failed, or no server was started for it.
+        """
         try:
             done = subprocess.run(
                 [sys.executable, "-S", "-c", _CLIENT],

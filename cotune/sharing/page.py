@@ -1,25 +1,25 @@
-"""The page of numbers on which a lane shows how it stands; its driver can read it also after the lane has died."""
+"""The page of shared memory where a lane publishes its state; the driver can read it even after the lane has died."""
 
 from __future__ import annotations
 
 import time
 
-# Which number is what: the trial that has the turn, below 0 for nobody; when the last iteration boundary was, by the
-# monotonic clock; and the bytes that the process keeps from others on its device, as of its last reading.
+# Indices: the trial that has the turn, negative for none; the time of the last iteration boundary, by the monotonic
+# clock; and the bytes that the process keeps from others on its device, as of its last reading.
 HOLDER, BOUNDARY, HELD = range(3)
 NOBODY = -1.0
 
 
 class Page:
-    """A lane's page, for who reads it.
+    """A lane's page, as its driver reads it.
 
     Args:
-        numbers: Those above.
+        numbers: The shared memory.
     """
 
     def __init__(self, numbers: memoryview[float]) -> None:
         self._numbers = numbers
-        # Of which iteration, by when it began, and how much.
+        # Start of the iteration that has been excused, and the excused seconds.
         self._excused = (0.0, 0.0)
 
     @property
@@ -30,21 +30,21 @@ class Page:
 
     @property
     def held(self) -> int:
-        """Bytes the process keeps from others."""
+        """Bytes the process keeps from others on its device, as of its last reading."""
         return int(self._numbers[HELD])
 
     @property
     def quiet(self) -> float:
-        """Seconds since the last boundary of the trial that has the turn, less what is excused; 0 if none has it."""
+        """Seconds since the last boundary of the trial that has the turn, less excused time; 0 if no trial has it."""
         since, excused = self._excused
         began = self._numbers[BOUNDARY]
         left_out = excused if since == began else 0.0
         return max(0.0, time.monotonic() - began - left_out) if self.holder is not None else 0.0
 
     def excuse(self, seconds: float) -> None:
-        """Does not count the last so many seconds of the iteration under way, in which no process ran.
+        """Leaves the last `seconds` of the current iteration out of `quiet`, because no process ran.
 
-        A container was paused, or a job suspended.
+        A container was paused, say, or a job suspended.
         """
         since, excused = self._excused
         began = self._numbers[BOUNDARY]

@@ -1,4 +1,4 @@
-"""Sending the trainable to other processes."""
+"""Pickles trainables and configs for other processes."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from cotune.sharing.inside.dynamo import NAME as COMPILER
 from cotune.sharing.preload import TORCH, modules_to_preload
 from cotune.sharing.script_imports import script_imports
 
-# Bytes of a trainable of which a word is said: they take a tenth of a second at the start of every trial.
+# Bytes of a trainable above which there is a warning: loading them takes a tenth of a second at every trial's start.
 LARGE = 64 * MIB
 
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """A trainable on its way to lanes.
+    """A trainable, pickled for lanes.
 
     Attributes:
-        blob: The trainable, pickled.
-        modules: What a zygote imports for it.
-        imports: The user's own modules that his script imports, which a lane imports first.
-        rehearses: Whether it may be rehearsed.
-        series: Continues `blob` with a config; None once it has left the driver.
+        blob: The pickled trainable.
+        modules: Modules that a zygote imports for it.
+        imports: The user's own modules that a lane imports before it loads the trainable.
+        rehearses: Whether it can be rehearsed.
+        series: Pickles configs in the series of `blob`; None outside the driver, or if all configs are plain.
     """
 
     blob: bytes
@@ -50,11 +50,11 @@ def pack(trainable: Any, *, plainly: bool = False) -> Packed:
     """Packs a trainable for lanes.
 
     Args:
-        trainable: What is to run.
-        plainly: All configs are plain: nothing is kept of the trainable to tell what they share with it.
+        trainable: The trainable.
+        plainly: Whether all configs are plain, so that no series is kept for them (unless rehearsals need it).
 
     Raises:
-        NotPicklable: It holds something that cannot leave this process.
+        NotPicklable: The trainable holds something that cannot leave this process.
     """
     series = Series(trainable, "the trainable")
     blob = series.first
@@ -70,16 +70,16 @@ def pack(trainable: Any, *, plainly: bool = False) -> Packed:
     installed, own = script_imports()
     modules += [name for name in installed if name not in modules]
     if rehearses:
-        # Fake tensors ask the compiler.
+        # Fake tensors use the compiler.
         modules += [name for name in (*TORCH, COMPILER) if name not in modules]
     return Packed(blob, tuple(modules), tuple(own), rehearses, None if plainly and not rehearses else series)
 
 
 def dumps(value: Any, what: str) -> bytes:
-    """Pickles by value what other processes cannot import.
+    """Pickles a value; what other processes cannot import is pickled by value.
 
     Raises:
-        NotPicklable: It holds something that cannot leave this process.
+        NotPicklable: The value holds something that cannot leave this process.
     """
     return Series(value, what).first
 
@@ -87,18 +87,18 @@ def dumps(value: Any, what: str) -> bytes:
 class Series:
     """Pickles one object, and then others, each as if it were part of the first.
 
-    What several of them hold is one object again where they are loaded: a function that is in the config is the one
-    that the trainable knows. To be loaded with `wire.load_series`.
+    Objects that they share are shared again once loaded: a function in the config is the one that the trainable knows.
+    `wire.load_series` loads them.
 
     Args:
-        value: The first.
-        what: What to call it if that fails.
+        value: The first object.
+        what: Its name in error messages.
 
     Attributes:
-        first: The first, pickled.
+        first: The first object, pickled.
 
     Raises:
-        NotPicklable: It holds something that cannot leave this process.
+        NotPicklable: The object holds something that cannot leave this process.
     """
 
     def __init__(self, value: Any, what: str) -> None:
@@ -108,14 +108,14 @@ class Series:
         self._known: dict[int, Any] = {}
         self.first = self._dumps(value, what)
         self._known = self._pickler.memo.copy()
-        # By the identity of namespaces, which may be another's once a config is gone.
+        # A copy: keys are ids of namespaces, and another object may get the id once a config is gone.
         self._globals = dict(self._pickler.globals_ref)
 
     def then(self, value: Any, what: str) -> bytes:
-        """Pickles another object, which holds nothing of the others but the first.
+        """Pickles another object, which may refer to parts of the first, and of no other.
 
         Raises:
-            NotPicklable: It holds something that cannot leave this process.
+            NotPicklable: The object holds something that cannot leave this process.
         """
         self._pickler.memo, self._pickler.globals_ref = self._known, dict(self._globals)
         return self._dumps(value, what)
@@ -140,7 +140,7 @@ class Series:
 
 @process_wide
 def _by_value(module: ModuleType) -> Iterator[None]:
-    """Makes what a module defines travel by value for a while; what the user has registered stays so."""
+    """Registers a module for pickling by value within the block; a registration by the user stays."""
     if module.__name__ in cloudpickle.list_registry_pickle_by_value():
         yield
         return
@@ -152,7 +152,7 @@ def _by_value(module: ModuleType) -> Iterator[None]:
 
 
 def _path_to_blame(value: Any, depth: int = 4) -> list[str]:
-    """By which names one comes from a value to what in it cannot be pickled; empty if that is not to be found."""
+    """The path of names from a value to the part of it that cannot be pickled; empty if none is found."""
     for name, part in _parts(value):
         try:
             _Pickler(io.BytesIO()).dump(part)
@@ -162,7 +162,7 @@ def _path_to_blame(value: Any, depth: int = 4) -> list[str]:
 
 
 def _level() -> int:
-    """How far up the stack of whoever asks the user's code is."""
+    """The `stacklevel` of a warning that the caller issues, at which the user's code is blamed."""
     frame, level = inspect.currentframe(), 0
     while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "cotune":
         frame, level = frame.f_back, level + 1
@@ -170,13 +170,13 @@ def _level() -> int:
 
 
 def _most_of(trainable: Any, total: int) -> str:
-    """Words for an array or tensor that a function takes along, if it is most of that."""
+    """Words that name the array or tensor with more than half of a trainable's bytes; empty if there is none."""
     parts = dict(_parts(trainable))
     for part in list(parts.values()):
         if isinstance(part, FunctionType | MethodType):
             parts.update(_parts(part))
     for name, part in parts.items():
-        # A sparse tensor raises.
+        # nbytes of a sparse tensor raises.
         with contextlib.suppress(Exception):
             if part.nbytes > total // 2:
                 return f", most of it {name!r}"
@@ -184,7 +184,7 @@ def _most_of(trainable: Any, total: int) -> str:
 
 
 def _parts(value: Any) -> Iterator[tuple[str, Any]]:
-    """What a value takes along when it is pickled, by name."""
+    """The parts of a value that are pickled with it, by name."""
     if isinstance(value, functools.partial):
         yield from value.keywords.items()
         yield from ((f"argument {number}", part) for number, part in enumerate(value.args))
@@ -203,12 +203,12 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """Sends modules of a class of their own by name, as cloudpickle does others; `optuna.integration` is one.
+    """A cloudpickle pickler with rules for four more kinds of objects.
 
-    What `functools.cache` has made of a function of the user's it sends as that function with an empty cache.
-    cloudpickle leaves that to its name, under which another process finds nothing. A
-    `functools.cached_property` has a lock until Python 3.12. What `ray.tune.with_parameters` keeps for a trainable
-    may be in the store of a Ray that lanes are no part of.
+    Modules of a subclass of `ModuleType`, such as `optuna.integration`, are sent by name, as cloudpickle sends others.
+    A user's function wrapped by `functools.cache` is sent with an empty cache; cloudpickle sends its name, which other
+    processes do not find. A `functools.cached_property` is made anew, since it holds a lock before Python 3.12. Values
+    of `ray.tune.with_parameters` are sent along, since they may be in the object store of a Ray that lanes do not join.
     """
 
     def reducer_override(self, obj: Any) -> Any:
@@ -234,7 +234,7 @@ def _cached_property(function: Any, name: str) -> Any:
 
 
 def _is_found_by_name(value: Any) -> bool:
-    """Whether another process that imports its module has it there."""
+    """Whether another process finds the value by importing its module."""
     if value.__module__ == "__main__" or value.__module__ in cloudpickle.list_registry_pickle_by_value():
         return False
     found: Any = sys.modules.get(value.__module__)
@@ -250,13 +250,13 @@ def _unimportable_module(value: Any) -> ModuleType | None:
     if not isinstance(module, ModuleType) or name == "__main__":
         return None
     if getattr(module.__spec__, "_initializing", False):
-        # It calls us while it is imported, and would again where it is imported by name.
+        # The module calls us during its import, and would do so again in a process that imports it.
         return module
     try:
         parent = name.rpartition(".")[0]
         if parent and not hasattr(sys.modules.get(parent), "__path__"):
             return module
-        # A private module cache entry would answer from sys.modules: ask the finders.
+        # Not importlib.util.find_spec, which answers from sys.modules, even for a module only this process has.
         spec = None
         for finder in sys.meta_path:
             find = getattr(finder, "find_spec", None)

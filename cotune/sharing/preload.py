@@ -1,4 +1,4 @@
-"""Knowing what a trainable will import, so that it is imported once for all lanes."""
+"""Guesses which modules a trainable will import, so that the zygote imports them once for all lanes."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from typing import Any
 
 from cotune.sharing.inside.dynamo import NAME as COMPILER
 
-# A project of more files than that is not searched further: reading one takes 5 ms, before anything else can begin.
+# Most source files that are searched: reading one takes 5 ms, before anything else can begin.
 FILES = 50
-# A pickle with more words than that holds texts, and to ask of each whether it names a module takes 30 us.
+# A pickle with more words than this holds texts; checking whether a word names a module takes 30 us.
 WORDS = 5000
-# What lanes have no use for, or another one of; `__main__` may well be a script of an installed package.
+# Modules that lanes do not use, or replace by their own; `__main__` may be a script of an installed package.
 _OTHERS = ("ray", "cotune", "pytest", "_pytest", "IPython", "ipykernel", "optuna", "__main__")
-# Not all below `sys.prefix`, which may be /usr, and a user's own code in /usr/src.
+# Not everything below `sys.prefix`: that may be /usr, and a user's own code may be in /usr/src.
 _PYTHONS = tuple(os.path.join(sysconfig.get_path(name), "") for name in ("stdlib", "platstdlib", "scripts"))
 TORCH = ("torch", "torch.utils.data")
-# Parts of torch that load its compiler, or are there because that was loaded (`inside/dynamo.py`).
+# Parts of torch that load its compiler, or exist because it was loaded (`inside/dynamo.py`).
 _COMPILING = frozenset(
     (
         "FakeTensorMode",
@@ -43,20 +43,20 @@ _COMPILING = frozenset(
         "torch.utils.checkpoint",
     )
 )
-# Worth importing ahead even if this process has not: a second or more each, and no threads or devices before their use.
+# Imported ahead even if this process has not: each takes a second or more, and starts no threads or devices by itself.
 HEAVY = ("torch", "torchvision", "sklearn", "scipy", "pandas")
 
 
 def modules_to_preload(blob: bytes, trainable: Any, *, torch_if_loaded: bool = True) -> list[str]:
-    """Installed modules that the trainable uses, so that the zygote can import them once for all lanes.
+    """Installed modules that the trainable seems to use, for the zygote to import once for all lanes.
 
-    A guess from the names in its pickle and in its module: one too many costs little, one too few is imported by
-    the trial itself. Only what this process has loaded counts, and a few heavy ones wherever a name leads to them.
+    A guess from the names in its pickle and its code: a superfluous module costs little, and a trial imports a missing
+    one itself. Only modules that this process has loaded count, and those in `HEAVY` wherever a name leads to them.
 
     Args:
         blob: The pickled trainable.
         trainable: The trainable.
-        torch_if_loaded: Whether a torch that this process has loaded counts as used, if no name leads to it.
+        torch_if_loaded: Whether torch counts as used if this process has loaded it, even if no name leads to it.
     """
     words = set(_strings(blob))
     if len(words) > WORDS:
@@ -73,7 +73,7 @@ def modules_to_preload(blob: bytes, trainable: Any, *, torch_if_loaded: bool = T
 
 
 def _compiles(names: set[str]) -> bool:
-    """Whether names lead to a use of torch's compiler, which is then imported ahead: it takes 1.5 s."""
+    """Whether names lead to a use of torch's compiler, whose import takes 1.5 s."""
     parts = {part for name in names if name.startswith("torch.") for part in name.split(".")}
     return not _COMPILING.isdisjoint(names | parts)
 
@@ -91,7 +91,7 @@ def _strings(blob: bytes) -> Iterator[str]:
 
 
 def _names_used(value: Any, seen: set[int]) -> Iterator[str]:
-    """Names in the code of a function or class, and of those of the user's own that it uses, in whatever module."""
+    """Names in the code of a function or class, and of the user's own functions and classes that it uses."""
     if id(value) in seen:
         return
     seen.add(id(value))
@@ -115,7 +115,7 @@ def _names_used(value: Any, seen: set[int]) -> Iterator[str]:
 
 
 def _names_of(other: Any, seen: set[int]) -> Iterator[str]:
-    """The names in something that is used, if it is the user's own, or else the module it is from."""
+    """The names used in `other` if it is a module or the user's own; otherwise the name of its module."""
     module = sys.modules.get(getattr(other, "__module__", None) or "")
     if isinstance(other, ModuleType) or module is None or is_own(module):
         yield from _names_used(other, seen)
@@ -130,11 +130,11 @@ def _names_in(code: CodeType) -> Iterator[str]:
             yield from _names_in(constant)
 
 
-# ---- where they lead
+# ---- imports that names lead to
 
 
 def _heavy_imports(names: set[str]) -> set[str]:
-    """What is heavy among these modules and those they import in turn, as far as their source tells."""
+    """The heavy ones among these modules and those they import in turn, according to their source."""
     found: set[str] = set()
     waiting = set(names)
     seen = {"ray", "optuna", "cotune", "", *sys.stdlib_module_names}
@@ -165,7 +165,7 @@ def _top(name: str) -> str:
 
 
 def _origin(name: str) -> Path | None:
-    """The source file of a top-level module, which is not imported for that."""
+    """The source file of a top-level module, found without importing the module."""
     if not name.isidentifier():
         return None
     try:
@@ -177,7 +177,7 @@ def _origin(name: str) -> Path | None:
 
 
 def _sources(package: Path) -> Iterator[Path]:
-    """The source files of a package; folders without any, such as those of data, are not looked through."""
+    """The source files of a package; skips folders without any, such as data folders."""
     for folder, inner, files in os.walk(package):
         own = [name for name in files if name.endswith(".py")]
         if not own:
@@ -186,13 +186,13 @@ def _sources(package: Path) -> Iterator[Path]:
 
 
 def _requirements(name: str) -> set[str]:
-    """What an installed package always needs."""
+    """torch and its compiler, if an installed package requires torch; else nothing."""
     try:
         required = importlib.metadata.requires(name) or []
     except (importlib.metadata.PackageNotFoundError, ValueError):
         return set()
-    # Of these only torch is looked for, whose distribution is called like its module. Who builds on it asks whether
-    # models are compiled.
+    # Only torch is looked for; its distribution has the name of its module. Packages that build on torch use the
+    # compiler to ask whether models are compiled.
     needs = {re.split(r"[^\w-]", one, maxsplit=1)[0] for one in required if "extra ==" not in one}
     return {"torch", COMPILER} if "torch" in needs else set()
 
@@ -212,23 +212,23 @@ def _imports(path: Path) -> set[str]:
     return found
 
 
-# ---- whose they are
+# ---- installed modules and the user's own
 
 
 def is_own(module: ModuleType) -> bool:
-    """Whether it is neither installed nor part of Python."""
+    """Whether a module is the user's own: neither installed nor part of Python."""
     file = getattr(module, "__file__", None)
     return file is not None and not file.startswith(_PYTHONS) and not _is_of_a_package(file)
 
 
 def is_installed(module: ModuleType) -> bool:
-    """Whether it is part of an installed package that lanes may have a use for."""
+    """Whether a module is part of an installed package that lanes may use."""
     file = getattr(module, "__file__", None)
     return file is not None and _is_of_a_package(file) and not is_useless(module.__name__)
 
 
 def is_useless(name: str) -> bool:
-    """Whether lanes have no use for a module, or another one of that name."""
+    """Whether lanes do not use a module, or replace it by their own."""
     return name.partition(".")[0] in _OTHERS
 
 

@@ -1,4 +1,4 @@
-"""Killing a lane with all that it has started."""
+"""Kills a lane with all processes that it has started."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from pathlib import Path
 
 
 def kill_group(group: int) -> None:
-    """Kills a lane and what it has started, but for those who clean up after the killed.
+    """Kills the processes of a lane's group, except resource trackers.
 
     The resource trackers of multiprocessing and loky remove semaphores and shared memory once their users are gone, and
-    end; else all that would stay in /dev/shm.
+    then end; without them these would stay in /dev/shm.
     """
     with contextlib.suppress(OSError):
-        # So that nobody forks meanwhile.
+        # Stopped, so that no process of the group forks meanwhile.
         os.killpg(group, signal.SIGSTOP)
         try:
             for pid in map(int, filter(str.isdecimal, os.listdir("/proc"))):
@@ -23,14 +23,14 @@ def kill_group(group: int) -> None:
                     if os.getpgid(pid) == group and not _is_tracker(pid):
                         os.kill(pid, signal.SIGKILL)
         except OSError:
-            # Out of file descriptors, for one: then with those who would have cleaned up.
+            # Without free file descriptors, say: then the trackers are killed, too.
             os.killpg(group, signal.SIGKILL)
         finally:
             os.killpg(group, signal.SIGCONT)
 
 
 def kill_children() -> None:
-    """Kills every child of this process, and those that fall to it as the subreaper of what they were started by."""
+    """Kills all children of this process, and orphans it adopts as their subreaper; waits for resource trackers."""
     while True:
         for pid in _children():
             with contextlib.suppress(OSError):

@@ -1,8 +1,8 @@
-"""A rehearsal: the first two iterations of a step class with tensors that have a shape and no content.
+"""A rehearsal: the first two iterations of a step class, with tensors that have a shape but no content.
 
-It runs in a process of its own, forked from the zygote, which answers through a pipe and ends; nobody else loads this.
-What is rehearsed is the user's code. So that it can do no harm, the process may start no other, write no file and
-reach no network, as far as Python asks for these (its audit events); it may take little memory, and sees no GPU.
+It runs in a process of its own, forked from the zygote, which answers through a pipe and ends; only that process loads
+this module. It runs the user's code, and must do no harm: the process may not start others, write files or use the
+network, as far as Python's audit events show these; it may take little memory, and sees no GPU.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from cotune.sharing.inside.boundary import on_optimizer_step
 from cotune.sharing.wire import load_series
 
 ITERATIONS = 2
-# Of real memory, which nobody has set aside.
+# Bytes of real memory that a rehearsal may take; no lane's quota covers them.
 ROOM = 512 * MIB
 
 _FORBIDDEN = re.compile(
@@ -46,7 +46,7 @@ def serve(answer: int, request: int, trainable: bytes | memoryview) -> NoReturn:
 
     Args:
         answer: A pipe for an `Estimate`, or for the reason why there is none.
-        request: A memory file: the config, pickled behind the step class.
+        request: A memory file with the config, pickled in the step class's series.
         trainable: The pickled step class.
     """
     try:
@@ -60,17 +60,17 @@ def serve(answer: int, request: int, trainable: bytes | memoryview) -> NoReturn:
 
 
 def rehearse(cls: type, config: Mapping[str, Any]) -> Estimate:
-    """What the first two iterations need.
+    """Estimates what the first two iterations need.
 
-    Bytes of tensors are counted as a lane counts them: held at the boundaries, which are the steps of optimizers or
-    else of the class; and the peak, set-up included, above that.
+    Bytes of tensors are counted as in a lane: those held at boundaries, which are the steps of optimizers or else of
+    the class; and the peak above them, set-up included.
 
     Args:
-        cls: A step class with `rehearse(config)`, which stands for `setup(config)`.
-        config: The trial's.
+        cls: A step class with `rehearse(config)`, called instead of `setup(config)`.
+        config: The trial's config.
 
     Raises:
-        Exception: What the class raises. A decision that hangs on the content of a tensor is among it.
+        Exception: Any error of the class, such as a decision that depends on the content of a tensor.
     """
     meter = _Meter()
     on_optimizer_step(lambda *_: meter.optimized(), lambda: None)
@@ -89,17 +89,17 @@ def rehearse(cls: type, config: Mapping[str, Any]) -> Estimate:
 
 
 class _Enough(BaseException):
-    """Raised at the last boundary, not to be caught by mistake."""
+    """Raised at the last boundary; a BaseException, so that the class does not catch it by mistake."""
 
 
 class _Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Bytes of living storages, and floating-point operations between boundaries.
+    """Counts the bytes of living storages, and floating-point operations between boundaries.
 
     Attributes:
-        iterations: How many boundaries there were.
-        persistent: The most bytes held at one of them.
-        peak: The most bytes held.
-        flops: Of the last iteration.
+        iterations: Number of boundaries so far.
+        persistent: Most bytes held at a boundary.
+        peak: Most bytes held at any time.
+        flops: Floating-point operations of the last iteration.
     """
 
     def __init__(self) -> None:
@@ -112,15 +112,15 @@ class _Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         try:
             out = func(*args, **(kwargs or {}))
         except DataDependentOutputException:
-            # A float that is read out is a metric, which the rehearsal does not need. An integer or a truth value may
-            # decide about sizes and branches.
+            # A float that is read from a tensor is taken for a metric, whose value does not matter. An integer or bool
+            # may decide about sizes and branches.
             if func is not torch.ops.aten._local_scalar_dense.default or not args[0].dtype.is_floating_point:
                 raise
             return 1.0
         for leaf in (out,) if isinstance(out, torch.Tensor) else tree_leaves(out):
             if isinstance(leaf, torch.Tensor):
                 self._hold(leaf.untyped_storage())
-        # FlopCounterMode would be a second mode, and cost as much as this one at every operation.
+        # FlopCounterMode, a second mode, would cost as much again at every operation.
         if count := flop_registry.get(func._overloadpacket):
             self.flops += count(*args, **(kwargs or {}), out_val=out)
         return out
@@ -139,12 +139,12 @@ class _Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._held -= size
 
     def optimized(self) -> None:
-        """An optimizer has made a step."""
+        """Called after every step of an optimizer: a boundary."""
         self._optimized += 1
         self._boundary()
 
     def stepped(self) -> None:
-        """The class has made a step: a boundary if it has no optimizer."""
+        """Called after every step of the class: a boundary if no optimizer has made a step."""
         if not self._optimized:
             self._boundary()
 
@@ -157,7 +157,7 @@ class _Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _be_harmless() -> None:
-    """Takes from this process what a rehearsal has no need of; what it asks for all the same is an OSError."""
+    """Takes from this process what a rehearsal does not need; forbidden operations raise an `OSError`."""
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     sys.dont_write_bytecode = True
     null = os.open(os.devnull, os.O_WRONLY)

@@ -1,7 +1,7 @@
-"""What a script imports for what that does, and not for a name: a registration, a patch.
+"""Modules that a script imports for their side effects, such as a registration or a patch, and not for a name.
 
-A function of a script travels by value, with the modules that its own code names. What else its script imports would
-not be imported in another process, though the function may rely on it.
+A function of a script travels by value, with the modules that its own code names. Other imports of the script would
+not happen in another process, though the function may rely on them.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from typing import Any
 
 from cotune.sharing.preload import is_installed, is_own, is_useless
 
-# Large, often imported and never used, and of no effect on others.
+# Large modules, often imported without being used, whose import has no effect on other code.
 _WITHOUT_EFFECT = {"jax", "matplotlib", "numpy", "pandas", "plotly", "scipy", "seaborn", "tensorflow", "torch", "tqdm"}
 
 
 def script_imports() -> tuple[list[str], list[str]]:
-    """Modules that the main script imports outside of functions, without using what it names them or takes of them.
+    """Modules that the main script imports outside of functions without using the names that this binds.
 
-    With `import *` it may use anything of them. Others are imported where a function needs them: to import all would
-    load in every lane what a script loads for itself, such as data, or what it draws with.
+    After `import *` any name may be used, so such modules are included. All other modules are imported where a function
+    needs them: importing them in every lane would load what only the script needs, such as data or plotting libraries.
 
     Returns:
-        Those that are installed, and those that are the user's own, in the order in which they are imported.
+        The installed modules, and the user's own, in the order of their imports.
     """
     main = sys.modules.get("__main__")
     trees = list(_trees(main))
@@ -37,7 +37,7 @@ def script_imports() -> tuple[list[str], list[str]]:
     own: list[str] = []
     for module, bound in (found for tree in trees for one in _at_its_top(tree.body) for found in _imports(one, main)):
         found = sys.modules.get(module)
-        # One that is being imported now has called us.
+        # A module whose import is not finished has called us.
         if not isinstance(found, ModuleType) or getattr(found.__spec__, "_initializing", False):
             continue
         if is_useless(module) or module.partition(".")[0] in _WITHOUT_EFFECT or bound in used:
@@ -49,20 +49,20 @@ def script_imports() -> tuple[list[str], list[str]]:
 
 
 def _trees(main: Any) -> Iterator[ast.Module]:
-    """The script, or the cells of a notebook."""
+    """Syntax trees of the script, or of a notebook's cells."""
     file = getattr(main, "__file__", None)
     sources = getattr(main, "In", None) if file is None else None
     if isinstance(file, str):
         with contextlib.suppress(OSError, UnicodeError):
             sources = [Path(file).read_text(encoding="utf-8")]
     for source in sources if isinstance(sources, list) else []:
-        # A cell may have lines that only IPython reads.
+        # A cell may contain IPython syntax.
         with contextlib.suppress(SyntaxError, ValueError, RecursionError, TypeError):
             yield ast.parse(source)
 
 
 def _at_its_top(body: list[ast.stmt]) -> Iterator[ast.stmt]:
-    """Statements that run when the script does, but for what it guards from being imported."""
+    """Import statements that run when the script does, except under `if __name__ == ...`."""
     for statement in body:
         if isinstance(statement, ast.Import | ast.ImportFrom):
             yield statement
@@ -77,7 +77,7 @@ def _at_its_top(body: list[ast.stmt]) -> Iterator[ast.stmt]:
 
 
 def _imports(statement: ast.stmt, main: ModuleType | None) -> Iterator[tuple[str, str]]:
-    """Modules that a statement imports, each with the name it gives it or something of it; none for `*`."""
+    """Modules that a statement imports, each with the name that this binds; an empty name for `*`."""
     if isinstance(statement, ast.Import):
         for alias in statement.names:
             yield alias.name, alias.asname or alias.name.partition(".")[0]

@@ -1,4 +1,4 @@
-"""Cuts a batch, whatever it is made of, into micro-batches along dim 0."""
+"""Cuts a batch, a tensor or a nest of tensors, into micro-batches along dim 0."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from cotune.plain import SCALARS
 
 
 def split(batch: Any, size: int) -> list[tuple[Any, int]]:
-    """Micro-batches of `size` samples, the last one perhaps smaller, each with the samples in it.
+    """Micro-batches of `size` samples, the last one perhaps smaller, each with its number of samples.
 
-    Tensors are cut as views. What is made of them keeps its form: tuples, lists, named tuples, dicts, one within the
-    other. Plain values beside tensors (numbers, strings, None) go along whole.
+    Tensors are cut as views. Tuples, lists, named tuples and dicts of them keep their form, nested or not. Plain values
+    beside tensors (numbers, strings, None) are passed on whole.
 
     Args:
         batch: A tensor or a nest of tensors of the same dim 0.
         size: Samples in a micro-batch, at least 1.
 
     Raises:
-        InputError: It cannot be split that way.
+        InputError: The batch cannot be split that way.
     """
     size = _whole(size)
     lengths = dict(_lengths(batch, "batch"))
@@ -43,7 +43,7 @@ def split(batch: Any, size: int) -> list[tuple[Any, int]]:
 
 
 def tensors(part: Any) -> Iterator[Any]:
-    """The tensors that a batch is made of."""
+    """The tensors in a batch."""
     if _is_tensor(part):
         yield part
     elif isinstance(part, Mapping):
@@ -65,7 +65,7 @@ def _whole(size: Any) -> int:
 
 
 def _lengths(part: Any, name: str) -> Iterator[tuple[str, int]]:
-    """Names of the tensors in a batch, and how many samples each has."""
+    """Names of the tensors in a batch, each with its number of samples."""
     if _is_tensor(part):
         if part.dim() == 0:
             raise InputError(
@@ -93,7 +93,7 @@ def _lengths(part: Any, name: str) -> Iterator[tuple[str, int]]:
 
 
 def _cut(part: Any, start: int, length: int) -> Any:
-    """The same nest with so many samples of every tensor."""
+    """The same nest with `length` samples of every tensor, from `start` on."""
     if _is_tensor(part):
         return part.narrow(0, start, length)
     if isinstance(part, Mapping):
@@ -101,7 +101,7 @@ def _cut(part: Any, start: int, length: int) -> Any:
         try:
             return values if type(part) is dict else type(part)(values)  # type: ignore[call-arg]
         except TypeError:
-            # Made from something else, as a defaultdict is.
+            # A mapping whose constructor takes no dict, such as defaultdict.
             return values
     if not isinstance(part, (tuple, list)):
         return part

@@ -1,10 +1,10 @@
 """The messages between the driver and a lane, over an inherited socket pair.
 
-A frame is a length, a kind and a payload. Reports and questions have a layout of their own, the rest is pickled, which
-is safe here: both ends are processes of one run, and nobody else can reach the socket.
+A frame is a length, a kind and a payload. Reports and questions have their own layout; the rest is pickled, which is
+safe here: both ends are processes of one run, and no other process can reach the socket.
 
-Verdicts alone do not pass here: each seat of a lane has an eventfd for them, on which its trial waits by itself. The
-lane's main thread need not wake up for every report then.
+Only verdicts take another way: each seat of a lane has an eventfd for them, on which its trial waits directly, so that
+the lane's main thread need not wake up for every report.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ _REPORT = struct.Struct("<IIqd")
 _QUESTION = struct.Struct("<II")
 
 
-# What a verdict adds to the eventfd of a seat.
+# Values that a verdict adds to the eventfd of a seat.
 GO_ON = 1
 STOP = 2
 REST = 4
 
-# Exit status of a lane that found its device context broken, by one of its residents or a client of the same server.
+# Exit status of a lane that found its device context broken, by one of its residents or by another MPS client.
 FAULTED = 86
 
 
 class Kind(IntEnum):
-    # lane to driver: no byte of any text, which a trial may write where its lane writes to us
+    # Lane to driver. None of these bytes occurs in UTF-8 text, which a trial may write to its lane's socket by mistake.
     READY = 0xF5
     REPORT = 0xF6
     PROGRESS = 0xF7
@@ -50,7 +50,7 @@ class Kind(IntEnum):
     GRANTED = 0xFC
     PAUSED = 0xFD
     PARKED = 0xFE
-    # driver to lane
+    # Driver to lane.
     OPEN = 16
     START = 17
     STOP = 18
@@ -73,7 +73,7 @@ def encode(kind: Kind, payload: bytes = b"") -> bytes:
 
 
 def decode(frame: bytes) -> tuple[int, bytes]:
-    """Kind and payload of one frame, where whole frames travel by other means than a stream."""
+    """Kind and payload of one whole frame, where frames do not travel on a stream."""
     return frame[4], frame[_HEADER.size :]
 
 
@@ -82,7 +82,7 @@ def encode_object(kind: Kind, value: Any) -> bytes:
 
 
 class _Joined(io.RawIOBase):
-    """Reads one after the other, without a copy of all."""
+    """Reads several byte strings as one, without copying them together."""
 
     def __init__(self, *blobs: bytes | memoryview) -> None:
         self._left = [memoryview(blob) for blob in blobs]
@@ -102,32 +102,32 @@ class _Joined(io.RawIOBase):
 
 
 def load_series(*blobs: bytes | memoryview) -> Iterator[Any]:
-    """Loads what a `Series` has pickled, the first and then one of the others."""
+    """Loads blobs pickled by one `Series`: its first, then others that refer to it."""
     unpickler = pickle.Unpickler(io.BufferedReader(_Joined(*blobs)))
     for _ in blobs:
         yield unpickler.load()
 
 
 def sendable(spec: TrialSpec, series: Series | None) -> TrialSpec:
-    """The same trial, its config pickled behind its trainable if it may hold what only cloudpickle can send.
+    """The same trial, its config pickled in the trainable's series if it may hold what only cloudpickle can send.
 
-    If such a config cannot be loaded, that fails the trial that loads it, and nothing on the way to it.
+    A config that cannot be loaded then fails only its own trial, in the lane that loads it.
 
     Args:
         spec: The trial.
-        series: Of the trainable; None where every config has come pickled.
+        series: The trainable's series; None if every config is plain or pickled already.
 
     Raises:
         NotPicklable: The config holds something that cannot leave this process.
     """
     if series is None or is_plain(spec.config):
-        # Ten times faster, at every start of a trial.
+        # Sending a plain config as it is makes every trial's start ten times faster.
         return spec
     return replace(spec, config={}, packed=series.then(spec.config, f"the config of trial {spec.trial}"))
 
 
 def encode_question(kind: Kind, trial: int, attempt: int, payload: bytes) -> bytes:
-    """A question of a trial (`ASK`) or the answer to it (`ANSWER`)."""
+    """Encodes a trial's question (`ASK`) or the answer to it (`ANSWER`)."""
     return encode(kind, _QUESTION.pack(trial, attempt) + payload)
 
 
@@ -146,15 +146,16 @@ def decode_report(payload: bytes) -> Report:
 
 
 class Frames:
-    """Cuts what arrives on a stream socket into frames.
+    """Cuts the bytes of a stream socket into frames.
 
     Args:
         sock: The socket.
-        kinds: What may come.
+        kinds: The kinds that may arrive.
 
     Attributes:
-        expected: Bytes of the frame that is under way, as far as that is known.
-        is_broken: Something else than a frame has come, as when a trial writes to descriptors it has closed.
+        expected: Size in bytes of the incomplete frame; 0 if not known.
+        is_broken: Whether something other than a frame has arrived, as when a trial writes to a descriptor number that
+            it has closed before.
     """
 
     def __init__(self, sock: socket.socket, kinds: Collection[int]) -> None:
@@ -166,18 +167,18 @@ class Frames:
         self.is_broken = False
 
     def receive(self) -> list[tuple[int, bytes]] | None:
-        """Reads what is there and gives the complete frames; None at the end of the stream, or once it is broken."""
+        """Reads once and returns the complete frames; None at the end of the stream, or once the stream is broken."""
         if self.is_broken:
             return None
         try:
             count = self._sock.recv_into(self._chunk)
         except ConnectionError:
-            # Whoever was at the other end has left without reading all of what we sent.
+            # The other end has closed without reading everything we sent.
             return None
         if not count:
             return None
         if len(self._rest) + count < self.expected:
-            # A large frame is put together once, not at every piece of it.
+            # A large frame is assembled once it is complete, not at every piece.
             self._rest += self._chunk[:count]
             return []
         data = bytes(self._rest + self._chunk[:count]) if self._rest else bytes(self._chunk[:count])

@@ -33,39 +33,40 @@ _START = (
 class Zygote:
     """A process that forks lanes in about 10 ms each, with everything imported.
 
-    It starts at once and in parallel; the first fork request waits for it.
+    The constructor does not wait for the imports; the first fork request does.
 
     Args:
-        modules: What it imports before it forks.
+        modules: Modules to import before forking.
         trainable: The pickled trainable, which all lanes read from the same memory.
         threads: Threads per operation in its lanes.
-        log: Where its own output goes.
+        log: File for the zygote's own output.
 
     Attributes:
-        is_up: It has imported everything.
+        is_up: Whether it has imported everything.
     """
 
     def __init__(self, modules: Sequence[str], trainable: bytes, threads: int, log: Path) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.settimeout(None)
-        # As imports do, past what is no string, such as a pathlib.Path.
+        # Imports ignore entries of sys.path that are not strings, such as a pathlib.Path.
         path = [entry or _here() for entry in sys.path if isinstance(entry, str)]
-        # Not as an argument, which may not be as long as some paths are.
+        # Not on the command line: some paths are longer than an argument may be.
         payload = write_payload(json.dumps([path, _levels()]).encode(), modules, sys.argv, trainable)
         environment = dict(os.environ)
         # torch.cuda.is_available() in the zygote must not start CUDA, or no lane could be forked any more.
         environment["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
         environment[IN_LANE] = "1"
-        # The last is what joblib, and so scikit-learn, takes n_jobs=-1 for: not a pool of processes for every trial.
+        # joblib, and so scikit-learn, takes n_jobs=-1 as LOKY_MAX_CPU_COUNT: without it every trial starts a pool of
+        # processes.
         for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "LOKY_MAX_CPU_COUNT"):
             environment[name] = str(threads)
-        # A window belongs to the main thread; trials have others.
+        # GUI windows need the main thread; trials run in other threads.
         environment.setdefault("MPLBACKEND", "agg")
         flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
         try:
             with open(log, "ab") as output:
                 self._process = subprocess.Popen(
-                    # Not from the working directory, where a project may have a json.py.
+                    # -P: the working directory may hold a json.py.
                     [sys.executable, *flags, "-P", "-c", _START, str(theirs.fileno()), str(payload)],
                     pass_fds=[theirs.fileno(), payload],
                     stdin=subprocess.DEVNULL,
@@ -94,11 +95,14 @@ class Zygote:
         return self._sock.fileno()
 
     def fork(self, lane: int, sock: socket.socket, page: int, verdicts: Sequence[int]) -> None:
-        """Asks for a lane process that gets this end of a socket pair, this memory file and these eventfds."""
+        """Requests a lane process, which inherits one end of a socket pair, the page's memory file and the eventfds."""
         self._ask("fork", lane, [sock.fileno(), page, *verdicts])
 
     def rehearse(self, number: int, answer: int, request: int) -> None:
-        """Asks for a rehearsal that reads this memory file and answers through this pipe; no lane has its number."""
+        """Requests a rehearsal, which reads the memory file `request` and writes to the pipe `answer`.
+
+        Its number must not be that of a lane.
+        """
         self._ask("rehearse", number, [answer, request])
 
     def _ask(self, what: str, number: int, fds: Sequence[int]) -> None:
@@ -107,19 +111,19 @@ class Zygote:
             self._sock.sendmsg([pickle.dumps((what, number))], rights, socket.MSG_NOSIGNAL)
 
     def process_of(self, lane: int) -> int | None:
-        """The process of a lane that it has forked, as far as it has said so."""
+        """The process id of a lane; None if the zygote has not reported the fork, or the lane is gone."""
         return self._groups.get(lane)
 
     def kill(self, lane: int) -> None:
-        """Asks for the whole process group of a lane or a rehearsal to be killed."""
-        # It may be closed by now.
+        """Requests that the whole process group of a lane or a rehearsal be killed."""
+        # The socket may be closed by now.
         with contextlib.suppress(OSError):
             self._sock.send(pickle.dumps(("kill", lane)), socket.MSG_NOSIGNAL)
 
     def receive(self) -> tuple[str, int, Any] | None:
         """One message: `("forked", lane, pid)`, `("gone", lane, status)`, `("up", pid, scratch)`; None if it died.
 
-        A negative status is that of a fork that failed, its error number.
+        A negative status is the negative errno of a failed fork.
         """
         try:
             data = self._sock.recv(4096)
@@ -138,7 +142,7 @@ class Zygote:
 
     @property
     def killed_by(self) -> int:
-        """The signal that has ended it, once it is closed; 0 if none has."""
+        """The signal that ended the process, known after `close()`; 0 if none did."""
         return max(0, -(self._process.returncode or 0))
 
     def last_words(self) -> str:
@@ -149,7 +153,7 @@ class Zygote:
         return ""
 
     def close(self) -> None:
-        """Ends it, and with it every lane and every process of theirs."""
+        """Ends the zygote, its lanes and all processes of the lanes."""
         self._sock.close()
         self._process.terminate()
         try:
@@ -158,11 +162,11 @@ class Zygote:
             self._process.kill()
             self._process.wait()
         if self._process.returncode:
-            # It was killed, and its lanes with it; not what trials have started in these.
+            # The zygote was killed, and its lanes with it, but not the processes that trials have started in them.
             for group in self._groups.values():
                 kill_group(group)
         if self._scratch:
-            # Unless it was killed, it has done that.
+            # A zygote that was killed has not removed it.
             shutil.rmtree(self._scratch, ignore_errors=True)
 
 
@@ -175,7 +179,7 @@ def _here() -> str:
 
 
 def _levels() -> dict[str, int] | None:
-    """Levels of all loggers of this process, where its root logger has been set up to show them."""
+    """Levels of all loggers of this process; None if its root logger has no handlers."""
     root = logging.getLogger()
     if not root.handlers:
         return None

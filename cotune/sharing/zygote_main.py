@@ -1,6 +1,6 @@
-"""The zygote process: imports once, forks lanes, reaps them, and takes everything with it when the driver is gone.
+"""The zygote process: imports once, forks lanes, reaps them, and ends with all of them when the driver is gone.
 
-It stays single-threaded, never computes and never touches CUDA: only then is every fork a sound process.
+It stays single-threaded, never computes and never touches CUDA: only then is every forked process sound.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from cotune.sharing.process_groups import kill_children, kill_group
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
-# As many as one message may carry.
+# Most file descriptors that one message can carry (SCM_MAX_FD).
 _MAX_FDS = 253
-# What is known not to start CUDA when it is imported.
+# Packages whose import is known not to start CUDA.
 _SAFE = ("numpy", "cloudpickle", "cotune", "torch")
 
 
@@ -43,11 +43,12 @@ def main(control: int, payload: int, levels: Mapping[str, int] | None) -> NoRetu
 
     Args:
         control: A sequenced-packet socket to the driver.
-        payload: A memory file: as JSON, the path of modules and what is passed here as `levels`; pickled, the modules
-            to import and the script's `sys.argv`; then the pickled trainable; each but the last behind its length.
-        levels: Of the driver's loggers by name, if it shows what they log: then trials log as much, to their logs.
+        payload: A memory file: `sys.path` and `levels` as JSON; the modules to import and the script's `sys.argv`,
+            pickled; then the pickled trainable. All but the last are preceded by their length.
+        levels: Levels of the driver's loggers by name, so that trials log alike, to their logs; None if the driver has
+            no log handlers.
     """
-    # Nor is a signal kept from us that was kept from the driver's thread.
+    # The driver's thread may have blocked signals, which is inherited.
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     libc = ctypes.CDLL(None)
     libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
@@ -56,20 +57,19 @@ def main(control: int, payload: int, levels: Mapping[str, int] | None) -> NoRetu
     signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, _note)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # Imports take seconds, and whoever ends the zygote need not wait for them.
+    # Imports take seconds; ending the zygote need not wait for them.
     signal.signal(signal.SIGTERM, _leave)
     sock = socket_of(control)
     if _is_over(sock):
-        # The driver died before we could ask to be told.
+        # The driver died before PR_SET_PDEATHSIG was set.
         _leave()
     told, modules, sys.argv[:], trainable = _read_payload(payload)
     os.set_inheritable(payload, False)
-    # Imports make objects that stay: to look for garbage among them takes half a second all in all, and finds next to
-    # nothing.
+    # Imports make objects that stay: collecting garbage among them takes half a second in all, and finds next to none.
     gc.disable()
     fork_by_default()
     _preload(modules)
-    # A package may have taken them for itself.
+    # An imported package may have replaced them.
     signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, _note)
     if levels is not None:
@@ -78,7 +78,7 @@ def main(control: int, payload: int, levels: Mapping[str, int] | None) -> NoRetu
             logging.getLogger(name).setLevel(level)
     safe = [name for name in modules if name.split(".")[0] in _SAFE]
     if safe != modules and _touched_cuda():
-        # A package started CUDA when it was imported, and a process that has cannot fork lanes: begin again without.
+        # A package started CUDA at its import, after which lanes cannot be forked: start again without such packages.
         again = write_payload(told, safe, sys.argv, trainable)
         os.set_inheritable(again, True)
         os.execv(sys.executable, [*sys.orig_argv[:-1], str(again)])
@@ -87,13 +87,13 @@ def main(control: int, payload: int, levels: Mapping[str, int] | None) -> NoRetu
     gc.freeze()
     gc.enable()
     with contextlib.suppress(OSError):
-        # Without a driver, serving ends at once, and in order.
+        # If the driver is gone, serve() cleans up and ends at once.
         sock.send(pickle.dumps(("up", os.getpid(), _scratch)))
     Zygote(sock, wake_read, trainable, libc).serve()
 
 
 def socket_of(descriptor: int) -> socket.socket:
-    """A socket that waits as long as it takes, whatever a script has chosen for its own (`setdefaulttimeout`)."""
+    """A socket without a timeout, whatever default a script has set (`setdefaulttimeout`)."""
     sock = socket.socket(fileno=descriptor)
     sock.settimeout(None)
     return sock
@@ -110,17 +110,17 @@ _scratch = ""
 
 
 def _make_scratch() -> None:
-    """A directory for the sockets of multiprocessing in all lanes: a lane is killed, and would leave its own behind."""
+    """Makes a directory for multiprocessing's sockets in all lanes, since killed lanes would leave their own behind."""
     global _scratch
     with contextlib.suppress(OSError):
         _scratch = tempfile.mkdtemp(prefix="cotune-")
-        # A trial may name another place for its own.
+        # Not cached: a trial may set TMPDIR for its own files.
         tempfile.tempdir = None
         vars(multiprocessing.process.current_process())["_config"]["tempdir"] = _scratch
 
 
 def fork_by_default() -> None:
-    """Has multiprocessing fork where nobody chooses, as before Python 3.14: a lane has no script to begin anew."""
+    """Makes multiprocessing fork by default, as before Python 3.14: other methods run the script, which lanes lack."""
     processes: Any = multiprocessing.context._default_context
     processes._default_context = multiprocessing.get_context("fork")
 
@@ -132,8 +132,8 @@ def _note(number: int, _frame: Any) -> None:
 
 
 def _leave(*_signal: Any) -> NoReturn:
-    """Ends, with all it has forked."""
-    # A resource tracker ends once nobody holds its pipe: a package that was imported may have started one of ours.
+    """Ends this process and all it has forked."""
+    # An imported package may have started a resource tracker, which ends once its pipe is closed.
     with contextlib.suppress(OSError):
         for fd in map(int, os.listdir("/proc/self/fd")):
             if fd > 2:
@@ -146,7 +146,7 @@ def _leave(*_signal: Any) -> NoReturn:
 
 
 def write_payload(told: bytes, modules: Sequence[str], arguments: Sequence[str], trainable: bytes | memoryview) -> int:
-    """A memory file for `main`."""
+    """Writes the memory file that `main` reads; returns its descriptor."""
     head = pickle.dumps((list(modules), [str(argument) for argument in arguments]))
     fd = os.memfd_create("cotune-payload", os.MFD_CLOEXEC)
     with open(fd, "wb", closefd=False) as file:
@@ -168,10 +168,10 @@ def _read_payload(payload: int) -> tuple[bytes, list[str], list[str], memoryview
 
 
 def _preload(modules: list[str]) -> None:
-    """Imports what the trials will; an import that fails will fail again where the user sees it."""
+    """Imports the trials' modules; an import that fails here fails again in the trial, where the user sees it."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        # What else is imported may do with torch as optimizers do.
+        # torch first: other modules may use `torch._dynamo` as optimizers do, so it must be deferred before.
         for name in sorted(modules, key=lambda name: name != "torch"):
             with contextlib.suppress(Exception):
                 importlib.import_module(name)
@@ -194,7 +194,7 @@ def _touched_cuda() -> bool:
 
 
 class Zygote:
-    """Forks lanes and rehearsals on request and says when they are gone."""
+    """Forks lanes and rehearsals on request and tells the driver when they are gone."""
 
     def __init__(self, sock: socket.socket, wake: int, trainable: memoryview, libc: Any) -> None:
         self._sock = sock
@@ -205,7 +205,7 @@ class Zygote:
         self._lanes: dict[int, int] = {}
 
     def serve(self) -> NoReturn:
-        # Not select(), which takes no number above 1,023: the driver's end of what we inherit may have any.
+        # Not select(), which fails above descriptor 1,023: inherited ones keep their numbers from the driver.
         control, poller = self._sock.fileno(), select.poll()
         for fd in (control, self._wake):
             poller.register(fd, select.POLLIN)
@@ -242,7 +242,7 @@ class Zygote:
             for pid in [pid for pid, other in self._lanes.items() if other == lane]:
                 kill_group(pid)
                 with contextlib.suppress(OSError):
-                    # It may have left its group.
+                    # The process may have left its group.
                     os.kill(pid, signal.SIGKILL)
         return True
 
@@ -250,13 +250,13 @@ class Zygote:
         try:
             pid = os.fork()
         except OSError as error:
-            # Too many processes, or no memory for another: those that run go on.
+            # Too many processes, or no memory for another; running lanes go on.
             for fd in fds:
                 os.close(fd)
             return self._tell("gone", lane, -(error.errno or 1))
         if pid == 0:
             self._become(serve, fds)
-        # In both processes, so that the group exists for whoever looks first.
+        # In both processes, so that the group exists whichever runs first.
         with contextlib.suppress(OSError):
             os.setpgid(pid, pid)
         for fd in fds:
@@ -281,7 +281,7 @@ class Zygote:
             os.setpgid(0, 0)
             self._libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
             if os.getppid() != self._pid:
-                # It died before we could ask to be told.
+                # The zygote died before PR_SET_PDEATHSIG was set.
                 os._exit(1)
             self._libc.prctl(_PR_SET_CHILD_SUBREAPER, 0)
             signal.set_wakeup_fd(-1)

@@ -1,4 +1,4 @@
-"""Conformance suites that others can run against their own bodies."""
+"""Conformance test suites for third-party bodies."""
 
 from cotune.testing.engines import EngineConformance, RealEngineConformance
 from cotune.testing.harness import EngineUnderTest, behave

@@ -1,4 +1,4 @@
-"""What every body must do, as a pytest class.
+"""The contract of every body, as a pytest class.
 
 A body's tests subclass `EngineConformance` and give it an `engine` fixture:
 
@@ -8,7 +8,7 @@ A body's tests subclass `EngineConformance` and give it an `engine` fixture:
             with EngineUnderTest(MyEngine(behave, ...), tmp_path) as under_test:
                 yield under_test
 
-where `behave` is the trainable in `cotune.testing`: what it does is in its config.
+where `behave` is the trainable in `cotune.testing`, whose config says what it does.
 """
 
 from __future__ import annotations
@@ -305,14 +305,14 @@ class EngineConformance:
 
 
 class _OnlyHere:
-    """What can be sent, and not be loaded."""
+    """An object that can be pickled but not unpickled."""
 
     def __reduce__(self) -> tuple[type[int], tuple[str]]:
         return int, ("no number",)
 
 
 class RealEngineConformance(EngineConformance):
-    """What holds on top where trials are not imagined: they ask questions, and a poll waits in real time.
+    """Further tests for bodies that really run trials: trials ask questions, and `poll()` waits in real time.
 
     Used like `EngineConformance`.
     """

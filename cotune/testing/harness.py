@@ -1,4 +1,4 @@
-"""A body in the hands of a test: a trainable that does what it is told, and a way to wait for what the body says."""
+"""Test tools for bodies: a trainable that its config controls, and a wrapper that waits for a body's events."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ E = TypeVar("E")
 
 
 def behave(config: dict[str, Any]) -> None:
-    """A trainable that does what its config says; bodies that imagine trials imitate it.
+    """A trainable that does what its config says; bodies that simulate trials imitate it.
 
-    `reports`: how many; `hold`: bytes kept all the time; `peak`: bytes taken and dropped between two reports;
-    `raises`: a message to raise with at the end; `dies`: kill the own process at the end; `hangs`: never come to
-    another boundary; `checkpoints`: save one before every report; `asks`: so many questions first, the sum of the
-    answers being reported too; `splits`: run every batch as so many micro-batches; `bursts`: memory runs out when more
-    than so many of them run at once.
+    `reports`: number of reports; `hold`: bytes kept all the time; `peak`: bytes allocated and freed before every
+    report; `raises`: message of the error to raise at the end; `dies`: kill the process at the end; `hangs`: never
+    reach another boundary; `checkpoints`: save one before every report; `asks`: number of questions to ask first,
+    the sum of the answers being reported too; `splits`: number of micro-batches in every batch; `bursts`: number of
+    micro-batches at once above which memory runs out.
     """
     import cotune
     from cotune.session import current
@@ -72,11 +72,11 @@ def behave(config: dict[str, Any]) -> None:
 
 
 class EngineUnderTest:
-    """An engine, and a way to wait for what it says.
+    """An engine, with helpers that wait for its events.
 
     Args:
-        engine: Made with the trainable `behave` and the metric `loss`.
-        folder: For the trials.
+        engine: The engine, made with the trainable `behave` and the metric `loss`.
+        folder: Folder of the trials.
     """
 
     def __init__(self, engine: Engine, folder: Path) -> None:
@@ -96,10 +96,10 @@ class EngineUnderTest:
         self.engine.close()
 
     def begin_anew(self, folder: Path) -> None:
-        """Prepares a started engine for another test, which is for bodies that take seconds to start.
+        """Prepares a started engine for another test, for bodies that take seconds to start.
 
         Args:
-            folder: For the trials of that test.
+            folder: Folder of that test's trials.
         """
         for lane in sorted(self._lanes):
             self.engine.execute(CloseLane(lane, kill=True))
@@ -128,7 +128,7 @@ class EngineUnderTest:
         self.engine.execute(StartTrial(trial, lane), spec)
 
     def wait(self, kind: type[E], that: Callable[[E], bool] = lambda _: True) -> E:
-        """The next thing of a kind, verdicts being given to all reports that come before it."""
+        """Waits for the next item of a kind and returns it; gives verdicts on all reports that arrive meanwhile."""
         deadline = time.monotonic() + PATIENCE
         while time.monotonic() < deadline:
             for position, item in enumerate(self.heard):
@@ -145,7 +145,7 @@ class EngineUnderTest:
         raise AssertionError(f"no {kind.__name__} within {PATIENCE} s; heard {self.heard}")
 
     def listen(self, seconds: float) -> list[Happened]:
-        """Everything that is said within some time."""
+        """Everything the engine says within some seconds; reports get no verdict."""
         deadline = time.monotonic() + seconds
         heard: list[Happened] = []
         while (left := deadline - time.monotonic()) > 0:
@@ -153,7 +153,7 @@ class EngineUnderTest:
         return heard
 
     def collect(self, trial: int) -> tuple[list[Report], TrialEnded]:
-        """Everything a trial reports up to its end, and the end."""
+        """A trial's reports up to its end, and its `TrialEnded`."""
         reports: list[Report] = []
         while True:
             item: Report | TrialEnded = self.wait((Report, TrialEnded), lambda item: item.trial == trial)  # type: ignore[arg-type]

@@ -1,1 +1,1 @@
-"""What runs in a lane's process: its trials, their turns, their measurements. It needs nothing of the driver's side."""
+"""Code that runs in a lane's process: trials, turns, measurements. It imports nothing of the driver's side."""

@@ -1,4 +1,4 @@
-"""Doing something once a module is there, whoever imports it and whenever."""
+"""Calls a function once a module has been imported, by whichever thread and whenever."""
 
 from __future__ import annotations
 
@@ -15,18 +15,19 @@ During = Callable[[], AbstractContextManager[object]]
 
 
 def after_import(name: str, then: Callable[[ModuleType], None], during: During = nullcontext) -> None:
-    """Calls `then` with a module now, or as soon as all of it has been imported; the latter by another thread, too.
+    """Calls `then` with a module now, or in whichever thread finishes its import later.
 
     Args:
-        name: The module's.
-        then: Called with it.
-        during: Makes what surrounds the import, if that is still to come.
+        name: The module's name.
+        then: Called with the module.
+        during: Makes a context manager for the import, if that is still to come.
     """
     watcher = _AfterImport(name, then, during)
-    # Before it is looked for, so that a thread that begins to import it in between is seen.
+    # Installed before the check, so that an import which begins in between is seen.
     sys.meta_path.insert(0, watcher)
     if _is_being_imported(name):
-        # By another thread, perhaps: what that needs of it could not be imported here without locking both out.
+        # Another thread may be importing it: wait for that by importing the module itself. Importing parts of it here
+        # could deadlock with that thread.
         with suppress(Exception):
             importlib.import_module(name)
     module = sys.modules.get(name)
@@ -39,7 +40,7 @@ def _is_being_imported(name: str) -> bool:
 
 
 class _AfterImport(importlib.abc.MetaPathFinder):
-    """Calls back when one module has been imported."""
+    """A finder that calls back when one module has been imported."""
 
     def __init__(self, name: str, then: Callable[[ModuleType], None], during: During) -> None:
         self._name = name
@@ -48,7 +49,7 @@ class _AfterImport(importlib.abc.MetaPathFinder):
         self._looking = False
 
     def tell(self, module: ModuleType) -> None:
-        """The module is there; only the first to say so is heard."""
+        """Calls back, unless an earlier call has done so."""
         try:
             sys.meta_path.remove(self)
         except ValueError:
@@ -72,7 +73,7 @@ class _AfterImport(importlib.abc.MetaPathFinder):
         def exec_module(module: ModuleType) -> None:
             with during():
                 run(module)
-            # Only now: who merely looks for the module, to see if it is installed, does not import it.
+            # Here and not in find_spec, which is also called merely to see if the module is installed.
             self.tell(module)
 
         spec.loader.exec_module = exec_module  # type: ignore[method-assign]

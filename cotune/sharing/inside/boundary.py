@@ -1,4 +1,4 @@
-"""Iteration boundaries without touching the user's code: a hook behind every torch optimizer's `step()`."""
+"""Iteration boundaries without changes to the user's code: a hook after every torch optimizer's `step()`."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def on_optimizer_step(
 
     Args:
         hook: Called in the thread that made the step, with the optimizer and the arguments of the step.
-        loaded: Called once torch is there.
-        during: Makes what surrounds the import of torch.
+        loaded: Called once torch is imported.
+        during: Makes a context manager for the import of torch.
     """
 
     def install(_torch: ModuleType) -> None:
@@ -27,5 +27,5 @@ def on_optimizer_step(
         optimizers.register_optimizer_step_post_hook(hook)
         loaded()
 
-    # Not before all of torch is there: its parts are not usable while it is being imported.
+    # After the whole import: torch's parts are not usable before.
     after_import("torch", install, during)

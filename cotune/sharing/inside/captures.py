@@ -1,8 +1,8 @@
-"""Captures of CUDA graphs, during which no thread of the process may take or free memory, or wait for the device.
+"""Captures of CUDA graphs, during which no thread of the process may allocate or free memory, or wait for the device.
 
-CUDA refuses such a call of any thread and breaks off the capture with it, unless the capture was begun in another mode
-than PyTorch's default, "global" (CUDA Runtime API, `cudaThreadExchangeStreamCaptureMode`). Threads that a trial has
-started for itself run without the turn, and are its own affair, as without us.
+CUDA refuses such a call in any thread and invalidates the capture, unless the capture was begun in another mode than
+PyTorch's default, "global" (CUDA Runtime API, `cudaThreadExchangeStreamCaptureMode`). Threads that a trial has started
+run without the turn; keeping them from such calls is up to the trial, as it is without cotune.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 
 class Captures:
-    """Knows of the captures of this process.
+    """Keeps track of the captures of this process.
 
     Args:
         kind: `torch.cuda.CUDAGraph`, which `torch.cuda.graph`, `make_graphed_callables` and `torch.compile` use.
@@ -28,12 +28,12 @@ class Captures:
         kind.capture_end = self._ends(kind.capture_end)
 
     def __bool__(self) -> bool:
-        """Whether there is one now."""
+        """Whether a capture is under way."""
         return bool(self._open)
 
     @contextlib.contextmanager
     def held_off(self) -> Iterator[bool]:
-        """Makes captures wait until the block ends; gives False where one is under way already."""
+        """Makes new captures wait until the block ends; yields False if one is under way already."""
         with self._mutex:
             yield not self._open
 

@@ -1,4 +1,4 @@
-"""A trial's checkpoints, written whole or not at all."""
+"""A trial's checkpoints, each published as a whole or not at all."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cotune.errors import InputError, StorageError
 from cotune.paths import TrialFolder
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
-# Bytes that must still find room where a checkpoint did.
+# Bytes written to find out whether the file system refused a checkpoint.
 _PROBE = 1 << 20
 
 
@@ -21,10 +21,10 @@ class Checkpoints:
     """Saves checkpoints of one trial.
 
     Args:
-        trial: Its number.
-        folder: Where.
-        settle: Has the reports made so far be safe, and says how many they are, and whether there will be no more: a
-            checkpoint stands behind them, and is not published before.
+        trial: The trial's number.
+        folder: The trial's folder.
+        settle: Called before a checkpoint is published; waits until the reports so far are stored, and returns their
+            number and whether the last one was the trial's last.
     """
 
     def __init__(self, trial: int, folder: TrialFolder, settle: Callable[[], tuple[int, bool]]) -> None:
@@ -35,11 +35,11 @@ class Checkpoints:
 
     @contextlib.contextmanager
     def save(self) -> Iterator[Path]:
-        """A directory to write to, published when the block is left without an error.
+        """A directory to write to, published when the block ends without an error.
 
         Raises:
-            InputError: One is being written.
-            StorageError: It cannot be written.
+            InputError: Another checkpoint is being written.
+            StorageError: The checkpoint cannot be written.
         """
         if self._is_saving:
             raise InputError("checkpoint() was called within checkpoint()", hint="save everything in one directory")
@@ -66,7 +66,7 @@ class Checkpoints:
                 raise self._not_saved(refused) from error
             raise
         if os.getpid() != process:
-            # A process that the trial has forked meanwhile came out of the block, too.
+            # A process that the trial has forked within the block leaves it too, and must not publish.
             return
         if not path.is_dir():
             raise InputError(
@@ -87,11 +87,11 @@ class Checkpoints:
 
 
 def _refused(error: BaseException, path: Path) -> OSError | None:
-    """What the file system said, if that is why a checkpoint was not written below `path`."""
+    """The file system's error, if that is why a checkpoint was not written below `path`."""
     if isinstance(error, OSError) and (error.errno in _NO_ROOM or _is_below(error.filename, path)):
         return error
     if isinstance(error, Exception):
-        # Libraries make errors of their own of it: torch says "unexpected pos". So we look.
+        # Libraries raise errors of their own instead (torch: "unexpected pos"), so a probe is written.
         try:
             (path / ".probe").write_bytes(bytes(_PROBE))
         except OSError as refusal:

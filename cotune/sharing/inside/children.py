@@ -1,4 +1,4 @@
-"""Processes that a trial starts: they are not measured, so the cap of their lane is no measure for them either."""
+"""Processes that a trial starts: they are not measured, so their lane's cap must not apply to them either."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 from cotune.sharing.memory import LaneMemory
 
-# Where Python starts a program. What it only forks runs hooks in the child.
+# Functions with which Python starts a program. Forks without exec run the at-fork hook instead.
 _STARTS: tuple[tuple[Any, str], ...] = (
     (_posixsubprocess, "fork_exec"),
     (subprocess, "_fork_exec"),
@@ -23,12 +23,12 @@ _STARTS: tuple[tuple[Any, str], ...] = (
 
 
 def uncap_children(memory: LaneMemory) -> None:
-    """Has what is started from now on begin without the cap of this process, which they would inherit.
+    """Makes processes started from now on begin without this process's cap, which they would inherit.
 
-    A trial that holds little has a low one, whatever the program that it runs needs.
+    The cap of a trial that holds little is low, whatever its programs need.
 
     Args:
-        memory: Of this lane.
+        memory: The lane's memory.
     """
     os.register_at_fork(after_in_child=_lift)
     for owner, name in _STARTS:

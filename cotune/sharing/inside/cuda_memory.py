@@ -19,23 +19,23 @@ from cotune.sharing.memory import LaneMemory
 
 LEAST_CONTEXT = 8 * MIB
 MOST_CONTEXT = 2000 * MIB
-# So little is left where even a library's handle is refused.
+# Free bytes below which even a library's handle may be refused.
 NEARLY_FULL = 64 * MIB
-# The inode that Linux gives the namespace of processes it starts with.
+# Inode number of Linux's initial PID namespace.
 FIRST_NAMESPACE = 0xEFFFFFFC
-# Where users say how torch's allocator is to work.
+# Environment variables with the user's settings of torch's allocator.
 _SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
 
 class CudaMemory(LaneMemory):
     """The torch caching allocator of the process, on its only visible GPU.
 
-    Trials are measured by allocated bytes, the lane is capped by reserved bytes: the memory fraction is checked
-    before every call for more, and the cache is freed and the call retried before it is refused. The fraction does
-    not cover the CUDA context, which is therefore part of the quota here, as is what the allocator takes in advance.
+    Trials are measured by allocated bytes, the lane is capped by reserved bytes: the allocator checks the memory
+    fraction before it takes more from the device, and frees its cache and retries before it refuses. The fraction does
+    not cover the CUDA context, which is therefore part of the quota here, as is what the allocator reserves in advance.
 
-    Its cache consists of expandable segments, unless the user has settings of the allocator's own. A segment of the
-    other kind goes back to the device only as a whole, and what a trial keeps of it for long is in the way of the next.
+    The cache consists of expandable segments, unless the user has set options of the allocator. A segment of the other
+    kind returns to the device only as a whole, so that a part that a trial keeps for long wastes the rest.
     """
 
     torch_device = "cuda:0"
@@ -49,7 +49,7 @@ class CudaMemory(LaneMemory):
         self._context = CONTEXT_GUESS
         self._reserved = self._room = 0
         self._fraction = 1.0
-        # A trial may have the allocator forget its peak.
+        # The peak before a trial made the allocator reset it.
         self._forgotten_peak = 0
         self._forget_peak: Callable[[int], None] = torch._C._cuda_resetPeakMemoryStats
         self._refusals = 0
@@ -60,7 +60,7 @@ class CudaMemory(LaneMemory):
             before = _used_here()
             torch.cuda.init()
             _use_expandable_segments(torch)
-            # A matrix product loads what nearly every trial will, and what the allocator does not count.
+            # A matrix product makes CUDA load what nearly every trial needs, and what the allocator does not count.
             square = torch.ones(64, 64, device="cuda:0")
             (square @ square).sum().item()
             del square
@@ -77,7 +77,7 @@ class CudaMemory(LaneMemory):
         return self._context + ROUNDING
 
     def _noting_peak(self, forget: Callable[[Any], None]) -> Callable[[Any], None]:
-        """What a trial may call instead of `forget`."""
+        """Wraps `forget`, which trials may call, so that the peak is noted before."""
 
         def noted(device: Any) -> None:
             self._forgotten_peak = self.read()[1]
@@ -86,14 +86,14 @@ class CudaMemory(LaneMemory):
         return noted
 
     def _measure_context(self, before: int | None) -> int:
-        """What NVML books on this process, less what the allocator holds.
+        """The bytes that NVML books on this process, less what the allocator holds.
 
-        Where NVML cannot see us, as in a container, it is what the GPU has lost since `before`; too much if other
-        lanes came up meanwhile, which wastes room and endangers nobody. A guess if neither is to be had.
+        Where NVML cannot see the process, as in a container, the growth of the GPU's used bytes since `before` counts;
+        that is too much if other lanes came up meanwhile, which wastes memory but is safe. Else a guess.
         """
         reserved = int(self._torch.cuda.memory_reserved(0))
         seen = [_booked_on_us(), None if before is None else (_used_here() or 0) - before]
-        # Our number may be another process's in another PID namespace: only a likely figure is believed.
+        # Our process id may be another process's in another PID namespace: only a likely figure is believed.
         likely = (bytes - reserved for bytes in seen if bytes is not None)
         return next((own for own in likely if LEAST_CONTEXT < own < MOST_CONTEXT), CONTEXT_GUESS)
 
@@ -114,13 +114,13 @@ class CudaMemory(LaneMemory):
     def set_quota(self, quota: int) -> int:
         torch = self._torch
         self._room = room = max(quota - self._context, MIB)
-        # A byte more, since the fraction is turned into bytes again and rounded down there.
+        # One byte more, since torch turns the fraction into bytes again and rounds down.
         self._fraction = min(1.0, (room + 1) / self._total)
         self._cap()
         reserved = int(torch.cuda.memory_reserved(0))
         if reserved > room:
             with self._captures.held_off() as may_free:
-                # Else what is held stays so until the next change.
+                # Not freed here, the cache would stay reserved until the next change of the quota.
                 if may_free:
                     torch.cuda.empty_cache()
             reserved = int(torch.cuda.memory_reserved(0))
@@ -143,10 +143,10 @@ class CudaMemory(LaneMemory):
         return refusals > self._refusals or free < NEARLY_FULL
 
     def relax(self) -> None:
-        """Unwinding frees device memory without asking for more: the cap may stay."""
+        """Leaves the cap, since unwinding frees device memory and takes none."""
 
     def is_recording(self) -> bool:
-        # The latter knows of captures that are begun past `CUDAGraph`, but in this thread only.
+        # The second also sees captures begun without `CUDAGraph`, but only in this thread.
         return bool(self._captures) or bool(self._torch.cuda.is_current_stream_capturing())
 
     def synchronize(self) -> None:
@@ -154,20 +154,20 @@ class CudaMemory(LaneMemory):
 
     def trim(self, *, shared: bool) -> None:
         self._refusals = int(self._torch._C._cuda_memoryStats(0)["num_ooms"])
-        # Whoever shared a GPU before may set a fraction of his own.
+        # A trial's code may have set a memory fraction of its own.
         self._cap()
-        # A resident that still runs would only allocate its workspace again, and be charged for it twice.
+        # A resident that still runs would allocate its workspace again, and be charged for it twice.
         if not shared:
             self.shrink()
 
     def shrink(self) -> None:
-        # There is one for every stream.
+        # cuBLAS has a workspace for every stream.
         self._torch._C._cuda_clearCublasWorkspaces()
 
     def is_sound(self) -> bool:
         """False after a sticky error, such as a device-side assert: every later CUDA call would fail too."""
         if self._captures:
-            # Which the trial has left open.
+            # The trial has left a capture open.
             return False
         try:
             self._torch.cuda.synchronize()
@@ -180,10 +180,10 @@ class CudaMemory(LaneMemory):
 
 
 def _use_expandable_segments(torch: Any) -> None:
-    """Makes the allocator take memory in segments that grow, and shrink again by pages; where the driver can."""
+    """Makes the allocator use segments that grow and shrink by pages, if the driver supports them."""
     if any(os.environ.get(name) for name in _SETTINGS):
         return
-    # The second is what it was called before.
+    # The second is the older name.
     names = ("_accelerator_setAllocatorSettings", "_cuda_cudaCachingAllocator_set_allocator_settings")
     settings = next((getattr(torch._C, name) for name in names if hasattr(torch._C, name)), None)
     if settings is None:
@@ -200,7 +200,7 @@ def _use_expandable_segments(torch: Any) -> None:
 
 @contextlib.contextmanager
 def _alone_on_gpu() -> Iterator[None]:
-    """Keeps other lanes from coming up on the same GPU, where NVML could not tell their bytes from ours."""
+    """Keeps other lanes from coming up on the same GPU meanwhile, if NVML cannot tell their bytes from ours."""
     if _sees_host_pids():
         yield
         return
@@ -218,7 +218,7 @@ def _alone_on_gpu() -> Iterator[None]:
 
 
 def _sees_host_pids() -> bool:
-    """Whether our process numbers are the host's, which are those that NVML knows."""
+    """Whether our process ids are the host's, which are those that NVML knows."""
     try:
         return os.stat("/proc/self/ns/pid").st_ino == FIRST_NAMESPACE
     except OSError:
@@ -226,14 +226,14 @@ def _sees_host_pids() -> bool:
 
 
 def _used_here() -> int | None:
-    """Bytes that anyone uses of the GPU this lane is on, if NVML can tell."""
+    """Bytes in use by any process on this lane's GPU; None if NVML cannot tell."""
     with contextlib.suppress(Exception), nvml_started() as nvml:
         return int(nvml.nvmlDeviceGetMemoryInfo(_own_handle(nvml)).used)
     return None
 
 
 def _booked_on_us() -> int | None:
-    """Bytes of that GPU that NVML books on this process, if it sees it."""
+    """Bytes of that GPU that NVML books on this process; None if NVML does not see it."""
     with contextlib.suppress(Exception), nvml_started() as nvml:
         for process in nvml.nvmlDeviceGetComputeRunningProcesses(_own_handle(nvml)):
             if process.pid == os.getpid():

@@ -1,7 +1,7 @@
-"""CuPy inside a lane: its memory comes from the lane's allocator, its random numbers are the trial's own.
+"""CuPy inside a lane: its memory comes from the lane's allocator, its random generators are the trial's own.
 
-What CuPy allocates is then in the lane's counters and under its cap, and what one trial frees the next can use, be it
-with torch or with CuPy.
+CuPy's memory is then counted and capped with the lane's, and memory that one trial frees can be used by the next, with
+torch or with CuPy.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ def use_lane_allocator(cupy: ModuleType, torch: Any) -> None:
     """Makes CuPy take its device memory from torch's caching allocator."""
 
     def allocate(size: int, device: int) -> int:
-        # The allocator gives freed memory away again in the order of the stream it was allocated for.
+        # The allocator reuses freed memory in the order of the stream for which it was allocated.
         stream = _common_stream(cupy, torch)
         return int(torch.cuda.caching_allocator_alloc(size, device, stream))
 
@@ -27,10 +27,10 @@ def use_lane_allocator(cupy: ModuleType, torch: Any) -> None:
 
 
 def _common_stream(cupy: Any, torch: Any) -> int:
-    """The current stream of both.
+    """The current stream of torch and CuPy.
 
     Raises:
-        InputError: They have different ones: memory would be given away before it is used up.
+        InputError: The two differ: memory would be reused while it is still in use.
     """
     ours, theirs = int(torch.cuda.current_stream().cuda_stream), int(cupy.cuda.get_current_stream().ptr)
     if ours != theirs:
@@ -43,9 +43,9 @@ def _common_stream(cupy: Any, torch: Any) -> int:
 
 
 class CupyRandom:
-    """A trial's own generators behind `cupy.random`, seeded from the trial's seed.
+    """A trial's own generators for `cupy.random`, seeded with the trial's seed.
 
-    CuPy keeps one for each device in a table of its module; generators cannot be copied, so the table is swapped.
+    CuPy keeps one per device in a table of its module. Generators cannot be copied, so the table is swapped.
     """
 
     def __init__(self, cupy: Any, seed: int) -> None:
@@ -60,7 +60,7 @@ class CupyRandom:
 
 
 class _Seeded(dict[int, Any]):
-    """A table that makes what is not there yet, as CuPy would, but from a seed."""
+    """A table that makes missing generators, as CuPy does, but from a seed."""
 
     def __init__(self, make: Any, seed: int) -> None:
         super().__init__()

@@ -1,8 +1,8 @@
-"""torch's compiler is loaded by who compiles, not by whoever makes a step.
+"""Loads torch's compiler when a trial compiles, not when an optimizer is made.
 
-Every optimizer imports `torch._dynamo`, which takes longer than anything else at the start of a lane but torch itself
-(1.5 s and 75 MB), in order to tell a compiler that seldom is there what it should not look at. The little that is asked
-of it for that is answered here, without it.
+Every optimizer imports `torch._dynamo`, only to mark functions that the compiler, if there is one, must skip. At the
+start of a lane that takes longer than anything but torch itself (1.5 s and 75 MB). This module answers these few calls
+without loading it.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from types import ModuleType
 from typing import Any, cast
 
 NAME = "torch._dynamo"
-# Whom `_hide` may answer, and what is kept of the answer there.
+# The module whose calls `_hide` answers, and the attribute in which it caches the answer.
 _ASKS = "torch._compile"
 _KEPT = "__dynamo_disable"
 
 
 class _Deferred(ModuleType):
-    """The module until it is loaded, which is when anything else is asked of it than what optimizers ask.
+    """Stands for the module until any attribute is used that optimizers do not need, which loads it.
 
     Attributes:
-        hidden: What the compiler would have been told not to look at.
-        during: Makes what surrounds the loading.
+        hidden: Functions that were to be hidden from the compiler.
+        during: Makes a context manager for the loading.
     """
 
     def __init__(self, name: str, spec: ModuleSpec) -> None:
@@ -47,30 +47,30 @@ class _Deferred(ModuleType):
         vars(self).update(graph_break=_break_nothing, disable=_hide)
 
     def __getattr__(self, name: str) -> Any:
-        # Who looks through all modules for something, as pickle does, is not to have this one loaded.
+        # Code that searches all modules for a name, as pickle does, must not load this one.
         if name not in _names(str(self.__file__)):
             raise AttributeError(f"module {NAME!r} has no attribute {name!r}")
         with self._lock:
             if name in vars(self):
                 return vars(self)[name]
-        # By its class, which another thread may have changed by now.
+        # Not self.load(): another thread may have changed self.__class__ by now.
         _Deferred.load(self)
         if isinstance(self, _Deferred) and name not in vars(self):
             raise AttributeError(f"module {NAME!r}, which is being imported, has no attribute {name!r} yet")
         return getattr(self, name)
 
     def load(self) -> None:
-        """Imports it, as Python imports anything, so that threads wait for each other as they ever do."""
+        """Loads the module by a normal import, so that Python's import locks order the threads."""
         with self._lock:
             if not self._is_wanted:
                 self._is_wanted = True
-                # Before anything else: who imports a module from below it, and so holds its lock, is not to wait here.
+                # First, so that a thread that imports a submodule, and so holds its import lock, need not wait here.
                 self.__path__ = self._real.submodule_search_locations or []
                 sys.modules.pop(NAME, None)
         try:
             importlib.import_module(NAME)
         except BaseException:
-            # For the next one who wants it.
+            # The next use tries again.
             with self._lock:
                 vars(self).pop("__path__", None)
                 sys.modules.setdefault(NAME, self)
@@ -87,7 +87,7 @@ class _Deferred(ModuleType):
         with self.during():
             self._real.loader.exec_module(self)
         for function in self.hidden:
-            # It is asked for again, and hidden for good.
+            # Without the cached answer torch asks again, and the compiler really hides the function.
             with contextlib.suppress(AttributeError):
                 delattr(function, _KEPT)
         self.__spec__ = self._real
@@ -95,7 +95,7 @@ class _Deferred(ModuleType):
 
 
 class _Finder(MetaPathFinder):
-    """Has the deferred module loaded into the object that stands for it, and what it has imported by then only once."""
+    """Makes Python load the module into its `_Deferred` object, and submodules that are there already only once."""
 
     def __init__(self, module: _Deferred) -> None:
         self._module = module
@@ -104,17 +104,17 @@ class _Finder(MetaPathFinder):
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         if target is not None:
-            # It is reloaded.
+            # importlib.reload().
             return None
         if fullname == NAME and isinstance(self._module, _Deferred):
-            # Where its modules are it has noted by now.
+            # No submodule_search_locations: load() has set __path__.
             return ModuleSpec(NAME, cast(Any, self._module), origin=self._module.__file__, is_package=True)
         there = sys.modules.get(fullname) if fullname.startswith(NAME + ".") else None
         return ModuleSpec(fullname, _There(there)) if there is not None else None
 
 
 class _There(Loader):
-    """Gives a module that the one above it has imported, when Python had already begun to look for it."""
+    """Returns a submodule that its package has imported after Python had begun to look for it."""
 
     def __init__(self, module: ModuleType) -> None:
         self._module, self._spec = module, getattr(module, "__spec__", None)
@@ -123,18 +123,18 @@ class _There(Loader):
         return self._module
 
     def exec_module(self, module: ModuleType) -> None:
-        # As Python does: a module may refuse it.
+        # Python ignores it, too, if a module refuses the attribute.
         with contextlib.suppress(AttributeError):
             module.__spec__ = self._spec
 
 
 def defer_dynamo(during: Callable[[], AbstractContextManager[object]] = nullcontext) -> None:
-    """Has `torch._dynamo` loaded at its first use, where torch is there and it is not.
+    """Defers the loading of `torch._dynamo` to its first use, if torch is loaded and `torch._dynamo` is not.
 
-    It is in its place at once, and the same object later.
+    The module object is in `sys.modules` at once, and stays the same when it is loaded.
 
     Args:
-        during: Makes what surrounds the loading.
+        during: Makes a context manager for the loading.
     """
     torch = sys.modules.get("torch")
     module = sys.modules.get(NAME)
@@ -150,30 +150,30 @@ def defer_dynamo(during: Callable[[], AbstractContextManager[object]] = nullcont
 
 
 def dynamo_if_loaded() -> ModuleType | None:
-    """The module, where it has been loaded."""
+    """`torch._dynamo`; None if it is not loaded."""
     module = sys.modules.get(NAME)
     return None if isinstance(module, _Deferred) else module
 
 
 def _break_nothing(msg: str = "") -> None:
-    """Stands for `graph_break`, which only says something to a compiler."""
+    """Stands for `graph_break`, which has no effect outside the compiler."""
 
 
 def _hide(fn: Any = None, *args: Any, **kwargs: Any) -> Any:
-    """Stands for `disable`, as torch itself calls it at the first call of what it wants hidden from the compiler."""
+    """Stands for `disable`, which torch calls at the first call of each function to be hidden from the compiler."""
     module: Any = sys.modules[NAME]
     if isinstance(module, _Deferred):
         if sys._getframe(1).f_globals.get("__name__") == _ASKS:
             module.hidden.append(fn)
             return fn
-        # Somebody else's, to whom it makes a difference.
+        # A call from elsewhere needs the real function.
         _Deferred.load(module)
     return module.disable(fn, *args, **kwargs)
 
 
 @functools.cache
 def _names(file: str) -> frozenset[str]:
-    """What there is in a package once it is loaded, by its source and the modules beside it."""
+    """The names that a package will have once it is loaded, from its source and the files beside it."""
     source = Path(file)
     beside = (path.stem for path in source.parent.iterdir())
     return frozenset({"__path__", *beside, *_defined(ast.parse(source.read_bytes()).body)})

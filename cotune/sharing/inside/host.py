@@ -1,4 +1,4 @@
-"""What the trials of a lane process share, whatever line the lane has to its driver."""
+"""What the trials of a lane process share, however the lane talks to its driver."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ from cotune.sharing.page import BOUNDARY, HELD, HOLDER, NOBODY
 from cotune.sharing.wire import Kind
 
 THREAD_STACK = 2 * MIB
-# Seconds without a boundary after which the figures of the last one are out of date.
+# Seconds without a boundary after which the memory figures on the page are read anew.
 LOOK_AFTER = 1.0
-# Files that ended trials may leave open.
+# Most files that ended trials may leave open.
 MOST_FILES = 64
-# Limits of a process that others in it would run into, but for the one that is a lane's quota.
+# Limits that a trial may change at the expense of its lane-mates and successors; all but RLIMIT_DATA, a lane's quota.
 _LIMITS = (
     resource.RLIMIT_AS,
     resource.RLIMIT_CPU,
@@ -50,17 +50,17 @@ _LIMITS = (
 
 
 class Host(ABC):
-    """A lane as its trials see it: its memory, its turns, what it says to the driver.
+    """A lane as its trials see it: its memory, its turns, its messages to the driver.
 
     Args:
-        options: What the lane was told when it opened.
-        page: The numbers that the driver is shown (`sharing.page`).
+        options: The lane's settings.
+        page: The page that the driver reads (`sharing.page`).
 
     Attributes:
         shared: Objects built once for all trials.
-        level: Bytes in use when the turn last ended, the peak being counted from there.
-        home: Where a trial begins.
-        process: The number of this process; one that a trial has forked has another.
+        level: Bytes in use when the turn last ended; the next peak is counted from there.
+        home: The process-wide state that every trial starts with.
+        process: This process's id, which tells it from a process that a trial has forked.
     """
 
     def __init__(self, options: LaneOptions, page: memoryview[float]) -> None:
@@ -90,20 +90,20 @@ class Host(ABC):
             os.environ.update(lane_environment(options.uuid) | options.environment)
             self.memory: LaneMemory = CudaMemory()
         else:
-            # "cuda if available" in a trainable must not put CPU lanes, unmeasured, onto somebody's GPU.
+            # "cuda if available" in a trainable must not put the trials of a CPU lane onto a GPU, unmeasured.
             os.environ["CUDA_VISIBLE_DEVICES"] = ""
             self.memory = CpuMemory(options.cores)
         self.home = Home()
 
     @abstractmethod
     def send(self, frame: bytes) -> None:
-        """Says something to the driver; from any thread."""
+        """Sends a frame to the driver; may be called from any thread."""
 
     # ---- for the lane
 
     def start(self) -> None:
-        """Takes the process as it stands for the bare lane, and says that it is ready."""
-        # A process that a trial forks is not the trial: its reports print, its steps are no boundaries.
+        """Measures the process as the bare lane, and tells the driver that the lane is ready."""
+        # A process that a trial forks is not the trial: its reports are printed, its steps are no boundaries.
         os.register_at_fork(after_in_child=session.leave_process)
         uncap_children(self.memory)
         session.mark_threads()
@@ -119,26 +119,26 @@ class Host(ABC):
         self.send(wire.encode_object(Kind.READY, (context,)))
 
     def let_begin(self) -> None:
-        """Clears the way for a new thread."""
-        # Without room for its stack a thread ends before it begins, and start() waits for ever.
+        """Lifts what could keep a new trial's thread from starting."""
+        # Without memory for its stack a thread ends before it begins, and start() waits for ever.
         self.memory.uncap()
-        # Nor does it begin where the trial before left something that raises in every new thread.
+        # A trace function left by an earlier trial may raise in every new thread.
         threading.settrace(self._tracing[0])
         threading.setprofile(self._tracing[1])
         sys.excepthook, threading.excepthook = self._excepthooks
 
     def adopt(self, trial: ResidentTrial) -> None:
-        """Counts a trial among the residents."""
+        """Adds a trial to the residents."""
         self._trials[trial.trial] = trial
 
     def resize(self, quota: int) -> None:
-        """Changes the quota, in bytes, and says what it is now."""
+        """Changes the quota, in bytes, and tells the driver which one now holds."""
         quota = self.memory.set_quota(quota)
         self.page[HELD] = self.memory.held()
         self.send(wire.encode_object(Kind.RESIZED, (quota,)))
 
     def look(self) -> None:
-        """Shows the driver what the process holds by now, while a trial is long in coming to a boundary."""
+        """Updates the bytes held on the page while a trial takes long to reach a boundary."""
         if self.page[HOLDER] >= 0 and time.monotonic() - self.page[BOUNDARY] > LOOK_AFTER:
             self.memory.read()
             self.page[HELD] = self.memory.held()
@@ -156,23 +156,23 @@ class Host(ABC):
 
     @property
     def others_may_run(self) -> bool:
-        """Whether others wait for the turn, and would not end a recording of its holder's with their work."""
+        """Whether another resident waits for the turn and the holder records nothing that its work would break off."""
         return self.turns.others_wait and not self.memory.is_recording()
 
     @property
     def shares_faults(self) -> bool:
-        """Whether a broken device context may be another trial's work."""
+        """Whether a broken device context may be another trial's fault."""
         return bool(self._trials) or self.options.is_mps_client
 
     def trial_over(self, trial: ResidentTrial, *, is_stuck: bool = False) -> bool:
-        """Returns what an ended trial used, and tells what it left behind.
+        """Frees what an ended trial used, and tells the driver what it left behind.
 
         Args:
-            trial: It is over.
-            is_stuck: Its thread is not, and may never be; nor may what it computes on the device.
+            trial: The ended trial.
+            is_stuck: Whether its thread, or its work on the device, still runs and may never end.
 
         Returns:
-            Whether anything can go on in this process.
+            Whether other trials can go on in this process.
         """
         self._trials.pop(trial.trial, None)
         if self.turns.first is trial:
@@ -194,16 +194,16 @@ class Host(ABC):
         return is_sound
 
     def _lift_limits(self) -> bool:
-        """Undoes what a trial did to the limits of the process; False if it cannot be undone."""
+        """Undoes a trial's changes to the limits of the process; False if one cannot be undone."""
         if os.sched_getaffinity(self.process) != self._cores:
-            # Of the main thread: those of trials have gone with them.
+            # Only the main thread's affinity: the trials' threads have ended.
             with contextlib.suppress(OSError):
                 os.sched_setaffinity(self.process, self._cores)
         if os.getpriority(os.PRIO_PROCESS, self.process) != self._niceness:
             return False
         for which, before in self._limits.items():
             now = resource.getrlimit(which)
-            # Infinite is -1.
+            # RLIM_INFINITY is -1.
             if any(a % 2**64 < b % 2**64 for a, b in zip(now, before, strict=True)):
                 try:
                     resource.setrlimit(which, before)
@@ -212,22 +212,22 @@ class Host(ABC):
         return resource.getrlimit(resource.RLIMIT_DATA)[1] == self._most_data
 
     def _leaks_files(self, shared: bool) -> bool:
-        """Whether ended trials have left so many files open that those after them would run out of descriptors."""
+        """Whether ended trials have left so many files open that later trials would run out of descriptors."""
         try:
             count = len(os.listdir("/proc/self/fd"))
         except OSError:
             return True
         if self._files < 0:
-            # What the first one left, libraries have opened for good.
+            # Files open after the first trial belong to libraries, which keep them open.
             self._files = count
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         is_scarce = most != resource.RLIM_INFINITY and count > most // 2
         return is_scarce or (not shared and count > self._files + MOST_FILES)
 
     def survives(self, error: BaseException) -> bool:
-        """Whether another trial can run here after this error; if not, what the error holds is kept until the end.
+        """Whether another trial can run here after this error; if not, the error and all it refers to is kept alive.
 
-        A tensor that is freed may need its device to say when, and a process whose device is broken ends there.
+        Freeing a tensor may query its device, and that ends a process whose device is broken.
         """
         if not self._wreckage and self.memory.is_sound():
             return True
@@ -240,7 +240,7 @@ class Host(ABC):
             _forget_compiled()
         gc.collect()
         if not self._warm:
-            # What the first trial imported stays for good; a full collection would look at it every time.
+            # The first trial's imports stay for good; without the freeze every full collection would scan them.
             self._warm = True
             gc.freeze()
         self.memory.trim(shared=shared)
@@ -257,7 +257,7 @@ class Host(ABC):
             trial.after_step(optimizer)
 
     def _torch_loaded(self) -> None:
-        """Torch is there. If a trial has imported it just now, what was done for that before, torch has missed."""
+        """Called once torch is imported; does the part of the running trial's set-up that needs torch."""
         defer_dynamo(self.memory.loading)
         holder = self.turns.holder
         if isinstance(holder, ResidentTrial):
@@ -271,7 +271,7 @@ class Host(ABC):
 
 
 def _disarm() -> None:
-    """Stops what would end the process at the expense of the next trial, or slow that down."""
+    """Stops timers and tracing left by ended trials, which would end the process or slow down the next trial."""
     for timer in (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF):
         signal.setitimer(timer, 0)
     faulthandler.cancel_dump_traceback_later()
@@ -282,22 +282,22 @@ def _disarm() -> None:
 
 
 def _forget_compiled() -> None:
-    """Resets torch.compile: code that all trials share, such as `nn.Sequential`, it compiles eight times only."""
+    """Resets torch.compile, which compiles code that all trials share, such as `nn.Sequential`, eight times only."""
     compiler: Any = dynamo_if_loaded()
-    # To forget takes 0.3 ms, so it is not done where nothing was compiled.
+    # A reset takes 0.3 ms, so it is left out where nothing was compiled.
     backends = getattr(getattr(compiler, "eval_frame", None), "cached_backends", {})
     if any(backend is not None for backend in backends.values()):
         compiler.reset()
 
 
 def _has_process_group() -> bool:
-    """Whether torch has a default process group, of which a process can have one."""
+    """Whether torch has a default process group; a process can have only one."""
     distributed: Any = sys.modules.get("torch.distributed")
     return distributed is not None and bool(distributed.is_available() and distributed.is_initialized())
 
 
 def _children(known: frozenset[int]) -> list[int]:
-    """Living child processes, without those that are known and Python's own helpers."""
+    """Living child processes, without the known ones and Python's own helpers."""
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
@@ -306,7 +306,7 @@ def _children(known: frozenset[int]) -> list[int]:
     try:
         tasks = os.listdir("/proc/self/task")
     except OSError:
-        # Out of file descriptors, for one: which is no reason to lose the end of a trial.
+        # Without free file descriptors, say; the end of a trial must still be told.
         return []
     for task in tasks:
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""What a trial may set for its whole process, and its successors must not find."""
+"""Process-wide settings that a trial may change and later trials must not see."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def _shows_warnings() -> tuple[Callable[..., Any], Callable[..., Any]]:
 
 
 class Interpreter(NamedTuple):
-    """Settings of the interpreter and the process that Python has no other place for.
+    """Settings of the interpreter and the process.
 
-    Which mode files get is not read with the others: it can only be set, and files may be made meanwhile.
+    The umask is not among them: reading it means setting it, and another thread may create a file meanwhile.
     """
 
     collects: bool
@@ -57,7 +57,11 @@ class Interpreter(NamedTuple):
         )
 
     def apply(self, left: Interpreter | None) -> None:
-        """Sets what is other than this, knowing what was left there, or not."""
+        """Puts these settings in place.
+
+        Args:
+            left: The settings in place now, if known.
+        """
         if (left or Interpreter.now()) == self:
             return
         (gc.enable if self.collects else gc.disable)()
@@ -77,7 +81,7 @@ class Interpreter(NamedTuple):
             locale.setlocale(locale.LC_ALL, self.words)
 
     def close_logs(self) -> None:
-        """Closes what has been logged to since."""
+        """Removes and closes log handlers that were added to the root logger since."""
         for handler in [handler for handler in logging.root.handlers if handler not in self.logs[2]]:
             logging.root.removeHandler(handler)
             with contextlib.suppress(Exception):
@@ -85,7 +89,7 @@ class Interpreter(NamedTuple):
 
 
 def current_umask() -> int:
-    """The mask of the modes of new files."""
+    """The process's umask."""
     mask = os.umask(0o022)
     os.umask(mask)
     return mask

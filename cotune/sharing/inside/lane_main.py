@@ -1,4 +1,4 @@
-"""Inside a lane process that a zygote has forked: the main thread on the socket, a thread per resident trial.
+"""Inside a lane process that a zygote has forked: the main thread serves the socket, each trial has its own thread.
 
 driver ──OPEN, START, RESIZE, EXIT, STOP, PAUSE, RESUME, PARK, ANSWER, GRANT, TURN──▶ main thread ──flags──▶ trials
 driver ──verdicts─────────────────────────────────▶ trial threads
@@ -32,9 +32,9 @@ from cotune.trial import Outcome, TrialSpec
 
 HANG_UP_WITHIN = 5.0
 LOOK_EVERY = 1.0
-# Bytes that a frame may have under any cap.
+# Smallest size in bytes of a frame for which the cap is lifted.
 LARGE = 1 << 20
-# What a trial is told, without further words.
+# Messages to a trial that carry only its number.
 _TOLD = {
     Kind.STOP: ResidentTrial.stop,
     Kind.PAUSE: ResidentTrial.pause,
@@ -46,7 +46,7 @@ _TOLD = {
 def serve(
     sock: socket.socket, page: memoryview[float], verdicts: Sequence[int], trainable: bytes | memoryview
 ) -> NoReturn:
-    """Runs a lane until the driver says or is gone."""
+    """Runs a lane until the driver ends it or is gone."""
     frames = wire.Frames(sock, wire.TO_LANES)
     backlog: list[tuple[int, bytes]] = []
     while not backlog:
@@ -75,18 +75,18 @@ def serve(
 
 
 class ForkedHost(Host):
-    """What the trials of a lane share whose line to the driver is a socket.
+    """A host that talks to the driver over a socket.
 
     Args:
-        sock: To the driver.
-        page: A page of memory shared with the driver, which can read it also after our death.
+        sock: Socket to the driver.
+        page: A page of memory shared with the driver, which can read it even after the lane's death.
         verdicts: An eventfd for each seat.
-        trainable: Pickled.
-        options: What the lane was told when it opened.
+        trainable: The pickled trainable.
+        options: The lane's settings.
 
     Attributes:
-        output: Where what is printed goes.
-        saves_behind: Whether trials here take the checkpoint of an epoch behind its report; None while nobody knows.
+        output: Redirects the process's output.
+        saves_behind: Whether trials here save an epoch's checkpoint after its report; None while not known.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class ForkedHost(Host):
         self._trainable = trainable
 
     def handle(self, kind: int, payload: bytes) -> None:
-        """Does what the driver asks."""
+        """Carries out a message of the driver."""
         if kind == Kind.ANSWER:
             answer = wire.decode_question(payload)
             asking = self._trials.get(answer.trial)
@@ -125,7 +125,7 @@ class ForkedHost(Host):
                 threading.Thread(target=trial.run, name=f"trial-{trial.trial}", daemon=True).start()
             except RuntimeError as error:
                 self._not_begun(trial, error)
-            # Threads of trials: what a stack reserves counts against the quota of a CPU lane.
+            # For threads that trials start: the memory reserved for stacks counts against the quota of a CPU lane.
             threading.stack_size(THREAD_STACK)
         elif kind in _TOLD:
             resident = self._trials.get(pickle.loads(payload))
@@ -145,9 +145,9 @@ class ForkedHost(Host):
 
     @contextlib.contextmanager
     def room_for(self, size: int) -> Iterator[None]:
-        """Lifts the cap while this thread, which must not fail, puts together what is large, such as a config.
+        """Lifts the cap while this thread, which must not fail, handles a large frame, such as a config.
 
-        Not for what is small: meanwhile a trial could take too much, too.
+        Small frames do not lift it, since meanwhile a trial could exceed the cap, too.
         """
         if size < LARGE:
             yield
@@ -159,7 +159,7 @@ class ForkedHost(Host):
             self.memory.cap()
 
     def _not_begun(self, trial: TrialSession, error: RuntimeError) -> None:
-        """Tells that no thread is to be had now, for which neither the trial nor its lane-mates are to blame."""
+        """Ends a trial as out of memory because no thread can be started now; its lane-mates go on."""
         self.memory.cap()
         del self._trials[trial.trial]
         ending = Ending(Outcome.OUT_OF_MEMORY, None, "TrialFailed", str(error))
@@ -170,8 +170,8 @@ class ForkedHost(Host):
             try:
                 self._sock.sendall(frame)
             except OSError:
-                # Nobody listens any more. A trial waits for the main thread to see the end of the stream, which it
-                # does not where the trial has closed the socket under it.
+                # The driver is gone. A trial's thread waits for the main thread to see the end of the stream and exit;
+                # if a trial has closed the socket, the main thread never does.
                 if threading.current_thread() is not threading.main_thread():
                     threading.Event().wait(HANG_UP_WITHIN)
                 os._exit(1)
@@ -179,9 +179,9 @@ class ForkedHost(Host):
     # ---- for the trial that has the turn
 
     def load(self, spec: TrialSpec) -> tuple[Any, Any]:
-        """The trainable and the config, anew for every trial: its module globals are then not its predecessor's."""
+        """Loads the trainable and the config, anew for every trial, so that no trial sees another's module globals."""
         for name in self.options.imports:
-            # What goes wrong there the trainable will say, if it needs it.
+            # If the trainable needs the module, it raises the error itself.
             with contextlib.suppress(Exception):
                 importlib.import_module(name)
         with _loading("the trainable"):
@@ -193,7 +193,7 @@ class ForkedHost(Host):
             return trainable, next(series)
 
     def load_stop(self) -> StopRule | None:
-        """When a trial is done although it would go on; anew for every trial, too."""
+        """Loads the run's stop rule, anew for every trial; None if it has none."""
         with _loading("stop="):
             rule: StopRule | None = pickle.loads(self.options.stop) if self.options.stop else None
             return rule

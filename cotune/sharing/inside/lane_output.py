@@ -1,4 +1,4 @@
-"""Where a lane's output goes: what a trial prints to its own log, all else to the lane's."""
+"""A lane's output: a trial's goes to the trial's log, everything else to the lane's log."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from _typeshed import ReadableBuffer as Buffer
 
 
-# What <stdio.h> calls _IOLBF.
+# _IOLBF of <stdio.h>.
 _LINE_BUFFERED = 1
 
 
 class _Log(io.FileIO):
-    """What cannot be written is lost: a line of a log is worth no trial.
+    """A log file that drops what cannot be written, since a lost line must not fail a trial.
 
-    It stays open whoever closes it, as a stream does that a trial has put round it, once nobody has that any more.
+    close() does nothing: a stream that a trial wraps around it would close it when the stream is collected.
     """
 
     def write(self, data: Buffer, /) -> int:
@@ -35,10 +35,10 @@ class _Log(io.FileIO):
 
 
 class LaneOutput:
-    """Redirects this process for good.
+    """Redirects the output of this process for good.
 
     Args:
-        log: Where output goes that belongs to no trial.
+        log: File for output that belongs to no trial.
     """
 
     def __init__(self, log: Path) -> None:
@@ -46,31 +46,31 @@ class LaneOutput:
         os.dup2(self._log, 1)
         os.dup2(self._log, 2)
         with contextlib.suppress(ValueError):
-            # What C code prints by whole lines: to a file it would come when its buffer is full, to whichever log.
+            # Line-buffered: C code would write to a file when its buffer is full, perhaps in another trial's turn.
             libc = ctypes.CDLL(None)
             libc.setvbuf(ctypes.c_void_p.in_dll(libc, "stdout"), None, _LINE_BUFFERED, 0)
         self._raw = [_Log(fd, "wb", closefd=False) for fd in (1, 2)]
         sys.stdout, sys.stderr = self.streams()
 
     def streams(self) -> tuple[TextIO, TextIO]:
-        """New ones for output and errors: a trial may take its own apart."""
+        """New streams for output and errors, for each trial, since a trial may break its own."""
         stream = functools.partial(io.TextIOWrapper, encoding="utf-8", errors="backslashreplace", line_buffering=True)
         out, err = self._raw
-        # Output by whole lines, of which print() writes the parts one by one; errors at once.
+        # Output line by line, since print() writes a line in parts; errors at once.
         return stream(out), stream(err, write_through=True)
 
     @staticmethod
     def put_back() -> None:
-        """Has a stream that a trial has deleted be None, without which Python starts no thread."""
+        """Sets a stream that a trial has deleted to None; without the attribute Python starts no thread."""
         for name in ("stdout", "stderr"):
             if not hasattr(sys, name):
                 setattr(sys, name, None)
 
     def redirect(self, log: int) -> None:
-        """Sends what is printed, also by subprocesses and C code, to a trial's log; -1 for the lane's own."""
+        """Sends all output, also of subprocesses and C code, to a trial's log; to the lane's log for -1."""
         self.put_back()
         for stream in (sys.stdout, sys.stderr):
-            # What is no whole line yet; a trial may have put others in the place of ours.
+            # Flushes unfinished lines; the streams may be a trial's own, which may raise.
             with contextlib.suppress(Exception):
                 stream.flush()
         target = log if log >= 0 else self._log

@@ -1,4 +1,4 @@
-"""What libraries keep once per process, and each trial has its own of."""
+"""Process-wide state of libraries, of which each trial has its own."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-# Tables by the module that has them. Of accelerate what all its objects share, down to whether gradients are to be
-# synchronised; of matplotlib the figures, of which one is the current one.
+# Tables by module. accelerate: the state that all its objects share, including whether gradients are synchronised;
+# matplotlib: the open figures, one of which is the current one.
 _TABLES: dict[str, Callable[[Any], list[dict[Any, Any]]]] = {
     "accelerate.state": lambda module: [
         getattr(module, name)._shared_state for name in ("PartialState", "AcceleratorState", "GradientState")
@@ -17,7 +17,7 @@ _TABLES: dict[str, Callable[[Any], list[dict[Any, Any]]]] = {
 
 
 class LibraryState:
-    """One trial's own content of these tables, empty at first."""
+    """One trial's content of these tables, empty at first."""
 
     def __init__(self) -> None:
         self._kept: dict[str, list[dict[Any, Any]]] = {}
@@ -26,7 +26,7 @@ class LibraryState:
         for name, tables in _loaded():
             kept = self._kept.get(name) or [{} for _ in tables]
             for table, content in zip(tables, kept, strict=True):
-                # Their objects have the tables themselves.
+                # Refilled in place, since the libraries' objects refer to the tables.
                 if table or content:
                     table.clear()
                     table.update(content)
@@ -42,6 +42,6 @@ def _loaded() -> list[tuple[str, list[dict[Any, Any]]]]:
         try:
             found += [(name, tables(module))] if module is not None else []
         except AttributeError:
-            # Another version, or not all there yet.
+            # Another version of the library, or one whose import is not finished.
             continue
     return found

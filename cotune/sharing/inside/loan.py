@@ -1,4 +1,4 @@
-"""A trial's side of a grant: what it may use for micro-batches now, and how it gives that back."""
+"""A trial's side of a grant: how many micro-batches it may run at once now, and how it gives that back."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ if TYPE_CHECKING:
 
 
 class TrialLoan:
-    """How many micro-batches a trial may run at once: as granted by the driver, from the next boundary on.
+    """How many micro-batches a trial may run at once; a grant of the driver holds from the next boundary on.
 
     Attributes:
-        concurrency: As of now.
-        need: Bytes a micro-batch takes at most, as measured while one ran at a time.
+        concurrency: The number now.
+        need: Most bytes a micro-batch takes, measured while one ran at a time.
         splits: Micro-batches of the last batch; 0 if the trial does not split its batches.
         most: The largest concurrency since the last progress was sent.
-        failure: What the trial is to fail with at its next boundary.
-        is_open: A batch is being run under the grant, which stays as it is until that is over.
+        failure: The error with which the trial fails at its next boundary.
+        is_open: Whether a batch runs under the grant, which does not change before the batch is over.
     """
 
     def __init__(self, host: Host, trial: int, is_stopping: Callable[[], bool]) -> None:
@@ -45,7 +45,7 @@ class TrialLoan:
 
     @property
     def is_asked(self) -> bool:
-        """Whether there is a change to take up, now or later."""
+        """Whether there is a new grant to take up, now or later."""
         return self._asked is not None
 
     @property
@@ -53,13 +53,13 @@ class TrialLoan:
         return (self._asked is not None and not self.is_open) or self.failure is not None
 
     def measured(self, ephemeral: int) -> None:
-        """Notes the peak of iterations that are over."""
+        """Notes the measured peak of finished iterations."""
         if self.most == 1:
             self.need = max(self.need, ephemeral)
         self.most = self.concurrency
 
     def settle(self) -> None:
-        """Takes up what was granted, or raises what could not be raised where it happened."""
+        """Takes up the new grant, or raises `failure`, which could not be raised where it happened."""
         if self.failure is not None:
             raise self.failure
         asked, self._asked = self._asked, None
@@ -69,7 +69,7 @@ class TrialLoan:
             self._host.send(wire.encode_object(wire.Kind.GRANTED, (self._trial, asked)))
 
     def lapse(self) -> None:
-        """The trial pauses: what it was granted is void, and so is what it has not taken up yet."""
+        """Voids the grant, and any that was not taken up yet, because the trial pauses."""
         self._use(1)
         self.most = 1
         self._asked = None

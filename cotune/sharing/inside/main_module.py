@@ -1,7 +1,7 @@
-"""The user's script as the main module of a lane, as far as a trial has it.
+"""Puts a trainable's part of the user's script into the main module of its lane.
 
-A lane runs no script: what a trainable uses of its own comes along in its pickle. `pickle`, and so multiprocessing in a
-trial, looks such functions up by name in the main module, where they would not be.
+A lane runs no script: what the trainable uses of its script travels in its pickle. `pickle`, and so multiprocessing in
+a trial, looks such functions up by name in the main module, where they would be missing.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from cotune.trainable import unwrapped
 
 
 class MainModule:
-    """What of its script a trainable brought along.
+    """The names that a trainable brought along from its script.
 
     Args:
-        trainable: As it was unpickled.
+        trainable: The unpickled trainable.
     """
 
     def __init__(self, trainable: Any) -> None:
@@ -28,12 +28,12 @@ class MainModule:
             self._names = {found.__name__: found} | own
 
     def enter(self) -> None:
-        """Puts the names where they are looked for."""
+        """Puts the names into the main module."""
         if self._names:
             vars(sys.modules["__main__"]).update(self._names)
 
     def leave(self) -> None:
-        """Takes them away, and with them the last hold on what they stand for."""
+        """Removes the names, and drops the references to their values."""
         main = vars(sys.modules["__main__"])
         for name, value in self._names.items():
             if main.get(name) is value:
@@ -42,7 +42,7 @@ class MainModule:
 
 
 def _function_of(trainable: Any) -> FunctionType | None:
-    """A function of whoever wrote the trainable."""
+    """A function of the trainable that is the user's own."""
     found = unwrapped(trainable if isinstance(trainable, type) else getattr(trainable, "func", trainable))
     if isinstance(found, FunctionType):
         return found

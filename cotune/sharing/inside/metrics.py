@@ -1,4 +1,4 @@
-"""Reading what a trainable reports: plain values for the events file, one number for the search."""
+"""Reads a trainable's reports: plain values for the events file, one number for the search."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from cotune.plain import SCALARS
 
 _encode = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
 MOST_ELEMENTS = 1000
-# What every reader of the events file takes, whatever limits a trial has lifted for itself.
+# Limits of every reader of the events file, even if a trial has lifted its own (bits of an integer, depth of lists).
 MOST_BITS = 2000
 MOST_NESTED = 50
 
 
 def plain(name: str, value: Any, depth: int = 0) -> Any:
-    """What was reported as JSON has it: numbers, strings, booleans, None, and lists of these.
+    """Converts a reported value to what JSON knows: numbers, strings, booleans, None, and lists of these.
 
-    Arrays and tensors give their number if they have one element, and a list of up to `MOST_ELEMENTS` otherwise.
+    Arrays and tensors become a number if they have one element, and a list of up to `MOST_ELEMENTS` otherwise.
 
     Raises:
-        MetricError: It is none of these.
+        MetricError: The value is none of these, or is too large.
     """
     if type(value) in SCALARS:
         if type(value) is int and value.bit_length() > MOST_BITS:
@@ -44,7 +44,7 @@ def plain(name: str, value: Any, depth: int = 0) -> Any:
     if isinstance(value, (list, tuple)):
         return [plain(name, element, depth + 1) for element in value]
     if hasattr(type(value), "__float__"):
-        # A Decimal, a Fraction: what numpy and torch have is a number by now, or no single one.
+        # For Decimal and Fraction, say; numpy's and torch's values have been converted above.
         with contextlib.suppress(Exception):
             return float(value)
     raise MetricError(
@@ -63,7 +63,7 @@ def _listed(name: str, value: Any, shape: tuple[int, ...]) -> Any:
 
 
 def flat(metrics: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Nested metrics by path ("eval/accuracy"), as Ray's own loggers have them."""
+    """Nested metrics by path ("eval/accuracy"), as in Ray's own loggers."""
     for name, value in metrics.items():
         if type(value) not in SCALARS and isinstance(value, Mapping):
             yield from flat(value, f"{prefix}{name}/")
@@ -75,7 +75,7 @@ def number(name: str, value: Any) -> float:
     """The run's metric as a finite number.
 
     Raises:
-        MetricError: It is NaN, infinite or no number.
+        MetricError: The value is NaN, infinite or no number.
     """
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise MetricError(
@@ -97,7 +97,7 @@ def whole_step(step: Any) -> int:
     """The step of a report.
 
     Raises:
-        MetricError: It is no whole number from 0 on.
+        MetricError: The step is no whole number of at least 0.
     """
     try:
         number = int(step) if isinstance(step, float) and step.is_integer() else operator.index(step)
@@ -111,14 +111,14 @@ def whole_step(step: Any) -> int:
 def read_report(
     metrics: Mapping[str, Any], metric: str, is_first: bool, trial: int, step: int, time: float
 ) -> tuple[float, dict[str, Any], bytes]:
-    """Checks a report and writes it down.
+    """Checks a report and encodes it.
 
     Returns:
         The run's metric, NaN if a later report leaves it out; all metrics; and the report as a line of the events file.
 
     Raises:
         MetricError: See `plain` and `number`.
-        UnknownMetric: The first report of a trial does not carry the metric.
+        UnknownMetric: A trial's first report lacks the metric.
     """
     if not isinstance(metrics, Mapping):
         raise MetricError(f"report() got {metrics!r}", hint="report a dict, such as report({'loss': 0.1})")
@@ -142,5 +142,5 @@ def number_line(trial: int, step: int, value: float, time: float) -> bytes:
 
 def _line(trial: int, step: int, values: Mapping[str, Any], time: float) -> bytes:
     line = f'{{"event":"report","time":{time:.6f},"trial":{trial},"step":{step},"metrics":{_encode(values)}}}\n'
-    # A lone surrogate, as in the name of a file that is not UTF-8, becomes the escape that it has in ASCII.
+    # A lone surrogate, as in a file name that is not UTF-8, becomes its ASCII escape.
     return line.encode(errors="backslashreplace")

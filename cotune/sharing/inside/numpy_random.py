@@ -1,4 +1,4 @@
-"""A trial's own numpy generator, among the trials that share a process."""
+"""A trial's own state of numpy's global generator, in a process that several trials share."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 _MT_BYTES = 624 * 4 + 4
-# Whether there is one, as an int with padding behind it, and the number.
+# The flag `has_gauss`, an int with padding after it, and the number.
 _GAUSS_BYTES = 16
 
 _Raw = tuple[bytes, bytes]
@@ -18,8 +18,8 @@ _Raw = tuple[bytes, bytes]
 class NumpyRandom:
     """The state of numpy's global generator.
 
-    numpy needs 60 us each to give and take its state. The words of the Mersenne Twister and the cached half of a
-    Gaussian pair are therefore moved raw. A generator of another kind takes the long way.
+    numpy takes 60 us each to get and to set its state. The words of the Mersenne Twister and the cached half of a
+    Gaussian pair are therefore moved as raw memory. Generators of other kinds use numpy's own functions.
     """
 
     def __init__(self, seed: int) -> None:
@@ -66,9 +66,9 @@ def _put(rand: Any, gauss_at: int, raw: _Raw) -> None:
 
 
 def _find_gauss() -> int | None:
-    """Where in a generator the cached half of a Gaussian pair is; None if this numpy does not let itself be moved raw.
+    """The offset in a generator of the cached half of a Gaussian pair; None if this numpy's state cannot be moved raw.
 
-    It is tried, since nothing documents it.
+    The layout is undocumented and therefore tested.
     """
     try:
         rand, marks, places = np.random.RandomState(1), (0.739085, -1.202056), set()
@@ -77,7 +77,7 @@ def _find_gauss() -> int | None:
             memory = ctypes.string_at(id(rand), type(rand).__basicsize__)
             places.add(memory.index(struct.pack("ixxxxd", 1, mark)))
         (place,) = places
-        # An odd number of them: from the cached half on, and from none.
+        # An odd number of draws, so that one round starts with a cached half and one without.
         for _ in marks:
             raw, drawn = _taken(rand, place), rand.standard_normal(2 * 624 + 1)
             _put(rand, place, raw)

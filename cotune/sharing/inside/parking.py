@@ -1,4 +1,4 @@
-"""Parking: the state of a paused trial on the host instead of on its GPU."""
+"""Parking: keeps a paused trial's state in host memory instead of on its GPU."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 class Parking:
     """Moves the storage of a trial's parameters and of its optimizers' state to the host and back.
 
-    The tensors stay the objects they are, and what is a view of another stays one: only the storage beneath them is
-    emptied and filled again. Its address changes, so CUDA graphs that a trial has captured do not survive it.
+    Tensors keep their identity, and views stay views: only the storage beneath is emptied and filled again. Its address
+    changes, so CUDA graphs that the trial has captured become invalid.
 
     Args:
         device: Type of the devices whose tensors are moved: `cuda`.
@@ -23,16 +23,16 @@ class Parking:
         self._parked: list[tuple[Any, Any]] = []
 
     def saw(self, optimizer: Any) -> None:
-        """Notes an optimizer of the trial's, which has made a step."""
+        """Notes an optimizer of the trial, after a step."""
         self._optimizers.add(optimizer)
 
     @property
     def movable(self) -> int:
-        """Bytes that `park` would move."""
+        """Bytes that `park()` would move."""
         return sum(storage.nbytes() for storage in self._storages())
 
     def park(self) -> int:
-        """Moves what can be moved; gives the bytes that are free on the device now.
+        """Moves the state to the host; returns the bytes moved.
 
         With little host memory left it moves a part, or nothing.
         """
@@ -42,7 +42,7 @@ class Parking:
         import torch
 
         if self._device == "cuda":
-            # What streams of the trial's own still compute with it would find it given away.
+            # The trial's own streams may still use the storage that is about to be freed.
             torch.cuda.synchronize()
         for storage in storages:
             on_device = _bytes_of(storage)
@@ -68,7 +68,7 @@ class Parking:
     def _storages(self) -> list[Any]:
         found = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage() for tensor in self._tensors()}
         found.pop(0, None)
-        # Memory that another library owns is not torch's to free.
+        # torch cannot free memory that another library owns.
         return [storage for storage in found.values() if storage.resizable()]
 
     def _tensors(self) -> Iterator[Any]:
@@ -79,7 +79,7 @@ class Parking:
                 for parameter in group["params"]:
                     state = optimizer.state.get(parameter, {})
                     for tensor in (parameter, parameter.grad, *state.values()):
-                        # Those of other classes may have no storage of their own.
+                        # Tensors of other classes may have no storage of their own.
                         is_plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout is torch.strided
                         if is_plain and tensor.device.type == self._device:
                             yield tensor

@@ -1,4 +1,4 @@
-"""The pool of processes that joblib keeps, and with it scikit-learn: it serves one trial after the other."""
+"""The process pool that joblib, and so scikit-learn, keeps: it serves one trial after the other."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import sys
 import threading
 from typing import Any, NamedTuple
 
-# joblib brings its own.
+# joblib brings its own copy of loky.
 _HOMES = ("joblib.externals.loky.reusable_executor", "loky.reusable_executor")
 
 
 class Pool(NamedTuple):
-    """Processes that wait for work, and the threads that give them some.
+    """An idle pool's worker processes, and the threads that feed them.
 
     Attributes:
-        processes: Their numbers.
-        threads: Of this process.
+        processes: Ids of the worker processes.
+        threads: Threads of this process.
     """
 
     processes: frozenset[int]
@@ -23,7 +23,7 @@ class Pool(NamedTuple):
 
 
 def idle_pool() -> Pool:
-    """What of a pool may stay for the next trial, as it would in a loop: nothing where it still works for this one."""
+    """The pool that may stay for the next trial, as in a plain loop; empty while it still works for this one."""
     processes: set[int] = set()
     threads: set[threading.Thread] = set()
     for home in _HOMES:
@@ -33,6 +33,6 @@ def idle_pool() -> Pool:
                 processes |= set(executor._processes)
                 threads |= {executor._executor_manager_thread, executor._call_queue._thread} - {None}
         except (AttributeError, TypeError):
-            # One that was shut down, or of a version that we do not know: it ends with its trial.
+            # A pool that was shut down, or of an unknown version, counts as left behind by its trial.
             continue
     return Pool(frozenset(processes), frozenset(threads))

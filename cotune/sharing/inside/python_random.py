@@ -1,4 +1,4 @@
-"""A trial's own generator of Python's `random`, among the trials that share a process."""
+"""A trial's own state of Python's `random`, in a process that several trials share."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import random
 import struct
 from typing import Any, cast
 
-# Which of the words of the Mersenne Twister is next, and the words.
+# Index of the Mersenne Twister's next word, and its words.
 _LAYOUT = struct.Struct("=i624I")
 _AT = object.__basicsize__
 
@@ -15,8 +15,8 @@ _AT = object.__basicsize__
 class PythonRandom:
     """The state of Python's global generator.
 
-    Python makes integers of its words and takes them back, 35 us each with caches as cold as at a turn change: they are
-    moved raw.
+    The words are moved as raw memory: `getstate` and `setstate` convert them to integers and back, which takes 35 us
+    each with caches as cold as at a turn change.
     """
 
     def __init__(self, seed: int) -> None:
@@ -44,7 +44,7 @@ class PythonRandom:
 
 
 def _can_move_raw() -> bool:
-    """Whether a generator of this Python is laid out as expected: looked at, since nothing documents it."""
+    """Whether this Python lays a generator out as expected, which is undocumented and therefore tested."""
     try:
         found = random.Random(1)
         found.random()

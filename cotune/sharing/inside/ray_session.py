@@ -1,6 +1,6 @@
-"""Functions written for Ray Tune, in a lane of ours: `ray.tune.report` and its like reach the running trial.
+"""Makes functions written for Ray Tune run in a lane: `ray.tune.report` and the like reach the running trial.
 
-Ray keeps its session in a module variable. Once a trial has imported that module, ours stands there; Ray itself is
+Ray keeps its session in a module variable, which is replaced once a trial has imported that module; Ray itself is
 never started. The names used are those of `ray.train._internal.session._TrainSession`, Ray 2.44 to 2.60.
 """
 
@@ -16,7 +16,7 @@ from cotune.sharing.inside.after_import import after_import
 
 
 def serve_ray_tune(threads: int) -> None:
-    """Makes Ray Tune's functions work in the trials of this process, each of which has so many threads."""
+    """Makes Ray Tune's functions work in the trials of this process, each with `threads` threads."""
 
     def install(module: ModuleType) -> None:
         module._session = RaySession(threads)  # type: ignore[attr-defined]
@@ -25,9 +25,9 @@ def serve_ray_tune(threads: int) -> None:
 
 
 class RaySession:
-    """What Ray Tune's functions ask, answered by the session of the trial that asks."""
+    """Ray's session, as far as Ray Tune's functions use it, on top of the calling trial's session."""
 
-    # What tells Ray that this is Tune and not a worker of Ray Train.
+    # None tells Ray that this is Tune and not a worker of Ray Train.
     world_rank = world_size = local_rank = local_world_size = node_rank = None
     metadata = None
 
@@ -35,12 +35,12 @@ class RaySession:
         self._threads = threads
 
     def report(self, metrics: Mapping[str, Any], checkpoint: Any = None) -> None:
-        """Reports, then saves the checkpoint: it stands behind the report it came with."""
+        """Reports, then saves the checkpoint, which includes the report it came with."""
         session.report(metrics)
         if checkpoint is not None:
             with checkpoint.as_directory() as saved, session.checkpoint() as path:
                 shutil.copytree(saved, path, dirs_exist_ok=True)
-        # Nothing follows a report that belongs to it.
+        # Nothing that belongs to this report follows, so the trial may end here.
         session.leave_if_over()
 
     @property
@@ -54,7 +54,7 @@ class RaySession:
 
     @property
     def trial_resources(self) -> Any:
-        """What the trial may use, in Ray's form: the threads of its lane, and its GPU."""
+        """The trial's resources in Ray's form: the threads of its lane, and its GPU."""
         from ray import tune
 
         gpu = {"GPU": 1} if session.device().startswith("cuda") else {}

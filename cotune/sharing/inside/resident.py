@@ -1,4 +1,4 @@
-"""A trial as its lane has it: its turn, its boundaries, its measurements, its end."""
+"""A trial inside its lane: its turn, its boundaries, its measurements, its end."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ T = TypeVar("T")
 
 FIRST_MEASURED = 2
 MEASURE_EVERY = 0.2
-# Threads that may stay: the lane's, and those of torch.compile, whose workers serve the next trial too.
+# Name prefixes of threads that may outlive a trial: trials' own, and torch.compile's, which serve the next trial too.
 HELPERS = ("trial-", "InductorSubproc", "subproc_worker_timer")
-# Seconds of a turn where trials share a lane.
+# Seconds of a turn while another resident waits.
 QUANTUM = 0.05
 
 
 class Ending(NamedTuple):
-    """How an attempt has ended, as the driver is told.
+    """How an attempt ended, as sent to the driver.
 
     Attributes:
-        outcome: The same in a word.
-        needed: Bytes it would have held, if it ran out of memory and that is known.
+        outcome: The outcome.
+        needed: Bytes the trial would have held, if it ran out of memory and that is known.
         error: Name of the error's class.
         detail: The error in a line.
-        final: To try again is useless.
+        final: Whether another attempt is useless.
     """
 
     outcome: Outcome
@@ -55,15 +55,15 @@ class Ending(NamedTuple):
 
 
 class ResidentTrial(session.Session):
-    """One attempt at a trial, which one thread runs at a time; what its trainable reports is up to the kind of trial.
+    """One attempt at a trial, run by one thread at a time; subclasses define how its trainable reports.
 
-    At every boundary, and in under 2 us when nothing is due: stop? measure? pass the turn on? The main thread of
-    the lane asks for attention by setting `_due` to 0 after the flag it sets.
+    Every boundary checks whether to stop, to measure or to pass the turn on, in under 2 us when nothing is due. The
+    lane's main thread asks for attention by setting a flag and then `_due` to 0.
 
     Args:
         host: The lane.
-        verdicts: The eventfd of its seat.
-        spec: What it is.
+        verdicts: The eventfd of the trial's seat.
+        spec: The attempt.
     """
 
     def __init__(self, host: Host, verdicts: int, spec: TrialSpec) -> None:
@@ -75,24 +75,25 @@ class ResidentTrial(session.Session):
         self._host = host
         self._folder = TrialFolder(spec.folder)
         self._context: Context | None = Context(spec.seed, host.home)
-        # Whoever ends it books it out, once.
+        # Held while the attempt is booked out, which happens once, and while a frame is sent for it.
         self._booking = threading.Lock()
         self._over = False
         self.met_stop_rule = False
         self._stop = False
         self._threads: set[threading.Thread] = set()
-        # By the monotonic clock: when a boundary has anything to look at, which is the earliest of the others; when it
-        # looks whether the turn is wanted, never while nobody waits; when the turn ends; when it is measured again. The
-        # main thread sets the first two to 0, which is now; the trial's own, having set them, looks for what it missed.
+        # Times by the monotonic clock. _due: when a boundary has something to do, the earliest of the others.
+        # _turn_due: when to consider passing the turn on, infinite while no resident waits. _turn_end: when the turn
+        # ends. _measure_due: when to measure again. The main thread sets the first two to 0, for "now"; after setting
+        # _due, the trial's thread checks the flags again for a request that it has overwritten.
         self._due = 0.0
         self._turn_due = math.inf
         self._turn_end = 0.0
         self._measure_due = 0.0
-        # It is at the end of a report, behind which it may save what belongs to that: it neither leaves nor rests here.
+        # Set at the end of a report whose checkpoint may follow: the trial neither ends nor pauses at this boundary.
         self._goes_on = False
-        # One for each of its threads that builds what lane-mates will share: a list, which several may change at once.
+        # One entry per thread of the trial that builds a shared object; a list, since its changes are atomic.
         self._building: list[None] = []
-        # Whether an optimizer has made a step since the last report, which then is no iteration of its own.
+        # Whether an optimizer has stepped since the last report; if so, the report is no iteration of its own.
         self._has_stepped = False
         self._stepped: Callable[[], Any] = lambda: None
         self._iterations = 0
@@ -106,13 +107,13 @@ class ResidentTrial(session.Session):
         return self._meter.persistent
 
     def left_threads(self, known: frozenset[threading.Thread]) -> bool:
-        """Whether threads that were started in its time live on, but for known ones, other trials' and helpers."""
+        """Whether threads started since this trial began live on, except known ones, trials' threads and helpers."""
         return any(
             thread not in self._threads
             and thread not in known
             and not thread.name.startswith(HELPERS)
             and "TMonitor" not in type(thread).__name__
-            # One that Python has not started but met, such as that of torch's backward pass on a GPU.
+            # A thread that Python did not start, such as that of torch's backward pass on a GPU.
             and not isinstance(thread, threading._DummyThread)
             for thread in threading.enumerate()
         )
@@ -147,12 +148,12 @@ class ResidentTrial(session.Session):
         self._waits.wake()
 
     def torch_loaded(self) -> None:
-        """This trial has just imported torch."""
+        """Called when this trial has just imported torch."""
         if self._context is not None:
             self._context.seed_torch()
 
     def cupy_loaded(self) -> None:
-        """This trial has just imported CuPy."""
+        """Called when this trial has just imported CuPy."""
         if self._context is not None:
             self._context.cupy_loaded()
 
@@ -160,14 +161,14 @@ class ResidentTrial(session.Session):
 
     def turn_begins(self) -> None:
         host = self._host
-        # First of all: should what follows hang, it is known who hangs.
+        # First of all, so that the driver knows which trial hangs if the rest of this function does.
         host.page[BOUNDARY] = time.monotonic()
         host.page[HOLDER] = self.trial
         self._settle_in()
         now = time.monotonic()
         self._meter.begin(now)
         self._turn_end = now + QUANTUM
-        # In this order: whoever joins in between sets it to 0, which must stand.
+        # In this order: a resident that starts to wait after the check sets _turn_due to 0, which must not be lost.
         self._turn_due = math.inf
         if host.turns.others_wait:
             self._turn_due = self._turn_end
@@ -175,7 +176,7 @@ class ResidentTrial(session.Session):
         self._due = 0.0
 
     def _settle_in(self) -> None:
-        """Makes the process its own for the turn."""
+        """Puts the trial's own process-wide state in place for the turn."""
         session.set_holder(self)
         if self._context is not None:
             self._context.enter()
@@ -191,13 +192,13 @@ class ResidentTrial(session.Session):
     # ---- boundaries
 
     def after_step(self, optimizer: Any) -> None:
-        """A torch optimizer has made a step."""
+        """Called after every step of a torch optimizer: an iteration, and a boundary."""
         if self._stepped() is not optimizer:
             self._stepped = weakref.ref(optimizer)
             self._waits.parking.saw(optimizer)
         self._iterations += 1
         self._has_stepped = True
-        # As in `_boundary`, without the call.
+        # `_boundary()`, inlined for speed.
         self._host.page[BOUNDARY] = now = time.monotonic()
         if now >= self._due:
             self._attend(now)
@@ -215,21 +216,21 @@ class ResidentTrial(session.Session):
 
     def _attend(self, now: float) -> None:
         if self._building:
-            # A lane-mate would build the same once more, and what it takes be booked as the lane's.
+            # No turn change now: a lane-mate might build the same object, and its memory would count as the lane's.
             self.leave_if_over()
             return
         if self._host.memory.is_recording() or self._host.turns.holder is not self:
-            # Nothing runs that could be measured, and the work of whoever had the turn next would end the recording. Or
-            # this is a thread of the trial's own, while another has the turn.
+            # While a CUDA graph is recorded nothing runs that could be measured, and a lane-mate's work would break the
+            # recording off. In the other case a thread started by the trial runs while another resident has the turn.
             return
         is_early = self._sent_iterations < self._iterations <= FIRST_MEASURED
         rests = self._waits.is_pausing and not self._loan.is_open and not self._goes_on
         if self._stop and not self._goes_on:
-            # What is left to tell, its end will.
+            # `_end` sends the last progress.
             self._meter.read(now)
             self.leave_if_over()
         if now >= self._measure_due or is_early or self._loan.is_due or rests:
-            # Iterations count once the device has done them, however far ahead of it the trial is.
+            # Iterations count once the device has done them, however far ahead of it the trial's thread is.
             self._host.memory.synchronize()
             now = time.monotonic()
             self._meter.read(now)
@@ -245,7 +246,7 @@ class ResidentTrial(session.Session):
             turns = self._host.turns
             self._turn_due = self._turn_end
             if now >= self._turn_end or turns.first_waits:
-                # Should it keep the turn, it has another one.
+                # If the trial keeps the turn, a new one begins.
                 self._turn_due = self._turn_end = now + QUANTUM
                 turns.pass_on(self)
                 self.leave_if_over()
@@ -256,7 +257,7 @@ class ResidentTrial(session.Session):
     def _rest(self) -> None:
         saved = self._folder.latest_checkpoint() is not None
         self._waits.rest(max(0, self._meter.persistent), saved, lambda: self._stop)
-        # Not before: the driver may have granted something before it heard of the pause.
+        # After the pause: the driver may have granted something before it heard of it.
         self._loan.lapse()
         self.leave_if_over()
 
@@ -272,7 +273,11 @@ class ResidentTrial(session.Session):
         self._sent_iterations = self._iterations
 
     def _say(self, frame: bytes) -> None:
-        """Says something to the driver, unless the trial has ended, as it may have in another thread meanwhile."""
+        """Sends a frame to the driver, unless the trial has ended, perhaps in another thread.
+
+        Raises:
+            TrialStopped: The trial has ended.
+        """
         with self._booking:
             if self._over:
                 raise TrialStopped
@@ -305,7 +310,7 @@ class ResidentTrial(session.Session):
     # ---- the end
 
     def _ran_out(self, error: BaseException) -> tuple[bool, int | None]:
-        """Whether memory ran out, and the bytes the trial would have held; if so, lifts the cap, so that it unwinds."""
+        """Whether memory ran out, and the bytes the trial would have held; if so, lifts the cap for the unwinding."""
         is_memory, refused = out_of_memory(error, self._host.memory.is_short)
         needed = self._meter.wanted(refused) if refused is not None else None
         if is_memory:
@@ -313,7 +318,7 @@ class ResidentTrial(session.Session):
         return is_memory, needed
 
     def _end(self, ending: Ending) -> None:
-        """Books the attempt out and tells the driver, unless that was done."""
+        """Books the attempt out and tells the driver, unless that has been done."""
         with self._booking:
             if self._over:
                 return
@@ -321,7 +326,7 @@ class ResidentTrial(session.Session):
             self._meter.close()
             self._over = True
         if ending.outcome is Outcome.DONE and self._iterations == 0:
-            # An objective that never reports is one iteration, or nothing would be known of how fast any is.
+            # An objective that never reports counts as one iteration, or its speed would never be known.
             self._iterations = 1
         self._send_progress()
         if self._context is not None:
@@ -329,14 +334,14 @@ class ResidentTrial(session.Session):
             self._context = None
         host = self._host
         if not host.trial_over(self) and host.shares_faults:
-            # Whose fault it is cannot be told: all of them go on from their checkpoints in other lanes.
+            # Which trial broke the device cannot be told: all of them resume from their checkpoints in other lanes.
             os._exit(wire.FAULTED)
         host.page[HOLDER] = NOBODY
         host.send(wire.encode_object(wire.Kind.ENDED, (self.trial, *ending)))
 
 
 def own_stop(stopped: TrialStopped) -> InputError:
-    """What the trial fails with for having raised what only we do."""
+    """The error of a trial whose trainable has raised `TrialStopped` itself."""
     error = InputError(
         "the trainable raised TrialStopped by itself",
         hint="return to end a trial, raise another exception to fail it",

@@ -1,4 +1,4 @@
-"""A trial's own random generators and flags of torch, among the trials that share a process."""
+"""A trial's own torch random generators and flags, in a process that several trials share."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 
 
 def _torch_flags(torch: Any) -> list[tuple[Callable[[], Any], Callable[[Any], Any]]]:
-    """Process-wide flags of torch that change numerics: how to read and how to set each."""
+    """Getters and setters of torch's process-wide flags that change numerics."""
     backends = torch.backends
 
     def behind(name: str, get: Callable[[], Any]) -> Callable[[], Any]:
-        # Four times faster than what torch has around it, and more so where it was not called for a while.
+        # The C function is four times faster than torch's Python wrapper, and even more so with cold caches.
         return getattr(torch._C, name, None) or get
 
     def attribute(owner: Any, name: str, getter: str = "") -> tuple[Callable[[], Any], Callable[[Any], Any]]:
@@ -24,7 +24,7 @@ def _torch_flags(torch: Any) -> list[tuple[Callable[[], Any], Callable[[Any], An
         return behind(f"_get_{name}", getattr(backends.cuda, name)), getattr(backends.cuda, f"enable_{kind}_sdp")
 
     def old(get: Callable[[], Any], put: Callable[[Any], Any]) -> tuple[Callable[[], Any], Callable[[Any], Any]]:
-        """A flag that torch refuses to tell where a trial has set its successor, which is swapped too."""
+        """An older flag, which torch refuses to read once a trial has set its replacement; that is swapped too."""
 
         def told() -> Any:
             try:
@@ -46,7 +46,7 @@ def _torch_flags(torch: Any) -> list[tuple[Callable[[], Any], Callable[[Any], An
         old(*attribute(backends.cudnn, "allow_tf32", "_get_cudnn_allow_tf32")),
     ]
     if hasattr(backends, "fp32_precision"):
-        # After the old flags, which write to these too.
+        # After the old flags, whose setters write these too.
         units = [("cuda", "matmul"), ("cuda", "conv"), ("cuda", "rnn")]
         units += [("mkldnn", "matmul"), ("mkldnn", "conv"), ("mkldnn", "rnn")]
         precision += [_fp32_precision(torch, *unit) for unit in units]
@@ -98,12 +98,12 @@ def _fp32_precision(torch: Any, backend: str, operation: str) -> tuple[Callable[
 
 
 class TorchState:
-    """Random generators and flags of torch, once it is loaded."""
+    """One trial's random generators, flags and global hooks of torch, which must be loaded."""
 
     def __init__(self, torch: Any, seed: int) -> None:
         self._torch = torch
         self._seed = seed
-        # Until there are any to go on from, they begin at the seed.
+        # None until captured: the generators start from the seed.
         self._cpu: Any = None
         self._cuda: list[Any] | None = None
         self._flags: list[Any] = list(_defaults(torch))
@@ -126,7 +126,7 @@ class TorchState:
         now = left._flags if left is not None else [get() for get, _ in _flags]
         if now == self._flags:
             return
-        # Each is read again, for setting one may have changed another.
+        # Each flag is read again, since setting one may have changed another.
         for (get, put), value in zip(_flags, self._flags, strict=True):
             if get() != value:
                 put(value)
@@ -140,15 +140,15 @@ class TorchState:
         self._hooks = [(module, name, getattr(module, name)) for module, name, _ in self._hooks]
 
 
-# Hooks of all modules and optimizers: module, name, and the table as it was before any trial. Each trial has tables of
-# its own, for the turn may change while torch walks through one.
+# Global hooks of modules and optimizers: module, name, and the table before any trial. Each trial has its own tables,
+# since the turn may change while torch iterates over one.
 _own_hooks: list[tuple[Any, str, Any]] = []
 _flags: list[tuple[Callable[[], Any], Callable[[Any], Any]]] = []
 _flag_defaults: list[Any] = []
 
 
 def _copied(hooks: Any) -> Any:
-    # Ten times faster than copy.copy(), at every start of a trial. What is no table is a flag.
+    # Ten times faster than copy.copy(), at every start of a trial. Values that are no dict are flags.
     return hooks.copy() if isinstance(hooks, dict) else hooks
 
 
@@ -156,7 +156,7 @@ def _defaults(torch: Any) -> list[Any]:
     if not _flags:
         _flags.extend(_torch_flags(torch))
         _flag_defaults.extend(get() for get, _ in _flags)
-        # torch.optim takes the name of the first for itself.
+        # By import_module: in torch.optim the name `optimizer` may stand for something else.
         for module in map(importlib.import_module, ("torch.optim.optimizer", "torch.nn.modules.module")):
             names = [name for name in vars(module) if name.startswith("_global_")]
             _own_hooks.extend((module, name, _copied(getattr(module, name))) for name in names)

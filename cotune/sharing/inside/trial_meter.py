@@ -1,4 +1,4 @@
-"""What a trial holds, what it takes within an iteration, and how long it runs."""
+"""A trial's measurements: bytes held, peak bytes within an iteration, and running time."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ if TYPE_CHECKING:
 
 
 class Measured(NamedTuple):
-    """What was measured of a trial since the last time.
+    """Measurements of a trial since the last `take()`.
 
     Attributes:
-        seconds: In which it had the turn, less what it waited for others.
+        seconds: Seconds in which it had the turn, less its waits.
         persistent: Bytes it holds between iterations.
         ephemeral: Peak bytes on top of those.
-        busy: Share of the device's time it would have used alone; None if that is not known.
+        busy: Share of the device's time it would have used alone; None if not known.
     """
 
     seconds: float
@@ -28,7 +28,7 @@ class Measured(NamedTuple):
 
 
 class TrialMeter:
-    """Books what the lane's meters say for the trial that has the turn: while it has, they are its alone.
+    """Books changes of the lane's meters to the trial that has the turn, since only that trial runs.
 
     Attributes:
         persistent: Bytes that this trial holds.
@@ -37,20 +37,20 @@ class TrialMeter:
     def __init__(self, host: Host) -> None:
         self.persistent = 0
         self._host = host
-        # Bytes in use in the process at the last reading, and the peak above what was held then.
+        # Bytes in use in the process at the last reading, and the highest peak above that.
         self._level = 0
         self._ephemeral = 0
         self._since = 0.0
         self._seconds = 0.0
         self._busy_since: float | None = None
         self._busy: float | None = 0.0
-        # Of the trial's thread, whichever reads it; where cores are the device.
+        # Delays of the trial's thread, readable from any thread; None where the device is not the CPU.
         self._delays: ThreadDelays | None = None
         self._delayed_since = 0.0
         self._delayed = 0.0
 
     def begin(self, now: float) -> None:
-        """The turn begins. Whoever had it before has read the meters and reset them."""
+        """Starts measuring at the begin of a turn; the holder before has read and reset the meters."""
         self._level = self._host.level
         self._since, self._busy_since = now, self._host.memory.busy_seconds()
         if self._delays is None and self._busy_since is not None:
@@ -58,10 +58,10 @@ class TrialMeter:
         self._delayed_since = self._delays.seconds() if self._delays is not None else 0.0
 
     def read(self, now: float, *, final: bool = False) -> None:
-        """Reads the meters, and resets them for whoever is next.
+        """Reads the meters, and resets them for the next holder of the turn.
 
-        At the end of a trial its locals are gone: what it held at its last boundary still stands, and only the
-        peak above that is news.
+        With `final`, at the end of a trial, when its locals are gone, `persistent` stays as of the last boundary and
+        only the peak above that is updated.
         """
         host = self._host
         level, peak = host.memory.read()
@@ -86,26 +86,26 @@ class TrialMeter:
             self._delayed_since = delayed
 
     def close(self) -> None:
-        """Nothing is measured any more."""
+        """Ends the measurement of delays."""
         if self._delays is not None:
             self._delays.close()
             self._delays = None
 
     def leave_out(self, seconds: float) -> None:
-        """Time that was not the trial's own."""
+        """Leaves out seconds that the trial has spent waiting."""
         self._since += seconds
 
     def shared(self, grown: int) -> None:
-        """Bytes that are the lane's from now on, though this trial has just taken them."""
+        """Books bytes that this trial has just allocated to the lane."""
         self._level += grown
 
     def wanted(self, refused: int) -> int:
-        """Bytes the trial would hold had it not been refused so many."""
+        """Bytes the trial would hold if it had got the `refused` bytes."""
         return self.persistent + self._host.memory.read()[0] - self._level + refused
 
     def take(self) -> Measured:
-        """What there is to tell, once."""
-        # Alone it would not have been delayed.
+        """Returns the measurements since the last call, and starts new ones."""
+        # Alone the trial would not have been delayed.
         own = self._seconds - self._delayed
         busy = self._busy / own if self._busy is not None and own > 0 else None
         measured = Measured(self._seconds, max(0, self.persistent), max(0, self._ephemeral), busy)

@@ -1,4 +1,4 @@
-"""A trial of `cotune.run` in its lane: what its trainable calls, and the thread that runs it."""
+"""A trial of `cotune.run` in its lane: the session that its trainable calls, and the thread that runs it."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ from cotune.trial import Outcome, TrialSpec
 if TYPE_CHECKING:
     from cotune.sharing.inside.lane_main import ForkedHost
 
-# The one the process began with: a trial may put another in its place, for its own use.
+# The process's original: a trial may replace `time.time` for its own use.
 time_of_day = time.time
-# The part of the time between its reports that a trial waits for the verdict on one, at most.
+# Longest wait for the verdict on a report, as a share of the time between reports.
 PATIENCE = 0.05
-# A checkpoint is one taken before a report if it is by so much nearer to the next than to the last.
+# A checkpoint counts as saved before the next report if it is so many times nearer to it than to the last report.
 AHEAD = 4
-# Seconds for what a trial does on its way out, and how often it may report or save there.
+# Seconds that a trial has to end after its stop rule is met, and the reports and checkpoints it may still attempt.
 LEAVE_WITHIN = 2.0
 LEAVE_HEARD = 8
 
 
 class TrialSession(ResidentTrial):
-    """One attempt at a trial, run by a thread of its own; what it prints goes to its own log.
+    """One attempt at a trial, run by a thread of its own; its output goes to its own log.
 
     Args:
         host: The lane.
-        verdicts: The eventfd of its seat.
-        spec: What to run.
+        verdicts: The eventfd of the trial's seat.
+        spec: The attempt.
     """
 
     _host: ForkedHost
@@ -55,21 +55,22 @@ class TrialSession(ResidentTrial):
         self._log = -1
         self._reports = 0
         self._stop_rule: StopRule | None = None
-        # When it first heard that it has come as far as it was meant to, and how often it has.
+        # When `leave_if_over` first raised because the stop rule was met, and how often it has since.
         self._met_at = math.inf
         self._met_heard = 0
         self._checkpoints = Checkpoints(spec.trial, self._folder, self._settle_reports)
-        # One question and one report at a time, whichever of its threads asks.
+        # One question and one report at a time, whichever of the trial's threads makes it.
         self._asking = threading.Lock()
         self._reporting = threading.RLock()
         self._has_turn = threading.Event()
-        # Where its last report ended, or it began; whether it has made one; when it has saved since.
+        # When the last report returned, or the trial began; whether this attempt has reported; begin and end of the
+        # last checkpoint since.
         self._reported_at = time.monotonic()
         self._has_reported = False
         self._saved: tuple[float, float] | None = None
-        # A verdict has told it to stop: nobody will have it go on another time.
+        # A verdict has stopped the trial, so there will be no other attempt.
         self._is_judged_out = False
-        # What it reports now is its result, and no verdict on that stops it.
+        # The trainable has returned: its last report is the result, and no verdict on that stops the trial.
         self._has_returned = False
 
     def turn_begins(self) -> None:
@@ -85,7 +86,11 @@ class TrialSession(ResidentTrial):
         super().turn_ends()
 
     def _await_turn(self) -> None:
-        """Where a thread waits that the trial has started for itself, and that goes on while others have the turn."""
+        """Makes a thread started by the trial, which runs on while other trials have the turn, wait for its turn.
+
+        Raises:
+            TrialStopped: The trial has ended.
+        """
         if self._host.turns.holder is not self:
             self._has_turn.wait()
         if self._over:
@@ -108,7 +113,7 @@ class TrialSession(ResidentTrial):
             is_last = self._stop_rule is not None and self._stop_rule.is_met(self.trial, values, number)
             self._pass_on(where, value, line)
         if is_last:
-            # Its last report. It ends at its next boundary, when it has saved what belongs to this one.
+            # The trial ends at its next boundary, so that it can still save the checkpoint of this last report.
             self.met_stop_rule = True
             self._due = 0.0
 
@@ -126,14 +131,14 @@ class TrialSession(ResidentTrial):
             self.leave_if_over()
         self._await_verdict()
         if self._waits.is_pausing and not self._loan.is_open:
-            # Before this report: it is to stand where the one before was judged.
+            # Pauses before this report, in the state that the last verdict was about.
             self._attend(time.monotonic())
         self._reports += 1
         self._waits.unjudged = True
         self._say(wire.encode_report(self.trial, self.attempt, where, value, line))
         has_stepped = self._has_stepped
         self._count_report()
-        # With an optimizer it hears of the verdict at its next step.
+        # A trial with an optimizer need not wait: its next step is a boundary, where it can stop.
         spent, lockstep = entered - self._reported_at, self._host.options.lockstep
         if not self._has_returned and (lockstep or (not has_stepped and self._is_judged_soon(spent))):
             self._await_verdict()
@@ -145,18 +150,19 @@ class TrialSession(ResidentTrial):
         self._reported_at, self._has_reported, self._saved = time.monotonic(), True, None
 
     def _is_judged_soon(self, spent: float) -> bool:
-        """Waits a little for the verdict on this report, or a trial that is to stop would make an iteration in vain.
+        """Waits briefly for the verdict on this report, so that a stopped trial makes no further iteration in vain.
 
-        Not where trials save what belongs to a report behind it: that is not to be lost, and waits for the verdict.
+        Does not wait where trials may save after a report: that checkpoint must not be lost, and waits for the verdict.
         """
         is_wanted = self._host.options.judged and self._host.saves_behind is False
         return is_wanted and self._waits.is_judged_within(PATIENCE * spent)
 
     def _notice_habit(self, now: float) -> None:
-        """Notes whether trials here save behind their reports, which is seen when they come to the next one."""
+        """Notes whether trials here save after their reports, which shows at the next report."""
         if self._has_reported and not self._host.saves_behind:
             saved, reported = self._saved, self._reported_at
-            # Who saves before a report has the iteration before that. In doubt nothing is to be lost.
+            # With the checkpoint before a report, an iteration lies between the last report and the checkpoint. In
+            # doubt the answer is "after", with which no checkpoint is lost.
             self._host.saves_behind = saved is not None and saved[0] - reported < AHEAD * (now - saved[1])
 
     def ask(self, payload: bytes) -> bytes:
@@ -176,12 +182,12 @@ class TrialSession(ResidentTrial):
 
     @property
     def _owes_report(self) -> bool:
-        """Whether it has saved ahead of a report, as trials here do, which an attempt from there would leave out."""
+        """Whether a checkpoint was saved ahead of its report, which an attempt from that checkpoint would leave out."""
         is_ahead = self._saved is not None and self._host.saves_behind is False
         return is_ahead and not self._is_judged_out and not self.met_stop_rule
 
     def _await_verdict(self) -> None:
-        """Waits for the verdict on the last report, and obeys it."""
+        """Waits for the verdict on the last report, and raises `TrialStopped` if it is to stop."""
         self._hear_verdict()
         if self._stop and not self._owes_report:
             self._meter.read(time.monotonic())
@@ -195,7 +201,7 @@ class TrialSession(ResidentTrial):
     def _settle_reports(self) -> tuple[int, bool]:
         self._await_turn()
         with self._reporting:
-            # Once judged, they are safe.
+            # The driver has stored a report before it gives a verdict on it.
             self._hear_verdict()
             return self._reports, self.met_stop_rule
 
@@ -208,15 +214,15 @@ class TrialSession(ResidentTrial):
         if not (is_first and self._owes_report):
             self.leave_if_over()
         if self._waits.is_pausing and not self._loan.is_open:
-            # It is to wait, and has saved what belongs to its last report.
+            # A good place to pause: the checkpoint of the last report is saved.
             self._attend(time.monotonic())
 
     def restore(self) -> Path | None:
         path = self._folder.latest_checkpoint()
         if path is not None and self._reports == 0:
-            # One that takes nothing up makes all its reports again.
+            # Only here: an attempt that restores nothing makes all its reports again.
             self._reports = self._folder.reports_at_checkpoint()
-            # It had come to its end, and the news was lost.
+            # True if the earlier attempt had met its stop rule, and the message about its end was lost.
             self.met_stop_rule = self._folder.is_over_at_checkpoint()
             self.leave_if_over()
         return path
@@ -228,11 +234,11 @@ class TrialSession(ResidentTrial):
         try:
             self._run()
         except BaseException:
-            # A lane in which this fails is of no use: its death is reported, and its residents go on elsewhere.
+            # A lane in which this fails is useless: its death is reported, and its residents resume in other lanes.
             try:
                 traceback.print_exc()
             finally:
-                # Also where the trial has broken what printing needs: it would have its turn for ever.
+                # Even if printing fails: otherwise this trial would keep the turn for ever.
                 os._exit(1)
 
     def _run(self) -> None:
@@ -251,7 +257,7 @@ class TrialSession(ResidentTrial):
         session.bind(None)
         self._end(ending)
         host.turns.leave(self)
-        # Whoever waits for it hears that it is over.
+        # Wakes threads of the trial in `_await_turn`, which then see that it is over.
         self._has_turn.set()
         if self._log >= 0:
             os.close(self._log)
@@ -288,7 +294,7 @@ class TrialSession(ResidentTrial):
                     "the trainable ended without a report",
                     hint=f"call cotune.report({{{host.options.metric!r}: ...}}), or return that number",
                 )
-            # What went wrong on the device behind its back would otherwise befall the next trial.
+            # Raises this trial's asynchronous device errors here, where they cannot hit the next trial.
             host.memory.synchronize()
             if host.options.judged and not self._has_returned:
                 self._await_verdict()
@@ -297,22 +303,22 @@ class TrialSession(ResidentTrial):
             if not isinstance(error, TrialStopped):
                 return self._explain(error)
             if not self._stop:
-                # To the driver it would be a pause, after which it starts again, for ever.
+                # Told as a stop, it would look like a pause to the driver, which would start the trial again and again.
                 return self._explain(own_stop(error))
             traceback.clear_frames(error.__traceback__)
             with contextlib.suppress(Exception):
-                # Iterations count once the device has done them; what has gone wrong there is about to be found.
+                # Iterations count once the device has done them; `_end` finds out about errors there.
                 host.memory.synchronize()
             return Ending(Outcome.STOPPED)
         return Ending(Outcome.DONE)
 
     def _report_result(self, metrics: Mapping[str, Any]) -> None:
-        """Reports what the trainable has returned: it is done, whatever a pruner would say of that."""
+        """Reports what the trainable has returned; the trial is done, whatever a pruner decides on this report."""
         self._has_returned = True
         self.report(metrics, None)
 
     def _call(self, function: Any, config: Any) -> Any:
-        """Runs the trainable until it returns, or until it has come as far as it was meant to."""
+        """Runs the trainable until it returns or its stop rule ends it; returns its result, None in the latter case."""
         returned = None
         try:
             returned = trainable.call(function, config)
@@ -320,7 +326,7 @@ class TrialSession(ResidentTrial):
             if self._stop or not self.met_stop_rule:
                 raise
             traceback.clear_frames(stopped.__traceback__)
-        # Its last report was made.
+        # Once the stop rule is met no report may follow.
         return None if self.met_stop_rule else returned
 
     def leave_if_over(self) -> None:
@@ -331,13 +337,13 @@ class TrialSession(ResidentTrial):
         self._met_at = min(self._met_at, now)
         self._met_heard += 1
         if now - self._met_at > LEAVE_WITHIN and self._met_heard > LEAVE_HEARD:
-            # It catches what is to end it, and goes on. Nobody else would end it, for it does come to its boundaries.
+            # The trainable catches TrialStopped and goes on. The driver does not end it, since it reaches boundaries.
             self._end(Ending(Outcome.DONE))
             os._exit(1)
         raise TrialStopped
 
     def _leave_if_forked(self, error: BaseException | None = None) -> None:
-        """A process that the trainable has forked ends where the trainable does, and says nothing for the trial."""
+        """Ends a process forked by the trainable where the trainable ends, without reporting anything for the trial."""
         if os.getpid() == self._host.process:
             return
         code: Any = 0
@@ -353,7 +359,7 @@ class TrialSession(ResidentTrial):
             return Ending(Outcome.DONE)
         is_memory, needed = self._ran_out(error)
         text = f"sys.exit({error.code!r}) was called" if isinstance(error, SystemExit) else text_of(error)
-        # A class of the user's own may be named like one of ours.
+        # A user's class may have the name of one of ours.
         name = type(error).__name__ if isinstance(error, CotuneError) else "TrialFailed"
         kind = type(error).__name__
         with contextlib.suppress(Exception):
@@ -375,7 +381,7 @@ def _is_number(value: object) -> bool:
 
 
 def _forget(error: BaseException) -> None:
-    """Lets go of the frames, and so the tensors, that an exception and all behind it keep alive."""
+    """Releases the frames, and so the tensors, that an exception and its causes keep alive."""
     clear_frames(error)
     for cause in causes(error):
         cause.__traceback__ = None

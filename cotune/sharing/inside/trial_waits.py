@@ -1,4 +1,4 @@
-"""What a trial waits for in its lane: verdicts, answers, and to be wanted again."""
+"""A trial's waits in its lane: for verdicts, for answers, and for the end of a pause."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ if TYPE_CHECKING:
     from cotune.sharing.inside.host import Host
 
 T = TypeVar("T")
-# What poll() takes.
+# The largest timeout that poll() takes.
 MOST_MILLISECONDS = 2**31 - 1
 
 
 class TrialWaits:
-    """Lets the other trials of the lane run while one waits, on the one thread that runs it.
+    """Makes a trial wait, and lets its lane-mates run meanwhile if the waiting thread is the trial's own.
 
     Args:
-        resident: Who waits.
+        resident: The waiting trial.
         host: The lane.
         trial: The trial's number.
         verdicts: The eventfd of its seat.
-        meter: Leaves out the time that others could not use.
+        meter: Its measurements, from which waits that keep the turn are left out.
 
     Attributes:
-        unjudged: The last report has no verdict yet.
-        is_pausing: The trial is to wait, or waits, until it is wanted again.
-        parking: What of it can be moved to the host meanwhile.
+        unjudged: Whether the last report has no verdict yet.
+        is_pausing: Whether the trial is to pause, or is paused.
+        parking: Moves the trial's state to the host during a pause.
     """
 
     def __init__(self, resident: Resident, host: Host, trial: int, verdicts: int, meter: TrialMeter) -> None:
@@ -54,14 +54,14 @@ class TrialWaits:
         self._answers: list[bytes] = []
         self._goes_on = False
         self._parks = False
-        # Opened by whatever should have the waiting thread look again.
+        # Released to make the waiting thread look again.
         self._look = threading.Lock()
         self._look.acquire()
 
     # ---- called by the lane's main thread
 
     def wake(self) -> None:
-        # Open already, if others were quicker.
+        # RuntimeError: it is released already.
         with contextlib.suppress(RuntimeError):
             self._look.release()
 
@@ -73,7 +73,7 @@ class TrialWaits:
         self.is_pausing = True
 
     def resume(self) -> None:
-        # Apart from the flag, which may be set again before the trial has looked.
+        # _goes_on as well: is_pausing may be set again before the trial has looked.
         self.is_pausing = False
         self._goes_on = True
         self.wake()
@@ -85,27 +85,27 @@ class TrialWaits:
     # ---- called by the trial's thread
 
     def begin(self) -> None:
-        """Takes what was left on the seat for the start."""
+        """Reads what `LaneHandle.start` has put on the seat's eventfd."""
         self._thread = threading.get_ident()
         os.eventfd_read(self._verdicts)
 
     def verdict(self) -> bool:
-        """Waits for the verdict on the last report, if that is still out; whether it is to stop."""
+        """Waits for the verdict on the last report, if there is none yet; returns whether it is to stop."""
         if not self.unjudged:
             return False
         others_run = self._host.others_may_run and not _is_readable(self._verdicts)
         verdict = self._wait(partial(os.eventfd_read, self._verdicts), others_run)
         self.unjudged = False
         if verdict & wire.REST:
-            # Only ever set here, where `|=` could take back what the main thread has just set.
+            # Not `|=`, which could undo a change that the main thread makes meanwhile.
             self.is_pausing = True
         return bool(verdict & wire.STOP)
 
     def is_judged_within(self, seconds: float) -> bool:
-        """Waits for the verdict on the last report, so long at most; whether it is there."""
+        """Waits up to `seconds` for the verdict on the last report; returns whether it is there."""
         wait = select.poll()
         wait.register(self._verdicts, select.POLLIN)
-        # It counts in whole milliseconds, of which less than one would be a whole one.
+        # poll() takes whole milliseconds and rounds fractions up.
         milliseconds = min(int(1000 * seconds), MOST_MILLISECONDS)
         if wait.poll(0):
             return True
@@ -115,13 +115,13 @@ class TrialWaits:
         self._answers.clear()
 
     def answer(self) -> bytes | None:
-        """Waits for an answer; None if there is another reason to look."""
+        """Waits for an answer; None if the wait was ended for another reason."""
         if not self._answers:
             self._wait(self._look.acquire, self._host.others_may_run)
         return self._answers.pop() if self._answers else None
 
     def rest(self, persistent: int, saved: bool, is_stopping: Callable[[], bool]) -> None:
-        """Waits without the turn until the trial is wanted again, or is to stop; is parked meanwhile if need be."""
+        """Pauses: waits without the turn until `resume()` or a stop; parks the trial's state if asked to."""
         host, turns = self._host, self._host.turns
         if turns.first is self._resident:
             turns.prefer(None)
@@ -139,20 +139,23 @@ class TrialWaits:
                 host.send(wire.encode_object(wire.Kind.PARKED, (self._trial, moved)))
         turns.take(self._resident)
         if self.unjudged and _is_readable(self._verdicts):
-            # The verdict that told it to rest, which it has done.
+            # The verdict that said to pause, which has been done.
             os.eventfd_read(self._verdicts)
             self.unjudged = False
         try:
             self.parking.fetch()
         except RuntimeError:
-            # Out of memory: to be stopped it needs no room. What unwinds finds empty tensors then.
+            # Out of memory. A trial that is stopped needs no memory: it unwinds with empty tensors.
             if not is_stopping():
                 raise
 
     def _wait(self, wait: Callable[[], T], others_run: bool) -> T:
-        """Waits, which is neither the trial's own time nor a missing boundary; others have the turn if they want it."""
+        """Waits by calling `wait`; with `others_run`, without the turn.
+
+        The wait counts neither as the trial's time nor as quiet.
+        """
         turns, page = self._host.turns, self._host.page
-        # Else a thread of the trial's waits, and the trial itself goes on, perhaps to the end of its turn.
+        # Any other thread of the trial keeps the turn, since the trial's own thread goes on.
         is_own = threading.get_ident() == self._thread
         if others_run and is_own and turns.give_up(self._resident):
             found = wait()

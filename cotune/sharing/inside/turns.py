@@ -1,4 +1,4 @@
-"""Turns: of the trials in a lane exactly one runs, the holder of the turn."""
+"""Turns: exactly one of the trials in a lane runs at a time, the holder of the turn."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import os
 import threading
 from typing import Protocol
 
-# Keeps the interpreter: another thread that got it in between would be handed the turn late.
+# PyDLL keeps the GIL during calls: if another thread took it in between, the turn would be handed on late.
 _libc = ctypes.PyDLL(None)
 
 
 class Resident(Protocol):
-    """A trial in a lane, as the turns see it."""
+    """A trial in a lane, as `Turns` sees it."""
 
     gate: threading.Lock
 
@@ -22,49 +22,49 @@ class Resident(Protocol):
     def turn_ends(self) -> None: ...
 
     def turn_wanted(self) -> None:
-        """Another resident waits: look at the clock at the next boundary."""
+        """Called when another resident waits: the next boundary must check whether the turn is over."""
 
 
 class Waiter:
-    """A thread that waits for the turn, and takes it on the core where it was given up.
+    """A thread that waits for the turn, and wakes up on the core where the turn was given up.
 
-    The kernel would wake it on an idle one, where caches are cold and which itself takes its time to wake: 0.2 ms.
+    The kernel would wake it on an idle core, with cold caches, which itself takes time to wake: 0.2 ms.
     """
 
     def __init__(self) -> None:
         self._thread = threading.get_native_id()
         self._cores: set[int] = set()
-        # A sandbox may forbid any of these calls, which only make it quicker.
+        # A sandbox may forbid any of these calls, which only save time.
         with contextlib.suppress(OSError):
             self._cores = os.sched_getaffinity(0)
 
     def call_here(self) -> None:
-        """Makes it wake on the core of the calling thread."""
+        """Makes the waiting thread wake on the core of the calling thread."""
         if len(self._cores) > 1:
             with contextlib.suppress(OSError):
                 os.sched_setaffinity(self._thread, (_libc.sched_getcpu(),))
 
     def go_anywhere(self) -> None:
-        """Called by the thread itself: any core it had is right again."""
+        """Undoes `call_here`; called by the thread that has waited."""
         with contextlib.suppress(OSError):
             os.sched_setaffinity(0, self._cores)
 
 
 class Turns:
-    """Passes the one turn of a lane round, straight from thread to thread.
+    """Passes the one turn of a lane directly from thread to thread.
 
-    A baton handed over costs 6 to 25 us; a scheduler thread in between would double that.
+    Passing it on takes 6 to 25 us; a scheduler thread in between would double that.
 
     Attributes:
-        holder: Who has the turn.
-        first: Who is to have every turn it wants, the others only when it waits for something; None for nobody.
+        holder: The resident that has the turn; None if none has.
+        first: The resident that gets every turn it wants, others only while it waits for something; None for none.
     """
 
     def __init__(self) -> None:
         self._mutex = threading.Lock()
-        # Of a resident whose trainable has threads, several may want to give up its one turn.
+        # Several threads of one resident may want to give up its turn, if its trainable has started threads.
         self._leaving = threading.Lock()
-        # In the order in which they came. Of one resident two threads may wait, if its trainable has them.
+        # In order of arrival. Two threads of one resident may wait, if its trainable has started threads.
         self._queue: list[tuple[Resident, Waiter]] = []
         self.holder: Resident | None = None
         self.first: Resident | None = None
@@ -78,7 +78,7 @@ class Turns:
         return self._place_of(self.first) is not None
 
     def prefer(self, resident: Resident | None) -> None:
-        """Lets one resident go first from the next boundary on."""
+        """Makes one resident `first`, from the next boundary on."""
         with self._mutex:
             self.first = resident
             if self.holder is not None and self._queue:
@@ -98,25 +98,25 @@ class Turns:
         resident.turn_begins()
 
     def give_up(self, resident: Resident) -> bool:
-        """Gives the turn to whoever is first, or waits longest; False if it was another's to give."""
+        """Gives the turn to `first` or to the longest waiting resident; False if `resident` did not have it."""
         with self._leaving:
             if resident is not self.holder:
                 return False
             resident.turn_ends()
             with self._mutex:
-                # It may have been revoked meanwhile.
+                # The turn may have been revoked meanwhile.
                 if resident is self.holder:
                     self._hand_on()
         return True
 
     def leave(self, resident: Resident) -> None:
-        """Gives up the turn for good, and the places in line that threads of its own have."""
+        """Gives up the turn for good, and the places in line of the resident's other threads."""
         with self._mutex:
             self._queue = [place for place in self._queue if place[0] is not resident]
         self.give_up(resident)
 
     def pass_on(self, resident: Resident) -> None:
-        """Lets the others run first, if there are any that may."""
+        """Gives the turn to a waiting resident, if there is one, and waits for it again; `first` keeps it."""
         if not self._queue or resident is self.first:
             return
         with self._leaving:
@@ -132,7 +132,7 @@ class Turns:
         resident.turn_begins()
 
     def revoke(self, resident: Resident) -> None:
-        """Takes the turn, or the place in line, from a resident that is not to have it again."""
+        """Takes the turn, or the place in line, away from a resident that must not run again."""
         with self._mutex:
             place = self._place_of(resident)
             if place is not None:
