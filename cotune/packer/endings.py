@@ -82,7 +82,7 @@ class Endings:
 
     def lane_lost(self, trial: Trial, lane: Lane, was_paused: bool, event: ev.LaneLost) -> None:
         """A trial was lost with its lane."""
-        if trial.id == lane.overdue and not trial.withdrawn:
+        if trial.id == lane.killed_for and not trial.withdrawn:
             limit = self._iteration_timeout
             known = f"iteration_timeout={limit:g}, " if limit is not None else ""
             reason = f"no iteration boundary in time ({known}longest before: {trial.longest:.1f} s)"

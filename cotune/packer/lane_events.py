@@ -113,7 +113,7 @@ class LaneEvents:
 
     def _kill(self, lane: Lane, trial: Trial) -> None:
         if not lane.closing:
-            lane.overdue = trial.id
+            lane.killed_for = trial.id
             self._ledger.close(lane, kill=True)
 
     def _lost(self, lane: Lane, event: ev.LaneLost) -> None:

@@ -33,7 +33,7 @@ class Lane:
             width grows.
         is_stalled: The lane has gone so long without an iteration that others no longer wait for it.
         retiring: The lane takes no further trial and is closed when empty.
-        overdue: The trial that caused the lane to be killed.
+        killed_for: The trial that caused the lane to be killed.
         turn: The resident that was given every turn.
         paused: Trials that hold bytes in the lane but do not run; they are not residents.
     """
@@ -56,7 +56,7 @@ class Lane:
     ready: bool = False
     retiring: bool = False
     closing: bool = False
-    overdue: int | None = None
+    killed_for: int | None = None
     turn: int | None = None
     paused: dict[int, Trial] = field(default_factory=dict)
 

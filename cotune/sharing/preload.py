@@ -151,7 +151,7 @@ def _heavy_imports(names: set[str]) -> set[str]:
         if origin is None:
             continue
         if _is_of_a_package(str(origin)):
-            waiting |= _requirements(top)
+            waiting |= _torch_if_required(top)
         else:
             sources = _sources(origin.parent) if origin.name == "__init__.py" else iter([origin])
             paths = list(islice(sources, FILES - files))
@@ -185,7 +185,7 @@ def _sources(package: Path) -> Iterator[Path]:
         yield from (Path(folder, name) for name in own)
 
 
-def _requirements(name: str) -> set[str]:
+def _torch_if_required(name: str) -> set[str]:
     """torch and its compiler, if an installed package requires torch; else nothing."""
     try:
         required = importlib.metadata.requires(name) or []
