@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import repeat
+from operator import add
 
 from cotune.packer.interference import shared_speed
 from cotune.simulation.workload import Workload
@@ -16,12 +18,15 @@ BEST_LOAD = max(load / 64 * shared_speed(load / 64) for load in range(1, 256))
 class Bounds:
     """Lower bounds of the makespan, in seconds.
 
+    Each but the first takes an amount of work per second from every trial. By any moment no more of it can be done than
+    if each trial ran alone from its arrival on; what is left is done at the rate of all devices at best.
+
     Attributes:
         chain: The latest of arrival plus length, over all trials.
-        device_time: All work over what all devices can do at best when shared.
-        memory: All bytes times seconds over all memory.
+        device_time: Seconds of device time; start-ups take none.
+        memory: Bytes times seconds, over all memory.
         large: The same with sizes rounded by dual feasible functions, which know that two large trials do not fit.
-        lanes: All seconds over all lanes.
+        lanes: Seconds of a lane, over all lanes.
     """
 
     chain: float
@@ -58,16 +63,23 @@ def lower_bounds(
     counts = ran if ran is not None else [job.iterations for job in jobs]
     # A trial that did not run at all, since it fits no device, takes no time.
     seconds = [(job.startup + n * job.step_seconds) if n else 0.0 for job, n in zip(jobs, counts, strict=True)]
-    # Only iterations load the device; a start-up leaves it waiting, but takes a lane and memory.
-    loads = [count * job.step_seconds * job.busy for job, count in zip(jobs, counts, strict=True)]
     sizes = [(job.peak + workload.context) / room for job in jobs]
-    ends = [job.arrival - begin + length for job, length in zip(jobs, seconds, strict=True)]
+    arrivals = [job.arrival - begin for job in jobs]
+
+    def latest_end(weights: Iterable[float], rate: float) -> float:
+        return _latest_end(zip(arrivals, seconds, weights, strict=True), rate)
+
+    # Only iterations load the device; a start-up leaves it waiting, but takes a lane and memory.
+    loads = (
+        (arrival + job.startup, count * job.step_seconds, job.busy)
+        for arrival, job, count in zip(arrivals, jobs, counts, strict=True)
+    )
     return Bounds(
-        max(ends, default=0.0),
-        sum(loads) / (BEST_LOAD * devices),
-        sum(size * length for size, length in zip(sizes, seconds, strict=True)) / devices,
-        max(_rounded(sizes, seconds, parts) for parts in range(1, 9)) / devices,
-        sum(seconds) / (width * devices),
+        max(map(add, arrivals, seconds), default=0.0),
+        _latest_end(loads, BEST_LOAD * devices),
+        latest_end(sizes, devices),
+        max(latest_end((_rounded(size, parts) for size in sizes), devices) for parts in range(1, 9)),
+        latest_end(repeat(1.0, len(jobs)), width * devices),
     )
 
 
@@ -76,11 +88,28 @@ def most_lanes(workload: Workload) -> int:
     return max(workload.max_width, workload.lanes or 1)
 
 
-def _rounded(sizes: Iterable[float], seconds: Iterable[float], parts: int) -> float:
-    """Volume with sizes rounded to parts of a device (Fekete and Schepers, Math. Program. 91, 2001, u^(k))."""
-    total = 0.0
-    for size, length in zip(sizes, seconds, strict=True):
-        scaled = (parts + 1) * size
-        whole = abs(scaled - round(scaled)) < 1e-9
-        total += length * (size if whole else int(scaled) / parts)
-    return total
+def _latest_end(work: Iterable[tuple[float, float, float]], rate: float) -> float:
+    """The least time in which all work can be done.
+
+    Args:
+        work: Of each trial the moment when it can begin, its seconds alone, and its work in each of these.
+        rate: Work that all devices do in a second at best.
+    """
+    # Trials that could begin and end, each alone.
+    changes, left = [], 0.0
+    for begin, seconds, weight in work:
+        if seconds:
+            changes += [(begin, weight), (begin + seconds, -weight)]
+            left += seconds * weight
+    latest = now = speed = 0.0
+    for time, change in sorted(changes):
+        left -= speed * (time - now)
+        latest = max(latest, time + left / rate)
+        now, speed = time, speed + change
+    return latest
+
+
+def _rounded(size: float, parts: int) -> float:
+    """A share rounded to parts of a device (Fekete and Schepers, Math. Program. 91, 2001, u^(k))."""
+    scaled = (parts + 1) * size
+    return size if abs(scaled - round(scaled)) < 1e-9 else int(scaled) / parts
