@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 from itertools import accumulate
 from statistics import fmean
 
@@ -175,16 +174,3 @@ def test_the_mix_has_the_averages_that_were_published() -> None:
 def test_a_workload_nobody_knows_says_so(name: str, jobs: int | None) -> None:
     with pytest.raises(InputError):
         make_workload(name, 0, jobs)
-
-
-def test_bounds_of_simple_workloads() -> None:
-    long, large = Job(100, 1.0, 0, GIB, busy=0.1), Job(10, 1.0, 0, 3 * GIB, busy=0.1)
-    assert lower_bounds(of(long), 4).best == pytest.approx(100.0)
-    assert lower_bounds(of(*[large] * 8), 2).best == pytest.approx(40.0)
-    assert lower_bounds(of(*[long] * 64), 1).lanes == pytest.approx(400.0)
-    assert lower_bounds(of(long), 1, ran=[0]).best == 0.0
-
-
-def test_no_bound_counts_fewer_lanes_than_were_asked_for() -> None:
-    workload = replace(of(*[Job(100, 1.0, 0, 0, busy=0.01)] * 8), lanes=8, max_width=2)
-    assert simulate(workload).figures.makespan >= lower_bounds(workload).best
