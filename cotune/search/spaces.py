@@ -148,7 +148,7 @@ class Space:
         return {name: self.rounded(name, value) for name, value in params.items()}
 
     def rounded(self, name: str, value: Any) -> Any:
-        """A parameter on its domain's steps, which Optuna counts in binary (0.30000000000000004), or ignores on log scales."""
+        """A parameter on its domain's steps: Optuna's are inexact (0.30000000000000004), and missing on log scales."""
         domain = self.domains[name]
         has_steps = not isinstance(domain, Choice) and domain.step is not None and isinstance(value, int | float)
         return domain.round(value) if has_steps else value  # type: ignore[union-attr]
