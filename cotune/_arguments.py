@@ -22,7 +22,7 @@ from cotune.trainable import takes, unwrapped
 
 T = TypeVar("T")
 
-# Each resident keeps a file descriptor open in its lane.
+# Every lane opens a file descriptor for each resident it may have.
 MAX_RESIDENTS = 64
 # Names that every file system accepts for a folder and that need no quoting in a shell.
 RUN_NAME = re.compile(r"\w[\w.+=@-]{0,127}")

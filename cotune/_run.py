@@ -131,8 +131,8 @@ def run(
         threads: Threads per operation in a trial; 1 on CPU devices if left out.
         policy: Which waiting trial goes first: `makespan` (the default), `fifo`, `srtf`, `fair`, `pack`, `horus`,
             `gandiva`, `fluid` (see docs/scheduling.md), or a `Policy`.
-        grants: Whether idle memory is lent to trials that use `cotune.micro_batches`, whose results may then differ in
-            float rounding; never with `lockstep`.
+        grants: Whether a device's idle room is lent to trials that use `cotune.micro_batches`, whose results may then
+            differ in float rounding; never with `lockstep`.
         stop: Ends a trial early as done: a dict of metrics and the values at which (`>=`) they suffice, such as
             `{"accuracy": 0.95, "training_iteration": 50}` (the number of reports), or a function of the trial's
             number and a report's metrics. The trial ends after that report and the checkpoint that follows it.
@@ -238,7 +238,7 @@ def run(
             from cotune.driver.assembly import Asked, assemble
             from cotune.driver.options import SweepOptions
 
-            # A trial's bytes on a GPU say nothing of its bytes in a CPU process: each has its own profile.
+            # A trial needs other bytes on a GPU than in a CPU process, so each kind of device has its own profile.
             hardware = "cuda" if engine.uses_gpus else "cpu"
             profile = Profile(profile_path(folder.path.parent, trainable, tree.constants, hardware))
             until = SweepOptions(

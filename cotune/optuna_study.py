@@ -111,7 +111,7 @@ def optimize(
             everything imported: for libraries that keep state per process (see docs/limits.md).
         threads: Threads per operation in a trial; 1 on CPU devices if left out.
         policy: Which waiting trial goes first; see `cotune.run`.
-        grants: Whether idle memory is lent to trials that use `cotune.micro_batches`.
+        grants: Whether a device's idle room is lent to trials that use `cotune.micro_batches`.
         mps: Whether the lanes of a GPU compute at the same time; see `cotune.run`.
         seed: Seeds the random generators in the trials; the sampler has its own seed.
         iteration_timeout: Seconds, or a timedelta, without a report or an optimizer step after which a trial is overdue
@@ -283,7 +283,7 @@ def _folder(study: optuna.Study, name: str | None, storage: str | os.PathLike[st
     return folder
 
 
-# ---- what was passed
+# ---- checks of the arguments
 
 
 def _check(study: Any, objective: Any, catch: Any, name: Any, unsupported: Mapping[str, Any]) -> tuple[Any, ...]:

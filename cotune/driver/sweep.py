@@ -249,7 +249,7 @@ class Sweep:
             self._engine.verdict(trial, attempt)
         self._unacknowledged.clear()
 
-    # ---- what the search says
+    # ---- answers of the search
 
     def _suggested(self, suggestion: Suggestion) -> None:
         self._supply.suggested()

@@ -222,9 +222,9 @@ class _Spared:
 
 
 def keep_awaited_checkpoints(controller: Any) -> None:
-    """Makes `num_to_keep` spare a checkpoint that PBT has given to another trial, until that trial has loaded it.
+    """Makes `num_to_keep` spare a checkpoint that PBT has given to another trial, which is still to go on from it.
 
-    Otherwise newer or better checkpoints of the first trial may replace it before, and the other trial fails. May be
+    Otherwise later or better checkpoints of the first trial may replace it before, and the other trial fails. May be
     called more than once.
     """
     delete = checkpoint_manager._delete_fs_path

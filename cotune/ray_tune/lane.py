@@ -222,7 +222,7 @@ class Lane:
             self._not_begun(attempt, error)
 
     def _not_begun(self, attempt: Attempt, error: RuntimeError) -> None:
-        """Ends an attempt for which no thread could be started, as out of memory: no trial has failed by that."""
+        """Ends an attempt for which no thread can be started as out of memory, which is not counted as a failure."""
         if self._host is not None:
             self._host.memory.cap()
         self._forget(attempt.key)

@@ -194,7 +194,7 @@ class LaneTrial(ResidentTrial):
     def _fails(self, error: BaseException) -> BaseException:
         """Ends the attempt after a call raised; returns the error for Tune."""
         if isinstance(error, TrialStopped) and not self._stop:
-            # The trainable raised it itself: as a stop it would be a call to make again, for ever.
+            # The trainable raised it by itself. Tune would take it for a call to make again, for ever.
             error = own_stop(error)
         if self._stop:
             self._shut_down()

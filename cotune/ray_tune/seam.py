@@ -161,7 +161,7 @@ class LaneResourceManager(_private.ResourceManager):  # type: ignore[misc]
 
     def cancel_resource_request(self, resource_request: Any) -> None:
         if isinstance(resource_request, LaneRequest):
-            # If the brain or the user's policy has raised, Tune also cancels requests it never made.
+            # There is no ticket if the brain or the user's policy raised when the request was made.
             if (ticket := self._tickets.pop(resource_request, None)) is not None:
                 self.broker.let_go(ticket)
         else:

@@ -132,7 +132,7 @@ class Slots:
             most += sum(1 for slot in self.all if self._has_no_place(slot))
         if nodes and most > 0:
             free = self._free_cpus(nodes)
-            # Nodes with the most free CPUs first.
+            # Nodes with room first, that is with the most free CPUs.
             nodes.sort(key=lambda node: -free.get(node["NodeID"], 0.0))
             for node in nodes[:most]:
                 self._add_node(node, free.get(node["NodeID"], 0.0))
@@ -196,8 +196,8 @@ class Slots:
         Args:
             node: The node.
             held: CPUs that lanes may use already.
-            reserved: CPUs that are reserved in Ray of these.
-            cores: Further CPUs that lanes shall use.
+            reserved: CPUs of these that are reserved in Ray.
+            cores: Further CPUs for lanes.
         """
         wanted = min(float(held + cores), max(1.0, self._width(held + cores) * self._options.cores))
         bundle = {"CPU": max(LANE_SHARE, wanted - reserved)}
