@@ -222,7 +222,7 @@ class Lane:
             self._not_begun(attempt, error)
 
     def _not_begun(self, attempt: Attempt, error: RuntimeError) -> None:
-        """Ends an attempt for which no thread can be started as out of memory, which is not counted as a failure."""
+        """Ends an attempt whose thread cannot start as out of memory: neither trial nor lane-mates are to blame."""
         if self._host is not None:
             self._host.memory.cap()
         self._forget(attempt.key)
