@@ -9,12 +9,12 @@
     results = cotune.run(train, {"lr": cotune.loguniform(1e-5, 1e-1)}, metric="loss", trials=50)
     print(results.best.config)
 
-Importing it loads neither torch nor Optuna nor Ray: names are loaded when they are first used.
+Importing cotune loads neither torch nor Optuna nor Ray: names are loaded when they are first used.
 """
 
 from __future__ import annotations
 
-# Optuna needs it, and Python does not import it any more where a run begins in a thread when the main one has ended.
+# Optuna needs this module, and Python refuses to import it in a thread that begins a run after the main thread ended.
 from concurrent.futures import thread as _thread  # noqa: F401
 from importlib import import_module
 from typing import TYPE_CHECKING, Any

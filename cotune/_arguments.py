@@ -1,4 +1,4 @@
-"""Checking what was passed, for every front door: a wrong value is named before anything starts."""
+"""Checks of the arguments of every public entry point: a wrong value is named before anything starts."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from cotune.trainable import takes, unwrapped
 
 T = TypeVar("T")
 
-# Each keeps a file descriptor in every lane.
+# Every lane opens a file descriptor for each resident it may have.
 MAX_RESIDENTS = 64
-# What any file system takes as the name of a folder, and nobody has to quote.
+# Names that every file system accepts for a folder and that need no quoting in a shell.
 RUN_NAME = re.compile(r"\w[\w.+=@-]{0,127}")
 
 
 def made_up(kind: str) -> str:
-    """A name for a run that has none."""
+    """Generates a name for a run that was given none."""
     safe = "".join(letter if letter.isalnum() or letter in "-_" else "-" for letter in kind)
     return f"{safe}-{datetime.now():%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
 
@@ -42,10 +42,10 @@ def refuse_other_systems() -> None:
 
 
 def refuse_unknown(function: str, unknown: Iterable[str], instead: Mapping[str, str]) -> None:
-    """Names what a function does not take, and what to write instead.
+    """Refuses arguments that a function does not take, and says what to write instead.
 
     Raises:
-        InputError: There is something.
+        InputError: There is such an argument.
     """
     for name in unknown:
         hint = instead.get(name, f"see help(cotune.{function})")
@@ -66,10 +66,10 @@ def checked_count(what: str, value: Any, least: int = 1, most: int | None = None
 
 
 def refuse_at_import(what: str) -> None:
-    """Refuses to begin a run for every process that imports a module.
+    """Refuses to begin a run in every process that imports a module.
 
     Raises:
-        RunError: A lane has come here by importing the module of its trainable, or one that this imports.
+        RunError: This is a lane, and the call was reached by importing the trainable's module or one imported by it.
     """
     module = _module_that_calls() if os.environ.get(IN_LANE) else None
     if module is not None:
@@ -81,7 +81,7 @@ def refuse_at_import(what: str) -> None:
 
 
 def _module_that_calls() -> str | None:
-    """The module that is being imported further down the stack, where a script's own code does not count."""
+    """The module whose import is in progress further down the stack; None if only a script's own code is there."""
     frame = inspect.currentframe()
     while frame is not None:
         name: str = frame.f_globals.get("__name__", "")
@@ -98,7 +98,7 @@ def checked_flag(what: str, value: Any, *, or_none: bool = False) -> None:
 
 
 def checked_residents(residents: Any, reuse: Any) -> int:
-    """How many trials may share a lane."""
+    """The number of trials that may share a lane."""
     checked_flag("reuse", reuse)
     wanted = checked_count("residents", residents, most=MAX_RESIDENTS) or 1
     if wanted > 1 and not reuse:
@@ -109,7 +109,7 @@ def checked_residents(residents: Any, reuse: Any) -> int:
 
 
 def checked_mps(mps: Any, lanes: int | None) -> bool | None:
-    """Whether lanes are to be clients of an MPS daemon; a single lane has nothing of it unless that is asked for."""
+    """Whether lanes are clients of an MPS daemon; False for a single lane, which gains nothing, unless asked for."""
     checked_flag("mps", mps, or_none=True)
     wanted: bool | None = mps
     return False if wanted is None and lanes == 1 else wanted
@@ -126,7 +126,7 @@ def checked_seconds(what: str, value: Any) -> float | None:
 
 
 def checked_timeout(value: Any) -> float | None:
-    """Seconds from what Optuna takes for a timeout: also an infinite one, and one that is over before it begins."""
+    """Seconds from a timeout as Optuna takes it: infinity is None, and 0 or less is 0."""
     seconds = value.total_seconds() if isinstance(value, timedelta) else value
     if seconds is None or seconds == float("inf"):
         return None
@@ -144,7 +144,7 @@ def checked_seed(seed: Any) -> int | None:
 
 
 def checked_choice(what: str, value: T, names: Sequence[str]) -> T | str:
-    """Refuses a name nobody knows, and gives others in small letters; objects are looked at once Optuna is loaded."""
+    """Refuses an unknown name, returns a known one in lower case; objects are checked later, when Optuna is loaded."""
     if not isinstance(value, str):
         return value
     if value.lower() not in names:
@@ -154,7 +154,7 @@ def checked_choice(what: str, value: T, names: Sequence[str]) -> T | str:
 
 
 def check_storage(storage: Any, elsewhere: str) -> None:
-    """Refuses what is no folder; `elsewhere` says where a database goes."""
+    """Refuses a storage that is not a folder; `elsewhere` is the hint on where a database goes."""
     is_path = isinstance(storage, (str, os.PathLike)) and str(storage) and "://" not in str(storage)
     if storage is not None and not is_path:
         raise InputError(f"storage={storage!r} is not a folder", hint=f"pass a path, or leave it out; {elsewhere}")
@@ -167,25 +167,25 @@ def checked_slowdown(value: Any) -> float:
 
 
 def checked_priority(priority: Any) -> Callable[[Mapping[str, Any]], float]:
-    """What a config's priority is, from a number or a function.
+    """A function that gives a config's priority, from a number or a function.
 
     Raises:
-        InputError: It is neither; or, from the function that is returned, a config's priority is no number.
+        InputError: It is neither; or, from the returned function, a config's priority is not a number.
     """
     return _of_config("priority", priority, _priority)
 
 
 def checked_max_steps(max_steps: Any) -> Callable[[Mapping[str, Any]], int | None]:
-    """After how many iterations a config's trial ends, from a number or a function; None where that is not known.
+    """A function that gives the iterations of a config's trial, None if unknown, from a number or a function.
 
     Raises:
-        InputError: It is neither; or, from the function that is returned, a config's number is none.
+        InputError: It is neither; or, from the returned function, a config's result is not a count.
     """
     return _of_config("max_steps", max_steps, _max_steps)
 
 
 def _of_config(name: str, value: Any, checked: Callable[[Any, str], T]) -> Callable[[Mapping[str, Any]], T]:
-    """An argument that is the same for every config, or a function of it."""
+    """Makes a function of the config from an argument that is one, or is the same for every config."""
     if not callable(value):
         same = checked(value, "")
         return lambda config: same
@@ -226,7 +226,7 @@ def _max_steps(value: Any, where: str) -> int | None:
 
 
 def assigned_outside(function: Any) -> list[str]:
-    """The global and enclosing variables that a function assigns, as far as its own code says."""
+    """The global and enclosing variables that a function's own bytecode assigns."""
     inner = unwrapped(function)
     code = getattr(inner.__call__ if isinstance(inner, type) else inner, "__code__", None)
     if code is None:
@@ -238,7 +238,7 @@ def assigned_outside(function: Any) -> list[str]:
 
 
 def check_callbacks(callbacks: Any, *passed: str) -> None:
-    """Refuses what cannot be called with `passed`."""
+    """Refuses callbacks that cannot be called with the arguments `passed`."""
     if not isinstance(callbacks, Iterable) or not all(map(callable, callbacks)):
         raise InputError(f"callbacks={callbacks!r} is not a list of functions", hint="write callbacks=[function]")
     for callback in callbacks:

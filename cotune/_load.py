@@ -1,4 +1,4 @@
-"""`cotune.load`: the results of an earlier run, as its folder has them."""
+"""`cotune.load`: the results of an earlier run, read from its folder."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from cotune.trial import TrialState
 
 
 def load(name: str, storage: str | os.PathLike[str] | None = None) -> Results:
-    """Reads back what a run gave, without its trainable; also of one that was killed, or still runs.
+    """Reads back the results of a run without its trainable, even if the run was killed or is still going on.
 
-    Configs are as JSON keeps them: tuples are lists, and what JSON has no form for, or takes more than 64 KiB, is its
-    name.
+    Configs are as JSON keeps them: tuples are lists, and a value that JSON cannot express, or that takes more than
+    64 KiB, is replaced by its name.
 
     Args:
-        name: Of the run.
+        name: The run's name.
         storage: The folder for runs; `COTUNE_STORAGE` or `~/cotune_runs` if left out.
 
     Returns:
-        All its trials. Its makespan is that of its last session.
+        All trials of the run. The makespan is that of its last session.
 
     Raises:
-        InputError: There is no such run, or it is a study's, which has its results itself.
-        StorageError: It cannot be read.
+        InputError: There is no such run, or it belongs to an Optuna study, which has the results.
+        StorageError: The run cannot be read.
     """
     check_run_name(name)
     root = storage_folder(storage)
@@ -52,7 +52,7 @@ def load(name: str, storage: str | os.PathLike[str] | None = None) -> Results:
             record.state = TrialState.RUNNING if goes_on else TrialState.INTERRUPTED
     constants, options = settings.get("constants", {}), settings.get("options", {})
     for record in saved.records:
-        # A parameter may be the label of an option.
+        # A parameter may be a label that stands for an option.
         params = {name: options.get(name, {}).get(value, value) for name, value in record.params.items()}
         record.config.update(nested({**params, **constants}))
     trials = tuple(record.result() for record in saved.records)
@@ -61,6 +61,6 @@ def load(name: str, storage: str | os.PathLike[str] | None = None) -> Results:
 
 
 def runs_in(root: Path) -> list[str]:
-    """Names of the runs in a storage folder, that of which something was noted last first."""
+    """Names of the runs in a storage folder, the most recently written first."""
     events = [path for path in root.glob("*/events.jsonl") if path.is_file() and RUN_NAME.fullmatch(path.parent.name)]
     return [path.parent.name for path in sorted(events, key=lambda path: path.stat().st_mtime, reverse=True)]

@@ -1,4 +1,4 @@
-"""`cotune.run`: checks what was asked for, has it put together and run, and gives back what came out."""
+"""`cotune.run`: checks the arguments, has the sweep assembled and run, and returns the results."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from cotune.record import Saved
 
 
-# What the same is called elsewhere.
+# Hints for the names that other tuners use for the same argument.
 _INSTEAD = {
     **dict.fromkeys(("num_samples", "n_trials"), "say trials= how many"),
     **dict.fromkeys(("timeout", "time_budget_s"), "say time_budget= how many seconds"),
@@ -106,73 +106,75 @@ def run(
     iteration_timeout: float | timedelta | None = None,
     **unsupported: Any,
 ) -> Results:
-    """Tunes a trainable: proposes configurations, packs them onto the devices, gives back what came out.
+    """Tunes a trainable: proposes configurations, packs their trials onto the devices, returns the results.
 
     Args:
-        trainable: A function of the config, a dict, that calls `cotune.report`; or a class with `setup(config)`
-            and `step() -> metrics`, the last of which are None or say `"done": True`, and `rehearse(config)` if its
-            trials are to be estimated before they run. A closure, a lambda or a function of a script or a notebook
-            will do.
+        trainable: A function of the config, a dict, that calls `cotune.report`; or a class with `setup(config)` and
+            `step() -> metrics`, which ends the trial by returning None or `"done": True`, and with `rehearse(config)`
+            if trials shall be estimated before they run. Closures, lambdas and functions of a script or a notebook
+            work.
         space: Names to domains (`cotune.loguniform(1e-5, 1e-1)`, Optuna distributions, Ray Tune domains), to
             constants, or to nested dicts of these.
-        metric: Which of the reported metrics is tuned.
+        metric: The reported metric to tune.
         mode: `min` or `max`.
-        trials: How many; may be left out with a grid (all of it) or a time budget.
-        gpus: How many GPUs, or which (positions or UUIDs), among those `CUDA_VISIBLE_DEVICES` shows; 0 for the CPU. All
-            of them, or the CPU where there are none, if neither `gpus` nor `devices` is given.
+        trials: Number of trials; may be left out with a grid (all of it) or a time budget.
+        gpus: Number of GPUs, or a list of positions or UUIDs, among those `CUDA_VISIBLE_DEVICES` shows; 0 for the CPU.
+            All GPUs, or the CPU where there are none, if neither `gpus` nor `devices` is given.
         devices: Explicit devices, such as `["cpu:0@4GiB", "cpu:1@4GiB"]` or `["cuda:0"]`.
-        cluster: Use a Ray cluster instead of this machine: `auto` for the one that is running, or its address, such
-            as `host:6379` (`ray://host:10001` with `ray[client]`). `gpus` is then a count over all of it; `storage`
-            must be seen by every node.
+        cluster: Use a Ray cluster instead of this machine: `auto` for the running one, or its address, such as
+            `host:6379` (`ray://host:10001` with `ray[client]`). `gpus` is then a count over the whole cluster; every
+            node must see `storage`.
         lanes: Lanes that run at once on each device; found by measuring if left out.
-        residents: Trials that may share a lane by turns, 64 at most. More than 1 shortens no sweep.
-        reuse: Whether a lane takes one trial after the other. With False every trial has a process of its own, forked
-            with everything imported: for libraries that keep something per process (see docs/limits.md).
-        threads: Threads of one operation in a trial; 1 on CPU devices if left out.
+        residents: Trials that may take turns in a lane, 64 at most. More than 1 shortens no sweep.
+        reuse: Whether a lane runs one trial after another. With False every trial has its own process, forked with
+            everything imported: for libraries that keep state per process (see docs/limits.md).
+        threads: Threads per operation in a trial; 1 on CPU devices if left out.
         policy: Which waiting trial goes first: `makespan` (the default), `fifo`, `srtf`, `fair`, `pack`, `horus`,
             `gandiva`, `fluid` (see docs/scheduling.md), or a `Policy`.
-        grants: Whether idle room is lent to trials that use `cotune.micro_batches`, whose results may then differ in
-            float rounding; never with `lockstep`.
-        stop: When a trial is done, though it would go on: metrics and the values from which on (`>=`) they are enough,
-            such as `{"accuracy": 0.95, "training_iteration": 50}` (which is the number of its reports), or a function
-            of the trial's number and what it has reported. It ends after that report and the checkpoint that follows.
+        grants: Whether a device's idle room is lent to trials that use `cotune.micro_batches`, whose results may then
+            differ in float rounding; never with `lockstep`.
+        stop: Ends a trial early as done: a dict of metrics and the values at which (`>=`) they suffice, such as
+            `{"accuracy": 0.95, "training_iteration": 50}` (the number of reports), or a function of the trial's
+            number and a report's metrics. The trial ends after that report and the checkpoint that follows it.
         max_steps: Iterations (optimizer steps; reports where there is no optimizer) that a trial makes if it is not
-            stopped: a number for all, or a function of the config. How long it will go on is known from its second
-            one, and not only once others have ended.
-        priority: Of a trial: a number for all, or a function of the config. Those with a higher one start first, and
+            stopped: a number for all trials, or a function of the config. With it, a trial's remaining time is known
+            from its second iteration on, instead of only after other trials have ended.
+        priority: A number for all trials, or a function of the config. Trials of higher priority start first, and
             have the turn in their lane.
-        max_slowdown: By what factor, 1 or more, a trial with a priority above 0 may be slowed down by others on its
-            device: neighbours are chosen, and if need be left out, so that it is not (`TrialResult.slowdown`).
-        mps: Whether the lanes of a GPU compute at the same time, through an MPS daemon of this run's own; else the
-            driver gives them slices of time in turn. If left out, they do wherever such a daemon can be started. A
-            fatal fault of one trial, such as a failed device-side assert, may then cost others on that GPU their
+        max_slowdown: Factor, 1 or more, by which other trials on the device may slow down a trial with a priority
+            above 0: its neighbours are chosen, and if need be left out, to keep it (`TrialResult.slowdown`).
+        mps: Whether the lanes of a GPU compute at the same time, through an MPS daemon of this run; otherwise the
+            GPU driver time-slices them. If left out, MPS is used wherever such a daemon can be started. With MPS, a
+            fatal fault of one trial, such as a failed device-side assert, may cost other trials on that GPU their
             lanes: they go on from their checkpoints, without MPS.
         sampler: `tpe` (the default), `random`, `grid`, or any Optuna sampler.
         pruner: `asha`, `hyperband`, `median`, or any Optuna pruner; none if left out. With `asha-promote` (or an
             `AshaPromote`) trials wait at rungs until they are among the best there, instead of being stopped for good.
         seed: Makes suggestions and every trial repeatable (suggestions exactly with `lanes=1, lockstep=True`); an
             integer from 0 to 2**32 - 1.
-        name: Of the run; made up if left out.
+        name: Name of the run; generated if left out.
         storage: The folder for runs; `COTUNE_STORAGE` or `~/cotune_runs` if left out.
         resume: Go on with the run of this name, if there is one.
-        time_budget: Seconds, or a timedelta, after which the run ends; what is running then can be resumed.
+        time_budget: Seconds, or a timedelta, after which the run ends; trials that are running then can be resumed.
         max_failures: How often a trial that raised is tried again. Out-of-memory and lost lanes do not count.
-        lockstep: Report by report, suggestion by suggestion: slower; reproducible with `lanes=1` and one resident.
-        callbacks: Each is called with the result of every trial that is over. What one raises is shown once; the run
-            goes on.
-        dashboard: False shows nothing; else a live table in a terminal, and plain lines elsewhere.
+        lockstep: Wait for the verdict on each report, and suggest a trial only when it can start: slower; reproducible
+            with `lanes=1` and one resident.
+        callbacks: Each is called with the result of every trial that has ended. An exception from a callback is shown
+            once; the run goes on.
+        dashboard: False shows nothing; otherwise a live table in a terminal, and plain lines elsewhere.
         iteration_timeout: Seconds, or a timedelta, without an iteration boundary after which a trial is overdue and
-            killed; by default 1,800, or twenty times its longest iteration if that is more, from its third one on.
+            killed; by default, from its third iteration on, 1,800 s or twenty times its longest iteration, whichever
+            is more.
 
     Returns:
-        All trials; `results.best` is the best. A trial that failed is in `results.errors`, and ends nothing else.
+        All trials; `results.best` is the best. A trial that failed is in `results.errors`; the other trials go on.
 
     Raises:
         InputError: An argument is wrong (`SpaceError`, `DeviceError`, `NotPicklable`); or the first report of the run
             lacks the metric (`UnknownMetric`).
         RunError: The run cannot begin or go on (`RunNameInUse`, `StorageError`). These and the errors above are a
             `CotuneError`, whose `hint` says what to do.
-        KeyboardInterrupt: Ctrl-C was pressed twice. Pressed once, running trials stop and results are returned.
+        KeyboardInterrupt: Ctrl-C was pressed twice. After one Ctrl-C, running trials stop and results are returned.
             (SIGTERM stops them, too, and then ends the process.)
     """
     refuse_other_systems()
@@ -182,7 +184,7 @@ def run(
     tree = Space(space)
     sampler = checked_choice("sampler", sampler, SAMPLERS)
     pruner = checked_choice("pruner", pruner, PRUNERS)
-    # Optuna is not to be imported for its name yet.
+    # Compared by class name, so that Optuna is not imported yet.
     pruner = None if pruner == "none" or type(pruner).__name__ == "NopPruner" else pruner
     options = PackerOptions(
         width=checked_count("lanes", lanes),
@@ -223,7 +225,7 @@ def run(
     heard: list[int] = []
     with folder.locked():
         saved = _saved(folder, resume)
-        # Trials that wait in their lanes.
+        # Trials that may wait at rungs in one lane.
         paused = MOST_PAUSED if promotes else 0
         how = LocalOptions(
             metric, threads, lockstep, judged=pruner is not None, residents=options.residents, paused=paused, mps=mps,
@@ -232,11 +234,11 @@ def run(
         engine = _engine(pack(trainable, plainly=tree.is_plain), found, cluster, gpus, folder, how)
         with contextlib.ExitStack() as stack:
             stack.callback(engine.close)
-            # Not before: Optuna takes a while to import, and the zygote starts meanwhile.
+            # Imported only now: Optuna takes long to import, and the zygote starts meanwhile.
             from cotune.driver.assembly import Asked, assemble
             from cotune.driver.options import SweepOptions
 
-            # Bytes on a GPU are others than those of a process.
+            # A trial needs other bytes on a GPU than in a CPU process, so each kind of device has its own profile.
             hardware = "cuda" if engine.uses_gpus else "cpu"
             profile = Profile(profile_path(folder.path.parent, trainable, tree.constants, hardware))
             until = SweepOptions(
@@ -245,20 +247,20 @@ def run(
             )  # fmt: skip
             asked = Asked(tree, mode, sampler, pruner, seed, dashboard, until, digest(*identity(trainable)))
             sweep, records = assemble(asked, folder, saved, engine, Packer(options), profile, stack)
-            # Before all that is written to its end: nothing more is to come.
+            # Pushed last, so that the engine closes first: nothing arrives while the files are being closed.
             stack.callback(engine.close)
 
             def interrupt(number: int, _frame: object) -> None:
                 heard.append(number)
                 sweep.interrupt()
                 if len(heard) > 2:
-                    # Twice was enough, unless a callback or a policy of the user's never comes back.
+                    # Two signals end the loop, unless a callback or a policy of the user never returns.
                     raise KeyboardInterrupt
 
             with handled_by(interrupt):
                 sweep.run()
         if signal.SIGTERM in heard:
-            # All is in order, and can be resumed: now what was asked for.
+            # The run is saved and can be resumed: now the process ends as SIGTERM asks.
             signal.raise_signal(signal.SIGTERM)
         results = tuple(records[number].result() for number in sorted(records))
         return Results(results, metric, mode, folder.path.name, folder.path, records.makespan, sweep.interrupted)
@@ -282,7 +284,7 @@ def _open_run(name: str, storage: str | os.PathLike[str] | None) -> RunFolder:
 
 
 def _saved(folder: RunFolder, resume: bool) -> Saved | None:
-    """What an earlier session has left, if there was one; only whoever holds the lock may read a consistent state."""
+    """The state of an earlier session, or None; consistent only while this process holds the run's lock."""
     if folder.has_begun() and not resume:
         raise RunNameInUse(
             f"a run named {folder.path.name!r} is in {folder.path.parent} already",
@@ -292,7 +294,7 @@ def _saved(folder: RunFolder, resume: bool) -> Saved | None:
 
     if folder.events.exists() and any(read_events(folder.events)):
         return read_run(folder)
-    # Its driver may have died, or found the disk full, before anything was written.
+    # An earlier driver may have died, or found the disk full, before it wrote an event.
     if foreign := [path.name for path in (folder.journal, folder.trials) if path.exists()]:
         raise RunNameInUse(
             f"{folder.path} has {' and '.join(foreign)}, but no events of a run",

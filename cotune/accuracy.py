@@ -1,4 +1,4 @@
-"""How well predictions did: what was expected of trials against what was measured."""
+"""The accuracy of predictions: what was expected of trials, compared with what was measured."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from dataclasses import dataclass
 
 from cotune.demand import MIB
 
-# Trials that need less, or take less long, say nothing of how well is predicted: what is set aside for them is an
-# allowance, and what they take is what starting takes.
+# Smaller and shorter trials say nothing about prediction: what is set aside for them is an allowance, and their time is
+# mostly that of starting.
 LEAST_BYTES = 16 * MIB
 LEAST_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Accuracy:
-    """Predictions of one quantity, held against measurements.
+    """Predictions of one quantity, compared with measurements.
 
     Attributes:
         count: Trials of which both are known.
-        ratio: Predicted over measured, the median.
-        low: 5th percentile of the same; below 1 it was too little.
-        high: 95th percentile.
+        ratio: Median of predicted over measured.
+        low: 5th percentile of predicted over measured; below 1, the prediction was too low.
+        high: 95th percentile of predicted over measured.
         short: Share of the predictions that were too low.
     """
 
@@ -34,17 +34,17 @@ class Accuracy:
 
     @classmethod
     def of(cls, pairs: Iterable[tuple[float | None, float | None]], least: float) -> Accuracy | None:
-        """From pairs of predicted and measured; None if no pair is complete.
+        """Compares predicted with measured values; None if there is no pair to compare.
 
         Args:
-            pairs: For each trial.
-            least: Measured; trials with less are left out.
+            pairs: Predicted and measured, for each trial; incomplete pairs are left out.
+            least: Pairs with a smaller measured value are left out.
         """
         ratios = sorted(p / m for p, m in pairs if p and m and m >= least)
         if not ratios:
             return None
         last = len(ratios) - 1
-        # What is printed as 1.00 is not too low.
+        # A ratio that prints as 1.00 does not count as too low.
         short = sum(1 for ratio in ratios if ratio < 0.995) / len(ratios)
         low, high = ratios[round(0.05 * last)], ratios[round(0.95 * last)]
         return cls(len(ratios), statistics.median(ratios), low, high, short)
@@ -59,6 +59,6 @@ class Accuracy:
 
 
 def lines(set_aside: Accuracy | None, seconds: Accuracy | None) -> list[tuple[str, str]]:
-    """What there is to show, each with its name."""
+    """The figures that are known, as text, each with its name."""
     found = [("set aside", set_aside), ("predicted time", seconds)]
     return [(name, str(accuracy)) for name, accuracy in found if accuracy is not None]

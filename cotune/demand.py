@@ -1,4 +1,4 @@
-"""What a trial asks of a device, and how bytes are read and written."""
+"""What a trial needs of a device, and how byte counts are parsed and formatted."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _SIZE = re.compile(r"\s*([0-9]*\.?[0-9]+)\s*([A-Za-z]*)\s*")
 class Demand:
     """What a trial needs, measured or predicted.
 
-    The split is Salus's (MLSys'20, section 3.2): persistent memory adds up over the trials of a
-    lane, ephemeral memory is shared by them, since only one runs at a time.
+    The split is Salus's (MLSys'20, section 3.2): the persistent memory of a lane's trials adds up;
+    their ephemeral memory is shared, since only one of them runs at a time.
 
     Attributes:
         persistent: Bytes held between iterations (model, optimizer, data).
@@ -38,19 +38,19 @@ class Demand:
         return self.persistent + self.ephemeral
 
     def raised_to(self, peak: int) -> Demand:
-        """This, with as much ephemeral memory as makes its peak no smaller."""
+        """This demand, with ephemeral memory added until its peak is at least `peak`."""
         missing = peak - self.peak
         return Demand(self.persistent, self.ephemeral + missing, self.busy) if missing > 0 else self
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What a trial would need by its tensors alone, found without running it.
+    """What the tensors of a trial would need, found without running it.
 
     Attributes:
         persistent: Bytes of tensors held between iterations.
-        ephemeral: Peak bytes of tensors above these.
-        flops: Floating-point operations of an iteration.
+        ephemeral: Peak bytes of tensors within an iteration, above `persistent`.
+        flops: Floating-point operations per iteration.
     """
 
     persistent: int
@@ -63,7 +63,7 @@ class Estimate:
 
 
 def format_bytes(count: float) -> str:
-    """Writes a byte count the way people read it: `6.1 GiB`."""
+    """Formats a byte count for people: `6.1 GiB`."""
     size = float(count)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(size) < 1024:
@@ -73,7 +73,7 @@ def format_bytes(count: float) -> str:
 
 
 def parse_bytes(text: str) -> int:
-    """Reads `4GiB`, `512 MB` or `1073741824`.
+    """Parses `4GiB`, `512 MB` or `1073741824`.
 
     Raises:
         InputError: The text is not a positive size.

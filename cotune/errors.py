@@ -4,7 +4,7 @@ CotuneError                  what was wrong, with the value; `hint` says what to
 ├── InputError (ValueError)  something passed to cotune was wrong
 │   ├── SpaceError           the search space
 │   ├── DeviceError          no such device, or none at all
-│   ├── NotPicklable         the trainable or a config cannot travel to a lane
+│   ├── NotPicklable         the trainable or a config cannot be sent to a lane
 │   └── MetricError          NaN or non-numeric metric
 │       └── UnknownMetric    the first report does not carry the run's metric
 ├── RunError                 a run as a whole
@@ -13,10 +13,10 @@ CotuneError                  what was wrong, with the value; `hint` says what to
 ├── TrialError               one trial
 │   ├── TrialFailed          the trainable raised
 │   ├── NoReport             the trainable ended without a report
-│   ├── TrialTooLarge        it does not fit an empty device
-│   ├── TrialOverdue         it did not reach an iteration boundary in time
-│   └── LaneDied             its process died under it
-└── NoResult                 asked for a result that no trial produced
+│   ├── TrialTooLarge        the trial does not fit an empty device
+│   ├── TrialOverdue         the trial did not reach an iteration boundary in time
+│   └── LaneDied             the lane's process died under the trial
+└── NoResult                 a result was asked for that no trial produced
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ class CotuneError(Exception):
         return f"{self.message}{_HINT}{self.hint}" if self.hint else self.message
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Ray raises an error as one of a class made for it alone, which is not made from these arguments.
+        # Ray raises an error as an instance of a derived class, whose constructor takes other arguments.
         ours = next(cls for cls in type(self).__mro__ if cls.__module__ != "ray.exceptions")
         return _rebuild, (ours, self.message, self.hint)
 
 
 def message_and_hint(text: str) -> tuple[str, str]:
-    """What an error was made of, by what `str` says of it."""
+    """Splits the `str` of an error into its message and its hint."""
     message, _, hint = text.partition(_HINT)
     return message, hint
 
@@ -59,7 +59,7 @@ def _rebuild(cls: type[CotuneError], message: str, hint: str) -> CotuneError:
 
 
 def named(name: str) -> type[CotuneError]:
-    """The class of this name; `TrialFailed` if it is not one of ours."""
+    """The error class of this name; `TrialFailed` if cotune has no such class."""
     cls = globals().get(name)
     return cls if isinstance(cls, type) and issubclass(cls, CotuneError) else TrialFailed
 
@@ -73,7 +73,7 @@ class SpaceError(InputError):
 
 
 class DeviceError(InputError):
-    """A device was asked for that is not there."""
+    """A device was asked for that does not exist."""
 
 
 class NotPicklable(InputError):
@@ -85,7 +85,7 @@ class MetricError(InputError):
 
 
 class UnknownMetric(MetricError):
-    """The first report does not carry the run's metric: no other trial's will."""
+    """The first report does not carry the run's metric, so that no other trial's will."""
 
 
 class RunError(CotuneError):
@@ -121,14 +121,14 @@ class TrialOverdue(TrialError):
 
 
 class LaneDied(TrialError):
-    """The lane process died under the trial, repeatedly, or its devices went, again and again."""
+    """The lane process died under the trial, or its device was lost, too many times."""
 
 
 class NoResult(CotuneError):
     """A result was asked for that no trial produced."""
 
 
-# For trials, by the name of the error: what helps wherever they run.
+# Hints for trial errors, by class name, that hold wherever the trial runs.
 HINTS = {
     "TrialTooLarge": "shrink the model or the batch in the search space, or use a device with more memory",
     "TrialOverdue": "raise iteration_timeout=, or report more often",

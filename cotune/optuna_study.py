@@ -91,41 +91,41 @@ def optimize(
 ) -> None:
     """Runs an Optuna objective as `study.optimize` does, packed onto the devices by measured memory.
 
-    What may be passed by position is in the order of `study.optimize`.
+    Positional arguments are in the order of `study.optimize`.
 
     Args:
         study: Any study: its sampler, pruner and storage are used as they are, in this process.
-        objective: As for `study.optimize`. It runs in other processes; what it asks its trial for is answered here.
-        n_trials: How many, none if that is 0 or less; None for no limit, until the timeout, `study.stop()` or Ctrl-C.
-        timeout: Seconds after which no further trial begins, from the first one's start on; none begins if that is 0 or
-            less.
+        objective: As for `study.optimize`. It runs in other processes; calls to its trial are answered in this one.
+        n_trials: Number of trials, none if 0 or less; None for no limit, until the timeout, `study.stop()` or Ctrl-C.
+        timeout: Seconds from the first trial's start after which no further trial begins; with 0 or less none begins.
         n_jobs: Only 1, which changes nothing: `lanes` says how many trials run at once.
-        catch: Exceptions of the objective that end only their trial. Any other ends it all and is raised here.
+        catch: Exceptions of the objective that end only their trial. Any other ends the call and is raised here.
         callbacks: Each is called with the study and every trial that has ended.
-        gc_after_trial: Lanes do that anyway.
+        gc_after_trial: Changes nothing: lanes collect garbage anyway.
         show_progress_bar: The same as `dashboard`.
-        gpus: How many GPUs, or which; see `cotune.run`.
+        gpus: Number of GPUs, or a list of them; see `cotune.run`.
         devices: Explicit devices, such as `["cpu:0@4GiB"]`.
         lanes: Lanes that run at once on each device; found by measuring if left out.
-        residents: Trials that may share a lane by turns, 64 at most.
-        reuse: Whether a lane takes one trial after the other. With False every trial has a process of its own, forked
-            with everything imported: for libraries that keep something per process (see docs/limits.md).
-        threads: Threads of one operation in a trial; 1 on CPU devices if left out.
+        residents: Trials that may take turns in a lane, 64 at most.
+        reuse: Whether a lane runs one trial after another. With False every trial has its own process, forked with
+            everything imported: for libraries that keep state per process (see docs/limits.md).
+        threads: Threads per operation in a trial; 1 on CPU devices if left out.
         policy: Which waiting trial goes first; see `cotune.run`.
-        grants: Whether idle room is lent to trials that use `cotune.micro_batches`.
+        grants: Whether a device's idle room is lent to trials that use `cotune.micro_batches`.
         mps: Whether the lanes of a GPU compute at the same time; see `cotune.run`.
-        seed: Of the random generators in the trials; the sampler has its own.
+        seed: Seeds the random generators in the trials; the sampler has its own seed.
         iteration_timeout: Seconds, or a timedelta, without a report or an optimizer step after which a trial is overdue
             and killed; see `cotune.run` if left out.
-        dashboard: True shows a live table. None does in a terminal where Optuna's lines are switched off.
-        name: Of the folder for logs, tracebacks and checkpoints; made up if left out.
-        storage: The folder that is made in; `COTUNE_STORAGE` or `~/cotune_runs` if left out. Not the study's.
+        dashboard: True shows a live table. None shows it in a terminal where Optuna's log lines are switched off.
+        name: Name of the folder for logs, tracebacks and checkpoints; generated if left out.
+        storage: The folder that holds that folder; `COTUNE_STORAGE` or `~/cotune_runs` if left out. Not the study's
+            storage.
 
     Raises:
         CotuneError: An argument is wrong (`InputError`), the folder is that of another run (`RunNameInUse`) or cannot
             be written (`StorageError`); the `hint` says what to do.
-        Exception: What the objective raised, if it is not among `catch`; or a callback, the sampler or the storage.
-        KeyboardInterrupt: Ctrl-C was pressed. Running trials have been told to have failed.
+        Exception: The objective raised it and it is not in `catch`; or a callback, the sampler or the storage did.
+        KeyboardInterrupt: Ctrl-C was pressed. The study has been told that running trials failed.
     """
     caught = _check(study, objective, catch, name, unsupported)
     if n_jobs != 1:
@@ -144,11 +144,11 @@ def optimize(
         policy=make_policy(policy),
         iteration_timeout=checked_seconds("iteration_timeout", iteration_timeout),
         grants=grants,
-        # Of several objectives Optuna judges none before the end.
+        # Optuna does not prune trials of several objectives.
         judged=len(study.directions) == 1 and not isinstance(study.pruner, optuna.pruners.NopPruner),
     )
     mps = checked_mps(mps, lanes)
-    # Who goes on with `n_trials=100 - len(study.trials)` may be past that.
+    # A caller that goes on with `n_trials=100 - len(study.trials)` may have more than 100 already.
     past = isinstance(n_trials, int) and n_trials < 0
     wanted, seconds = checked_count("n_trials", 0 if past else n_trials, least=0), checked_timeout(timeout)
     base = secrets.randbits(32) if seed is None else checked_seed(seed) or 0
@@ -161,7 +161,7 @@ def optimize(
             optuna.logging.get_verbosity() > optuna.logging.INFO and is_terminal(sys.stderr)
         )
     with folder.locked(), contextlib.ExitStack() as stack:
-        # Not for longer: callbacks may save the study, as Optuna's guide does.
+        # Only around pack(): callbacks may pickle the study itself, as Optuna's guide does.
         with study_as_proxy(study):
             trainable = pack(StudyObjective(objective, len(study.directions)), plainly=True)
         how = LocalOptions("", threads, judged=False, residents=options.residents, preload=(_LANE_MODULE,), mps=mps)
@@ -194,13 +194,13 @@ def optimize(
         _serve(study, search, sweep)
 
 
-# At the third signal the driver's loop is left to itself: a policy of the user's may never return.
+# After so many signals the driver's loop is no longer waited for: a policy of the user may never return.
 LAST = 3
 _logger = optuna.logging.get_logger("optuna.study.cotune")
 
 
 class _Later:
-    """Parameters of a trial that are not known yet when it starts: it asks for them."""
+    """The `Configs` of a study, whose trials start without parameters and ask for them as they run."""
 
     def config(self, params: Mapping[str, Any]) -> dict[str, Any]:
         return {}
@@ -226,7 +226,7 @@ def _serve(study: optuna.Study, search: StudySearch, sweep: Sweep) -> None:
             raise
         finally:
             serving.clear()
-            # Twice is at once; after the end of the loop it changes nothing.
+            # Two interrupts end the loop at once; once it has ended they change nothing.
             sweep.interrupt()
             sweep.interrupt()
             while loop.is_alive() and len(received) < LAST:
@@ -249,9 +249,9 @@ def _loop(sweep: Sweep, search: StudySearch) -> None:
 
 @contextlib.contextmanager
 def _interrupts(sweep: Sweep, serving: threading.Event) -> Iterator[list[int]]:
-    """Ctrl-C and SIGTERM end the sweep in order, then do what they would have done; gives those that have come.
+    """Lets Ctrl-C and SIGTERM end the sweep in order, then raises the first again; yields the signals received.
 
-    The second time, whatever runs on this thread is broken off, unless it is the tidying up; that at last, too.
+    While `serving` is set, the second signal interrupts this thread; during clean-up only the one after `LAST` does.
     """
     received: list[int] = []
 
@@ -272,7 +272,7 @@ def _interrupts(sweep: Sweep, serving: threading.Event) -> Iterator[list[int]]:
 def _folder(study: optuna.Study, name: str | None, storage: str | os.PathLike[str] | None) -> RunFolder:
     check_storage(storage, "the study's own is given to optuna.create_study(storage=...)")
     root = storage_folder(storage)
-    # Optuna's own name for one that was given none is long, and says nothing.
+    # The name that Optuna generates for a study without one is long and says nothing.
     kind = "study" if study.study_name.startswith("no-name-") else study.study_name
     folder = RunFolder(root / (name or made_up(kind)))
     if folder.has_begun():
@@ -283,11 +283,11 @@ def _folder(study: optuna.Study, name: str | None, storage: str | os.PathLike[st
     return folder
 
 
-# ---- what was passed
+# ---- checks of the arguments
 
 
 def _check(study: Any, objective: Any, catch: Any, name: Any, unsupported: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Refuses what cannot work before anything starts; gives `catch` as a tuple."""
+    """Refuses wrong arguments before anything starts; returns `catch` as a tuple."""
     refuse_other_systems()
     refuse_unknown("optimize", unsupported, _INSTEAD)
     refuse_at_import("optimize")

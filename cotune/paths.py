@@ -1,13 +1,13 @@
-"""The folder of a run: what is in it, and how it is claimed.
+"""The folder of a run: what is in it, and how a driver locks it.
 
-<storage>/.profiles/      what trials of a trainable were estimated and measured to need (`driver/profile.py`)
+<storage>/.profiles/      estimated and measured demands of a trainable's trials (`driver/profile.py`)
 <storage>/<run>/
   run.lock              held by the driver while it runs
   events.jsonl          what happened, append-only: the source for resume, traces and reports
   optuna.journal        the study, for optuna-dashboard
-  lanes/                for each machine of a cluster in a folder of its own
+  lanes/                on a cluster, with a folder for each machine
     lane-3.log          what a lane printed outside of trials
-    zygote.log          the same of the process that forks lanes
+    zygote.log          what the zygote, which forks lanes, printed
   trials/0007/
     log.txt             what the trial printed
     error.txt           the traceback of its last failure
@@ -29,20 +29,20 @@ from pathlib import Path
 
 from cotune.errors import RunNameInUse, StorageError
 
-# Behind the number of a checkpoint after which the trial makes no more reports.
+# Suffix of a checkpoint after which the trial makes no more reports.
 _LAST = "-last"
 _CHECKPOINT = re.compile(rf"\d+-\d+({_LAST})?")
-# Seconds in which whoever looks whether a run is locked has looked.
+# Seconds within which `is_locked`, which takes the lock for an instant, has released it.
 LOOKS_WITHIN = 0.1
 
 log = logging.getLogger(__name__)
 
 
 def storage_folder(named: str | os.PathLike[str] | None = None) -> Path:
-    """The folder for runs that was named, else `COTUNE_STORAGE`, else `~/cotune_runs`; absolute.
+    """The absolute path of the folder for runs: `named`, else `COTUNE_STORAGE`, else `~/cotune_runs`.
 
     Raises:
-        StorageError: There is none: no home directory, or no working directory for a relative one to begin at.
+        StorageError: There is no home directory, or no working directory for a relative path to start from.
     """
     chosen = named if named is not None else os.environ.get("COTUNE_STORAGE") or "~/cotune_runs"
     try:
@@ -101,10 +101,10 @@ class RunFolder:
             ) from None
 
     def has_begun(self) -> bool:
-        """Whether it has the events of a run.
+        """Whether the folder has the events file of a run.
 
         Raises:
-            StorageError: It cannot be looked into.
+            StorageError: The folder cannot be searched.
         """
         try:
             return self.events.exists()
@@ -126,7 +126,7 @@ class RunFolder:
         except BlockingIOError:
             return True
         except OSError:
-            # Nobody can lock here.
+            # The file system has no locks.
             return False
         finally:
             os.close(fd)
@@ -134,11 +134,11 @@ class RunFolder:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Holds the run's lock, of which one driver at a time has it; it ends with this process, however that ends.
+        """Holds the run's lock, which one driver at a time can have; it is released when this process dies, too.
 
         Raises:
-            RunNameInUse: Another one has it.
-            StorageError: Its file cannot be opened.
+            RunNameInUse: Another driver holds the lock.
+            StorageError: The lock file cannot be opened.
         """
         try:
             fd = os.open(self.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -171,10 +171,10 @@ class RunFolder:
 
 
 def _lock(fd: int) -> None:
-    """Takes the lock of a run; whoever looks whether it is taken has it for an instant.
+    """Takes the lock of a run, retrying since `is_locked` in another process holds it for an instant.
 
     Raises:
-        BlockingIOError: Another driver has it.
+        BlockingIOError: Another driver holds it.
         OSError: The file system has no locks.
     """
     deadline = time.monotonic() + LOOKS_WITHIN
@@ -187,7 +187,7 @@ def _lock(fd: int) -> None:
             time.sleep(LOOKS_WITHIN / 10)
 
 
-# A process that the driver forks has them too, and would hold them after it.
+# A forked child inherits these descriptors, and would hold the locks after the driver's end.
 _locks: set[int] = set()
 
 
@@ -219,10 +219,10 @@ class TrialFolder:
         return self.path / "checkpoints"
 
     def create(self) -> None:
-        """Makes the folder and an empty log, ahead of the trial: on some file systems that takes a millisecond.
+        """Makes the folder and an empty log before the trial starts: on some file systems that takes a millisecond.
 
         Raises:
-            StorageError: That is not possible.
+            StorageError: The folder or the log cannot be made.
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -234,7 +234,7 @@ class TrialFolder:
             ) from error
 
     def renew(self) -> None:
-        """Makes the folder, without what an earlier trial of the same number may have left there."""
+        """Makes the folder anew, removing what an earlier trial of the same number left there."""
         if self.path.exists():
             shutil.rmtree(self.path, ignore_errors=True)
         self.create()

@@ -1,4 +1,4 @@
-"""Values that mean the same in every process, and need nothing but themselves to travel."""
+"""Values that mean the same in every process, and that pickle needs no import for."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ SCALARS = (float, int, str, bool, type(None))
 
 
 def is_plain(value: Any) -> bool:
-    """Whether a value is a scalar of Python's own, or a list, tuple or dict of such."""
+    """Whether a value is a built-in scalar, or a list, tuple or dict of plain values."""
     kind = type(value)
     if kind is dict:
         return all(map(is_plain, value)) and all(map(is_plain, value.values()))

@@ -1,4 +1,4 @@
-"""What holds for a whole process, and is wanted by several of its threads at once."""
+"""Changes to a whole process that several of its threads may need at the same time."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from typing import ParamSpec
 
 P = ParamSpec("P")
 
-# Set in whatever a zygote starts, and in what that starts.
+# Environment variable that is set in all processes a zygote starts, and in their children.
 IN_LANE = "COTUNE_LANE"
 
 
 def process_wide(change: Callable[P, Iterator[None]]) -> Callable[P, AbstractContextManager[None]]:
-    """As `contextlib.contextmanager`, but of those within at once the first makes the change and the last undoes it.
+    """Like `contextlib.contextmanager`, but where uses overlap the first makes the change and the last undoes it.
 
     Args:
-        change: Makes it, yields and undoes it; for other positional arguments it is another one.
+        change: Makes the change, yields and undoes it. Each set of positional arguments is a change of its own.
     """
     changed = contextlib.contextmanager(change)
     lock = threading.Lock()

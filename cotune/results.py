@@ -1,4 +1,4 @@
-"""What a run gives back."""
+"""The results of a run and of its trials."""
 
 from __future__ import annotations
 
@@ -26,35 +26,35 @@ MEASURES = (
     *("persistent", "ephemeral", "expected", "slowdown", "seconds", "expected_seconds"),
     *("device", "lane", "start", "end", "attempts"),
 )
-# Of the dataframe; a metric named like one of these has `metrics/` before its name there.
+# Columns of the dataframe; a metric of the same name gets the prefix `metrics/` there.
 _COLUMNS = {"trial", "state", "error", *MEASURES}
 
 
 @dataclass(frozen=True, repr=False)
 class TrialResult:
-    """What became of one trial.
+    """The result of one trial.
 
     Attributes:
-        id: Its number, from 0.
+        id: The trial's number, from 0.
         config: What the trainable was called with.
         state: `done`, `stopped` (by the pruner), `failed`, `interrupted` or `waiting` (did not begin); the last two can
             be resumed. (`running`, if `cotune.load` found the run still going on.)
-        error: Why it failed.
-        persistent: Measured bytes held between iterations; None if it ended before it was measured.
+        error: Why the trial failed.
+        persistent: Measured bytes held between iterations; None if the trial ended before it was measured.
         ephemeral: Measured peak bytes within an iteration, above `persistent`.
-        expected: Bytes set aside for it when it last started, margins included; None if nothing was known of trials
-            like it, and it tried a whole device.
-        device: Where it ran last.
-        lane: The lane it ran in last.
+        expected: Bytes set aside for the trial when it last started, margins included; None if nothing was known of
+            similar trials, so that it started with a whole device.
+        device: The device it last ran on.
+        lane: The lane it last ran in.
         start: When it first ran, in seconds since the epoch.
-        end: When it ended.
+        end: When it ended, in seconds since the epoch.
         attempts: How often it was started.
-        folder: Its log, its last traceback and its checkpoint.
-        slowdown: By what factor others slowed its iterations down, on average in its last attempt; None if it had no
-            priority, or was not measured.
-        seconds: How long it ran in its last attempt, waits and turns of others left out.
-        expected_seconds: How long it was expected to take when it started; None if nothing was known of trials like it,
-            or if it had to start again.
+        folder: The folder with its log, its last traceback and its checkpoint.
+        slowdown: Factor by which other trials slowed its iterations down, on average in its last attempt; None if it
+            had no priority, or was not measured.
+        seconds: How long its last attempt ran, without waits and turns of lane-mates.
+        expected_seconds: How long it was expected to take when it started; None if nothing was known of similar
+            trials, or if it had to start again.
     """
 
     id: int
@@ -88,20 +88,20 @@ class TrialResult:
 
     @cached_property
     def metrics(self) -> dict[str, Any]:
-        """The last value of everything it reported; empty if it reported nothing."""
+        """The last value of every metric reported; empty if there is no report."""
         merged: dict[str, Any] = {}
         for line in self._lines:
             merged.update(json.loads(line)["metrics"])
         return merged
 
     def last(self, name: str) -> Any:
-        """The last value of one metric; None if it was never reported. Of a long history only the end is read."""
+        """The last value of one metric; None if never reported. Reads a long history only as far back as needed."""
         metrics = (json.loads(line)["metrics"] for line in reversed(self._lines))
         return next((found[name] for found in metrics if name in found), None)
 
     @property
     def checkpoint(self) -> Path | None:
-        """The directory of its last checkpoint."""
+        """The directory of the trial's last checkpoint; None without one."""
         return TrialFolder(self.folder).latest_checkpoint()
 
 
@@ -110,12 +110,12 @@ class Results(Sequence[TrialResult]):
     """All trials of a run.
 
     Attributes:
-        trials: In the order they were proposed.
-        metric: What was tuned.
+        trials: The trials, in the order they were proposed.
+        metric: The metric that was tuned.
         mode: `min` or `max`.
         name: The run's name, for `resume=True`.
-        folder: Where everything was written.
-        makespan: Seconds from the first trial's start to the last one's end, in this session of the run.
+        folder: The run's folder.
+        makespan: Seconds from the first trial's start to the last trial's end, in this session of the run.
         interrupted: Whether Ctrl-C or the time budget ended the run early.
     """
 
@@ -129,13 +129,13 @@ class Results(Sequence[TrialResult]):
 
     @property
     def best(self) -> TrialResult:
-        """The trial whose last reported metric is best, of those that are done; of the stopped ones if none is.
+        """The done trial whose last reported metric is best; if none is done, the best stopped one.
 
         Raises:
-            NoResult: No trial is done or stopped.
+            NoResult: No trial that is done or stopped has reported the metric.
         """
         sign = 1.0 if self.mode == "min" else -1.0
-        # A pruner may stop every trial of a short run: the best of those is still an answer.
+        # A pruner may stop every trial of a short run: the best stopped trial is still an answer.
         for state in (TrialState.DONE, TrialState.STOPPED):
             ended = [(t.last(self.metric), t) for t in self.trials if t.state is state]
             found = [(sign * float(value), place) for place, (value, _) in enumerate(ended) if value is not None]
@@ -159,21 +159,21 @@ class Results(Sequence[TrialResult]):
 
     @property
     def set_aside(self) -> Accuracy | None:
-        """Bytes set aside for trials when they last started, over what they were measured to need at most.
+        """Bytes set aside for trials when they last started, relative to their measured peaks.
 
-        Trials that need less than 16 MiB are left out: what is set aside for them is an allowance, no prediction.
+        Trials that need less than 16 MiB are left out: what is set aside for them is an allowance, not a prediction.
         """
         pairs = ((t.expected, (t.persistent or 0) + (t.ephemeral or 0)) for t in self.trials)
         return Accuracy.of(pairs, LEAST_BYTES)
 
     @property
     def predicted_seconds(self) -> Accuracy | None:
-        """How long finished trials were expected to take, over how long they ran; those under 1 s are left out."""
+        """Expected seconds of done trials, relative to the seconds they ran; trials under 1 s are left out."""
         pairs = ((t.expected_seconds, t.seconds) for t in self.trials if t.state is TrialState.DONE)
         return Accuracy.of(pairs, LEAST_SECONDS)
 
     def dataframe(self) -> pandas.DataFrame:
-        """One row a trial: `config/...` columns, last metrics, state, measurements.
+        """One row per trial: `config/...` columns, last metrics, state, measurements.
 
         Raises:
             InputError: pandas is not installed.
@@ -241,7 +241,7 @@ class Results(Sequence[TrialResult]):
 
 
 def flat(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The leaves of a config by flat name."""
+    """Yields the leaves of a config with their flat names."""
     for name, value in tree.items():
         if isinstance(value, dict) and value:
             yield from flat(value, f"{prefix}{name}/")

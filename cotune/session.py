@@ -1,7 +1,6 @@
-"""What a trainable calls while it runs: report, checkpoint, restore, and where it is.
+"""What a trainable calls while it runs: report, checkpoint, restore, device, shared objects.
 
-Without a run around it the same functions work for a plain call of the trainable: `report` prints, `restore`
-returns None.
+The same functions work when the trainable is called outside of a run: `report` prints, `restore` returns None.
 """
 
 from __future__ import annotations
@@ -20,12 +19,12 @@ T = TypeVar("T")
 
 
 class Loan(Protocol):
-    """What a trial may use for micro-batches on top of what it has anyway.
+    """A trial's view of its grant: how many micro-batches it may run at once.
 
     Attributes:
-        concurrency: How many micro-batches may run at once; 1 if nothing was granted.
-        need: Bytes one micro-batch takes at most, by what was measured without a grant; 0 before that.
-        is_open: A batch is being run with it; until that is over it does not change, but for `ran_out()`.
+        concurrency: How many micro-batches may run at once; 1 without a grant.
+        need: Peak bytes of one micro-batch, as measured without a grant; 0 before that.
+        is_open: Whether a batch is running under the grant, which then does not change except by `ran_out()`.
     """
 
     concurrency: int
@@ -34,25 +33,25 @@ class Loan(Protocol):
 
     @property
     def is_stopping(self) -> bool:
-        """Whether the trial is to stop, and what it has begun to no purpose."""
+        """Whether the trial is being stopped, so that work it has begun need not be finished."""
 
     def room(self) -> int:
         """Bytes the trial may still take before its lane's quota is used up."""
 
     def ran_out(self) -> None:
-        """Gives the grant back, memory having run out with it."""
+        """Gives the grant back after memory ran out under it."""
 
     def fail(self, error: Exception) -> None:
-        """Makes the trial fail with this error at its next boundary, from where it cannot be raised."""
+        """Makes the trial fail with an error at its next boundary, for a caller that cannot raise it."""
 
 
 class Session(Protocol):
     """The run's side of a trial.
 
     Attributes:
-        trial: Its number.
-        folder: Its own.
-        met_stop_rule: Its last report was made: `stop=` is met, or a step class has said so.
+        trial: The trial's number.
+        folder: The trial's folder.
+        met_stop_rule: Whether the trial has made its last report: `stop=` is met, or a step class reported `done`.
     """
 
     trial: int
@@ -70,22 +69,22 @@ class Session(Protocol):
     def shared(self, key: str, factory: Callable[[], T]) -> T: ...
 
     def leave_if_over(self) -> None:
-        """Raises `TrialStopped` if the trial is to end: between iterations, where all that belongs to one is saved."""
+        """Raises `TrialStopped` if the trial is to end; called between iterations, when the last one is saved."""
 
     def micro_batches(self, count: int) -> Loan:
-        """Says that a batch is about to be run as so many micro-batches, and asks what may be used for it."""
+        """Announces a batch that runs as `count` micro-batches; returns the trial's loan."""
 
     def ask(self, payload: bytes) -> bytes:
-        """Asks the driver something and waits for the answer; an iteration boundary, but no iteration."""
+        """Sends the driver a question and waits for the answer; an iteration boundary, but no iteration."""
 
     def observe(self, value: float, step: int) -> None:
-        """Reports one number in a run that has no metric; any number, also NaN."""
+        """Reports one number, possibly NaN, in a run that has no metric."""
 
 
 class TrialStopped(BaseException):
     """Raised inside a trial at an iteration boundary when it should stop.
 
-    Not an `Exception`, so that a trainable that catches those does not catch this one by accident.
+    Not an `Exception`, so that a trainable's `except Exception` does not catch it by accident.
     """
 
 
@@ -95,19 +94,19 @@ _shared: dict[str, Any] = {}
 
 
 def current() -> Session | None:
-    """The session of the calling thread, or of the trial that has started it; else that of whoever has the turn."""
+    """The session of the calling thread, or of the trial that started the thread, or of the trial with the turn."""
     session: Session | None = getattr(_local, "session", None)
     return session if session is not None else _starter() or _holder
 
 
 def _starter() -> Session | None:
-    """The session of the trial that has started the calling thread, as far as that is known."""
+    """The session of the trial that started the calling thread; None if unknown."""
     session: Session | None = getattr(threading.current_thread(), "_cotune_session", None)
     return session
 
 
 def mark_threads() -> None:
-    """Makes threads that a trial starts known as its own, in a process where several trials run."""
+    """Makes every thread that a trial starts carry the trial's session, in a process where several trials run."""
     start = threading.Thread.start
 
     @functools.wraps(start)
@@ -126,13 +125,13 @@ def bind(session: Session | None) -> None:
 
 
 def set_holder(session: Session | None) -> None:
-    """Says whose turn it is in this process."""
+    """Sets the session of the trial that has the turn in this process."""
     global _holder
     _holder = session
 
 
 def leave_process() -> None:
-    """Makes the calling thread, alone in a process that was just forked, nobody's."""
+    """Drops all sessions in a process that was just forked, where the calling thread is the only one."""
     vars(threading.current_thread()).pop("_cotune_session", None)
     bind(None)
     set_holder(None)
@@ -141,18 +140,18 @@ def leave_process() -> None:
 def report(metrics: Mapping[str, Any], *, step: int | None = None) -> None:
     """Reports metrics of the running trial; also an iteration boundary.
 
-    It returns once the verdict on the previous report is in. Where a pruner judges and no optimizer's step would hear
-    of it next, it waits for its own, too: for a twentieth of the time since the last report at most.
+    Returns once the verdict on the previous report is in. In a run with a pruner, a trial that makes no optimizer steps
+    also waits for the verdict on this report, for at most a twentieth of the time since the previous one.
 
     Args:
-        metrics: Names to numbers (Python, numpy or one-element tensors); strings, booleans and None may go along.
-        step: Where the trial is, such as the epoch: a whole number from 0 on. The number of reports so far, from 1, if
+        metrics: Names to numbers (Python, numpy or one-element tensors); strings, booleans and None are allowed, too.
+        step: How far the trial is, such as the epoch: a whole number from 0 on. The number of this report, from 1, if
             left out.
 
     Raises:
-        InputError: The trial is one of `cotune.optimize`, where `trial.report()` is to be called.
+        InputError: The trial belongs to `cotune.optimize`, where the objective calls `trial.report()` instead.
         MetricError: The run's metric is missing from the first report, NaN or not a number, or a value of
-            another metric cannot be stored; or the step is no whole number.
+            another metric cannot be stored; or the step is not a whole number.
     """
     session = current()
     if session is not None:
@@ -171,15 +170,15 @@ def report(metrics: Mapping[str, Any], *, step: int | None = None) -> None:
 def checkpoint() -> AbstractContextManager[Path]:
     """A directory to save the trial's state into, published when the block ends without an error.
 
-    Until then the previous checkpoint stays valid, also when the disk is full or the process is killed. Only the
-    newest is kept. Outside of a run the directory is a temporary one.
+    Until then the previous checkpoint stays valid, even if the disk is full or the process is killed. Only the
+    newest is kept. Outside of a run the directory is temporary.
 
-    Take it after the report of the same epoch. A trial that is killed between the two would otherwise start again
-    behind an epoch it never reported.
+    Take it after the report of the same epoch. Otherwise a trial that is killed between the two starts again
+    past an epoch it never reported.
 
     Raises:
-        InputError: Another one is being written.
-        StorageError: It cannot be written; the previous one is still valid.
+        InputError: Another checkpoint is being written.
+        StorageError: The checkpoint cannot be written; the previous one is still valid.
     """
     session = current()
     return session.checkpoint() if session is not None else _temporary()
@@ -192,9 +191,9 @@ def _temporary() -> Iterator[Path]:
 
 
 def restore() -> Path | None:
-    """The directory of this trial's last checkpoint, or None if it starts from nothing.
+    """The directory of this trial's last checkpoint, or None if there is none.
 
-    Once it was asked for, reports count on from there; a trial that never asks begins anew.
+    After this call the count of reports goes on from the checkpoint; without it a restarted trial counts from 1.
     """
     session = current()
     return session.restore() if session is not None else None
@@ -216,13 +215,13 @@ def trial_id() -> int | None:
 
 
 def met_stop_rule() -> bool:
-    """Whether the running trial has made its last report, since `stop=` is met."""
+    """Whether the running trial has made its last report."""
     session = current()
     return session is not None and session.met_stop_rule
 
 
 def made_last_report() -> None:
-    """Says that the running trial makes no more reports."""
+    """Declares that the running trial makes no more reports."""
     session = current()
     if session is not None:
         session.met_stop_rule = True
@@ -232,7 +231,7 @@ def leave_if_over() -> None:
     """Ends the running trial here, if it is to end.
 
     Raises:
-        TrialStopped: It is.
+        TrialStopped: The trial is to end.
     """
     session = current()
     if session is not None:
@@ -246,13 +245,13 @@ def folder() -> Path | None:
 
 
 def shared(key: str, factory: Callable[[], T]) -> T:
-    """An object built once in a lane process and used by all trials that run there, such as a data set.
+    """An object built once per lane process and used by all trials that run there, such as a data set.
 
-    Treat it as read-only. Its memory is the lane's, not the trial's.
+    Treat it as read-only. Its memory counts as the lane's, not the trial's.
 
     Args:
-        key: Its name.
-        factory: Called without arguments by the first trial that asks.
+        key: The object's name.
+        factory: Builds the object, without arguments, when the first trial of the lane asks for it.
     """
     session = current()
     if session is not None:

@@ -1,4 +1,4 @@
-"""When a trial has come as far as it was meant to: `stop=` of `cotune.run`."""
+"""The rule for when a trial is done early: `stop=` of `cotune.run`."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _HINT = (
 
 @dataclass(frozen=True, slots=True)
 class StopRule:
-    """Says of a report whether it is a trial's last.
+    """Decides whether a report is a trial's last.
 
     Attributes:
-        bounds: Of metrics: a value that is as large, or larger, is enough; True is 1.
-        func: Asked as well, with the number of the trial and what it has reported.
+        bounds: Metrics to values at or above which they end the trial; True counts as 1.
+        func: Called as well, with the trial's number and the report's metrics.
     """
 
     bounds: Mapping[str, float] = field(default_factory=dict)
@@ -35,12 +35,12 @@ class StopRule:
         """Whether this report is the last one.
 
         Args:
-            trial: The number of the trial.
-            metrics: What it has reported.
-            reports: How many reports it has made, this one included.
+            trial: The trial's number.
+            metrics: The report's metrics.
+            reports: Reports made by the trial, this one included.
 
         Raises:
-            UnknownMetric: The first report lacks what a bound is for.
+            UnknownMetric: The first report lacks a metric that has a bound.
             InputError: The function raised.
         """
         known = {REPORTS: reports, **metrics}
@@ -66,11 +66,11 @@ def checked_stop(stop: Any, minimized: str = "") -> StopRule | None:
     """The rule that `stop=` stands for.
 
     Args:
-        stop: As it was passed.
-        minimized: The metric that is tuned, where small values of it are sought.
+        stop: The argument as passed.
+        minimized: The tuned metric, if it is minimized.
 
     Raises:
-        InputError: It stands for none.
+        InputError: The argument is not a valid rule.
     """
     if stop is None:
         return None

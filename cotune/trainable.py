@@ -15,16 +15,16 @@ from cotune import session
 from cotune.errors import InputError
 
 CHECKPOINT_EVERY = 5.0
-# What a step class may have, and how many arguments that is called with.
+# Methods that a step class may have, and the number of arguments each is called with.
 _STEP_METHODS = {"setup": 1, "step": 0, "save": 1, "load": 1, "rehearse": 1, "cleanup": 0}
 _OURS = os.path.dirname(__file__) + os.sep
 
 
 def check_trainable(trainable: Any) -> str:
-    """Checks that something can be tuned, and gives its name.
+    """Checks that an object can be tuned, and returns its name.
 
     Raises:
-        InputError: It is neither callable with one argument nor a step class.
+        InputError: The object is neither callable with one argument nor a step class.
     """
     if isinstance(trainable, type):
         hint = (
@@ -76,7 +76,7 @@ def check_trainable(trainable: Any) -> str:
 
 
 def unwrapped(trainable: Any) -> Any:
-    """The function or class that somebody wrote, behind partials, methods, decorators and instances."""
+    """The user's function or class behind partials, methods, decorators and instances."""
     while isinstance(trainable, functools.partial):
         trainable = trainable.func
     if isinstance(trainable, types.MethodType):
@@ -87,7 +87,7 @@ def unwrapped(trainable: Any) -> Any:
 
 
 def takes(function: Callable[..., Any], count: int, *, unwrapped: bool = True) -> bool:
-    """Whether so many arguments can be passed, as far as can be told: to what a decorator has wrapped, or to it."""
+    """Whether a function takes `count` arguments; True if it has no signature. `unwrapped` looks behind decorators."""
     try:
         inspect.signature(function, follow_wrapped=unwrapped).bind(*[None] * count)
     except TypeError:
@@ -104,12 +104,12 @@ def _name(trainable: Any) -> str:
 
 
 def call(trainable: Callable[[Mapping[str, Any]], Any] | type, config: Mapping[str, Any]) -> Any:
-    """Runs a trainable on a config, in a session or alone; gives what it returned."""
+    """Runs a trainable on a config, in a session or without one; returns its result."""
     return _run_steps(trainable, config) if isinstance(trainable, type) else trainable(config)
 
 
 def trace_of(error: BaseException) -> str:
-    """The traceback of what a trainable has raised, from its first own frame on."""
+    """The traceback of an error that a trainable raised, from its first frame outside cotune on."""
     frames = error.__traceback__
     while frames is not None and frames.tb_frame.f_code.co_filename.startswith(_OURS):
         frames = frames.tb_next
@@ -117,7 +117,7 @@ def trace_of(error: BaseException) -> str:
 
 
 def _run_steps(cls: type, config: Mapping[str, Any]) -> Any:
-    """Drives a step class: one report a step, until `step()` returns None or `{"done": True, ...}`.
+    """Drives a step class: one report per step, until `step()` returns None or `{"done": True, ...}`.
 
     A checkpoint is taken every 5 s and after the last step, where the class has `save`.
     """
@@ -139,7 +139,7 @@ def _run_steps(cls: type, config: Mapping[str, Any]) -> Any:
             is_done, is_saved = bool(metrics.get("done")), not hasattr(trial, "save")
             if is_done:
                 session.made_last_report()
-            # After the report: what is saved has made it, and does not make it again after a restart.
+            # Saved after the report, so that a restart from this checkpoint does not make the report again.
             if not is_saved and (session.met_stop_rule() or time.monotonic() - last >= CHECKPOINT_EVERY):
                 save()
             session.leave_if_over()

@@ -41,12 +41,13 @@ class TrialSpec:
     """All a body needs to run one attempt of a trial.
 
     Attributes:
-        trial: Its number in the run, from 0.
+        trial: The trial's number in the run, from 0.
         attempt: 0 the first time, one more after every restart.
         config: What the trainable is called with.
         seed: Seeds torch, numpy and random before the trainable starts.
         folder: The trial's own folder, for its log and its checkpoints.
-        packed: `config`, pickled apart where it may hold what only cloudpickle can send; that is empty then.
+        packed: `config`, pickled separately where it may hold objects that only cloudpickle can send; `config` is
+            empty then.
     """
 
     trial: int
@@ -59,12 +60,12 @@ class TrialSpec:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """Something a trial wants to know, and waits for; `Engine.answer` lets it go on.
+    """A question of a trial, which waits until `Engine.answer`.
 
     Attributes:
         trial: The trial's number.
-        attempt: In which attempt it was asked.
-        payload: What was asked, which only the asking trainable and the search understand.
+        attempt: The attempt that asks.
+        payload: The question, in a form that only the asking trainable and the search understand.
     """
 
     trial: int
@@ -74,13 +75,13 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Estimated:
-    """What came of estimating a trial before it runs.
+    """The outcome of estimating a trial before it runs.
 
     Attributes:
         trial: The trial's number.
-        estimate: None if it could not be estimated.
-        reason: Why not.
-        seconds: How long it took.
+        estimate: None if the trial could not be estimated.
+        reason: Why it could not be estimated.
+        seconds: How long the estimation took.
     """
 
     trial: int
@@ -95,8 +96,8 @@ class Report:
 
     Attributes:
         trial: The trial's number.
-        attempt: In which attempt it was made.
-        step: Where it is.
+        attempt: The attempt that made the report.
+        step: The report's step, such as the epoch.
         value: The run's metric; NaN if this report does not carry it.
         line: The report as a line of the events file, newline included.
     """

@@ -13,7 +13,7 @@ from cotune.errors import CotuneError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command line; 2 if something about it was wrong, with a hint on stderr."""
+    """Runs the command line; returns the exit status, 2 for an error, which is on stderr with a hint."""
     parser = argparse.ArgumentParser(prog="cotune", description="Hyperparameter tuning that packs trials onto devices.")
     parser.add_argument("--version", action="version", version=f"cotune {__version__}")
     parser.set_defaults(run_command=lambda options: print(parser.format_help(), end=""))
@@ -33,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        # Whoever read the output has seen enough.
+        # The reader of the output has closed it.
         sys.stderr.close()
         return 1
     except OSError as error:

@@ -35,9 +35,9 @@ class Finding:
     """One thing about the machine.
 
     Attributes:
-        what: Its name.
-        is_fine: False for what cannot stay so, None for what only costs something.
-        said: What it is.
+        what: The name of the thing.
+        is_fine: False if it must be fixed, None if it only costs something.
+        said: What was found.
         fix: What to do about it.
     """
 
@@ -71,7 +71,7 @@ def run_command(options: argparse.Namespace) -> int:
 
 
 def examine(*, tries_mps: bool) -> Iterator[Finding]:
-    """Everything there is to say about this machine."""
+    """Yields all findings about this machine."""
     yield _system()
     yield from _packages()
     yield from _devices(tries_mps)
@@ -188,7 +188,7 @@ def _limits() -> Iterator[Finding]:
 
 
 def _threads() -> int:
-    """Processes and threads of this machine, by its own count."""
+    """The number of processes and threads on this machine, from /proc/loadavg; 0 if unknown."""
     with contextlib.suppress(OSError, IndexError, ValueError):
         return int(Path("/proc/loadavg").read_text().split()[3].partition("/")[2])
     return 0

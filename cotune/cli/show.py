@@ -1,4 +1,4 @@
-"""`cotune show`: what a run has given, or is giving."""
+"""`cotune show`: the results of a run, finished or not."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def add_to(commands: Any) -> None:
 
 
 def run_command(options: argparse.Namespace) -> None:
-    """Prints it."""
+    """Prints a run's results; without a name, the list of runs."""
     if options.name is None:
         _list(storage_folder(options.storage))
         return
@@ -65,14 +65,14 @@ def _list(root: Path) -> None:
 
 
 def _ranked(results: Results) -> list[TrialResult]:
-    """Those that have reported the metric, the best first; those that are done before all others."""
+    """The trials that have reported the metric, the best first; done trials before all others."""
     sign = 1.0 if results.mode == "min" else -1.0
     told = [trial for trial in results if results.metric in trial.metrics]
     return sorted(told, key=lambda trial: (trial.state != "done", sign * float(trial.metrics[results.metric])))
 
 
 def _lines(results: Results, ranked: Sequence[TrialResult]) -> Iterator[str]:
-    """The first of them, a line each: with what is not the same in all trials."""
+    """A line for each ranked trial, with the parameters that are not the same in all trials."""
     configs = {trial.id: dict(flat(trial.config)) for trial in results}
     searched = [
         name for name in configs[ranked[0].id] if len({repr(config.get(name)) for config in configs.values()}) > 1
@@ -89,7 +89,7 @@ def _short(value: Any) -> str:
 
 
 def _finite(value: Any) -> Any:
-    """Without numbers that JSON does not have."""
+    """Replaces numbers that JSON cannot express by None."""
     if isinstance(value, dict):
         return {name: _finite(part) for name, part in value.items()}
     if isinstance(value, list | tuple):

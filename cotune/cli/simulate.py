@@ -1,4 +1,4 @@
-"""`cotune simulate`: what a sweep would have cost on other devices or in another order."""
+"""`cotune simulate`: how a sweep would have gone on other devices or in another order."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def add_to(commands: Any) -> None:
 
 
 class _Count(argparse.Action):
-    """1 or more; what is not is refused by the name that the option was given by."""
+    """A count of 1 or more; the error names the option as the user wrote it."""
 
     def __call__(self, parser: Any, namespace: argparse.Namespace, text: Any, option: str | None = None) -> None:
         count = int(text) if text.isascii() and text.isdecimal() else 0
@@ -84,7 +84,7 @@ class _Count(argparse.Action):
 
 
 def run_command(options: argparse.Namespace) -> int:
-    """Plays, prints, draws."""
+    """Simulates the workload; prints the outcome, and draws or writes it if asked to."""
     _check(options)
     workload = _workload(options)
     memory = None if options.memory is None else parse_bytes(options.memory)
@@ -134,7 +134,7 @@ def _check(options: argparse.Namespace) -> None:
     if options.memory is not None and parse_bytes(options.memory) < MIB:
         raise InputError(f"--memory {options.memory} is less than 1 MiB", hint="write a unit, such as 16GiB")
     if options.trace is not None:
-        # Before what may take minutes.
+        # Checked before the simulation, which may take minutes.
         _write(options.trace, "", "a")
 
 

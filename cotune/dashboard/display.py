@@ -1,4 +1,4 @@
-"""What is shown of a run while it goes on."""
+"""Shows a run while it goes on."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ SHOW_EVERY = 0.25
 
 
 class Display:
-    """Shows a view how a run stands, a few times a second.
+    """Updates a view with the state of a run, a few times a second.
 
     Args:
-        view: Shows it.
-        metric: What is tuned; empty where only the search knows.
-        trials: How many are wanted; None for no limit.
-        records: The trials.
-        packer: Knows what they need.
+        view: Shows the run.
+        metric: The tuned metric; empty where only the search knows.
+        trials: Number of trials wanted; None for no limit.
+        records: The run's trials.
+        packer: The brain.
 
     Attributes:
-        note: What just went wrong or is going on.
+        note: The latest failure or news, in one line.
     """
 
     def __init__(self, view: View, metric: str, trials: int | None, records: Records, packer: Packer) -> None:
         self.note = ""
         self._view = view
-        # On a thousand devices, why the first trial waits takes long to say.
+        # A silent view needs no snapshots: on a thousand devices, to find why the first trial waits takes long.
         self._is_seen = not isinstance(view, Silent)
         self._metric = metric or "value"
         self._trials = trials
@@ -39,7 +39,7 @@ class Display:
         self._due = 0.0
 
     def show(self) -> None:
-        """Shows it, if it is time to."""
+        """Updates the view, if an update is due."""
         now = time.monotonic()
         if self._is_seen and now >= self._due:
             self._due = now + SHOW_EVERY
@@ -68,6 +68,6 @@ class Display:
             (best.trial, best.last_value or 0.0) if best else None,
             tuple(running),
             packer.snapshot(),
-            # It may quote what a trial has raised, and that may clear a screen.
+            # The note may quote a trial's error, and control characters in that could clear the screen.
             "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in self.note),
         )

@@ -1,4 +1,4 @@
-"""A run, frozen for a moment: all that any view of it is made from."""
+"""A snapshot of a run: all the data that views are made from."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ class RunningView:
     """A trial that runs now.
 
     Attributes:
-        seconds: Since it started.
-        step: Of its last report.
-        value: The run's metric in its last report.
-        peak: Measured bytes; None before the second iteration.
-        slowdown: By what factor others slow it down, as measured; None without priority.
+        seconds: Seconds since it started.
+        step: The step of its last report.
+        value: The last reported value of the run's metric.
+        peak: Measured peak bytes; None before the second iteration.
+        slowdown: Measured factor by which other trials slow it down; None without priority.
     """
 
     trial: int
@@ -32,11 +32,11 @@ class Snapshot:
     """A run at one moment.
 
     Attributes:
-        seconds: Since it began.
-        total: Trials wanted; None if only a time budget ends it.
+        seconds: Seconds since the session began.
+        total: Trials wanted; None if only a time budget ends the run.
         counts: Trials by state.
-        best: Number and metric of the best finished trial.
-        note: What just went wrong or is going on.
+        best: Number and metric of the best done trial.
+        note: The latest failure or news, in one line.
     """
 
     name: str
@@ -55,5 +55,5 @@ class Snapshot:
 
     @property
     def is_starting(self) -> bool:
-        """No process of a lane is up yet: they import first, which takes seconds."""
+        """Whether no lane is up yet: a lane's process imports first, which takes seconds."""
         return not self.finished and not any(lane.ready for device in self.packer.devices for lane in device.lanes)

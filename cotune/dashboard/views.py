@@ -1,4 +1,4 @@
-"""Showing snapshots: a live table in a terminal, plain lines elsewhere."""
+"""Views of snapshots: a live table in a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from cotune.packer import LaneView
 
 PLAIN_EVERY = 1.0
 PLAIN_AT_LEAST_EVERY = 60.0
-# Nothing has run for so long: not only between two trials.
+# Seconds without a running trial; longer than between two trials.
 STUCK_AFTER = 5.0
 
 
 def is_terminal(stream: Any) -> bool:
-    """Whether somebody looks at it; streams that were put in the place of Python's own may know nothing of that."""
+    """Whether a stream is a terminal; objects that replace Python's own streams may have no `isatty`."""
     return bool(getattr(stream, "isatty", lambda: False)())
 
 
 class View(ABC):
-    """Something that shows a run. Updates come a few times a second, from the driver's loop: they must be quick."""
+    """Shows a run. Updates come a few times a second, from the driver's loop, and must be quick."""
 
     @abstractmethod
     def update(self, snapshot: Snapshot) -> None: ...
@@ -49,9 +49,10 @@ class Silent(View):
 
 
 class PlainLines(View):
-    """A line when something has changed, at most one a second.
+    """Prints a line when something has changed, at most one per second.
 
-    If nothing has for a minute, how far the trial is that runs longest; and if nothing runs for long, why.
+    After a minute without a line, prints the progress of the longest-running trial; if nothing runs for
+    `STUCK_AFTER`, prints why.
     """
 
     def __init__(self, stream: TextIO | None = None) -> None:
@@ -79,7 +80,7 @@ class PlainLines(View):
             self._print(snapshot)
 
     def _print(self, snapshot: Snapshot, more: str = "") -> None:
-        # What went wrong once would otherwise stand behind every line of a long run.
+        # A note is printed once; it would otherwise stand in every line of a long run.
         shown = replace(snapshot, note="") if snapshot.note == self._last[1] else snapshot
         self._last, self._said = (snapshot.finished, snapshot.note), snapshot.seconds
         # A reader that has gone away must not end the run.
@@ -91,7 +92,7 @@ class LiveTable(View):
     """A table of devices, lanes and trials, drawn by a thread of its own so that it never holds up a trial."""
 
     def __init__(self, console: Console) -> None:
-        # What is printed goes where it would go without us, such as into a file; to a terminal, above the table.
+        # Other output goes where it would go without the table, such as into a file; in a terminal, above the table.
         is_shown = is_terminal(sys.stdout)
         self._live = Live(console=console, auto_refresh=False, transient=True, redirect_stdout=is_shown)
         self._latest: Snapshot | None = None
@@ -109,7 +110,7 @@ class LiveTable(View):
         self._closing = True
         self._changed.set()
         self._thread.join()
-        # The terminal may have gone away, but the results are there.
+        # The terminal may have gone away, but the run's results must still be returned.
         with contextlib.suppress(OSError, ValueError):
             self._live.stop()
         with contextlib.suppress(OSError, ValueError):
@@ -157,7 +158,7 @@ def table(snapshot: Snapshot, width: int = 80, height: int = 24) -> RenderableTy
     widths = [max(len(name), *(len(cells[n]) for cells, _ in rows), 0) for n, name in enumerate(names)]
     while len(widths) > 4 and sum(widths) + 2 * (len(widths) - 1) > width:
         widths.pop()
-    # What is too long even so is the names of devices and lanes, not a value.
+    # If that is still too wide, the names of devices and lanes are cut, not the values.
     widths[0] = max(8, min(widths[0], width - sum(widths[1:]) - 2 * (len(widths) - 1)))
     grid = Table(box=None, pad_edge=False, header_style="bold")
     for name, wide in zip(names, widths, strict=False):
@@ -186,7 +187,7 @@ def _progress(view: RunningView) -> str:
 
 
 def _rows(snapshot: Snapshot, room: int) -> tuple[list[tuple[list[str], str]], int]:
-    """The cells and style of every row there is room for, and how many there is none for."""
+    """The cells and style of every row that fits, and the number of rows that do not."""
     running = {view.trial: view for view in snapshot.running}
     rows: list[tuple[list[str], str]] = []
     hidden = 0

@@ -1,1 +1,1 @@
-"""What the process that called `cotune.run` does while trials run: the loop, and what it knows of trials beforehand."""
+"""The driver, in the process that called `cotune.run`: its loop, and what it expects of trials before they run."""

@@ -1,4 +1,4 @@
-"""How trials come: a suggestion becomes a record, which waits for its estimate where that pays, and joins the brain."""
+"""From suggestion to brain: a new trial gets a record, waits for its estimate where that pays, and joins the brain."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from cotune.trial import Estimated, Outcome
 
 
 class Arrivals:
-    """Keeps the trials of which the brain does not know yet.
+    """Holds the trials that have not joined the brain yet.
 
     Args:
-        space: For the configs.
+        space: Turns parameters into configs.
         engine: Makes estimates, and has the clock.
-        records: Keeps the trials.
-        options: Say what a trial counts, and how long it is.
-        expectations: Of what they need.
-        resting: Trials of an earlier session that wait for others to be worse.
+        records: The run's trials.
+        options: Give a trial's priority and number of iterations.
+        expectations: Predict a trial's demand and seconds.
+        resting: Trials of an earlier session that wait for a promotion.
         feed: Hands the brain an event.
-        refuse: Hears of a trial for which the user's options make no sense.
+        refuse: Concludes a trial whose config the user's `priority` or `max_steps` function cannot handle.
     """
 
     def __init__(
@@ -56,34 +56,34 @@ class Arrivals:
 
     @property
     def are_guesses(self) -> bool:
-        """Trials are estimated, and little is known yet of what an estimate is worth."""
+        """Whether trials are estimated while too few were measured to calibrate estimates."""
         return self._estimates.are_wanted and not self._expectations.are_calibrated
 
     def proposed(self, suggestion: Suggestion) -> Record:
-        """A trial is suggested; it is on record from now on."""
+        """Makes the record of a suggested trial."""
         config = self._space.config(suggestion.params)
         return self._records.proposed(suggestion.trial, suggestion.params, config)
 
     def add(self, record: Record) -> None:
-        """One is to run."""
+        """Adds a trial to the brain, after its estimate if one is wanted."""
         if record.estimate is not None or not self._estimates.ask(record.trial, record.config):
             self._join([record.trial])
 
     def estimated(self, told: Estimated) -> None:
-        """An estimate has come, or the reason why there is none."""
+        """Takes in an estimate, or the reason why there is none."""
         self._records.estimated(told)
         self._join(self._estimates.heard(told))
 
     def ran(self, seconds: float) -> None:
-        """A trial is over that has run for so long: beside that, others may be too short to be estimated."""
+        """Takes in how long a trial ran: others may turn out too short to be worth estimating."""
         self._join(self._estimates.ran(seconds))
 
     def promoted(self, trial: int) -> None:
-        """It waits for others no longer, even before it has joined."""
+        """Notes that a trial waits for no promotion any more, even if it has not joined yet."""
         self._resting.discard(trial)
 
     def put_off(self) -> None:
-        """Those that have not joined are for another session."""
+        """Leaves trials that have not joined to a later session."""
         for trial in self._estimates.release():
             self._records.put_off(self._records[trial])
 
@@ -95,7 +95,7 @@ class Arrivals:
             except InputError as error:
                 if not self._has_joined:
                     raise
-                # It is wrong for this config, not as such.
+                # The function worked for another config, so only this trial fails.
                 self._refuse(ConcludeTrial(trial, Outcome.FAILED, "InputError", str(error)))
                 continue
             self._has_joined = True

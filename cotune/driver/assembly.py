@@ -1,4 +1,4 @@
-"""Search, brain, body and records of a run, put together as `cotune.run` was asked for."""
+"""Assembles search, brain, body and records of a run from the arguments of `cotune.run`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from cotune.search.samplers import learns, make_pruner, make_sampler, most_trial
 from cotune.search.search import PastTrial, Search
 from cotune.search.spaces import Space
 
-# In JSON, of a constant or of all options of a choice in the events file.
+# Longest JSON of a constant, or of all options of a choice, that the events file keeps.
 LONGEST = 1 << 16
 
 
@@ -40,8 +40,8 @@ class Asked:
     """The arguments of `cotune.run` that say what is searched and how, checked.
 
     Attributes:
-        until: What the sweep runs until; of the sampler it knows nothing yet.
-        code: What tells the trainable from what it was before it was changed.
+        until: The sweep's options; `trials` and `is_blind` do not take the sampler into account yet.
+        code: Digest of the trainable's code; changes when the code does.
     """
 
     space: Space
@@ -66,13 +66,13 @@ def assemble(
     """Builds a sweep.
 
     Args:
-        asked: What it is to do.
-        folder: Of the run.
-        saved: What an earlier session has left there, if the run is resumed.
-        engine: Runs.
-        packer: Decides.
-        profile: What earlier runs have measured.
-        stack: Ends all that is written to.
+        asked: The arguments of `cotune.run`.
+        folder: The run's folder.
+        saved: The state of the earlier session, if the run is resumed.
+        engine: The body.
+        packer: The brain.
+        profile: Measurements of earlier runs.
+        stack: Closes the log, the search, the profile and the display.
 
     Returns:
         The sweep, and the records it fills.
@@ -84,7 +84,7 @@ def assemble(
     settings, earlier = (saved.settings, saved.records) if saved else ({}, [])
     _take_up(asked, folder, settings, earlier)
     base = int(settings["seed"]) if settings else secrets.randbits(32) if asked.seed is None else asked.seed
-    # A sampler that starts again from its seed would make its first suggestions again.
+    # A sampler with the seed of the earlier session would repeat its first suggestions.
     seed = (base + len(earlier)) % 2**32
     sampler = make_sampler(asked.sampler, asked.space, seed, [record.params for record in earlier])
     pruner = make_pruner(asked.pruner)
@@ -92,7 +92,7 @@ def assemble(
     trials = points if wanted is None else min(wanted, points or wanted)
     log = EventLog(folder.events)
     stack.callback(log.close)
-    # Once for each session of a run; the first is what others go by.
+    # Once per session; later sessions go by the first.
     log.write(
         "run", time.time(), version=VERSION, name=folder.path.name, kind=asked.until.kind, metric=asked.until.metric,
         mode=asked.mode, seed=base, trials=trials, code=asked.code,
@@ -127,12 +127,12 @@ def assemble(
 
 
 def _kept(value: Any) -> Any:
-    """A constant as the events file keeps it: itself, if it is short in JSON."""
+    """A constant as the events file keeps it: the value if its JSON is short, else its name."""
     return shown(value) if (text := _in_json(value)) is None else json.loads(text)
 
 
 def _options(choice: Domain) -> dict[str, Any]:
-    """What the labels of a choice stand for, as far as the events file can tell."""
+    """The options that the labels of a choice stand for, as far as the events file can keep them."""
     if not isinstance(choice, Choice):
         return {}
     found, left = {}, LONGEST
@@ -143,7 +143,7 @@ def _options(choice: Domain) -> dict[str, Any]:
 
 
 def _in_json(value: Any) -> str | None:
-    """The JSON that gives a value back, or a list for a tuple; None if there is none, or it is long."""
+    """JSON that restores a value, but tuples as lists; None if there is none or it is longer than `LONGEST`."""
     try:
         text = json.dumps(value, default=_item)
     except (TypeError, ValueError, RecursionError):
@@ -152,40 +152,40 @@ def _in_json(value: Any) -> str | None:
 
 
 def _item(value: Any) -> Any:
-    """The number that a scalar of numpy's is."""
+    """A numpy scalar as a Python number."""
     if getattr(value, "shape", None) == () and callable(item := getattr(value, "item", None)):
         return item()
     raise TypeError
 
 
 def _has_names(value: Any) -> bool:
-    """Whether keys are strings, which all others would become."""
+    """Whether all keys are strings; JSON would turn other keys into strings."""
     if isinstance(value, Mapping):
         return all(isinstance(key, str) and _has_names(part) for key, part in value.items())
     return not isinstance(value, list | tuple) or all(map(_has_names, value))
 
 
 def _changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
-    """A constant that is another than it was, as far as the events file can tell."""
+    """The name of a constant that has changed, as far as the events file can tell; None if none has."""
     for name in {**before, **now}:
         if name not in before or name not in now:
             return name
         text = _in_json(now[name])
-        # The latter is how more of them were kept once.
+        # Earlier versions kept more constants as `shown`.
         if text is not None and json.dumps(before[name]) != text and before[name] != shown(now[name]):
             return name
     return None
 
 
 def _take_up(asked: Asked, folder: RunFolder, settings: Mapping[str, Any], earlier: list[Record]) -> None:
-    """Gives the trials of the earlier session their configs, if this one tunes the same."""
+    """Gives the earlier session's trials their configs; raises `RunError` if this session tunes something else."""
     for what, now in (("metric", asked.until.metric), ("mode", asked.mode)):
         if now != (before := settings.get(what, now)):
             raise RunError(
                 f"run {folder.path.name!r} tuned {before!r}, now {now!r} is asked for",
                 hint="resume with the same metric= and mode=, or choose another name=",
             )
-    # What others have done by now stays: they are over, or go on from a checkpoint.
+    # The results of the old code and constants stay: such trials are over, or go on from a checkpoint.
     is_begun = any(record.state.is_final or TrialFolder(record.folder).latest_checkpoint() for record in earlier)
     if is_begun and asked.code != settings.get("code", asked.code):
         warnings.warn(
@@ -195,7 +195,7 @@ def _take_up(asked: Asked, folder: RunFolder, settings: Mapping[str, Any], earli
         )
     constants = asked.space.constants
     had = settings.get("constants", constants)
-    # Trials that go on, do so with what is asked for now.
+    # Trials that go on would do so with the new constants.
     if is_begun and (name := _changed(had, constants)) is not None:
         was, now = (f"{shown(of[name])}" if name in of else "not there" for of in (had, constants))
         raise RunError(

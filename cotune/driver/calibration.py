@@ -1,4 +1,4 @@
-"""How measured values follow from estimated ones."""
+"""Predicts measured values from estimated ones."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ DIFFERENT = 0.02
 
 
 class Calibration:
-    """Learns one line, `measured = slope * estimated + offset`, that lies above nearly all it has seen.
+    """Learns one line, `measured = slope * estimated + offset`, that lies above nearly all trials seen.
 
     The offset is what no estimate sees (imports, the allocator's slack, scratch of libraries): on a CPU device it is
     most of a small trial, and differs from trial to trial. So the slope is found by least squares weighted by the
-    squares of the estimates, ridged towards what is expected of it; the offset is the 95% quantile of what that leaves.
+    squares of the estimates, ridged towards the expected slope; the offset is the 95% quantile of the residuals.
 
     Args:
-        slope: What is expected; None for the ratio of the means.
+        slope: The expected slope; None for the ratio of the means.
     """
 
     def __init__(self, slope: float | None = None) -> None:
@@ -32,13 +32,13 @@ class Calibration:
         return len(self._seen) >= FEW
 
     def learn(self, trial: int, estimated: float, measured: float) -> None:
-        """Takes in a trial that was estimated and then measured; a later measurement of the same one replaces it."""
+        """Takes in a trial that was estimated and measured; replaces earlier values of the same trial."""
         if self._seen.get(trial) == (estimated, measured):
             return
         self._seen[trial] = estimated, measured
         if len(self._seen) > KEPT:
             del self._seen[next(iter(self._seen))]
-        # Squares of bytes are beyond what integers of numpy hold.
+        # Squares of byte counts overflow numpy's integers.
         x, y = np.array(list(self._seen.values()), dtype=float).T
         slope = self._expected
         if slope is None:
@@ -52,5 +52,5 @@ class Calibration:
         self._offset = float(np.quantile(y - self._slope * x, QUANTILE, method="higher"))
 
     def apply(self, estimated: float) -> float | None:
-        """What will be measured, generously; None before a few trials were."""
+        """Predicts a measurement, on the high side; None before `FEW` trials were learnt."""
         return max(0.0, self._slope * estimated + self._offset) if self.is_learnt else None

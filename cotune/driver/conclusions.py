@@ -1,4 +1,4 @@
-"""What follows for a trial's owner when the brain has concluded it: its record, the search, callbacks."""
+"""What the driver does when the brain has concluded a trial: tells its record, the search and the callbacks."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from cotune.results import TrialResult
 from cotune.search.proposer import Proposer
 from cotune.trial import TrialState
 
-# Errors that every other trial would repeat: the run ends with them if nothing was ever reported.
+# Errors that every other trial would repeat: they end the run if no trial has ever reported.
 _FATAL = ("UnknownMetric", "NotPicklable")
 
 
 class Conclusions:
-    """Tells all who want to know how a trial ended.
+    """Tells the record, the search, the display and the callbacks how a trial ended.
 
     Args:
-        records: Keeps the trials.
-        search: Hears of every end but an interruption, which is none.
-        display: Shows what went wrong.
-        metric: Without a value of it no trial is done; empty where only the search knows.
-        callbacks: Called with the result of each trial that is over.
+        records: The run's trials.
+        search: Told of every end except an interruption.
+        display: Shows failures.
+        metric: The metric without which no trial is done; empty where only the search knows.
+        callbacks: Called with the result of each trial that has ended.
     """
 
     def __init__(
@@ -45,10 +45,10 @@ class Conclusions:
         self._broken: set[int] = set()
 
     def reach(self, conclusion: ConcludeTrial) -> None:
-        """Tells them.
+        """Carries out a conclusion.
 
         Raises:
-            CotuneError: Every other trial would fail with the same.
+            CotuneError: Every other trial would fail with the same error.
         """
         record = self._records[conclusion.trial]
         record.concluded(conclusion)
@@ -76,7 +76,7 @@ class Conclusions:
 
     def _call_back(self, record: Record) -> None:
         if self._callbacks:
-            # One may take long, and whoever is killed meanwhile is not to run the trial again.
+            # A callback may take long; if the driver is killed meanwhile, a resumed run must not repeat the trial.
             self._records.flush()
         for number, callback in enumerate(self._callbacks):
             try:

@@ -1,4 +1,4 @@
-"""Which trials are estimated before they run: the first ones, and more where that costs little beside running them."""
+"""Which trials are estimated before they run: the first ones, and more if estimating is cheap next to running."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from cotune.engines.base import Engine
 from cotune.trial import Estimated
 
 FAILURES = 3
-# So many trials are estimated whatever it costs.
+# Until so many trials have run, trials are estimated whatever it costs.
 FIRST = 16
-# What an estimate may take of the time of a trial.
+# Most that an estimate may take, as a share of a trial's seconds.
 SHARE = 0.1
 
 
 class Estimates:
-    """Keeps the trials that wait for their estimates, which are made one at a time.
+    """Holds the trials that wait for their estimates, which are made one at a time.
 
     Args:
-        engine: Makes them, or cannot.
+        engine: Makes the estimates, if it can.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -35,7 +35,7 @@ class Estimates:
 
     @property
     def are_wanted(self) -> bool:
-        """Whether a trial should wait for one, as far as is known."""
+        """Whether a trial should wait for an estimate: the engine makes them, and they are cheap enough."""
         affordable = self._trials.count < FIRST or self._estimates.value <= SHARE * self._trials.value
         return self._engine.can_estimate and self._failures < FAILURES and affordable
 
@@ -48,9 +48,9 @@ class Estimates:
         return True
 
     def heard(self, told: Estimated) -> list[int]:
-        """An estimate has come, or the reason why there is none; gives the trials that need wait no longer.
+        """Takes in an estimate, or the reason why there is none; returns the trials that need not wait any longer.
 
-        Nobody waits behind a failure: what failed for one may well fail for all, and slowly.
+        A failure releases all waiting trials: what failed for one may well fail for all, and slowly.
         """
         self._current = None
         self._failures = 0 if told.estimate else self._failures + 1
@@ -62,12 +62,12 @@ class Estimates:
         return [told.trial] if waited else []
 
     def ran(self, seconds: float) -> list[int]:
-        """A trial has run for so many seconds and is over; gives the trials that need wait no longer."""
+        """Takes in how long a trial ran; returns the trials that need not wait any longer."""
         self._trials.add(seconds)
         return [] if self.are_wanted else self.release()
 
     def release(self) -> list[int]:
-        """All that wait, who do so no longer."""
+        """Releases all waiting trials, and returns them."""
         waiting, self._line = list(self._line), {}
         return waiting
 

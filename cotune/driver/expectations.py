@@ -1,4 +1,4 @@
-"""What is expected of trials and devices beforehand: by what earlier runs have measured, and by estimates."""
+"""What is expected of trials and devices beforehand, from measurements of earlier runs and from estimates."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from cotune.search.proposer import Configs
 
 
 class Expectations:
-    """Says what a trial is expected to need, and how many lanes to pay; learns from what was needed, and did.
+    """Predicts a trial's demand and seconds and a device's lanes; learns from what was measured.
 
     Args:
-        space: Says what predictions go by.
-        profile: What earlier runs have measured.
+        space: Turns parameters into features.
+        profile: Measurements of earlier runs.
         earlier: Trials of earlier sessions of this run.
-        most_lanes: So many at most of an idle device; None for as many as it may have.
+        most_lanes: Most lanes of an idle device; None for as many as it may have.
     """
 
     def __init__(
@@ -34,38 +34,38 @@ class Expectations:
 
     @property
     def are_calibrated(self) -> bool:
-        """Whether it is known what an estimate is worth."""
+        """Whether enough trials were measured to calibrate estimates."""
         return self._profile.is_calibrated
 
     @property
     def know_lengths(self) -> bool:
-        """Whether earlier runs tell how long trials take."""
+        """Whether earlier trials' seconds are known."""
         return self._profile.knows_seconds
 
     def features(self, record: Record) -> dict[str, float]:
         return self._space.features(record.params)
 
     def about(self, record: Record) -> tuple[Demand | None, float | None]:
-        """What a trial needs, and how many seconds it takes, as far as can be told."""
+        """A trial's expected demand and seconds, each None if unknown."""
         return self._profile.expect(self.features(record), record.estimate)
 
     def of_device(self, found: DeviceFound) -> DeviceFound:
-        """A device, with how many lanes it is to begin with, and to have at most while it is idle."""
+        """The device with the number of lanes to begin with, and at most while idle, filled in."""
         idle = found.idle_width if self._most_lanes is None else min(found.idle_width, self._most_lanes)
         return replace(found, width=self._profile.begin_with(found.capacity, found.max_width), idle_width=idle)
 
     def learn_widths(self, proven: Iterable[tuple[int, int, int]]) -> None:
-        """On devices of so many bytes, and lanes at most, so many lanes have paid."""
+        """Notes how many lanes paid, as (bytes of the device, its most lanes, lanes that paid)."""
         for capacity, most, lanes in proven:
             self._profile.learn_width(capacity, most, lanes)
 
     def compare(self, record: Record, demand: Demand | None) -> None:
-        """Holds what a running trial was measured to need against its estimate, for the sake of other estimates."""
+        """Compares a running trial's measured demand with its estimate, to calibrate other estimates."""
         if record.estimate is not None and demand is not None:
             self._profile.compare(record.trial, record.estimate, demand)
 
     def learn(self, record: Record) -> None:
-        """A trial is over."""
+        """Takes in a trial that has ended."""
         if record.demand is not None:
             self._profile.learn(self.features(record), record.demand, record.seconds, record.comparable)
             if record.comparable is not None:

@@ -1,4 +1,4 @@
-"""What tells a trainable from others, also in another process: its code, and what it was given beforehand."""
+"""What identifies a trainable, also in another process: its code and its bound arguments."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _PLAIN = (bool, int, float, str, bytes, type(None))
 
 
 def identity(trainable: Any) -> Iterator[object]:
-    """All that tells a trainable from others, as values whose `repr` is the same in every process.
+    """What identifies a trainable, as values whose `repr` is the same in every process.
 
-    That is its code and the code of what its own module defines and it uses, their defaults, and arguments that were
-    bound. What it gets from other modules, and its data, are not looked at.
+    That is its code, the code of functions and classes of its own module that it uses, their defaults, and bound
+    arguments. Code of other modules, and data, are ignored.
     """
     yield from _bound(trainable)
     todo, seen = [unwrapped(trainable)], set[int]()
@@ -38,12 +38,12 @@ def identity(trainable: Any) -> Iterator[object]:
 
 
 def digest(*values: object) -> str:
-    """Short for values whose `repr` is the same in every process."""
+    """A short hash of values whose `repr` is the same in every process."""
     return hashlib.sha256(repr(values).encode()).hexdigest()[:16]
 
 
 def plain(value: Any) -> object:
-    """A value, or what stands for it, whose `repr` is the same in every process."""
+    """A value, or a stand-in for it, whose `repr` is the same in every process."""
     if isinstance(value, _PLAIN):
         return value
     if isinstance(value, (tuple, list)):
@@ -54,7 +54,7 @@ def plain(value: Any) -> object:
 
 
 def _bound(trainable: Any) -> Iterator[object]:
-    """What a trainable was given beforehand."""
+    """The arguments bound to a trainable by `functools.partial`."""
     while isinstance(trainable, functools.partial):
         yield plain(trainable.args)
         yield sorted((name, repr(plain(value))) for name, value in trainable.keywords.items())

@@ -1,4 +1,4 @@
-"""What a sweep runs until, and how."""
+"""The options of a sweep."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from cotune.results import TrialResult
 
 @dataclass(frozen=True, slots=True)
 class SweepOptions:
-    """What a sweep runs until, and how.
+    """When a sweep ends, and how it runs.
 
     Attributes:
         kind: Name of the trainable.
-        metric: What is tuned; empty where only the search knows.
-        trials: How many; None for no limit.
+        metric: The tuned metric; empty where only the search knows.
+        trials: Number of trials; None for no limit.
         time_budget: Seconds after which running trials are interrupted; None for no limit.
-        lockstep: Ask for a trial only when it can start.
-        is_blind: The sampler's suggestions do not depend on results.
-        callbacks: Called with the result of each trial that is over.
-        priority: Of a config.
-        max_steps: Iterations to its end, of a config.
+        lockstep: Whether to ask for a trial only when it can start.
+        is_blind: Whether the sampler's suggestions do not depend on results.
+        callbacks: Called with the result of each trial that has ended.
+        priority: Gives a config's priority.
+        max_steps: Gives the iterations of a config's trial; None if unknown.
     """
 
     kind: str

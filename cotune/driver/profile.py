@@ -1,12 +1,13 @@
-"""What the trials of a trainable were measured to need, kept from one run to the next.
+"""The measured demands of a trainable's trials, kept from one run to the next.
 
 <storage>/.profiles/<trainable>-<fingerprint>.json
 
-A run begins with what earlier ones have measured, so that its first trials need not try a whole device. The brain takes
-it for a hint: it is corrected by measuring like any other prediction, and given up once this run knows better.
+A run begins with the measurements of earlier runs, so that its first trials need not start with a whole device. The
+brain takes them as hints: measuring corrects them like any other prediction, and they are dropped once this run knows
+better.
 
-Estimates that were made of trials before they ran are kept beside what was measured: how one follows from the other
-(`calibration.py`) is what makes a hint of the next estimate, in this run and in later ones.
+Estimates made before trials ran are kept beside the measurements: the relation of the two (`calibration.py`) turns the
+next estimate into a hint, in this run and in later ones.
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ from cotune.trainable import unwrapped
 VERSION = 2
 KEPT = 256
 ENOUGH = 16
-# What is set aside by an estimate as long as nothing is known of how measurements follow from estimates.
+# Factor and bytes added to an estimate as long as estimates are not calibrated.
 UNLEARNT_FACTOR = 1.5
 UNLEARNT_ALLOWANCE = 256 * MIB
 
 
 class _Sample(NamedTuple):
-    """A trial, as it is kept."""
+    """A trial, as the file keeps it."""
 
     features: Mapping[str, float]
     demand: Demand
@@ -43,19 +44,19 @@ class _Sample(NamedTuple):
 
 
 class _Width(NamedTuple):
-    """How many lanes paid on a device of that many bytes, of so many at most."""
+    """The lanes that paid on a device of `capacity` bytes with `most` lanes at most."""
 
     capacity: int
     most: int
     lanes: int
 
     def is_like(self, other: _Width) -> bool:
-        """Whether both are of one kind of device; how much memory others take differs from run to run."""
+        """Whether both are one kind of device; bytes may differ, as other programs' use differs from run to run."""
         return self.most == other.most and self.capacity < 2 * other.capacity < 4 * self.capacity
 
 
 class _Kept(NamedTuple):
-    """What a file holds."""
+    """The content of a profile file."""
 
     samples: list[_Sample]
     widths: list[_Width]
@@ -65,10 +66,10 @@ class Profile:
     """Measurements of trials of one trainable on one kind of device.
 
     Args:
-        path: Its file; None to remember nothing beyond this run.
+        path: The profile's file; None to keep nothing beyond this run.
 
     Attributes:
-        knows_seconds: How long trials take was measured before.
+        knows_seconds: Whether earlier trials' seconds are known.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -91,7 +92,7 @@ class Profile:
 
     @property
     def is_calibrated(self) -> bool:
-        """Whether it is known how measurements follow from estimates."""
+        """Whether enough trials were measured to calibrate estimates."""
         return self._peak.is_learnt
 
     def recall(
@@ -101,24 +102,24 @@ class Profile:
         seconds: float | None,
         estimate: Estimate | None = None,
     ) -> None:
-        """Takes in a trial of an earlier session, or of another run."""
+        """Takes in a trial of an earlier session or of another run."""
         self._count += 1
         self._earlier.observe_demand(self._count, features, demand)
         if seconds is not None:
             self.knows_seconds = True
             self._whole.observe(self._count, features, seconds)
         if estimate is not None:
-            # The trials of this session are counted from 0 upwards.
+            # Trials of this session are numbered from 0 up, so these get negative numbers.
             self.compare(-self._count, estimate, demand, seconds)
 
     def compare(self, trial: int, estimate: Estimate, demand: Demand, seconds: float | None = None) -> None:
-        """Notes what a trial that was estimated has been measured to need so far.
+        """Calibrates by what an estimated trial was measured to need so far.
 
         Args:
-            trial: Its number.
-            estimate: As it was estimated.
-            demand: As measured.
-            seconds: From its start to its end, if it has come to that.
+            trial: The trial's number.
+            estimate: The trial's estimate.
+            demand: The measured demand.
+            seconds: Seconds from its start to its end, if it has ended.
         """
         self._persistent.learn(trial, estimate.persistent, demand.persistent)
         self._peak.learn(trial, estimate.peak, demand.peak)
@@ -129,10 +130,10 @@ class Profile:
     def expect(
         self, features: Mapping[str, float], estimate: Estimate | None = None
     ) -> tuple[Demand | None, float | None]:
-        """What a trial needs and how many seconds it takes, as far as earlier runs or its estimate tell.
+        """A trial's demand and seconds by earlier runs or its estimate, each None if they do not tell.
 
-        Once this run has measured enough, earlier ones are silent and so are FLOPs: a run knows best how many steps its
-        trials make. Bytes go by the estimate as long as there is one, since no regression knows the model.
+        Once this run has measured `ENOUGH` trials, earlier runs and FLOPs are ignored: a run knows best how many steps
+        its trials make. A calibrated estimate decides the bytes even then, since no regression knows the model.
         """
         knows_best = self._measured >= ENOUGH
         demand = None if knows_best else self._earlier.demand(features)
@@ -158,21 +159,21 @@ class Profile:
         seconds: float | None,
         estimate: Estimate | None = None,
     ) -> None:
-        """Notes a trial of this session that is over.
+        """Notes a trial of this session that has ended, for `save`.
 
         Args:
-            features: What predictions go by.
-            demand: As measured.
-            seconds: From its start to its end, if it was not stopped before that.
-            estimate: As it was estimated, if it was; `compare` is told apart, and earlier.
+            features: The regression's features of its config.
+            demand: The measured demand.
+            seconds: Seconds from its start to its end, if it was not stopped early.
+            estimate: The trial's estimate, if it has one; calibrating by it is left to `compare`.
         """
         self._measured += 1
         self._samples.append(_Sample(dict(features), demand, seconds, estimate))
 
     def begin_with(self, capacity: int, most: int) -> int:
-        """Lanes to begin with on a device of so many bytes and so many lanes at most.
+        """Lanes to begin with on a device of `capacity` bytes and `most` lanes at most.
 
-        Half of those that paid on one like it: the other half is tried as ever, and so found out if it no longer pays.
+        Half of the lanes that paid on a device like it: more are tried as usual, which shows if they no longer pay.
         """
         like = _Width(capacity, most, 0)
         return next((max(1, width.lanes // 2) for width in reversed(self._widths) if width.is_like(like)), 1)
@@ -182,7 +183,7 @@ class Profile:
         self._found.append(_Width(capacity, most, lanes))
 
     def save(self) -> None:
-        """Adds this session's trials to the file; a run beside this one may have done so too, and a loss is no harm."""
+        """Adds this session's trials to the file; a concurrent run may overwrite them, which does no harm."""
         if self._path is None or not self._samples:
             return
         kept = _read(self._path)
@@ -202,13 +203,13 @@ class Profile:
 
 
 def profile_path(storage: Path, trainable: Any, constants: Mapping[str, Any], hardware: str) -> Path:
-    """Where the profile of a trainable is.
+    """The path of a trainable's profile.
 
     Args:
         storage: The folder for runs.
-        trainable: Its `identity` is a part of the name: changed code begins anew.
-        constants: Of the space; they may decide about memory just as well.
-        hardware: What kind of device.
+        trainable: The trainable, whose `identity` is part of the name: changed code begins a new profile.
+        constants: The space's constants, which may determine memory as well.
+        hardware: The kind of device.
     """
     given = [(name, plain(value)) for name, value in sorted(constants.items())]
     name = unwrapped(trainable).__name__.strip("<>")
@@ -216,7 +217,7 @@ def profile_path(storage: Path, trainable: Any, constants: Mapping[str, Any], ha
 
 
 def _read(path: Path | None) -> _Kept:
-    """What the file says; nothing if there is none, or it is not one of ours."""
+    """Reads a profile; empty if there is no file, or it is damaged or of another version."""
     try:
         content = json.loads(path.read_text(encoding="utf-8")) if path else {}
         if content.get("version") != VERSION:

@@ -12,10 +12,9 @@ from types import FrameType
 
 @contextlib.contextmanager
 def handled_by(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    """Installs a handler of Ctrl-C and SIGTERM for a while; in the main thread, which alone can.
+    """Handles Ctrl-C and SIGTERM within a block; does nothing outside the main thread, where Python cannot.
 
-    What whoever started the program has ignored stays so, as a shell does with Ctrl-C for what a script runs in the
-    background.
+    A signal that is ignored stays ignored: a shell does so with Ctrl-C for background jobs of a script.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -28,7 +27,7 @@ def handled_by(handler: Callable[[int, FrameType | None], None]) -> Iterator[Non
         if os.getpid() == process:
             handler(number, frame)
         else:
-            # A process that a callback has forked, such as a pool's, is ended like any other.
+            # A process forked by a callback, such as a pool's worker, handles the signal as before this block.
             signal.signal(number, ours[signal.Signals(number)])
             os.kill(os.getpid(), number)
 

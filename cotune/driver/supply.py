@@ -1,4 +1,4 @@
-"""When the search is asked for trials, and when it is told that those there are have no others to wait for."""
+"""When the search is asked for trials, and when it is asked to settle trials that wait for others."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ class Supply:
     """Keeps a suggestion ready for every lane, so that a freed one never waits for the sampler.
 
     Args:
-        search: Suggests.
+        search: Suggests trials.
         packer: Knows how many trials could run.
-        limit: How many there are to be; None for no limit.
-        lockstep: Ask for a trial only when it can start.
-        is_blind: The sampler's suggestions do not depend on results.
-        proposed: How many there are already.
+        limit: Trials of the run in total; None for no limit.
+        lockstep: Whether to ask for a trial only when it can start.
+        is_blind: Whether the sampler's suggestions do not depend on results.
+        proposed: Trials that exist already.
 
     Attributes:
-        asked: Suggestions that are still to come.
+        asked: Suggestions asked for and not received yet.
     """
 
     def __init__(
@@ -35,22 +35,22 @@ class Supply:
         self._is_exhausted = self._is_closed = self._is_settling = False
 
     def ask(self, estimated: int, is_guessing: bool) -> None:
-        """Asks for as many as are wanted now.
+        """Asks for as many trials as are wanted now.
 
         Args:
-            estimated: Trials that wait for an estimate, of which the packer does not know yet.
-            is_guessing: Trials are estimated, and little is known yet of what an estimate is worth.
+            estimated: Trials that wait for an estimate and that the packer does not know yet.
+            is_guessing: Whether trials are estimated while estimates are not calibrated yet.
         """
         if self._is_exhausted or self._is_closed:
             return
         packer = self._packer
         ahead = packer.breadth if self._ahead is None else self._ahead
         if is_guessing:
-            # Hints do not change once they are given: one trial at most waits by an estimate of which little is known.
+            # A hint does not change once it is given, so at most one trial waits with an uncalibrated estimate.
             ahead = min(ahead, 1)
         wanted = packer.seats + ahead - packer.waiting - estimated - self.asked
         if wanted < ahead // 2:
-            # Many at once: a sampler that has just been at work is three times as fast.
+            # Asks for many at once: a sampler that has just been at work is three times as fast.
             return
         if self._limit is not None:
             wanted = min(wanted, self._limit - self._proposed - self.asked)
@@ -60,26 +60,26 @@ class Supply:
 
     @property
     def is_over(self) -> bool:
-        """Whether all trials there are to be have been suggested."""
+        """Whether no more trials will be suggested."""
         is_enough = self._limit is not None and self._proposed >= self._limit
         return is_enough or self._is_exhausted or self._is_closed
 
     def suggested(self) -> None:
-        """One has come."""
+        """Notes that a suggestion has come."""
         self.asked = max(0, self.asked - 1)
         self._proposed += 1
 
     def exhausted(self) -> None:
-        """No more will come, not even what was asked for."""
+        """Notes that no more suggestions come, not even those asked for."""
         self._is_exhausted, self.asked = True, 0
 
     def close(self) -> None:
-        """Asks for no more."""
+        """Stops asking for trials."""
         self._is_closed = True
         self._search.drop_asks()
 
     def settle(self) -> None:
-        """Where all that are left wait for others to be worse, and there are no others, has the search end it."""
+        """Has the search settle trials if all unfinished ones are held and no other trial is to come."""
         if self._is_settling or self.asked or not self.is_over or self._is_closed:
             return
         if self._packer.unfinished and self._packer.unfinished == self._packer.held:
@@ -87,5 +87,5 @@ class Supply:
             self._search.settle()
 
     def settled(self) -> None:
-        """The search has said who goes on, if anybody does."""
+        """Notes that the search has settled: a trial goes on, or none will."""
         self._is_settling = False

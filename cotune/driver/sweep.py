@@ -1,10 +1,10 @@
-"""The driver's loop: the brain, a body and the search, brought together.
+"""The driver's loop, which connects the brain, a body and the search.
 
     search ──Suggestion──▶ TrialAdded ──▶ Packer ──instructions──▶ Engine
     search ◀───────── tell ────────── ConcludeTrial ◀─┘   ▲           │
     search ◀──report── Report ◀────────────── events file │ ◀─events──┘
 
-A report is in the events file, handed to the operating system, before the trial gets its verdict.
+A report is written to the events file and handed to the operating system before the trial gets its verdict.
 """
 
 from __future__ import annotations
@@ -57,13 +57,13 @@ from cotune.search.proposer import (
 from cotune.trial import Estimated, Question, Report, TrialSpec, TrialState
 
 SWITCH_INTERVAL = 0.0003
-# Less than the first lane takes to come up.
+# Seconds to wait for suggestions; less than the first lane takes to come up.
 LINE_UP_WITHIN = 0.2
 
 
 @process_wide
 def _switching_often() -> Iterator[None]:
-    """Threads of this process take turns more often."""
+    """Makes the threads of this process switch more often."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(SWITCH_INTERVAL)
     try:
@@ -76,18 +76,18 @@ class Sweep:
     """Runs trials until there are no more.
 
     Args:
-        space: For the configs.
-        search: Proposes and judges.
-        packer: Decides.
-        engine: Runs.
-        records: Keeps the trials, those of the run that is resumed among them.
-        view: Shows it.
-        options: See there.
-        profile: What earlier runs have measured.
+        space: Turns parameters into configs.
+        search: Proposes trials and judges reports.
+        packer: The brain.
+        engine: The body.
+        records: The run's trials, including those of earlier sessions.
+        view: Shows the sweep's state.
+        options: When the sweep ends, and how it runs.
+        profile: Measurements of earlier runs.
 
     Attributes:
-        interrupted: It was, or its time is used up: trials that have not ended can be resumed.
-        display: Shows how it stands.
+        interrupted: Whether the sweep was interrupted or its time is used up; unfinished trials can be resumed.
+        display: Updates the view.
     """
 
     def __init__(
@@ -139,7 +139,7 @@ class Sweep:
     # ---- from outside of the loop
 
     def interrupt(self) -> None:
-        """Ctrl-C: the first time running trials stop at their next boundary, the second time all ends at once."""
+        """Handles Ctrl-C: the first stops running trials at their next boundary, the second ends the sweep at once."""
         self._signals += 1
         self._engine.wake()
 
@@ -150,9 +150,9 @@ class Sweep:
 
         Raises:
             CotuneError: The run as a whole cannot go on.
-            KeyboardInterrupt: It was interrupted twice.
+            KeyboardInterrupt: The sweep was interrupted twice.
         """
-        # The search thread computes in Python: this one must not wait 5 ms for it whenever something happens.
+        # The search thread computes in Python: by default this one would wait 5 ms for the interpreter at each event.
         with _switching_often():
             try:
                 self._loop()
@@ -173,7 +173,7 @@ class Sweep:
             for one in happened:
                 self._take_in(one)
             only_reports = not self._hear() and all(type(one) in (Report, Question) for one in happened)
-            # Not the other way round: all may have been closed under a loop that was left to itself.
+            # Before `_acknowledge`, which writes: a caller that gave up on this loop may have closed the files.
             self._check_end()
             self._acknowledge()
             if not only_reports:
@@ -183,16 +183,16 @@ class Sweep:
             self.display.show()
 
     def _line_up(self) -> None:
-        """Waits a moment for suggestions: the longest, which is to start first, may be the last of them."""
+        """Waits a moment for suggestions: the longest trial, which is to start first, may be suggested last."""
         self._ask_more()
         until = time.monotonic() + LINE_UP_WITHIN
         while self._supply.asked and time.monotonic() < until:
-            # What the engine has to say of its devices is for when the brain knows them.
+            # The engine is not polled: its events are about devices that the brain does not know yet.
             time.sleep(0.001)
             self._hear()
 
     def _hear(self) -> bool:
-        """Takes in what the search has answered; whether there was anything."""
+        """Takes in the answers of the search; returns whether there were any."""
         answers = self._search.answers()
         for answer in answers:
             self._on_answer[type(answer)](answer)
@@ -235,7 +235,7 @@ class Sweep:
                 self._engine.execute(instruction)
         if isinstance(event, IterationsDone):
             self._expectations.compare(self._records[event.trial], self._packer.demand_of(event.trial))
-        # Last, so that a freed lane has its next trial before the search thread has something to do.
+        # Last, so that a freed lane has its next trial before the search thread starts to compute.
         for conclusion in concluded:
             self._conclusions.reach(conclusion)
             record = self._records[conclusion.trial]
@@ -249,7 +249,7 @@ class Sweep:
             self._engine.verdict(trial, attempt)
         self._unacknowledged.clear()
 
-    # ---- what the search says
+    # ---- answers of the search
 
     def _suggested(self, suggestion: Suggestion) -> None:
         self._supply.suggested()
@@ -311,7 +311,7 @@ class Sweep:
 
     def _on_report(self, report: Report) -> None:
         if self._records[report.trial].state.is_final:
-            # Nobody waits for what becomes of it.
+            # A trial that has ended waits for no verdict.
             return
         record = self._records.reported(report)
         if self._search.judges and not record.withdrawn:

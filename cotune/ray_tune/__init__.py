@@ -11,7 +11,7 @@ __all__ = ["colocate"]
 
 
 def __getattr__(name: str) -> Any:
-    # Lanes import this package too, and have no use for the brain that comes with it.
+    # Imported on demand: lanes import this package too, and do not need the brain, which comes with `scheduler`.
     if name == "colocate":
         from cotune.ray_tune.scheduler import colocate
 

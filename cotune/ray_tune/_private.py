@@ -1,7 +1,7 @@
-"""Everything of Ray that is not public and that we rely on, in this one place.
+"""All private parts of Ray that this package relies on.
 
-`check()` compares it with the Ray that is installed, so that a Ray we do not know is refused at the start, by name,
-instead of failing somewhere in the middle of a run. All other modules of this package take these names from here.
+`check()` compares them with the installed Ray, so that an unknown Ray is refused at the start, with the missing names,
+instead of failing in the middle of a run. All other modules of this package take these names from here.
 """
 
 from __future__ import annotations
@@ -96,10 +96,10 @@ _NEEDED_IN_INSTANCES = (
 
 @functools.cache
 def check() -> None:
-    """Compares what we rely on with the Ray that is installed.
+    """Compares the parts this package relies on with the installed Ray.
 
     Raises:
-        InputError: Something is not there.
+        InputError: A part is missing.
     """
     missing = [f"{_name(owner)}.{name}" for owner, names in _NEEDED for name in names if not hasattr(owner, name)]
     if not missing:
@@ -117,26 +117,26 @@ def _name(owner: Any) -> str:
 
 
 def core_worker() -> object:
-    """Changes with every `ray.init`."""
+    """Ray's core worker, another object after every `ray.init`."""
     return ray._private.worker.global_worker.core_worker
 
 
 def free_cpus() -> dict[str, float]:
-    """CPUs that nobody has asked for, by node."""
+    """CPUs that are not reserved, by node."""
     found = ray._private.state.available_resources_per_node()
     return {node: float(resources.get("CPU", 0.0)) for node, resources in found.items()}
 
 
 def _unwrapped(controller: Any) -> Any:
-    """Tune's controller, which schedulers are given in a wrapper now and bare then."""
+    """Tune's controller, which schedulers are given sometimes in a wrapper and sometimes bare."""
     return getattr(controller, "_tune_controller", controller)
 
 
 def controller_behind(controller: Any) -> Any:
-    """Tune's controller, if it is one that we know.
+    """Tune's controller, checked for what this package uses.
 
     Raises:
-        InputError: It is not.
+        InputError: The controller lacks an attribute that this package uses.
     """
     controller = _unwrapped(controller)
     if not hasattr(controller, "_actor_manager") or not hasattr(controller, "_reuse_actors"):
@@ -148,20 +148,20 @@ def controller_behind(controller: Any) -> Any:
 
 
 def reuse_no_actors(controller: Any) -> None:
-    """Makes Tune give no actor to another trial."""
+    """Keeps Tune from reusing an actor for another trial."""
     controller = _unwrapped(controller)
     if hasattr(controller, "_reuse_actors"):
         controller._reuse_actors = False
 
 
 def limit_pending(controller: Any, most: int) -> None:
-    """Makes Tune ask for so many trials ahead, unless the user has said how many."""
+    """Makes Tune queue at most `most` trials ahead, unless the user has set a number."""
     if "TUNE_MAX_PENDING_TRIALS_PG" not in os.environ:
         _unwrapped(controller).update_max_pending_trials(most)
 
 
 def most_at_once(controller: Any) -> int | None:
-    """How many trials there will be, or how many the user lets run at once; None where that is not known."""
+    """The smaller of the number of trials and the user's limit on concurrent ones; None if neither is known."""
     algorithm = getattr(controller, "_search_alg", None)
     limits = [
         getattr(algorithm, "total_samples", None),
@@ -173,9 +173,9 @@ def most_at_once(controller: Any) -> int | None:
 
 
 def keep_checkpoints() -> None:
-    """Makes Tune book a checkpoint once that it saves twice, as it does with PBT.
+    """Makes Tune register a checkpoint only once that it saves twice, as it does with PBT.
 
-    Its books then hold the same directory twice, of which `num_to_keep` deletes the older, and with it the other.
+    Otherwise the same directory is registered twice; `num_to_keep` deletes the older entry, and the directory with it.
     """
     register = _CheckpointManager.register_checkpoint
     if hasattr(register, "__wrapped__"):
@@ -191,7 +191,7 @@ def keep_checkpoints() -> None:
 
 
 class _Spared:
-    """Checkpoints that Tune would have deleted, and somebody is still to go on from."""
+    """Checkpoints that Tune wants to delete, but from which a trial is still to go on."""
 
     def __init__(self, delete: Callable[[Any, str], None]) -> None:
         self._delete = delete
@@ -199,14 +199,14 @@ class _Spared:
         self.controllers: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def delete(self, fs: Any, fs_path: str) -> None:
-        """In the place of Ray's own: deletes it, or a later call does once nobody awaits it."""
+        """Replaces Ray's own: deletes the checkpoint now, or in a later call once no trial awaits it."""
         self._found[fs_path] = fs
         awaited, unsure = self._awaited()
         for path in [path for path in self._found if path not in awaited and not path.startswith(unsure)]:
             self._delete(self._found.pop(path), path)
 
     def _awaited(self) -> tuple[set[str], tuple[str, ...]]:
-        """Paths of checkpoints, and folders of trials of which PBT has yet to hear which one it has asked for."""
+        """Paths of awaited checkpoints, and folders of trials whose checkpoint PBT has asked for and not yet learnt."""
         paths, unsure = set(), []
         for controller in list(self.controllers):
             live = controller.get_live_trials()
@@ -225,9 +225,10 @@ class _Spared:
 
 
 def keep_awaited_checkpoints(controller: Any) -> None:
-    """Makes `num_to_keep` spare what trials are to go on from that PBT has given another's checkpoint.
+    """Makes `num_to_keep` spare a checkpoint that PBT has given to another trial, which is still to go on from it.
 
-    The other one may make better ones, or later ones, before they get to it: then they fail. Once is enough.
+    Otherwise later or better checkpoints of the first trial may replace it before, and the other trial fails. May be
+    called more than once.
     """
     delete = checkpoint_manager._delete_fs_path
     spared = getattr(delete, "__self__", None)
@@ -238,10 +239,10 @@ def keep_awaited_checkpoints(controller: Any) -> None:
 
 
 def end_whole_brackets() -> None:
-    """Makes HyperBand stop with a bracket those trials, too, that are about to be paused.
+    """Makes HyperBand, when it ends a bracket, also stop trials that are about to be paused.
 
-    It stops the paused ones only. Of two that come to the last rung at once the first is still being saved when the
-    second one ends the bracket: it is paused then, and Tune waits for it for ever.
+    HyperBand stops paused trials only. If two trials reach the last rung at once, the first is still being saved when
+    the second ends the bracket: the first is paused afterwards, and Tune waits for it for ever.
     """
     cleanup = hyperband._Bracket.cleanup_full
     if hasattr(cleanup, "__wrapped__"):
@@ -283,7 +284,7 @@ def keep_events() -> None:
 
 
 def follow_resources(controller: Any, changed: Callable[[], None]) -> None:
-    """Makes Tune say when it gives trials that wait other resources than they were added with. Once is enough."""
+    """Calls `changed` whenever Tune gives waiting trials new resource requests. May be called more than once."""
     base: Any = type(controller)
     if hasattr(base, "is_followed"):
         return
@@ -295,20 +296,20 @@ def follow_resources(controller: Any, changed: Callable[[], None]) -> None:
             super().update_pending_trial_resources(resources)
             changed()
 
-    # Not an attribute of the controller: Tune saves those.
+    # Done by a subclass, not an attribute of the controller: Tune saves its attributes.
     Followed.__name__, Followed.__qualname__ = base.__name__, base.__qualname__
     controller.__class__ = Followed
 
 
 def class_behind(actor_class: Any) -> type:
-    """The trainable that Tune has made an actor class of, without what Ray has wrapped around each method."""
+    """The trainable behind Tune's actor class, without the wrappers that Ray puts around each method."""
     modified = actor_class.__ray_metadata__.modified_class
     found: type = getattr(modified, "__ray_actor_class__", modified)
     return found
 
 
 def handle_of(manager: Any, tracked_actor: Any) -> Any:
-    """The handle Tune has for an actor; None if it has let it go."""
+    """The handle that Tune holds for an actor; None if Tune has released the actor."""
     found = manager._live_actors_to_ray_actors_resources.get(tracked_actor)
     return found[0] if found else None
 
@@ -320,17 +321,17 @@ def pending_actors(manager: Any) -> dict[Any, list[Any]]:
 
 
 def last_result() -> Any:
-    """What a function trainable says when it has returned."""
+    """The result that a function trainable gives when its function has returned."""
     return ray_session._TrainingResult(None, {RESULT_DUPLICATE: True})
 
 
 def no_result() -> Any:
-    """What `save` gives when there is no checkpoint."""
+    """The result of `save` when there is no checkpoint."""
     return ray_session._TrainingResult(None, {})
 
 
 def is_function(trainable: Any) -> bool:
-    """Whether it runs a function, and not methods of the user's."""
+    """Whether a Trainable runs a user's function, not a user's methods."""
     return isinstance(trainable, function_trainable.FunctionTrainable)
 
 

@@ -1,11 +1,11 @@
-"""Between Tune and the brain: what Tune asks for becomes events, what the brain decides becomes calls of lanes.
+"""Connects Tune and the brain: Tune's requests become events, the brain's decisions become calls of lanes.
 
 Tune ──a trial wants to run──▶ TrialAdded ──▶ Packer ──StartTrial──▶ "its resources are ready"
 Tune ──train(), save(), stop()──▶ TrialHandle ──▶ the lane the trial is in
 lane ──out of memory, dead──▶ TrialEnded, LaneLost ──▶ Packer ──StartTrial──▶ the same call again, in another lane
 
-Tune decides *that* a trial runs, the brain where and when. A failure that is our doing never gets to Tune: the call
-that failed is kept, and made again when the brain has started the trial anew, from its last checkpoint.
+Tune decides *that* a trial runs, the brain where and when. A failure caused by the lane (out of memory, dead) is hidden
+from Tune: the failed call is kept, and made again when the brain has restarted the trial from its last checkpoint.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from cotune.ray_tune.ticket import Held, Ticket
 
 log = logging.getLogger(__name__)
 
-# The latter where Ray itself has killed a process of a node that was short of memory.
+# OutOfMemoryError: Ray itself has killed a process of a node that was short of memory.
 _DEATHS = (RayActorError, OutOfMemoryError)
-# Seconds from one look at the news of lanes to the next, where Tune has other things to do.
+# Seconds between two looks at the news of lanes while answers of trials wait for Tune.
 PUMP_EVERY = 0.05
-# Seconds in which nothing runs though there are devices, before it is said why.
+# Seconds in which no trial runs though there are devices, before the reason is logged.
 STUCK_AFTER = 20.0
 _HINTS = {
     **errors.HINTS,
@@ -51,12 +51,12 @@ _HINTS = {
 
 
 class Broker:
-    """Keeps the brain, the cluster and Tune's requests together.
+    """Passes Tune's requests to the brain, and the brain's instructions to the cluster.
 
     Args:
         packer: The brain.
         cluster: The body.
-        priority: Of a config.
+        priority: Gives a config's priority.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Broker:
         self._cluster = cluster
         self._tickets: dict[int, Ticket] = {}
         self._numbers = itertools.count()
-        # Trials of Tune's under which lanes have died as often as they may: it may want them tried again.
+        # Ids of trials that failed since too many lanes died under them; if Tune runs one again, one death is enough.
         self._lane_killers: set[str] = set()
         self._blobs: dict[type, tuple[int, bytes]] = {}
         self._answers: list[Any] = []
@@ -81,7 +81,7 @@ class Broker:
     # ---- what Tune asks for
 
     def ask(self, trial: Any) -> Ticket:
-        """A trial wants to run."""
+        """Takes in a trial that Tune wants to run."""
         ticket = Ticket(next(self._numbers), trial)
         self._admit(ticket)
         return ticket
@@ -97,19 +97,19 @@ class Broker:
         self._feed(ev.TrialAdded(now, ticket.number, name, known, priority, attempts=before, lane_deaths=deaths))
 
     def seat(self, ticket: Ticket, trainable: type, kwargs: Mapping[str, Any]) -> None:
-        """Tune has taken up what was ready: the trial begins."""
+        """Begins a trial whose resources Tune has acquired."""
         if trainable not in self._blobs:
             self._blobs[trainable] = len(self._blobs), cloudpickle.dumps(trainable)
         ticket.seated, ticket.trainable, ticket.kwargs = True, self._blobs[trainable], kwargs
         ticket.cleans_up = not issubclass(trainable, _private.function_trainable.FunctionTrainable)
 
     def _attempt(self, ticket: Ticket, lane: LaneHandle) -> Attempt:
-        """What the lane must know with the first call."""
+        """The attempt, which is sent to the lane with the first call."""
         trial = ticket.trial
-        # Behind a checkpoint it draws other numbers than before it, as in a process of its own.
+        # After a checkpoint the trial draws other numbers than before it, as in a process of its own.
         seed = zlib.crc32(f"{trial.trial_id} {trial.checkpoint.path if trial.checkpoint else ''}".encode())
         number, pickled = ticket.trainable
-        # It may be that they cannot be pickled, and then the lane has been told nothing.
+        # Before the lane counts as having the class: if pickling raises, nothing is sent to the lane.
         kwargs, checkpoint = cloudpickle.dumps(dict(ticket.kwargs)), ticket.checkpoint
         known = number in lane.trainables
         lane.trainables.add(number)
@@ -118,7 +118,7 @@ class Broker:
         return Attempt(*ticket.key, seed, folder, number, None if known else pickled, kwargs, checkpoint, reached)
 
     def answer(self, ticket: Ticket) -> Any:
-        """A future that is resolved already. Making one takes Ray's store, so they are used again."""
+        """A resolved future. Each one made takes room in Ray's store, so they are used again."""
         ticket.answers.append(self._answers.pop() if self._answers else ray.put(None))
         return ticket.answers[-1]
 
@@ -126,7 +126,7 @@ class Broker:
         """A call of Tune to the Trainable, as a future."""
         lane = ticket.lane
         if method == "stop":
-            # Told before the call is made, so that the brain knows who has stopped it.
+            # Before the brain is told, so that its `StopTrial` does not interrupt a trial that Tune itself stops.
             ticket.stopping, has_begun = True, ticket.calls > 0
             ticket.held.clear()
             # A Trainable may take as long to clean up as Tune lets it; then it is evicted.
@@ -137,7 +137,7 @@ class Broker:
                 return self.answer(ticket)
             return self._send(lane, ticket, "stop", (), {})
         if method == "get_auto_filled_metrics":
-            # What Tune has of a trial that never reports; asked for at once, whatever the lane is doing.
+            # All that Tune shows of a trial that never reports; answered at once, whatever the lane is doing.
             known = {"trial_id": ticket.trial.trial_id, "config": dict(ticket.trial.config)} | _when_and_where(lane)
             if lane is not None and lane.pid is None:
                 lane.unsigned.append(known)
@@ -155,22 +155,22 @@ class Broker:
         number, ticket.calls = ticket.calls, ticket.calls + 1
         answer = lane.actor.call.remote(ticket.key, number, method, args, dict(kwargs), attempt)
         if method == "stop":
-            # Nobody needs to know how that went, nor what it broke off.
+            # The result of the stop, and of the call it breaks off, does not matter.
             lane.unheard += [answer, *filter(None, [lane.calls.pop(ticket.number, None)])]
         else:
             lane.calls[ticket.number] = answer
         return answer
 
     def let_go(self, ticket: Ticket) -> None:
-        """Tune is done with the trial, or has given it up before it began."""
+        """Withdraws a trial that Tune is done with, or has given up before it began."""
         ticket.held.clear()
         self._withdraw(ticket)
-        # Nobody waits for these any more.
+        # Tune waits for these no longer, so they can be used again.
         self._answers += ticket.answers
         ticket.answers = []
 
     def evict(self, ticket: Ticket) -> None:
-        """The trial is to go, whatever it is doing; its lane-mates are to go on."""
+        """Takes a trial out of its lane, whatever it is doing; its lane-mates go on."""
         ticket.held.clear()
         if ticket.lane is not None and ticket.calls and not ticket.over:
             ticket.lane.actor.evict.remote(ticket.key)
@@ -185,10 +185,10 @@ class Broker:
     # ---- failures
 
     def takes(self, ticket: Ticket, held: Held, attempt: int) -> bool:
-        """Whether a failed call is ours to make good; if so, that has been seen to."""
+        """Takes over a failed call whose failure the lane caused, to make it again or refuse it; else returns False."""
         error = held.error
         cause = getattr(error, "cause", error)
-        # Of both classes if an actor of the trainable's own has died, which is the trainable's failure.
+        # The error is of both classes if an actor of the trainable's own has died: that is the trainable's failure.
         is_dead = isinstance(error, _DEATHS) and not isinstance(error, RayTaskError)
         if not is_dead and not isinstance(cause, (OutOfMemory, NotHere)):
             return False
@@ -197,7 +197,7 @@ class Broker:
         elif ticket.over and (ticket.stopping or not is_dead):
             return False
         elif ticket.over:
-            # It had come to its end, and the news was lost with the lane.
+            # The trial had ended, and the answer was lost with the lane.
             ticket.held.append(held)
             self._readmit(ticket)
         elif ticket.lane is not None and ticket.attempt > attempt:
@@ -213,14 +213,14 @@ class Broker:
     # ---- the brain
 
     def futures(self) -> list[Any]:
-        """What is worth waking up for; asked for at every step of Tune, so here time passes too."""
+        """The futures that should wake Tune. Called at every step of Tune, so it also pumps when that is due."""
         answers_wait = self._cluster.answers_wait()
         if self._cluster.is_watch_due or (answers_wait and self._cluster.now() - self._pumped > PUMP_EVERY):
             self.pump()
         return [] if answers_wait else self._cluster.futures()
 
     def pump(self) -> None:
-        """Takes in what happened."""
+        """Passes the cluster's events to the brain."""
         self._pumped = self._cluster.now()
         for event in self._cluster.poll():
             self._feed(event)
@@ -228,7 +228,7 @@ class Broker:
                 self._tend()
 
     def _tend(self) -> None:
-        """Once a second: devices for those that wait, none for nobody."""
+        """Once a second: asks for devices if trials wait, gives idle ones back if none does."""
         if self.packer.waiting or not self._cluster.has_devices:
             self._cluster.reserve(self.packer.unfinished)
         self._cluster.grow(is_wanted=bool(self.packer.waiting))
@@ -238,7 +238,7 @@ class Broker:
         self._say_what_is_missing()
 
     def _say_what_is_missing(self) -> None:
-        """Says why nothing runs, once: Tune knows only that trials wait."""
+        """Logs once why nothing runs: Tune knows only that trials wait."""
         now, waiting = self._cluster.now(), [ticket for ticket in self._tickets.values() if ticket.lane is None]
         if len(waiting) < len(self._tickets) or not waiting or not self._cluster.has_devices:
             self._ran = now
@@ -248,7 +248,7 @@ class Broker:
             log.warning("nothing runs: trial %s waits, %s", waiting[0].trial.trial_id, why or "for its lane")
 
     def _feed(self, event: ev.Event) -> None:
-        """Tells the brain, and does what it says; what comes of that it hears afterwards."""
+        """Passes an event to the brain and carries out its instructions; events caused by these are queued."""
         self._events.append(event)
         if self._is_following:
             return
@@ -285,7 +285,7 @@ class Broker:
 
     def _stop(self, ticket: Ticket) -> None:
         if ticket.calls == 0:
-            # A lane hears of a trial with Tune's first call.
+            # The lane does not know the trial before Tune's first call.
             self._feed(ev.TrialEnded(self._cluster.now(), ticket.number, Outcome.STOPPED))
         elif ticket.lane is not None and not ticket.stopping:
             ticket.lane.actor.interrupt.remote(ticket.key)
@@ -309,7 +309,7 @@ class Broker:
     def _refusal(self, ticket: Ticket, end: do.ConcludeTrial) -> Exception:
         name = f"trial {ticket.trial.trial_id}"
         if end.error == "TrialTooLarge":
-            # Tune would only find out the same again, and where there is no limit it would do so for ever.
+            # A retry by Tune would fail in the same way, and without a limit Tune would retry for ever.
             ticket.trial.max_failures = max(0, ticket.trial.max_failures)
             metadata, allowed = ticket.trial.run_metadata, ticket.trial.max_failures
             metadata.num_failures = max(metadata.num_failures, allowed)

@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 
 class Cluster:
-    """Lanes on the devices of a Ray cluster. Not for more than one thread."""
+    """Lanes on the devices of a Ray cluster. For one thread only."""
 
     def __init__(self, options: ClusterOptions) -> None:
         self._options = options
@@ -58,11 +58,11 @@ class Cluster:
     # ---- devices come and go
 
     def reserve(self, trials: int) -> None:
-        """Asks for devices, one a trial at most."""
+        """Asks for devices, at most one per trial."""
         self._slots.reserve(trials)
 
     def grow(self, is_wanted: bool) -> None:
-        """Takes what others have come to leave free on nodes that are up, if a trial waits."""
+        """Takes CPUs that have become free on nodes that are up, if a trial waits."""
         self._pending += self._slots.grow(is_wanted, self.now())
 
     def release_idle(self, busy: Iterable[str]) -> None:
@@ -71,7 +71,7 @@ class Cluster:
             self._drop(slot)
 
     def _drop(self, slot: Slot, is_useless: bool = False) -> None:
-        """Lets a device go, with all that runs there; one that is of no use stays ours."""
+        """Gives up a device and its lanes; a useless one stays reserved."""
         for lane in slot.lanes.values():
             self._lanes.pop(lane.lane, None)
             lane.look_away(is_over=True)
@@ -83,7 +83,7 @@ class Cluster:
     # ---- instructions
 
     def execute(self, instruction: do.Instruction) -> None:
-        """Carries out what is about lanes; what is about trials is not for us."""
+        """Carries out instructions about lanes; those about trials are left to the broker."""
         if isinstance(instruction, do.OpenLane):
             self._open(instruction)
         elif isinstance(instruction, do.ResizeLane):
@@ -120,16 +120,16 @@ class Cluster:
         return time.monotonic()
 
     def futures(self) -> list[Any]:
-        """What is worth waking up for."""
+        """The futures whose answers are news."""
         found = [lane.news for lane in self._lanes.values()]
         found += [lane.opening for lane in self._lanes.values() if lane.opening is not None]
         found += [answer for slot in self._slots.all for answer in slot.news]
         return found
 
     def answers_wait(self) -> bool:
-        """Whether Tune is to take answers of its trials before any news of lanes.
+        """Whether Tune should take answers of its trials before any news of lanes.
 
-        It takes news first, all there is, and of so many lanes there always is some.
+        Tune takes all news first, and with `MANY` lanes there always is some.
         """
         if len(self._lanes) < MANY:
             return False
@@ -137,7 +137,7 @@ class Cluster:
         return bool(calls) and bool(ray.wait(calls, num_returns=1, timeout=0)[0])
 
     def poll(self) -> list[ev.Event]:
-        """What happened; does not wait."""
+        """The events so far; does not wait."""
         futures = self.futures()
         ready = set(ray.wait(futures, num_returns=len(futures), timeout=0)[0]) if futures else set()
         for slot in list(self._slots.all):
@@ -156,7 +156,7 @@ class Cluster:
             self._watch()
         happened, self._pending = self._pending, []
         if self._lost and self._slots.up:
-            # Not before there is another: without any device the brain would give up.
+            # Held back until another device is up: without any device the brain would give up.
             happened += [ev.DeviceLost(self.now(), device) for device in self._lost]
             self._lost = []
         return happened
@@ -177,10 +177,10 @@ class Cluster:
         try:
             site = ray.get(opening)
         except RayActorError:
-            # The beat has died of the same, and says so.
+            # The beat fails with the same error, and is handled there.
             return
         except RayError as error:
-            # It counts when its beat has died of this.
+            # The lane counts as lost once its beat fails, too.
             lane.fault = _first_line(getattr(error, "cause", None) or error)
             kill(lane.actor)
             return
@@ -219,7 +219,7 @@ class Cluster:
         slot.lanes.pop(lane.lane, None)
         if slot.others is not None:
             slot.others.unsettled()
-        # It may only be out of reach.
+        # The actor may be alive and only out of reach.
         kill(lane.actor)
         detail = lane.fault or _first_line(error)
         self._pending.append(ev.LaneLost(self.now(), lane.lane, lane.last.holder, detail))
@@ -227,12 +227,12 @@ class Cluster:
             self._lane_stillborn(slot, detail)
 
     def _lane_stillborn(self, slot: Slot, detail: str) -> None:
-        """One more lane has died there before it was up; after too many, and no other, the device is left alone.
+        """Counts a lane that died before it was up; after too many in a row the device is given up.
 
         Raises:
             RunError: There is no other device.
         """
-        # Beside one that is up there may only be no room for more, and the device is of use.
+        # If another lane is up there, the device is usable, and may only have no room for more lanes.
         if slot not in self._slots.all or any(lane.ready for lane in slot.lanes.values()):
             return
         try:
@@ -244,7 +244,7 @@ class Cluster:
             self._drop(slot, is_useless=True)
 
     def _watch(self) -> None:
-        """Once a second: nodes that are gone, lanes that say nothing, what others do to our GPUs."""
+        """Once a second: looks for lost nodes, silent lanes, and other programs' use of the GPUs."""
         now = self.now()
         late, self._watch_due = now - self._watch_due, now + WATCH_EVERY
         for slot in self._slots.look():
@@ -257,11 +257,11 @@ class Cluster:
                 self._watch_others(slot, slot.others)
         for lane in self._lanes.values():
             if late > WATCH_EVERY:
-                # We did not listen.
+                # The silence is this process's own: it did not listen.
                 lane.last_at = min(now, lane.last_at + late)
             silent = now - lane.last_at
             if lane.ready and silent > 3 * WATCH_EVERY:
-                # Native code holds the interpreter: the last to have had the turn has it still.
+                # Native code holds the lane's interpreter: the trial that had the turn last still has it.
                 self._pending.append(ev.LaneQuiet(now, lane.lane, lane.last.holder, silent, lane.last.held))
         self._pending.append(ev.Tick(now))
 

@@ -1,4 +1,4 @@
-"""What of a Ray Tune config may explain how much memory a trial needs."""
+"""Features of a Ray Tune config that may explain how much memory a trial needs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def features(config: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
-    """What a regression of memory on hyperparameters sees: numbers as they are, short texts one-hot."""
+    """The features of the regression of memory on hyperparameters: numbers as they are, short strings one-hot."""
     found: dict[str, float] = {}
     for name, value in config.items():
         path = f"{prefix}{name}"
@@ -18,7 +18,7 @@ def features(config: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
             if len(value) <= 64:
                 found[f"{path}={value}"] = 1.0
         else:
-            # What somebody else's class raises when it is asked for a number is no concern of ours.
+            # A user's class may raise any error when it is converted to a number.
             with contextlib.suppress(Exception):
                 if hasattr(value, "__float__"):
                     found[path] = float(value)

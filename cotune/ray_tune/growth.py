@@ -1,4 +1,4 @@
-"""CPUs of a node that others used when its lanes began, and use no more."""
+"""Takes CPUs of a node that were in use when its lanes began, and have become free."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from ray.util.placement_group import placement_group, placement_group_table, rem
 
 from cotune.ray_tune.slot import Slot
 
-# Seen free so often in a row, a second apart: what trials start on Ray themselves comes and goes.
+# How often in a row, a second apart, CPUs must be seen free: tasks and actors that trials start on Ray come and go.
 STEADY = 3
 
 
 def grow(slot: Slot, spare: int, width: Callable[[int], int], bundle: Callable[[int], Mapping[str, float]]) -> bool:
-    """Asks for CPUs of a device's node that have stayed free, and takes them when they are ours at the next look.
+    """Reserves CPUs of a device's node that have stayed free, and adds them if they are granted by the next look.
 
     Args:
-        slot: Is up, and no GPU.
+        slot: A device that is up, and is not a GPU.
         spare: CPUs of its node that are free and wanted now.
-        width: Lanes that pay on so many CPUs.
-        bundle: What is to be reserved for so many more.
+        width: Gives the lanes that pay on so many CPUs.
+        bundle: Gives the bundle that reserves so many more CPUs.
 
     Returns:
-        Whether the device has more now.
+        Whether the device has more CPUs now.
     """
     if slot.asked_more is not None:
         (group, cores), slot.asked_more = slot.asked_more, None

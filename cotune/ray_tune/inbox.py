@@ -1,4 +1,4 @@
-"""The calls of Tune to one trial, on their way from Ray's threads to the trial's own."""
+"""Tune's calls to one trial, on their way from Ray's threads to the trial's thread."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 
 class NotHere(RuntimeError):
-    """The trial has left this lane before the call was served; it goes on elsewhere, or nobody wants it any more."""
+    """The trial has left this lane before the call was served; it goes on in another lane, or is over."""
 
 
 @dataclass(slots=True)
@@ -18,9 +18,9 @@ class Call:
     """One call of Tune to a Trainable.
 
     Attributes:
-        method: What to call.
+        method: Name of the method.
         args: Its arguments.
-        kwargs: The same.
+        kwargs: Its keyword arguments.
         answer: Resolved by the trial's thread.
     """
 
@@ -31,7 +31,7 @@ class Call:
 
 
 class Inbox:
-    """The calls to one trial in the order they were made, whatever order they arrive in."""
+    """The calls to one trial, in the order they were made, not that of their arrival."""
 
     def __init__(self) -> None:
         self._calls: dict[int, Call] = {}
@@ -48,7 +48,7 @@ class Inbox:
             self._arrived.notify()
 
     def take(self) -> Call | None:
-        """The next call; None once it is closed."""
+        """The next call; None once the inbox is closed."""
         with self._arrived:
             while self._next not in self._calls and not self._closed:
                 self._arrived.wait()
@@ -57,7 +57,7 @@ class Inbox:
             return call
 
     def close(self) -> None:
-        """Refuses what has not been served, and all that is still to come."""
+        """Refuses all calls that have not been served, and all later ones."""
         with self._arrived:
             self._closed = True
             self._arrived.notify()

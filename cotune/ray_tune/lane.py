@@ -1,7 +1,7 @@
 """A lane on a Ray cluster: one long-lived actor in which many trials run, one after the other or by turns.
 
-The process is an ordinary lane (`sharing.inside`) on another line: frames leave it as the answer to `beat()`, which the
-driver always has one call of under way, and what the driver wants are calls of this actor.
+The process is an ordinary lane (`sharing.inside`) with another transport: it sends frames as answers to `beat()`, of
+which the driver always has one call under way, and the driver's commands are calls of this actor.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ class Beat:
     """News of a lane.
 
     Attributes:
-        frames: What happened, as `sharing.wire` writes it.
+        frames: Events, as `sharing.wire` encodes them.
         holder: The trial that has the turn, or None.
-        quiet: Seconds since its last iteration boundary.
+        quiet: Seconds since that trial's last iteration boundary.
         held: Bytes the process keeps from others.
-        used: Bytes of the GPU in use by anyone; None for a CPU.
+        used: Bytes of the GPU in use by all processes; None for a CPU.
     """
 
     frames: list[bytes] = field(default_factory=list)
@@ -69,19 +69,19 @@ class Beat:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """What to run.
+    """An attempt at a trial, as it is sent to a lane.
 
     Attributes:
         trial: The trial's number in the brain.
-        attempt: Counts its restarts.
-        seed: For torch, numpy and random.
-        folder: The trial's own.
-        trainable: Number of the class to make it from.
-        pickled: That class, if the lane has not had it yet.
-        kwargs: What Tune makes the Trainable with, pickled: a config may bring modules along, which the trial is to
-            import, and no thread of Ray's.
-        checkpoint: What to restore first, if anything.
-        reached: Iterations of it that Tune has results of.
+        attempt: The number of the attempt.
+        seed: Seeds torch, numpy and random.
+        folder: The trial's folder.
+        trainable: Number of the Trainable's class.
+        pickled: That class, if the lane does not have it yet.
+        kwargs: Arguments of the Trainable's constructor, pickled: unpickling a config may import modules, which must
+            happen in the trial's thread and not in one of Ray's.
+        checkpoint: The checkpoint to restore first, or None.
+        reached: Iterations of the trial that Tune has results of.
     """
 
     trial: int
@@ -100,7 +100,7 @@ class Attempt:
 
 
 class LaneHost(Host):
-    """What the trials of a lane share; its line to the driver is an outbox, and Ray takes what is printed there."""
+    """What the trials of a lane share; it sends frames to an outbox, and Ray collects what trials print."""
 
     def __init__(self, options: LaneOptions, outbox: Outbox) -> None:
         numbers = memoryview(array.array("d", [NOBODY, time.monotonic(), 0.0]))
@@ -113,9 +113,10 @@ class LaneHost(Host):
 
 
 def lane_actor(residents: int) -> Any:
-    """The actor class of lanes for so many trials at once.
+    """The actor class of lanes with `residents` trials at once.
 
-    A call waits in a thread of Ray's for the trial's own; a trial has few under way, and `stop` must find one free.
+    Each call waits in one of Ray's threads for the trial's thread; a trial has few calls under way, and one thread must
+    be free for `stop`.
     """
     groups = {"news": 1, "calls": 4 * residents + 4, "control": 2, "evictions": 2 * residents}
     return ray.remote(concurrency_groups=groups)(Lane)
@@ -125,8 +126,8 @@ class Lane:
     """The process of a lane.
 
     Args:
-        environment: What the environment must say before anything heavy is imported.
-        modules: What trials will import, so that it is part of the bare lane and not of the first trial.
+        environment: Environment variables to set before anything heavy is imported.
+        modules: Modules that trials will import, so that they count for the bare lane and not for the first trial.
     """
 
     def __init__(self, environment: Mapping[str, str], modules: Sequence[str]) -> None:
@@ -145,12 +146,12 @@ class Lane:
         self._trainables: dict[int, Future[bytes]] = {}
 
     def __repr__(self) -> str:
-        # Ray asks at the start, for what stands before all that trials print, and in errors.
+        # Ray puts this before each line that trials print, and into errors; it asks at the start.
         return f"lane {self._host.options.lane}" if self._host is not None else "lane"
 
     @ray.method(concurrency_group="control")  # type: ignore[untyped-decorator]
     def site(self) -> Site:
-        """Where we are; answered once the imports are done."""
+        """Where the process runs; answered once the imports are done."""
         with self._registering:
             self._import()
         return look_round()
@@ -165,14 +166,14 @@ class Lane:
         if options.uuid:
             self._watch = cuda.GpuWatch(options.uuid)
         self._host.start()
-        # What a thread's stack reserves counts against the quota of a CPU lane.
+        # The reserved stack of a thread counts against the quota of a CPU lane.
         threading.stack_size(0 if options.uuid else THREAD_STACK)
         self._opened.set()
         return site
 
     @ray.method(concurrency_group="news")  # type: ignore[untyped-decorator]
     def beat(self) -> Beat:
-        """Waits for news, a second at most."""
+        """Waits for news, for a second at most."""
         due = time.monotonic() + BEAT_EVERY
         frames = self._outbox.take(BEAT_EVERY)
         late = time.monotonic() - due
@@ -180,7 +181,7 @@ class Lane:
         if host is None:
             return Beat(frames)
         if late > BEAT_EVERY:
-            # We did not run. Where that was since native code held the interpreter, the driver has noticed.
+            # This thread did not run. If native code held the interpreter meanwhile, the driver has noticed.
             host.shown.excuse(late)
         host.look()
         shown, used = host.shown, self._watch.used() if self._watch else None
@@ -196,7 +197,7 @@ class Lane:
         kwargs: dict[str, Any],
         attempt: Attempt | None,
     ) -> Any:
-        """Calls a trial's Trainable, after the calls with lower numbers; the first brings what the trial is."""
+        """Calls a trial's Trainable, after the calls with lower numbers; the first call brings the attempt."""
         call = Call(method, args, kwargs)
         with self._registering:
             trial = self._trials.get(key)
@@ -221,7 +222,7 @@ class Lane:
             self._not_begun(attempt, error)
 
     def _not_begun(self, attempt: Attempt, error: RuntimeError) -> None:
-        """Tells that no thread is to be had now, for which neither the trial nor its lane-mates are to blame."""
+        """Ends an attempt whose thread cannot start as out of memory: neither trial nor lane-mates are to blame."""
         if self._host is not None:
             self._host.memory.cap()
         self._forget(attempt.key)
@@ -239,7 +240,7 @@ class Lane:
 
     @ray.method(concurrency_group="evictions")  # type: ignore[untyped-decorator]
     def evict(self, key: Key) -> None:
-        """Ends a trial even if it does not come to a boundary; its lane-mates go on."""
+        """Ends a trial even if it reaches no boundary; its lane-mates go on."""
         trial = self._stop(key)
         while trial is not None and key in self._trials:
             time.sleep(EVICT_AFTER)
@@ -247,7 +248,7 @@ class Lane:
                 self._forget(key)
 
     def _stop(self, key: Key) -> LaneTrial | None:
-        """Stops a trial, also one whose first call is still on its way: Ray keeps no order among groups of calls."""
+        """Stops a trial, even if its first call is still on its way: Ray keeps no order among concurrency groups."""
         with self._registering:
             trial = self._trials.get(key)
             if trial is None and key not in self._over:
@@ -268,10 +269,10 @@ class Lane:
             try:
                 importlib.import_module(name)
             except Exception as error:
-                # The trial that needs it will say so with more authority.
+                # A trial that needs the module will raise the error itself.
                 log.debug("not imported ahead: %s: %s", name, error)
         self._modules = ()
-        # What is imported stays: no collection after a trial need look at it.
+        # Imported objects stay: collections after a trial need not look at them.
         gc.freeze()
 
     def _run(self, attempt: Attempt) -> None:
@@ -279,7 +280,7 @@ class Lane:
         try:
             self._perform(attempt)
         except BaseException:
-            # Its first call would be waited for for ever: a dead lane's trials go on elsewhere.
+            # Tune would wait for the trial's first call for ever; trials of a dead lane go on in another.
             try:
                 traceback.print_exc()
             finally:
@@ -305,12 +306,12 @@ class Lane:
             self._forget(attempt.key)
 
     def _trainable(self, number: int) -> Future[bytes]:
-        """A pickled class, here or on its way."""
+        """The future of a pickled class, which may still be on its way."""
         with self._registering:
             return self._trainables.setdefault(number, Future())
 
     def _make(self, attempt: Attempt) -> Any:
-        """The Trainable, its class unpickled anew: its globals are then not its predecessor's."""
+        """Makes the Trainable; unpickles its class anew, so that it does not share globals with earlier trials."""
         cls = cloudpickle.loads(self._trainable(attempt.trainable).result())
         trainable = cls(**cloudpickle.loads(attempt.kwargs))
         if attempt.checkpoint is not None:
@@ -319,7 +320,7 @@ class Lane:
 
     def _deliver(self, trial: LaneTrial, number: int, call: Call) -> None:
         if call.method == "stop":
-            # Whatever it is doing ends at its next boundary, and then it finds the call.
+            # The present call ends at the trial's next boundary; then the trial's thread takes this one.
             trial.stop()
         trial.inbox.put(number, call)
 

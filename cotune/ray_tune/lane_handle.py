@@ -17,21 +17,21 @@ class LaneHandle:
     """The driver's side of a lane.
 
     Attributes:
-        lane: Its number in the brain.
-        actor: Its process.
-        slot: Its device.
+        lane: The lane's number in the brain.
+        actor: The lane's process.
+        slot: The lane's device.
         news: The call of `beat()` under way.
         opening: The call of `open()`, until it is answered.
         last: The last beat.
-        last_at: When it came.
-        ready: It has said that it is.
-        fault: Why it is of no use, and was killed.
+        last_at: When the last beat came.
+        ready: Whether the lane has reported that it is ready.
+        fault: Why the lane is useless and was killed.
         calls: The last call of each trial in it; a lane is closed when these are answered.
-        leaving: It is to be closed.
+        leaving: Whether the lane is to be closed.
         trainables: Numbers of the pickled classes it has.
-        pid: Its process, once that has opened.
-        unsigned: What Tune was given of trials that began before that, and is to say the process too.
-        unheard: Calls of trials that were stopped: whatever they raise is nobody's concern any more.
+        pid: Id of its process, once that has opened.
+        unsigned: Metrics that Tune was given before `pid` was known, to which it is to be added.
+        unheard: Calls of trials that were stopped, whose errors no longer matter.
     """
 
     lane: int
@@ -52,19 +52,19 @@ class LaneHandle:
 
     @property
     def is_answered(self) -> bool:
-        """Whether all is that Tune has asked there: a result may be on its way."""
+        """Whether all of Tune's calls to the lane are answered: a result may still be on its way."""
         calls = list(self.calls.values())
         return not calls or len(ray.wait(calls, num_returns=len(calls), timeout=0)[0]) == len(calls)
 
     def opened(self, pid: int) -> None:
-        """Its process is there, and is said to whoever was to say it."""
+        """Notes the process's id, and adds it to the metrics that lack it."""
         self.pid = pid
         for given in self.unsigned:
             given["pid"] = pid
         self.unsigned.clear()
 
     def look_away(self, is_over: bool = False) -> None:
-        """Takes the answers that nobody wants, all if it is over, or Ray would print the errors among them."""
+        """Takes the unheard answers, or all if the lane is over: Ray would print errors that are never taken."""
         calls = [*self.unheard, *(self.calls.values() if is_over else ())]
         done, self.unheard = ray.wait(calls, num_returns=len(calls), timeout=0) if calls else ([], [])
         for answer in done:

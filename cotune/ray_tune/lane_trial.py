@@ -1,9 +1,9 @@
 """A Ray Tune trial inside a lane: its Trainable, its thread, its turn.
 
-Tune's calls (`train`, `save`, `restore`, `stop`) wait in an inbox and are served by one thread, so that whatever is
-local to a thread is the trial's own. A call has the turn of the lane while it runs. A function trainable has a second
-thread, Ray's, which runs the user's function while a `train` call waits for its next report: to the lane the two are
-one trial, and exactly one of them moves at a time.
+Tune's calls (`train`, `save`, `restore`, `stop`) wait in an inbox and are served by one thread, so that thread-local
+state is the trial's own. A call has the turn of the lane while it runs. A function trainable has a second thread,
+Ray's, which runs the user's function while a `train` call waits for its next report: to the lane the two threads are
+one trial, and exactly one of them runs at a time.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ if TYPE_CHECKING:
     from cotune.sharing.inside.host import Host
 
 UNWIND_WITHIN = 5.0
-# Tune decides by its calls; there is no verdict to wait for.
+# Tune decides by its calls, so a trial waits for no verdict.
 NO_SEAT = -1
-# Calls that Tune makes for what has been trained.
+# Calls that need the state the trial has been trained to.
 _SAVES = ("save", "export_model")
 
 log = logging.getLogger(__name__)
 
 
 class OutOfMemory(RuntimeError):
-    """An attempt at a trial needed more than its lane may hold; the brain decides what follows."""
+    """An attempt at a trial needed more memory than its lane may hold; the brain decides what follows."""
 
 
 class LaneTrial(ResidentTrial):
@@ -49,9 +49,9 @@ class LaneTrial(ResidentTrial):
         host: The lane.
         number: The trial's number in the brain.
         seed: Seeds torch, numpy and random.
-        folder: The trial's own.
+        folder: The trial's folder.
         make: Makes the Trainable; called by the trial's thread when it has its first turn.
-        reached: Iterations of it that Tune has results of.
+        reached: Iterations of the trial that Tune has results of.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class LaneTrial(ResidentTrial):
         runner = self.runner
         if self._abandoned or (runner is not None and runner.is_alive()):
             return True
-        # Threads of Ray's come as they are needed: those are not Python's own.
+        # Ray starts threads of its own as it needs them; they are not the trial's.
         self._threads.update(thread for thread in threading.enumerate() if _is_rays(thread))
         return super().left_threads(known)
 
@@ -92,15 +92,15 @@ class LaneTrial(ResidentTrial):
 
     def _boundary(self) -> None:
         if self._abandoned:
-            # The meters are another trial's by now.
+            # The meters belong to another trial by now.
             raise TrialStopped
         super()._boundary()
 
     def iteration_done(self) -> None:
-        """The trial is about to report: an iteration, where no optimizer has made one of it."""
+        """Counts the report about to be made as an iteration, unless an optimizer step has made one."""
         self.leave_if_over()
         self._count_report()
-        # The turn ends with the report anyway.
+        # The turn ends with the report in any case.
         self._turn_due = float("inf")
         self._boundary()
 
@@ -124,7 +124,7 @@ class LaneTrial(ResidentTrial):
     # ---- the thread
 
     def run(self) -> None:
-        """Serves the calls of its driver until it is over; a lane in which this fails is of no use."""
+        """Serves the driver's calls until the trial is over; a lane in which this raises is useless."""
         session.bind(self)
         while not self._over and (call := self.inbox.take()) is not None:
             self._serve(call)
@@ -141,7 +141,7 @@ class LaneTrial(ResidentTrial):
                 self._settle(call, answer)
 
     def _settle(self, call: Call, answer: Any = None, error: BaseException | None = None) -> None:
-        # An abandoned trial has been answered for.
+        # The call of an abandoned trial is answered already.
         with contextlib.suppress(InvalidStateError):
             if error is not None:
                 call.answer.set_exception(error)
@@ -162,14 +162,14 @@ class LaneTrial(ResidentTrial):
             if call.method in _SAVES and not _private.is_function(self._trainable):
                 self._catch_up()
         if call.method == "save" and _private.has_nothing_to_save(self._trainable):
-            # What was to be saved was lost with another lane.
+            # The state to save was lost with another lane.
             return _private.no_result()
         answer = getattr(self._trainable, call.method)(*call.args, **call.kwargs)
         if call.method.startswith("train"):
             self.leave_if_over()
             last = answer[-1] if isinstance(answer, list) and answer else answer
             if isinstance(last, Mapping) and _private.RESULT_DUPLICATE in last:
-                # The function has returned: its room is free before Tune comes round to stopping it.
+                # The function has returned: its memory is freed before Tune gets to stopping the trial.
                 self._shut_down()
                 self._end(Ending(Outcome.DONE))
             else:
@@ -179,7 +179,7 @@ class LaneTrial(ResidentTrial):
         return answer
 
     def _catch_up(self) -> None:
-        """Trains up to where Tune has seen it: what is to be saved was lost with another lane."""
+        """Trains up to the iteration that Tune has seen: the state to save was lost with another lane."""
         while self._trainable.iteration < self._reached:
             result = self._trainable.train()
             self.leave_if_over()
@@ -192,9 +192,9 @@ class LaneTrial(ResidentTrial):
     # ---- the end
 
     def _fails(self, error: BaseException) -> BaseException:
-        """Ends the attempt for what a call raised; gives what Tune is told."""
+        """Ends the attempt after a call raised; returns the error for Tune."""
         if isinstance(error, TrialStopped) and not self._stop:
-            # To Tune it would be a call to make again, for ever.
+            # The trainable raised it by itself. Tune would take it for a call to make again, for ever.
             error = own_stop(error)
         if self._stop:
             self._shut_down()
@@ -215,7 +215,7 @@ class LaneTrial(ResidentTrial):
         if isinstance(error, Exception):
             return error
         told = RuntimeError(words)
-        # Ray prints where that was raised only of what led to the error it is given.
+        # Ray prints the traceback of the original error only if that is the cause of the error it is given.
         told.__cause__ = error
         return told
 
@@ -234,13 +234,13 @@ class LaneTrial(ResidentTrial):
             threading.Thread.join(self.runner, UNWIND_WITHIN)
 
     def abandon(self) -> bool:
-        """Gives up on a thread that does not come to a boundary; the lane takes no further trial then.
+        """Gives up on a thread that reaches no boundary; the lane takes no further trial after that.
 
-        Called by another thread. The turn goes to the next resident; the thread that had it is stopped should it
-        ever come to a boundary.
+        Called by another thread. The turn goes to the next resident; the thread that had it is stopped if it ever
+        reaches a boundary.
 
         Returns:
-            False if it does not have the turn: then the thread is not stuck, but waits for the one that has.
+            False if the trial does not have the turn: then its thread is not stuck, but waits for its turn.
         """
         with self._booking:
             if self._over or self.host.turns.holder is not self:

@@ -1,4 +1,4 @@
-"""What trials start on Ray themselves, which gets the CPUs that lanes leave: where they leave none, that is said."""
+"""Tasks and actors that trials start on Ray, which get the CPUs that lanes leave; warns if those do not suffice."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ log = logging.getLogger(__name__)
 
 
 def watch_launches() -> None:
-    """Makes Ray tell us of the tasks and actors that this process starts, as it tells Tune in processes of its own."""
+    """Sets Ray's launch hooks for tasks and actors in this process, as Tune does in its own trial processes."""
     _private.actor._actor_launch_hook = _private.remote_function._task_launch_hook = _launched
 
 
 def _launched(function: Any, resources: Mapping[str, float], strategy: Any) -> None:
-    """Warns of what will wait. Tune would refuse it, but others may leave, or nodes come."""
+    """Warns of a launch that will wait. Tune would refuse it, but CPUs may become free, or nodes be added."""
     asked, trial = resources.get("CPU", 0.0), current_trial()
     if not asked or trial is None or trial.has_launched or isinstance(strategy, PlacementGroupSchedulingStrategy):
         return

@@ -1,4 +1,4 @@
-"""What a lane has to say, on its way from its threads to the driver's next `beat()`."""
+"""Frames of a lane, on their way from its threads to the driver's next `beat()`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import time
 from cotune.sharing import wire
 from cotune.sharing.wire import Kind
 
-# Seconds for which measurements can wait for company.
+# Seconds that measurements may wait, to be sent together with other frames.
 PROGRESS_WITHIN = 0.05
 
 
@@ -29,7 +29,7 @@ class Outbox:
             self._news.notify()
 
     def take(self, timeout: float) -> list[bytes]:
-        """What there is, or else what comes within `timeout` seconds."""
+        """Takes all frames; waits up to `timeout` seconds until one is due."""
         deadline = time.monotonic() + timeout
         with self._news:
             while (rest := min(deadline, self._due) - time.monotonic()) > 0:

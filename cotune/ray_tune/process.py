@@ -1,7 +1,7 @@
-"""An actor per trial, on a measured fraction of a GPU: for trainables of which lanes are not to be had.
+"""An actor per trial, on a measured fraction of a GPU: for trainables that cannot run in lanes.
 
-By Ray's public API alone: each trial's process measures its own peak and reports it along with its results; the next
-trial asks for the fraction that what was measured predicts. The first one asks for a whole GPU.
+Uses only Ray's public API: each trial's process measures its own peak and reports it with its results; the next trial
+asks for the fraction that these measurements predict. The first trial asks for a whole GPU.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ _DUPLICATE = "__duplicate__"
 
 
 class Fractions:
-    """What fraction of a GPU each trial asks for."""
+    """Decides what fraction of a GPU each trial asks for."""
 
     def __init__(self) -> None:
         self._shares = Prediction(floor=LEAST)
         self._numbers: dict[str, int] = {}
 
     def prepare(self, trial: Any) -> None:
-        """Makes a trial that is about to be queued ask for what it is expected to need, and measure what it does."""
+        """Makes a trial, before it is queued, ask for the fraction it is expected to need, and measure its peak."""
         request = trial.placement_group_factory
-        # What asks for several GPUs gets them: none of its fractions would do.
+        # A trial that asks for several GPUs gets them: a fraction of one would not do.
         if len(request.bundles) > 1 or not 0 < request.required_resources.get("GPU", 0) <= 1:
             return
         trainable = trial.get_trainable_cls()
@@ -58,7 +58,7 @@ class Fractions:
 
 
 def _ran_out_of_memory(trial: Any) -> bool:
-    """Whether the last failure of a trial was that."""
+    """Whether the last failure of a trial was out of memory."""
     if not trial.num_failures or not trial.error_file or not Path(trial.error_file).exists():
         return False
     last = Path(trial.error_file).read_text(encoding="utf-8", errors="replace").rpartition("Failure #")[2]
@@ -66,7 +66,7 @@ def _ran_out_of_memory(trial: Any) -> bool:
 
 
 def measuring(trainable: Any) -> Any:
-    """A Trainable that reports, besides, the largest share of its GPU that it has used."""
+    """A subclass of a Trainable that also reports the largest share of its GPU that it has used."""
 
     class Measuring(trainable):  # type: ignore[misc]
         measures_for_cotune = True
@@ -82,7 +82,7 @@ def measuring(trainable: Any) -> Any:
 
 
 def used_share() -> float:
-    """Peak memory of this process over all there is: of its GPU, or of the machine if it has none."""
+    """Peak memory of this process, as a share of its GPU's, or of the machine's if it has no GPU."""
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         total = torch.cuda.get_device_properties(0).total_memory

@@ -1,7 +1,7 @@
-"""The one line people change: a scheduler, wrapped.
+"""`colocate`: wraps the scheduler of a Ray Tune run, the one line that users change.
 
-A scheduler is what a user hands to Tune and what Tune hands its controller to, before any trial is started. The
-wrapped one is of a subclass of its own class, so that everything else it does, and every `isinstance`, stays.
+The user passes a scheduler to Tune, and Tune passes its controller to the scheduler before any trial starts. Wrapping
+changes the scheduler's class to a subclass of it, so that its other behaviour and every `isinstance` stay the same.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from cotune.sharing.preload import modules_to_preload
 
 log = logging.getLogger(__name__)
 
-# Requests for anything else, such as a resource that only some nodes have, or several GPUs, are Ray's to grant.
+# Resources that lanes provide. Ray grants requests for others, such as a custom resource, and for several GPUs.
 _PLACED = {"CPU", "GPU", "memory", "object_store_memory"}
 _MIXED = (
     "in one run, do not mix trials that name resources of their own, or ask for several bundles or GPUs, with others"
 )
-# What Tune's own actors are told of the driver's environment.
+# Prefixes of the driver's environment variables that Tune passes to its own actors.
 _PROPAGATED = ("RAY_CHDIR_TO_TRIAL_DIR", "TUNE_", "RAY_AIR_", "RAY_TRAIN_", "AWS_")
 
 
@@ -77,8 +77,8 @@ def colocate(
 
     Args:
         scheduler: The scheduler to use, or its name in Ray; first in, first out if left out.
-        gpus: How many GPUs of the cluster; all if left out, 0 for none. The GPU (or the fraction) that a trial asks
-            for is not looked at: its memory is measured.
+        gpus: Number of the cluster's GPUs to use; all if left out, 0 for none. The GPU (or fraction) that a trial asks
+            for is ignored: its memory is measured.
         lanes: Lanes per device; found by measuring if left out.
         max_residents: Trials that may take turns in one lane.
         memory_margin: Share of each device's memory that is left alone: 0.2 of a node's memory if left out, and
@@ -87,16 +87,16 @@ def colocate(
         policy: The order in which waiting trials start: "makespan" (the default), or another of docs/scheduling.md.
         iteration_timeout: Seconds, or a timedelta, without a report (or an optimizer's step) after which a trial has
             failed; as for `cotune.run` if left out.
-        priority: Of a trial: a number for all, or a function of the config. Those with a higher one get a lane first;
-            residents of a lane take turns evenly here all the same.
-        max_slowdown: By what factor, 1 or more, a trial with a priority above 0 may be slowed down by others on its
-            device.
+        priority: A number for all trials, or a function of the config. Trials of higher priority get a lane first;
+            residents of a lane still take turns evenly.
+        max_slowdown: Factor, 1 or more, by which other trials on the device may slow down a trial with a priority
+            above 0.
 
     Returns:
-        The same scheduler, of a subclass of its class.
+        The same scheduler, its class changed to a subclass.
 
     Raises:
-        InputError: An argument is wrong, or this Ray is not one we know.
+        InputError: An argument is wrong, or this version of Ray is unknown.
     """
     for name in unknown:
         raise InputError(
@@ -151,12 +151,12 @@ def _check(gpus: object, lanes: object, residents: object, margin: object, isola
 
 
 def wrap(scheduler: TrialScheduler, options: Options) -> TrialScheduler:
-    """Puts a scheduler into the subclass of its class that knows of lanes."""
+    """Changes a scheduler's class to the subclass that places trials in lanes."""
     if getattr(scheduler, "_cotune_options", None) is None:
         scheduler.__class__ = _colocated(cast(Any, type(scheduler)))
     scheduler._cotune_options = options
     scheduler._cotune_fractions = Fractions()
-    # Here, where a restored experiment comes by, too.
+    # Done here, since a restored experiment comes through this function, too.
     _private.keep_checkpoints()
     _private.end_whole_brackets()
     _private.keep_events()
@@ -168,9 +168,9 @@ def _colocated(base: Any) -> type[TrialScheduler]:
     class Colocated(base):  # type: ignore[misc]
         def on_trial_add(self, tune_controller: Any, trial: Any, **kwargs: Any) -> None:
             if self._cotune_options.isolation == "process":
-                # A request made long before its trial starts would rest on what was known then.
+                # A request made long before its trial starts would be based on old measurements.
                 _private.limit_pending(tune_controller, 1)
-                # The peak of a process is to be that of its trial.
+                # A process runs one trial only, so that its peak is that trial's.
                 _private.reuse_no_actors(tune_controller)
                 self._cotune_fractions.prepare(trial)
             else:
@@ -201,13 +201,13 @@ def _again(base: Any, state: Mapping[str, Any], options: Options) -> TrialSchedu
 
 
 def admit(controller: Any, trial: Any, options: Options) -> None:
-    """Leaves it to the brain to place a trial, if it is one for a lane."""
+    """Has the brain place a trial, if the trial can run in a lane."""
     request = trial.placement_group_factory
     if request is None or isinstance(request, LaneRequest):
         return
     others = sorted(set(request.required_resources) - _PLACED)
     if request.required_resources.get("GPU", 0) > 1:
-        # A lane has one.
+        # A lane has one GPU.
         others.append("several GPUs")
     if len(request.bundles) > 1 or request.head_bundle_is_empty or others:
         if isinstance(controller._actor_manager, LaneActorManager):
@@ -228,7 +228,7 @@ def _warn_of(resources: str) -> None:
 
 
 def install(controller: Any, trial: Any, options: Options) -> None:
-    """Puts our managers in the place of Tune's, which has not used them yet."""
+    """Replaces Tune's resource and actor managers, which Tune has not used yet, by those of `seam`."""
     manager = controller._actor_manager
     if isinstance(manager, LaneActorManager):
         return
@@ -241,18 +241,18 @@ def install(controller: Any, trial: Any, options: Options) -> None:
     manager._resource_manager = LaneResourceManager(_broker(trial, options, _private.most_at_once(controller)))
     manager.__class__ = LaneActorManager
     _private.follow_resources(controller, lambda: _admit_anew(controller, options, theirs))
-    # Lanes do that better; Tune's own cache would keep a place in one.
+    # Lanes reuse their processes themselves; Tune's cache of actors would keep a place in a lane.
     _private.reuse_no_actors(controller)
 
 
 def _admit_anew(controller: Any, options: Options, theirs: tuple[Any, type]) -> None:
-    """Tune has given the trials that wait other resources, as `tune.run(resume=True, resources_per_trial=...)` does."""
+    """Admits waiting trials whose resources Tune changed, as `tune.run(resume=True, resources_per_trial=...)` does."""
     waiting = [trial for trial in controller.get_trials() if trial.status == "PENDING"]
     changed = [trial for trial in waiting if not isinstance(trial.placement_group_factory, LaneRequest)]
     manager = controller._actor_manager
     is_ours = isinstance(manager, LaneActorManager)
     if changed and is_ours and not manager._resource_manager.broker.packer.unfinished:
-        # Nothing has been asked for: what lanes are like, and whether there are any, follows from what trials ask now.
+        # No trial was asked for yet: whether there are lanes, and of which kind, follows from the new resources.
         manager._resource_manager, manager.__class__ = theirs
     for trial in changed:
         admit(controller, trial, options)
@@ -286,12 +286,12 @@ def _broker(trial: Any, options: Options, most: int | None) -> Broker:
 
 def _environment(cores: float) -> dict[str, str]:
     told = {name: value for name, value in os.environ.items() if name.startswith(_PROPAGATED)}
-    # As Ray has it for an actor with so many CPUs.
+    # The values that Ray sets for an actor with so many CPUs.
     return {"PL_DISABLE_FORK": "1", "OMP_NUM_THREADS": str(max(1, int(cores)))} | told
 
 
 def _modules(trainable: Any) -> list[str]:
-    """What lanes import ahead; no guess is made of a trainable that cannot be pickled, which Ray will say."""
+    """Modules that lanes import ahead; only numpy for a trainable that cannot be pickled, which Ray will report."""
     try:
         # Tune's loggers load torch into the driver, whatever the trainable uses.
         found = modules_to_preload(cloudpickle.dumps(trainable), trainable, torch_if_loaded=False)

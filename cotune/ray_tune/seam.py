@@ -1,8 +1,8 @@
-"""Where Tune and we meet: its resource manager, its actor class, its actor handle, its actor manager.
+"""Replacements for Tune's resource manager, actor class, actor handle and actor manager.
 
-Tune asks a resource manager for room for each trial, has the actor class annotated with what it was given, creates an
-actor and calls it. Ours decide by the brain when the room is ready, and hand out an "actor class" that begins a trial
-in a lane and a "handle" that routes calls there.
+Tune asks a resource manager for the resources of each trial, annotates the actor class with them, creates an actor and
+calls it. Here the brain decides when the resources are ready, the "actor class" begins a trial in a lane, and the
+"handle" routes calls there.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from cotune.ray_tune.ticket import Held, Ticket
 
 
 class LaneRequest(PlacementGroupFactory):  # type: ignore[misc]
-    """What one trial asks for. Unlike its base it equals only itself: the brain places trials, not amounts.
+    """The resource request of one trial. Unlike its base it equals only itself: the brain places trials, not amounts.
 
-    Pickled, as in the state of an experiment, it is a plain `PlacementGroupFactory` again.
+    Pickling, as in the state of an experiment, makes it a plain `PlacementGroupFactory` again.
     """
 
     trial: Any
@@ -61,7 +61,7 @@ class LaneResources(_private.AcquiredResources):  # type: ignore[misc]
 
 
 class TrialClass:
-    """Stands in for the actor class of a Trainable; what it makes runs in a lane."""
+    """Replaces the actor class of a Trainable; its "actors" run in a lane."""
 
     def __init__(self, broker: Broker, ticket: Ticket, actor_class: Any) -> None:
         self._broker = broker
@@ -75,7 +75,7 @@ class TrialClass:
 
 @dataclass(frozen=True, slots=True)
 class _Method:
-    """What `handle.method` is: something with `remote()`."""
+    """The value of `handle.method`: an object with `remote()`."""
 
     remote: Callable[..., Any]
 
@@ -83,7 +83,8 @@ class _Method:
 class TrialHandle(_private.ActorHandle):  # type: ignore[misc]
     """A trial in a lane, as an actor handle.
 
-    It is one by class only, so that `ray.kill` accepts it: that takes this trial out of its lane, and nothing else.
+    It derives from `ActorHandle` only so that `ray.kill` accepts it, which takes this trial out of its lane and does
+    nothing else.
     """
 
     broker: Broker
@@ -94,13 +95,13 @@ class TrialHandle(_private.ActorHandle):  # type: ignore[misc]
 
     @property
     def _ray_actor_id(self) -> Any:
-        """Asked for by `ray.kill`, which gets an actor that nobody needs."""
+        """Read by `ray.kill`: evicts the trial, and gives Ray an unused actor to kill."""
         self.broker.evict(self.ticket)
         return _Decoy.id()
 
     @property
     def __ray_ready__(self) -> _Method:
-        """It always is: what is wrong with a trial shows at the first call."""
+        """Always ready: an error of the trial shows at its first call."""
         return _Method(lambda: self.broker.answer(self.ticket))
 
     @property
@@ -145,7 +146,7 @@ class _Nothing:
 
 
 class LaneResourceManager(_private.ResourceManager):  # type: ignore[misc]
-    """Room in lanes for trials of one bundle; Ray's own manager for the others."""
+    """Grants places in lanes to `LaneRequest`s; passes other requests to Ray's own manager."""
 
     def __init__(self, broker: Broker) -> None:
         self.broker = broker
@@ -160,7 +161,7 @@ class LaneResourceManager(_private.ResourceManager):  # type: ignore[misc]
 
     def cancel_resource_request(self, resource_request: Any) -> None:
         if isinstance(resource_request, LaneRequest):
-            # Where the brain or the user's policy has raised, Tune cancels what was never asked for, too.
+            # There is no ticket if the brain or the user's policy raised when the request was made.
             if (ticket := self._tickets.pop(resource_request, None)) is not None:
                 self.broker.let_go(ticket)
         else:
@@ -199,9 +200,9 @@ class LaneResourceManager(_private.ResourceManager):  # type: ignore[misc]
 
 
 class LaneActorManager(_private.RayActorManager):  # type: ignore[misc]
-    """Tune's actor manager, which does not tell Tune of failures that the brain makes good.
+    """Tune's actor manager, but it hides failures from Tune that the broker makes good.
 
-    It is put in the place of the class of the manager Tune has made.
+    The manager that Tune has made gets this class.
     """
 
     def _schedule_tracked_actor_task(self, tracked_actor_task: Any, method_name: str, **kwargs: Any) -> Any:
@@ -234,7 +235,7 @@ class LaneActorManager(_private.RayActorManager):  # type: ignore[misc]
         started: int = super()._try_start_actors(max_actors)
         waiting = _private.pending_actors(self)
         if started:
-            # Every trial has a request of its own, which Tune would look at for ever.
+            # Every trial has a request of its own, and Tune would go on checking those that are served.
             for request in [request for request, actors in waiting.items() if not actors]:
                 del waiting[request]
         return started

@@ -1,4 +1,4 @@
-"""Ray's session, of which there is one per process elsewhere: here one per trial."""
+"""Makes Ray's session, otherwise one per process, one per trial."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from cotune.sharing.memory import clear_frames
 
 
 def current_trial() -> LaneTrial | None:
-    """The trial the calling thread belongs to; in a thread that a trial started, the one whose turn it is."""
+    """The trial whose session is current in the calling thread; None if there is none."""
     trial = session.current()
     return trial if isinstance(trial, LaneTrial) else None
 
 
 class _Router:
-    """Stands where Ray keeps the session of a process, and is that of the trial that asks."""
+    """Replaces Ray's session of the process; forwards to the session of the calling trial."""
 
     def __bool__(self) -> bool:
         trial = current_trial()
@@ -38,7 +38,7 @@ class _Router:
 
 
 class LaneRaySession(_private.ray_session._TrainSession):  # type: ignore[misc]
-    """Ray's session of a function trainable, its thread a part of a trial in a lane."""
+    """Ray's session of a function trainable; its thread belongs to a trial in a lane."""
 
     def reset(self, training_func: Callable[[], Any], *args: Any, **kwargs: Any) -> None:
         trial = current_trial()
@@ -69,7 +69,7 @@ class LaneRaySession(_private.ray_session._TrainSession):  # type: ignore[misc]
 
 
 def route_sessions() -> None:
-    """Gives every trial of this process a session of its own. Once per process."""
+    """Gives every trial of this process a session of its own. Called once per process."""
 
     def init_session(*args: Any, **kwargs: Any) -> None:
         trial = current_trial()

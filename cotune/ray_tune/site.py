@@ -14,17 +14,17 @@ from cotune.sharing.machine import available_memory
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """Where a lane's process has come to be.
+    """Where a lane's process runs.
 
     Attributes:
         node: Ray's id of the node.
-        accelerators: What Ray calls the GPU it has assigned.
-        uuid: The physical GPU's identity; empty if there is none behind it.
+        accelerators: Ray's ids of the GPU it has assigned.
+        uuid: The physical GPU's UUID; empty without a physical GPU.
         total: Bytes on the GPU, or of memory available on the node.
-        free: Bytes of these nobody uses.
-        pid: This process.
+        free: Bytes of `total` that are free.
+        pid: The process's id.
         host: The machine's name.
-        address: The node's.
+        address: The node's IP address.
     """
 
     node: str
@@ -38,15 +38,15 @@ class Site:
 
     @property
     def place(self) -> tuple[str, tuple[str, ...], str]:
-        """What all lanes of one device must agree on."""
+        """The fields that are equal for all lanes of one device."""
         return self.node, self.accelerators, self.uuid
 
 
 def look_round() -> Site:
-    """Where this process is, as Ray and NVML have it."""
+    """Finds out from Ray and NVML where this process runs."""
     context = ray.get_runtime_context()
     gpus = tuple(str(gpu) for gpu in context.get_accelerator_ids().get("GPU", []))
-    # Without a GPU of its own Ray leaves CUDA_VISIBLE_DEVICES as it is, which may show all of them.
+    # For a process without a GPU, Ray leaves CUDA_VISIBLE_DEVICES as it is, which may show all GPUs.
     visible = cuda.visible_gpus() if gpus and cuda.torch_has_cuda() else []
     uuid, total, free = "", available_memory(), available_memory()
     if visible:

@@ -1,4 +1,4 @@
-"""One device of a Ray cluster, as we hold it."""
+"""A device of a Ray cluster, with what is reserved on it."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ class ClusterOptions:
     """How lanes are made.
 
     Attributes:
-        gpus: GPUs to use at most; None for all the cluster has, 0 for none.
-        asks_gpu: The trials ask for one, however little of it.
+        gpus: Most GPUs to use; None for all the cluster has, 0 for none.
+        asks_gpu: Whether the trials ask for a GPU or a fraction of one.
         cores: CPUs a trial asks for, which bounds how many lanes pay.
-        margin: Share of a device's memory that is left alone; None for the usual.
-        lanes: Lanes per device if that is fixed; as many are started ahead.
-        trials: At most so many run at once, whatever there is; None if that is not known.
+        margin: Share of a device's memory that is left alone; None for the default.
+        lanes: Lanes per device if fixed, all started ahead; else None.
+        trials: Most trials that can run at once; None if unknown.
         residents: Trials that may share a lane.
-        environment: For the lanes' processes.
-        modules: To be imported ahead.
+        environment: Environment variables of the lanes' processes.
+        modules: Modules to import ahead.
     """
 
     gpus: int | None
@@ -45,24 +45,24 @@ class ClusterOptions:
 
 @dataclass(eq=False)
 class Slot:
-    """A placement group and what has become of it.
+    """A placement group, and the device it has become.
 
     Attributes:
         group: The placement group.
         cores: CPUs its lanes may use.
-        share: Part of its node's memory that is its own, where memory is what it has.
-        node: The node it was meant for, if any.
-        name: The device's, once it is up.
-        site: Where it is, once it is up.
-        placed: Answered when the group has its place, if that was not there when it was asked for.
-        others: Who else uses it, if it is a GPU that is up.
-        spares: Processes that are no lanes yet, and their answers to `site()`; whose is first is used first.
-        lanes: The lanes on it, by number.
-        idle_since: When nothing ran here any more.
-        stillborn: Lanes that died here before they were up.
-        asked: When it was asked for.
-        more: Groups of further CPUs, which had been in use by others when it was asked for.
-        asked_more: One that may have no place yet, and how many CPUs it is for.
+        share: The device's share of the machine's memory, unless it is a physical GPU.
+        node: The node the group was asked for on, if any.
+        name: The device's name, once it is up.
+        site: Where the device is, once it is up.
+        placed: Answered when the group is placed, if there was no place for it when it was asked for.
+        others: Other programs' use of the device, if it is a GPU that is up.
+        spares: Processes that are not lanes yet, and their answers to `site()`; the first to answer is used first.
+        lanes: The lanes on the device, by number.
+        idle_since: When the device became idle; None while a trial runs there.
+        stillborn: Counts lanes that died here before they were up.
+        asked: When the group was asked for.
+        more: Groups of further CPUs, which were in use when `group` was asked for.
+        asked_more: A group of further CPUs that may not be placed yet, and its number of CPUs.
         roomy: How often in a row its node has been seen with further CPUs free.
     """
 
@@ -85,17 +85,17 @@ class Slot:
 
     @property
     def groups(self) -> list[Any]:
-        """All that is reserved for it."""
+        """All placement groups of the device."""
         return [self.group, *self.more] + ([self.asked_more[0]] if self.asked_more is not None else [])
 
     @property
     def place(self) -> str | None:
-        """The node it is on, or is meant for."""
+        """The node the device is on, or was asked for on."""
         return self.site.node if self.site is not None else self.node
 
     @property
     def news(self) -> list[Any]:
-        """What is waited for until it is up: the first of these."""
+        """Futures to wait for until the device is up; the first answer counts."""
         if self.placed is not None:
             return [self.placed]
         return [answer for _, answer in self.spares] if self.site is None else []

@@ -1,8 +1,8 @@
 """Devices of a Ray cluster: one placement group per GPU, or per node where no GPU is used.
 
-There is no "GPU k of node n" in Ray. A group reserves some GPU; the first actor in it says which one that has become,
-and every further lane of that device must say the same. Groups are asked for as trials need them, so that a cluster
-that grows is made to, and given back when nothing runs in them.
+Ray cannot reserve "GPU k of node n". A group reserves some GPU; the first actor in it reports which one, and every
+further lane of that device must report the same. Groups are asked for as trials need them, so that an autoscaling
+cluster grows, and given back when nothing runs in them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from cotune.sharing.devices import CPU_SHARE, MAX_WIDTH
 LANE_SHARE = 0.01
 IDLE_AFTER = 10.0
 PLACE_WITHIN = 3.0
-# For so long after they were given back Ray may count CPUs as in use.
+# Seconds for which Ray may count CPUs as in use after they were given back.
 SETTLES_WITHIN = 0.5
 RAY_PROCESS_GUESS = 256 * MIB
 MAX_LANES = int(1 / LANE_SHARE) - 4
@@ -42,15 +42,15 @@ log = logging.getLogger(__name__)
 
 
 class Slots:
-    """The devices we have asked for.
+    """The devices that were asked for.
 
     Attributes:
-        all: Those that are up, and those that are not yet.
-        useless: Those that are kept so that Ray does not give them to us again.
-        uses_gpus: They are GPUs, and not nodes.
+        all: Devices that are up or not yet up.
+        useless: Devices that are kept reserved, so that Ray does not grant them again.
+        uses_gpus: Whether devices are GPUs, not nodes.
     """
 
-    # When this process has last given any back, perhaps at the end of an earlier experiment.
+    # When this process last gave a device back, perhaps at the end of an earlier experiment.
     _given_back = -math.inf
 
     def __init__(self, options: ClusterOptions) -> None:
@@ -80,24 +80,24 @@ class Slots:
 
     @property
     def most(self) -> int:
-        """Devices that the cluster has now, also those that others use."""
+        """Number of devices in the cluster now, including those in use by others."""
         if self.uses_gpus:
             return int(self._total("GPU"))
         return sum(1 for node in self._nodes if node["Resources"].get("CPU", 0) >= 1)
 
     def look(self) -> list[Slot]:
-        """Sees which nodes there are now; gives the devices whose node is gone."""
+        """Updates the list of nodes; returns the devices whose node is gone."""
         self._nodes = alive_nodes()
         alive = {node["NodeID"] for node in self._nodes}
         anywhere = next(iter(alive), None)
         for slot in [slot for slot in self.useless if slot.site is not None and slot.site.node not in alive]:
-            # Ray would put its group on another node.
+            # Ray would move its group to another node.
             self.useless.remove(slot)
             _give_back(slot)
         return [slot for slot in self.all if (slot.place or anywhere) not in alive]
 
     def say_what_is_missing(self) -> None:
-        """Warns where none of what was asked for has a place: trials wait then, and Tune says nothing."""
+        """Warns if no placement group is placed: trials wait then, and Tune reports nothing."""
         states = [placement_group_table(slot.group).get("state") for slot in self.all]
         if states and all(state == "PENDING" for state in states):
             free, asked = ray.available_resources(), self.all[0].group.bundle_specs[0]
@@ -111,12 +111,12 @@ class Slots:
     # ---- coming
 
     def reserve(self, trials: int) -> None:
-        """Asks for devices, one a trial at most, on nodes that were there a second ago.
+        """Asks for devices, at most one per trial, on nodes that were there a second ago.
 
-        A node that has no room for us stays asked for, and another is asked for as well.
+        A node that has no room stays asked for, and another is asked for as well.
         """
         if self.uses_gpus:
-            # Where there is none yet, one is asked for, or none would ever come.
+            # One is asked for even if the cluster has none yet, or an autoscaler would never add one.
             limit = self._options.gpus or max(1, self.most - len(self.useless))
             while len(self.all) < min(limit, trials):
                 self._add_gpu()
@@ -132,17 +132,17 @@ class Slots:
             most += sum(1 for slot in self.all if self._has_no_place(slot))
         if nodes and most > 0:
             free = self._free_cpus(nodes)
-            # Those with room first: most of them have more than one.
+            # Nodes with room first, that is with the most free CPUs.
             nodes.sort(key=lambda node: -free.get(node["NodeID"], 0.0))
             for node in nodes[:most]:
                 self._add_node(node, free.get(node["NodeID"], 0.0))
         elif not able and most > 0:
-            # As with GPUs: what a trial asks for, wherever that will be.
+            # As with GPUs: asks for what one trial needs, on whatever node will come.
             cores = max(1, math.ceil(self._options.cores))
             self._add({"CPU": float(cores)}, cores, 1.0, None)
 
     def grow(self, is_wanted: bool, now: float) -> list[ev.DeviceChanged]:
-        """Once a second: takes CPUs that others have come to leave free on nodes that are up.
+        """Once a second: takes CPUs that have become free on nodes that are up.
 
         Args:
             is_wanted: Whether a trial waits.
@@ -163,7 +163,7 @@ class Slots:
         return grown
 
     def _free_cpus(self, nodes: Iterable[Mapping[str, Any]]) -> dict[str, float]:
-        """CPUs that are free, by node, also those that were given back a moment ago."""
+        """Free CPUs, by node; waits a moment for CPUs that were just given back."""
         all_of_them = {node["NodeID"]: node["Resources"]["CPU"] for node in nodes}
         free = _private.free_cpus()
         while time.monotonic() - Slots._given_back < SETTLES_WITHIN and any(
@@ -181,23 +181,23 @@ class Slots:
         nodes = [node["Resources"] for node in self._nodes if node["Resources"].get("GPU", 0) >= 1]
         cores = min((int(node.get("CPU", 0) // node["GPU"]) for node in nodes), default=0)
         most = max((node["GPU"] for node in nodes), default=1)
-        # One CPU, as any trial on a GPU would ask for: all of the GPU's part may never be free.
+        # One CPU, as a trial on a GPU usually asks for: the GPU's whole share of CPUs may never be free.
         self._add({"GPU": 1.0} | ({"CPU": 1.0} if cores else {}), max(cores, 1), 1 / most, None)
 
     def _add_node(self, node: Mapping[str, Any], free: float) -> None:
-        # Others may use a part of the CPUs for long.
+        # Only free CPUs: others may use the rest for long.
         cores = max(1, int(free + 1e-6))
         mates = sum(1 for other in self._nodes if other["NodeManagerHostname"] == node["NodeManagerHostname"])
         self._add(self._bundle(node, 0, 0.0, cores), cores, 1 / mates, node["NodeID"])
 
     def _bundle(self, node: Mapping[str, Any], held: int, reserved: float, cores: int) -> dict[str, float]:
-        """What lanes would ask for as Ray's actors; the rest is for what trials start on Ray themselves.
+        """The bundle that lanes would ask for as Ray's actors; other CPUs are left for tasks that trials start on Ray.
 
         Args:
-            node: Where they are.
-            held: CPUs they may use already.
-            reserved: Of these.
-            cores: So many more.
+            node: The node.
+            held: CPUs that lanes may use already.
+            reserved: CPUs of these that are reserved in Ray.
+            cores: Further CPUs for lanes.
         """
         wanted = min(float(held + cores), max(1.0, self._width(held + cores) * self._options.cores))
         bundle = {"CPU": max(LANE_SHARE, wanted - reserved)}
@@ -212,13 +212,13 @@ class Slots:
         self.all.append(slot)
         is_there = len(self.all) + len(self.useless) <= self._total("GPU") if self.uses_gpus else node is not None
         if not is_there:
-            # Of processes for a group without a place an autoscaler would say, again and again, that no node fits them.
+            # For processes in an unplaced group, an autoscaler would report again and again that no node fits them.
             slot.placed = slot.group.ready()
         else:
             self.start(slot)
 
     def start(self, slot: Slot) -> None:
-        """Asks for its first processes."""
+        """Starts a device's first processes."""
         slot.placed = None
         for _ in range(max(1, min(self._options.lanes or 1, self._width(slot.cores)))):
             actor = self._spawn(slot)
@@ -241,10 +241,10 @@ class Slots:
     # ---- up
 
     def came_up(self, slot: Slot, answer: Any, now: float) -> ev.DeviceFound:
-        """One of its processes has said where it is.
+        """Takes in where the first process of a device runs; returns the event of the new device.
 
         Raises:
-            RayError: It has died instead.
+            RayError: The process has died instead.
         """
         slot.site = site = ray.get(answer)
         slot.spares.sort(key=lambda spare: spare[1] != answer)
@@ -259,26 +259,26 @@ class Slots:
         return ev.DeviceFound(now, slot.name, capacity, context, width)
 
     def _capacity(self, slot: Slot, site: Site, free: int) -> int:
-        """What is ours of a device that others leave `free` bytes of."""
+        """Bytes that lanes may use on a device of which others leave `free` bytes."""
         margin = self._options.margin
         if site.uuid:
             return max(0, int(free * (1 - (margin or 0.0))) - cuda.RESERVE)
-        # Of nodes on one machine each may have been given its own part by whoever started Ray there.
+        # If several nodes are on one machine, each may have been started with its own part of the memory.
         given = next((node["Resources"].get("memory") for node in self._nodes if node["NodeID"] == site.node), None)
         part = math.inf if given is None else given * (slot.share if self.uses_gpus else 1.0)
         return int(min(free * slot.share * (CPU_SHARE if margin is None else 1 - margin), part))
 
     def process(self, slot: Slot) -> Any:
-        """A process for a lane."""
+        """A process for a new lane: a spare one, or else a new one."""
         return slot.spares.pop(0)[0] if slot.spares else self._spawn(slot)
 
     # ---- going
 
     def idle(self, busy: Iterable[str], now: float) -> list[Slot]:
-        """Devices on which nothing has run for a while, but never all.
+        """Devices that have been idle for `IDLE_AFTER` seconds, but never all devices.
 
         Args:
-            busy: Names of those on which something runs.
+            busy: Names of the devices on which a trial runs.
             now: The time.
         """
         in_use, found = set(busy), []
@@ -292,7 +292,7 @@ class Slots:
         return found[: len(self.up) - 1]
 
     def drop(self, slot: Slot, is_useless: bool = False) -> None:
-        """Gives a device back, or sets it aside, without the processes on it that are no lanes."""
+        """Gives a device back, or sets it aside as useless; kills its processes that are not lanes."""
         self.all.remove(slot)
         for actor, _ in slot.spares:
             kill(actor)
@@ -303,7 +303,7 @@ class Slots:
             Slots._given_back = time.monotonic()
 
     def close(self) -> None:
-        """Gives back what was set aside."""
+        """Gives back the devices that were set aside."""
         for slot in self.useless:
             _give_back(slot)
         self.useless.clear()
@@ -315,12 +315,12 @@ def _give_back(slot: Slot) -> None:
 
 
 def alive_nodes() -> list[dict[str, Any]]:
-    """Ray's nodes, which the control store is asked for."""
+    """Ray's nodes that are alive; asks the control store."""
     return [node for node in ray.nodes() if node["Alive"]]
 
 
 def kill(actor: Any) -> None:
-    """Ends an actor, if it is there."""
+    """Kills an actor, if it exists."""
     try:
         ray.kill(actor)
     except (RayError, ValueError) as error:

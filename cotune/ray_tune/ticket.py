@@ -1,4 +1,4 @@
-"""What Tune has asked for, and what of it is to be made good."""
+"""Requests of Tune, and failed calls that are to be made again."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ class Ticket:
     """One request of Tune: a trial that wants to run, runs, or is being run again.
 
     Attributes:
-        number: What the brain calls it.
+        number: The trial's number in the brain.
         trial: Tune's trial.
-        lane: Where the brain has put it; None while it waits.
-        seated: Tune has been given its handle.
-        kwargs: What the Trainable is made with.
-        trainable: What it is made from: a number, and the pickled class.
-        cleans_up: It is a class of the user's, which may do so for long when it is stopped; a function is just left.
-        checkpoint: What an attempt restores, if Tune does not say so itself.
-        attempt: Counts the lanes it has been in.
-        calls: Counts Tune's calls in this attempt.
-        held: Calls that failed by our doing, to be made again.
-        answers: Futures of ours that Tune was given as answers.
-        refusal: Why it will not run again.
-        stopping: Tune has told it to stop.
-        over: The brain has concluded it.
+        lane: The lane the brain has put the trial in; None while it waits.
+        seated: Whether Tune has been given the trial's handle.
+        kwargs: Arguments of the Trainable's constructor.
+        trainable: The Trainable's class, pickled, with a number.
+        cleans_up: Whether the Trainable is a user's class, whose clean-up may take long; a function is just left.
+        checkpoint: The checkpoint an attempt restores, if Tune does not restore one itself.
+        attempt: Number of lanes the trial has been in.
+        calls: Number of Tune's calls in this attempt.
+        held: Calls that failed because of the lane, to be made again.
+        answers: The broker's own futures that Tune was given as answers.
+        refusal: The error because of which the trial will not run again.
+        stopping: Whether Tune has told the trial to stop.
+        over: Whether the brain has concluded the trial.
     """
 
     number: int
@@ -54,7 +54,7 @@ class Ticket:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A call of Tune that is to be made again, or refused in the end."""
+    """A failed call of Tune, to be made again or refused in the end."""
 
     method: str
     error: Exception

@@ -1,4 +1,4 @@
-"""What a run remembers: its trials, and the events file that keeps them."""
+"""The trials of a run, and the events file that keeps them."""
 
 from cotune.record.events import DAMAGED, VERSION, EventLog, read_events
 from cotune.record.reading import Saved, check_version, read_run

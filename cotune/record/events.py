@@ -21,10 +21,10 @@ class EventLog:
     """Writes events; what was flushed survives the death of this process.
 
     Args:
-        path: The file, made if it is not there; a torn last line is cut off.
+        path: The file, created if missing; a torn last line is cut off.
 
     Raises:
-        StorageError: It cannot be opened or written.
+        StorageError: The file cannot be opened or written.
     """
 
     def __init__(self, path: Path) -> None:
@@ -33,7 +33,7 @@ class EventLog:
         try:
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
             self._cut_torn_line()
-            # Which file that is.
+            # Identifies the file, to notice when it is removed or replaced.
             self._stat = os.fstat(self._fd)
         except OSError as error:
             raise self._error(error) from error
@@ -56,7 +56,7 @@ class EventLog:
                 data = data[os.write(self._fd, data) :]
             is_there = self._is_there()
         except OSError as error:
-            # What is still to be written goes on where it stopped, not behind a torn line.
+            # The rest is written later from where this write stopped, not behind a torn line.
             self._lines.insert(0, data)
             raise self._error(error) from error
         if not is_there:
@@ -70,7 +70,7 @@ class EventLog:
             self.flush()
         finally:
             os.close(self._fd)
-            # Whoever writes yet is refused, and does not write into a file that has got its number.
+            # A later write fails, instead of writing into another file that has got the same descriptor.
             self._fd = -1
 
     def _is_there(self) -> bool:
@@ -79,7 +79,7 @@ class EventLog:
         except FileNotFoundError:
             return False
         except OSError:
-            # What was written has been; what comes next will say what is wrong.
+            # This write has succeeded; if something is wrong, the next one raises.
             return True
 
     def _cut_torn_line(self) -> None:
@@ -103,10 +103,10 @@ class EventLog:
 
 
 def read_events(path: Path) -> Iterator[tuple[dict[str, Any], bytes]]:
-    """The events of a file with their lines, up to a torn last one.
+    """Yields the events of a file with their lines, up to a torn last line.
 
     Raises:
-        StorageError: It cannot be read, or is not an events file.
+        StorageError: The file cannot be read, or is not an events file.
     """
     try:
         with open(path, "rb") as file:

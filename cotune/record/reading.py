@@ -19,12 +19,12 @@ from cotune.trial import Report, TrialState
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """What the events file of an earlier session says.
+    """The state of a run, as its events file has it.
 
     Attributes:
-        settings: Of the run.
-        records: Its trials, without their configs.
-        makespan: Seconds from the first start of a trial to the last that is told of one, in the last session.
+        settings: The run's settings, from its `run` events.
+        records: The run's trials, without their configs.
+        makespan: Seconds from the first trial that is ready to the last event, in the last session.
     """
 
     settings: dict[str, Any]
@@ -63,9 +63,9 @@ def read_run(folder: RunFolder) -> Saved:
 
 
 def _settings(before: Mapping[str, Any], event: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of the run, and of the session that begins.
+    """The run's settings, updated by the `run` event of a new session.
 
-    Constants may change as long as no trial is over or saved, and options be added.
+    Constants may change as long as no trial has ended or has a checkpoint, and options may be added.
     """
     options = _merged(before.get("options", {}), event.get("options", {}))
     seed = operator.index(before.get("seed", event["seed"]))
@@ -73,15 +73,15 @@ def _settings(before: Mapping[str, Any], event: Mapping[str, Any]) -> dict[str, 
 
 
 def _merged(before: Mapping[str, Mapping[str, Any]], now: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """What labels stand for, by parameter."""
+    """Merges the options that labels stand for, by parameter."""
     return {name: {**before.get(name, {}), **now.get(name, {})} for name in {**before, **now}}
 
 
 def check_version(folder: RunFolder, settings: Mapping[str, Any]) -> None:
-    """Whether an events file that begins so can be read.
+    """Checks that an events file with these settings can be read.
 
     Raises:
-        StorageError: It is of another version.
+        StorageError: The file is of another version, or does not begin with a run.
     """
     if "version" not in settings:
         raise StorageError(f"{folder.events} does not begin with a run", hint="choose another name=")
@@ -119,7 +119,7 @@ def _replay(record: Record, event: dict[str, Any], line: bytes, metric: str) -> 
         record.estimate = Estimate(*event["estimate"]) if event["estimate"] else None
     elif kind == "end":
         if event["error"] is not None and event["error"][0] == errors.StorageError.__name__:
-            # There was no room for its checkpoint: it has not failed for good, and is run again.
+            # Its checkpoint could not be written: the trial has not failed for good, and runs again.
             return
         record.state = TrialState(event["state"])
         record.end = event["time"]

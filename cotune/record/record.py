@@ -1,4 +1,4 @@
-"""What the driver knows of a trial."""
+"""The driver's record of a trial."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ class Record:
     """One trial of a run, from proposal to result.
 
     Attributes:
-        lines: Its reports as they stand in the events file, less those that a restart made again.
+        lines: Its reports as lines of the events file, without those that a restart made again.
         values: Step and metric of the same reports.
-        restarted: It started again and has not reported since.
+        restarted: Whether it has started again and not reported since.
         expected: Bytes set aside for it when it last started.
-        estimate: What was estimated before it ran, if it was.
+        estimate: The estimate made before it ran, if there is one.
         rested: Seconds it was paused.
-        paused_at: Since when it is.
-        ran: Seconds of its last attempt, waits and turns of others left out.
+        paused_at: When the present pause began; None if it is not paused.
+        ran: Seconds of its last attempt, without waits and turns of lane-mates.
         expected_seconds: How long it was expected to take.
-        lasted: Seconds of its last attempt, by a clock that nobody sets; None if that was in an earlier session.
-        slowdown: By what factor others slowed it down; None without priority.
-        speed: Its speed beside others, 1 being that alone, as the brain takes it to have been.
-        withdrawn: As what it will end when it stops, if it was told to: stopped, or interrupted.
+        lasted: Seconds of its last attempt, by the monotonic clock; None if that was in an earlier session.
+        slowdown: Factor by which other trials slowed it down; None without priority.
+        speed: Its speed beside other trials relative to its speed alone, as the brain estimates it.
+        withdrawn: The state it will end in, `stopped` or `interrupted`, if it was told to stop.
     """
 
     trial: int
@@ -72,7 +72,7 @@ class Record:
     error: CotuneError | None = None
 
     def add(self, report: Report) -> None:
-        """Notes a report; the first after a restart takes back those from its step on, which will come again."""
+        """Adds a report; the first after a restart removes those from its step on, which will be made again."""
         while self.restarted and self.values and self.values[-1][0] >= report.step:
             del self.lines[-1], self.values[-1]
         self.restarted = False
@@ -88,22 +88,22 @@ class Record:
         self.start = self.start or when
 
     def lane_up(self, when: float) -> None:
-        """Notes that the process it waited for is there."""
+        """Notes that the lane process it waited for is up."""
         if self.attempts == 1:
             self.start = when
 
     def pauses(self, when: float) -> None:
-        """Notes that it is told to wait."""
+        """Notes that the trial is told to pause."""
         self.paused_at = self.paused_at or when
 
     def goes_on(self, when: float) -> None:
-        """Notes that it goes on in its lane, or that its attempt is over."""
+        """Notes that the trial goes on in its lane, or that its attempt is over."""
         if self.paused_at is not None:
             self.rested += when - self.paused_at
             self.paused_at = None
 
     def concluded(self, conclusion: ConcludeTrial) -> None:
-        """Notes what the brain knows of it at its end."""
+        """Notes what the brain knows of the trial at its end."""
         self.demand = conclusion.demand
         self.expected = conclusion.expected.peak if conclusion.expected else None
         self.ran, self.expected_seconds = conclusion.seconds or None, conclusion.expected_seconds
@@ -111,7 +111,7 @@ class Record:
 
     @property
     def standing(self) -> TrialState:
-        """Its state as it is shown: one that is put off before it has begun still waits, in a later session."""
+        """The state to show: a trial put off before it has begun still waits, for a later session."""
         has_begun = self.attempts > 0 or self.state is not TrialState.INTERRUPTED
         return self.state if has_begun else TrialState.WAITING
 
@@ -125,7 +125,7 @@ class Record:
 
     @property
     def seconds(self) -> float | None:
-        """How long it would have run alone to its end, if it came to that by itself in one go."""
+        """How long the trial would have run alone; None unless it was done in its first attempt."""
         if self.state is not TrialState.DONE or self.attempts > 1 or self.start is None or self.end is None:
             return None
         lasted = self.end - self.start if self.lasted is None else self.lasted
@@ -133,7 +133,7 @@ class Record:
 
     @property
     def comparable(self) -> Estimate | None:
-        """Its estimate, where what was measured can be held against it: who failed may not have come to its peak."""
+        """The estimate, if measurements compare with it: a failed trial may not have reached its peak."""
         return None if self.state is TrialState.FAILED else self.estimate
 
     def result(self) -> TrialResult:
@@ -177,14 +177,14 @@ def end_event(record: Record) -> dict[str, Any]:
 
 
 def error_of(conclusion: ConcludeTrial) -> CotuneError:
-    """What a trial has failed with, as its owner sees it."""
+    """The error a trial failed with, as the user sees it."""
     kind = errors.named(conclusion.error)
     message, hint = errors.message_and_hint(conclusion.reason)
     return kind(f"trial {conclusion.trial}: {message}", hint=hint or _HINTS.get(conclusion.error, ""))
 
 
 def best_of(records: Iterable[Record], mode: str) -> Record | None:
-    """The finished record with the best last metric."""
+    """The done trial with the best last metric."""
     sign = 1.0 if mode == "min" else -1.0
     best: Record | None = None
     for record in records:
@@ -197,6 +197,6 @@ def best_of(records: Iterable[Record], mode: str) -> Record | None:
 
 
 def json_safe(params: dict[str, Any]) -> dict[str, Any]:
-    """Parameters as JSON keeps them; choices of other objects are labels already."""
+    """Parameters as JSON keeps them; options that JSON cannot express are labels already."""
     decoded: dict[str, Any] = json.loads(json.dumps(params))
     return decoded

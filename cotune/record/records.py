@@ -1,4 +1,4 @@
-"""The trials of a run, and the events file that keeps them: what is noted here is what `read_run` reads back."""
+"""The trials of a run, and the events that are written of them, which `read_run` reads back."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ class Records(Mapping[int, Record]):
     """The trials of a run by number, as the driver knows them.
 
     Args:
-        folder: Where the trials' folders are.
-        log: Where everything is written down.
+        folder: The run's folder, which has the trials' folders.
+        log: The events file.
         mode: `min` or `max`; empty where only the search knows what is better.
-        seed: From which every trial's seed is derived.
+        seed: The run's seed, from which every trial's seed is derived.
         earlier: Trials of the run that is resumed.
 
     Attributes:
-        now: The time of what is being noted. One for all that follows from one event: a lane's next trial starts when
-            the last one ends.
-        counts: Trials by state, as it is shown.
-        best: The finished one with the best last metric.
+        now: The time to write. The same for all that follows from one event: a lane's next trial starts when the
+            last one ends.
+        counts: Trials by the state to show.
+        best: The done trial with the best last metric.
         have_reports: Whether any trial has ever reported.
         first_start: When the first trial of this session started, by the monotonic clock; 0 if none has.
     """
@@ -62,22 +62,22 @@ class Records(Mapping[int, Record]):
 
     @property
     def name(self) -> str:
-        """The run's."""
+        """The run's name."""
         return self._folder.path.name
 
     @property
     def makespan(self) -> float:
-        """Seconds from the first start of a trial in this session to the last end."""
+        """Seconds from the first trial's start to the last trial's end, in this session."""
         return max(0.0, self._last_end - self.first_start) if self.first_start else 0.0
 
     def unfinished(self) -> Iterator[Record]:
-        """Those that have no end yet, also if something happens to others meanwhile."""
+        """Yields the trials without an end; records may change between items."""
         for record in list(self._records.values()):
             if not record.state.is_final:
                 yield record
 
     def running(self) -> Iterator[tuple[Record, float]]:
-        """Those that run, and for how many seconds."""
+        """Yields the running trials, and for how many seconds each has run."""
         now = time.monotonic()
         for trial, since in self._since.items():
             record = self._records[trial]
@@ -89,7 +89,7 @@ class Records(Mapping[int, Record]):
         self._log.flush()
 
     def device(self, found: DeviceFound, lanes: int | None) -> None:
-        """Notes a device that may be used from now on, and how many lanes were asked for on it, if that was said."""
+        """Notes a new device, and its number of lanes if the user fixed it."""
         self._log.write(
             "device",
             self.now,
@@ -106,8 +106,8 @@ class Records(Mapping[int, Record]):
         """Takes in a new trial.
 
         Args:
-            trial: Its number.
-            params: By flat name.
+            trial: The trial's number.
+            params: Parameters by flat name.
             config: What the trainable is called with.
         """
         folder, seed = self._folder.trial(trial).path, seed_of(self._seed, trial)
@@ -125,7 +125,7 @@ class Records(Mapping[int, Record]):
         )
 
     def starts(self, trial: int, device: str | None, lane: int) -> TrialSpec:
-        """Notes that an attempt begins; gives what a body needs for it."""
+        """Notes that an attempt begins; returns its spec for the body."""
         record, folder = self._records[trial], self._folder.trial(trial).path
         spec = TrialSpec(trial, record.attempts, record.config, record.seed, folder)
         record.starts(device, lane, self.now)
@@ -135,7 +135,7 @@ class Records(Mapping[int, Record]):
         return spec
 
     def lane_up(self, lane: int, context: int) -> None:
-        """Trials that were waiting in a lane for its process, which holds so many bytes, start now."""
+        """Notes that a lane's process is up and holds `context` bytes: the trials that waited for it start now."""
         self.first_start = self.first_start or time.monotonic()
         for trial in self._since:
             record = self._records[trial]
@@ -162,13 +162,13 @@ class Records(Mapping[int, Record]):
         self._move(record, TrialState.RUNNING)
 
     def retried(self, record: Record, reason: str) -> None:
-        """Notes that it starts again; one that is paused has made room for others, and does once it is wanted."""
+        """Notes that a trial starts again; a paused one has only lost its room, and starts once it is promoted."""
         self._log.write("retry", self.now, trial=record.trial, reason=reason)
         if record.state is not TrialState.PAUSED:
             self._move(record, TrialState.WAITING)
 
     def ends(self, record: Record, state: TrialState) -> None:
-        """Notes how it ended."""
+        """Notes how a trial ended."""
         self._move(record, state)
         since = self._since.pop(record.trial, None)
         self._last_end = time.monotonic()
@@ -179,7 +179,7 @@ class Records(Mapping[int, Record]):
             self._log.write("end", self.now, **end_event(record))
 
     def put_off(self, record: Record) -> None:
-        """Notes that it is left for a later session."""
+        """Notes that a trial is left for a later session."""
         self._move(record, TrialState.INTERRUPTED)
 
     def _move(self, record: Record, state: TrialState) -> None:
@@ -192,5 +192,5 @@ class Records(Mapping[int, Record]):
 
 
 def seed_of(seed: int, trial: int) -> int:
-    """The seed of one trial, from the run's: independent streams, the same on every machine (numpy's SeedSequence)."""
+    """A trial's seed, from the run's: independent streams, the same on every machine (numpy's SeedSequence)."""
     return int(np.random.SeedSequence([seed, trial]).generate_state(1)[0])

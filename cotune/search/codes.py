@@ -1,4 +1,4 @@
-"""What stands for the options of a choice in Optuna."""
+"""The codes that represent the options of a choice in Optuna."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ LABEL_LENGTH = 60
 
 
 class Codes:
-    """What stands for a choice's options in Optuna, whose storages keep only None, bool, int, float and str.
+    """The codes of a choice's options in Optuna, whose storages keep only None, bool, int, float and str.
 
-    Options of these types stand for themselves unless two of them are equal but not the same (1, 1.0 and
-    True), or one is not equal to itself (NaN). Otherwise every option gets a label, the same one in every
-    run.
+    Options of these types are their own codes unless two of them are equal but not the same (1, 1.0 and
+    True), or one is not equal to itself (NaN). Otherwise every option's code is a label, the same one in
+    every run.
     """
 
     def __init__(self, options: tuple[Any, ...]) -> None:
@@ -30,7 +30,7 @@ def _is_finite(number: float) -> bool:
     try:
         return math.isfinite(number)
     except OverflowError:
-        # An integer that no float can be.
+        # An integer too large for a float.
         return False
 
 

@@ -1,4 +1,4 @@
-"""What one hyperparameter is drawn from."""
+"""Domains, from which a hyperparameter is drawn."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ class Integer:
 
 @dataclass(frozen=True)
 class Choice:
-    """One of some options, which may be any objects.
+    """One of several options, which may be any objects.
 
     Args:
         options: The options, in an order that is the same in every run.
@@ -142,7 +142,7 @@ class Choice:
 
     @cached_property
     def codes(self) -> Codes:
-        """What stands for the options in Optuna."""
+        """The codes of the options in Optuna."""
         return Codes(self.options)
 
     @property
@@ -151,7 +151,7 @@ class Choice:
         return len(self.codes.option)
 
     def values(self) -> list[Any]:
-        """What stands for every option in Optuna, in order."""
+        """The codes of all options, in order."""
         return list(self.codes.option)
 
 
@@ -232,7 +232,7 @@ def choice(options: Iterable[Any]) -> Choice:
     """One of `options`, which may be any objects; functions and classes are fine.
 
     Raises:
-        SpaceError: There is none, or what is passed has no fixed order.
+        SpaceError: There are no options, or they have no fixed order.
     """
     return Choice(options)  # type: ignore[arg-type]  # any iterable is made a tuple there
 
@@ -265,7 +265,7 @@ def _check_multiples(there: bool, low: float, high: float, q: float) -> None:
 
 
 def _check_order(low: Any, high: Any) -> None:
-    """What a helper refuses and a class does not: bounds written down that leave nothing to search."""
+    """Refuses bounds that leave nothing to search; the domain classes accept equal bounds."""
     if _real("low", low) >= _real("high", high):
         raise SpaceError(
             f"low={low!r} is not below high={high!r}",
@@ -307,12 +307,12 @@ def whole(name: str, value: Any) -> int:
 
 
 def _builtin(value: Any) -> Any:
-    """NumPy scalars as Python's own, which a study can store; anything else as it is."""
+    """Converts NumPy scalars to Python's, which a study can store; returns anything else as it is."""
     if type(value).__module__ == "numpy" and getattr(value, "shape", None) == () and type(value).__name__ != "ndarray":
         return value.item()
     return value
 
 
 def _exact(value: float) -> Decimal:
-    """The decimal number somebody typed: counting steps of 0.1 in binary is off after three of them."""
+    """The decimal number as the user typed it: counting steps of 0.1 in binary is off after three of them."""
     return Decimal(repr(float(value)))

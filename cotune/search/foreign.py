@@ -1,7 +1,7 @@
-"""Domains in others' notation, read as ours.
+"""Converts domains of Optuna and Ray Tune to cotune's.
 
-Neither Optuna nor Ray is imported to do so: an object of theirs can only be here if its module is loaded already, so
-its class name tells enough, and `import cotune` stays cheap.
+Neither Optuna nor Ray is imported for that: an object of theirs exists only if its module is loaded already, so its
+class name is enough, and `import cotune` stays cheap.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from cotune.search.domains import Choice, Domain, Float, Integer, quantized_floa
 
 
 def domain_of(leaf: Any) -> Domain | None:
-    """The leaf as one of our domains; None for a constant."""
+    """The leaf as a cotune domain; None for a constant."""
     if isinstance(leaf, Float | Integer | Choice):
         return leaf
     if is_grid_search(leaf):

@@ -1,4 +1,4 @@
-"""Optuna's journal, written behind: memory at once, the file in batches."""
+"""Optuna's journal with write-behind: records are readable at once, and written to the file in batches."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _encode = json.JSONEncoder(separators=(",", ":")).encode
 
 
 class RunStorage(JournalStorage):
-    """A storage of which this process is the only user.
+    """A storage that only this process uses.
 
-    Whenever a study is asked, it first looks for trials that somebody has put in line, among all there ever were. Here
-    nobody has, as a rule, and that is known without looking.
+    `study.ask()` first searches all trials for enqueued ones. As a rule there are none here, and this class knows so
+    without a search.
     """
 
     _may_wait = True
@@ -54,11 +54,11 @@ class RunStorage(JournalStorage):
 
 @dataclass(frozen=True, slots=True)
 class SystemAttributes:
-    """What samplers and pruners have noted for themselves: how far a sequence has come, what was seen at a rung.
+    """The state of samplers and pruners: how far a sequence has come, which values were seen at a rung.
 
     Attributes:
-        study: Of the study as a whole.
-        trials: Of trials, by number.
+        study: Attributes of the study as a whole.
+        trials: Attributes of trials, by number.
     """
 
     study: Mapping[str, Any] = field(default_factory=dict)
@@ -66,7 +66,7 @@ class SystemAttributes:
 
 
 def system_attributes(path: Path) -> SystemAttributes:
-    """Those of the study in a journal; none if there is none, or it cannot be read: then they begin anew."""
+    """The attributes in a journal; empty if there is no readable journal: sampler and pruner then begin anew."""
     if not path.exists():
         return SystemAttributes()
     try:
@@ -87,12 +87,11 @@ class WriteBehindBackend(BaseJournalBackend):
     The stock backend takes a lock, appends and syncs for every record, which costs milliseconds on a slow
     disk. Here one process is the only writer, so a record costs its encoding. The file has the stock format,
     and what `JournalFileBackend` and optuna-dashboard read is always a valid journal, a few records behind
-    while the run goes on. Records are encoded when they are appended, not when they are written: what cannot
-    be stored is then refused to whoever passed it, and what the caller changes afterwards does not change the
-    record.
+    while the run goes on. Records are encoded when they are appended, not when they are written: the caller
+    that passes an unstorable value gets the error, and what it changes afterwards does not change the record.
 
     Args:
-        path: The journal, created if it is not there. A last line torn by the death of its writer is cut off.
+        path: The journal, created if missing. A last line torn by the death of its writer is cut off.
 
     Raises:
         StorageError: The file cannot be opened, or is not a journal.
@@ -103,7 +102,7 @@ class WriteBehindBackend(BaseJournalBackend):
         self._lock = threading.Lock()
         self._recent: list[dict[str, Any]] = []  # records from number `_first` on
         self._first = 0
-        self._lines: list[str] = []  # those of them that are not in the file
+        self._lines: list[str] = []  # encoded records that are not in the file yet
         try:
             self._fd: int | None = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
         except OSError as error:
@@ -136,10 +135,10 @@ class WriteBehindBackend(BaseJournalBackend):
             return written[log_number_from:] + self._recent
 
     def append_logs(self, logs: list[dict[str, Any]]) -> None:
-        """Takes records in, without touching the file.
+        """Appends records in memory, without touching the file.
 
         Raises:
-            TypeError: A record holds something JSON cannot express, as with the stock backend.
+            TypeError: A record holds a value that JSON cannot express, as with the stock backend.
             StorageError: The journal is closed.
         """
         lines = [_encode(log) for log in logs]
@@ -150,7 +149,7 @@ class WriteBehindBackend(BaseJournalBackend):
             self._recent += [json.loads(line) for line in lines]
 
     def flush(self) -> None:
-        """Appends what is pending to the file, all or nothing.
+        """Appends all pending records to the file, or none.
 
         Raises:
             StorageError: The file cannot be written. Everything stays pending, and a later flush tries again.
@@ -163,10 +162,10 @@ class WriteBehindBackend(BaseJournalBackend):
                 self._recent.clear()
 
     def move(self, path: Path) -> None:
-        """Gives the file another name, in the place of what has it.
+        """Renames the file, replacing an existing file of that name.
 
         Raises:
-            StorageError: That cannot be done.
+            StorageError: The file cannot be renamed.
         """
         with self._lock:
             try:
@@ -196,7 +195,7 @@ class WriteBehindBackend(BaseJournalBackend):
             while left:
                 left = left[os.write(fd, left) :]
         except OSError as error:
-            # Half a batch would be written twice by the next try, and its last line is torn.
+            # A partial batch ends in a torn line, and the next flush would write its records again.
             with contextlib.suppress(OSError):
                 os.ftruncate(fd, size)
             raise self._error("cannot be written", error) from error
@@ -215,7 +214,7 @@ class WriteBehindBackend(BaseJournalBackend):
     def _whole_lines(self, data: bytes) -> Iterator[bytes]:
         lines = data.splitlines(keepends=True)
         if lines and not _is_whole(lines[-1]):
-            # Only what a killed writer leaves behind is cut off; any other file is not ours to cut.
+            # Only a line torn by a killed writer is cut off; a file of another kind is left alone.
             torn = lines.pop()
             if not lines and not torn.lstrip(b"\0").startswith(b"{") and torn.strip(b"\0\n"):
                 raise self._not_a_journal(1)

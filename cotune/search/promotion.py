@@ -14,14 +14,14 @@ class AshaPromote:
     """Asynchronous successive halving by promotion (Li et al., MLSys'20, algorithm 2), for `run(pruner=)`.
 
     A trial pauses at each rung, the steps `min_resource * reduction_factor ** k`. As soon as it is among the best
-    1/`reduction_factor` of all that have come to the rung so far, it goes on to the next. Others by pruning
-    (`pruner="asha"`) let the first trials go on whatever they are worth, and stop for good what later turns out to be
-    good enough; here nothing is decided before it has to be. We differ in that a promoted trial goes on at once where
-    it waits, before new trials, not when a worker asks for work.
+    1/`reduction_factor` of all trials that have reached the rung so far, it goes on to the next. ASHA by pruning
+    (`pruner="asha"`) lets the first trials go on whatever their value, and stops for good trials that later turn out
+    to be good enough; here a trial is only paused. Unlike in the paper, a promoted trial goes on at once where it
+    waits, before new trials, not when a worker asks for work.
 
     Args:
         min_resource: Step of the first rung.
-        reduction_factor: Of how many that come to a rung one goes on.
+        reduction_factor: One in so many trials that reach a rung goes on.
 
     Raises:
         InputError: `min_resource` is not a whole number of 1 or more, or `reduction_factor` not one of 2 or more.
@@ -36,17 +36,17 @@ class AshaPromote:
 
 
 class Rungs:
-    """Who stands on which rung of an `AshaPromote`.
+    """Which trials stand on which rung of an `AshaPromote`.
 
     Args:
-        rule: Where the rungs are.
+        rule: Decides where the rungs are.
         sign: 1 if smaller is better, -1 if larger.
     """
 
     def __init__(self, rule: AshaPromote, sign: float) -> None:
         self._rule = rule
         self._sign = sign
-        # On each rung, the best first: value and trial. And how many there have gone on, or are over.
+        # For each rung: value and trial, the best first; and the trials that have gone on from there, or are over.
         self._entries: defaultdict[int, list[tuple[float, int]]] = defaultdict(list)
         self._gone: defaultdict[int, set[int]] = defaultdict(set)
         self._at: dict[int, int] = {}
@@ -61,7 +61,7 @@ class Rungs:
         """Takes in a report.
 
         Returns:
-            Whether the trial is to wait now, and which trials go on that have waited.
+            Whether the trial is to wait now, and which waiting trials go on.
         """
         if math.isnan(value):
             return trial in self._waiting, []
@@ -76,12 +76,12 @@ class Rungs:
         return trial in self._waiting, [other for other in promoted if other != trial]
 
     def restore(self, trial: int, values: Iterable[tuple[int, float]], is_over: bool) -> None:
-        """Takes in a trial of an earlier session; who of those that wait goes on is decided in `settle`."""
+        """Takes in a trial of an earlier session; which waiting trials go on is decided in `settle`."""
         rung, has_gone_on = -1, True
         for step, value in values:
             if math.isnan(value):
                 continue
-            # It made no report past the one on a rung before it was promoted from there.
+            # A report after the one on a rung shows that the trial was promoted from there.
             has_gone_on = True
             if step >= self._step(rung + 1):
                 self._gone[rung].add(trial)
@@ -98,18 +98,18 @@ class Rungs:
             self._waiting.add(trial)
 
     def settle(self) -> None:
-        """Lets all those go on that have been restored and are good enough."""
+        """Promotes all restored trials that are good enough."""
         for rung in list(self._entries):
             self._promote(rung)
 
     def over(self, trial: int) -> None:
-        """The trial will not go on; its place on the rungs stands."""
+        """Notes that a trial will not go on; its places on the rungs stay."""
         self._waiting.discard(trial)
         if trial in self._at:
             self._gone[self._at.pop(trial)].add(trial)
 
     def best_waiting(self) -> int | None:
-        """Lets the best trial on the highest rung go on, whatever its share; None if nobody waits."""
+        """Promotes the best waiting trial on the highest rung, whatever its share; None if no trial waits."""
         for rung in sorted(self._entries, reverse=True):
             for _, trial in self._entries[rung]:
                 if trial in self._waiting and self._at.get(trial) == rung:

@@ -1,4 +1,4 @@
-"""What the driver's loop needs of whoever proposes trials, whatever thread that thinks on."""
+"""The interface between the driver's loop and the search, which proposes trials on another thread."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from typing import Any, Protocol
 from cotune.errors import CotuneError
 from cotune.trial import Question, TrialState
 
-# So many reports and questions go before a trial that is asked for, or one whose reports are slow to store keeps others
-# from beginning.
+# At most so many reports and questions are served before a trial that was asked for: with more, a trial whose reports
+# are slow to store would keep others from starting.
 PATIENCE = 8
 
 
@@ -39,14 +39,14 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Promotion:
-    """A trial that waits is to go on."""
+    """A waiting trial is to go on."""
 
     trial: int
 
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """No trial that waits will ever go on."""
+    """No waiting trial will ever go on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +71,12 @@ class Reply:
     stop: bool = False
 
 
-# What a proposer has to say.
+# What `Proposer.answers` returns.
 Answer = Suggestion | Verdict | Promotion | Settled | Reply | Exhausted | Failure
 
 
 class Configs(Protocol):
-    """What parameters mean to a trial, and to a prediction of its memory."""
+    """Turns parameters into a trial's config, and into the features from which its memory is predicted."""
 
     def config(self, params: Mapping[str, Any]) -> dict[str, Any]: ...
 
@@ -86,10 +86,10 @@ class Configs(Protocol):
 class Proposer(ABC):
     """Proposes trials, judges their reports, answers their questions and hears how they ended.
 
-    It thinks on a thread of its own: what the driver's loop tells it waits there, what it says waits for the loop.
+    It works on a thread of its own: calls of the driver's loop are queued for that thread, answers for the loop.
 
     Args:
-        prepare: Called with the number of every new trial, on that thread, before it is suggested.
+        prepare: Called on that thread with the number of every new trial, before the trial is suggested.
         wake: Called whenever there is an answer.
 
     Attributes:
@@ -106,7 +106,7 @@ class Proposer(ABC):
         self._answers: deque[Answer] = deque()
         self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._wanted = 0
-        # What went before the trial that is asked for next.
+        # Commands served ahead of the next trial that was asked for.
         self._passed = 0
         self._dropping = threading.Event()
 
@@ -115,7 +115,7 @@ class Proposer(ABC):
         self._commands.put(lambda: self._want(count))
 
     def drop_asks(self) -> None:
-        """Suggests nothing any more, not even what was asked for already: an `Exhausted` comes instead."""
+        """Suggests no more trials, not even those already asked for: an `Exhausted` comes instead."""
         self._dropping.set()
         self._answer(Exhausted())
 
@@ -139,19 +139,19 @@ class Proposer(ABC):
         """Tells how a trial ended.
 
         Args:
-            trial: Its number.
+            trial: The trial's number.
             state: `DONE`, `STOPPED` or `FAILED`.
-            value: Its metric as it was last reported.
-            values: Its reports, step and metric.
+            value: The last reported value of its metric.
+            values: Step and metric of its reports.
             error: Why it failed, if it did.
         """
 
     @abstractmethod
     def settle(self) -> None:
-        """Nothing runs any more, and trials wait: a `Promotion` or a `Settled` comes, if it has any wait."""
+        """Tells that nothing runs and all trials left wait; a `Promotion` or a `Settled` comes."""
 
     def answers(self) -> list[Answer]:
-        """What has been answered since the last call."""
+        """The answers since the last call."""
         found: list[Answer] = []
         while self._answers:
             found.append(self._answers.popleft())
@@ -161,23 +161,23 @@ class Proposer(ABC):
 
     @abstractmethod
     def _ask(self) -> None:
-        """Suggests one trial, or says that there are no more."""
+        """Suggests one trial, or answers that there are no more."""
 
     def _next(
         self, patience: float | None = None, idle: Callable[[], None] = lambda: None
     ) -> Callable[[], None] | None:
-        """What is to be done now; None at the end.
+        """The next command to run; None at the end.
 
         Args:
-            patience: Seconds to wait for something to do.
-            idle: What to do if there was nothing.
+            patience: Seconds to wait for a command; None to wait for ever.
+            idle: The command to return if none came.
         """
         if not self._wanted:
             try:
                 return self._commands.get(timeout=patience)
             except queue.Empty:
                 return idle
-        # Whoever waits for an answer goes before a trial that is not there yet.
+        # A trial that waits for an answer goes before a trial that does not exist yet.
         if self._passed < PATIENCE:
             with contextlib.suppress(queue.Empty):
                 command = self._commands.get_nowait()

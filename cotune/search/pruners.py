@@ -1,7 +1,7 @@
-"""Optuna's pruners as they are called by name.
+"""The Optuna pruners that `pruner="asha"` and `pruner="hyperband"` stand for.
 
-Two of them wait by default for the first trial to end to find out how many steps there are. Those that run by then get
-for their first rungs what they have at that moment, and all that come after are held against that.
+By default, Optuna's wait for the first trial to end, to find out how many steps there are. Trials that run by then get
+their values of that moment for their first rungs, and all later trials are compared with those.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Asha(BasePruner):
 
 
 class Hyperband(HyperbandPruner):
-    """Hyperband, which cannot do without the number of steps: whoever has reported before that is known runs on.
+    """Hyperband, which needs the number of steps: trials that report before it is known are never pruned.
 
     (Li et al., "Hyperband: a novel bandit-based approach to hyperparameter optimization", JMLR 18, 2018.)
     """

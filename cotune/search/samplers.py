@@ -1,4 +1,4 @@
-"""Optuna samplers and pruners, by name or as they are, and how far ahead a sampler may be asked."""
+"""Makes Optuna samplers and pruners from their names, and tells how far ahead a sampler may be asked."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ from cotune.search.spaces import Space
 
 
 class Grid(BaseSampler):
-    """Every point of a grid once, in an order that the seed says.
+    """Suggests every point of a grid once, in an order that depends on the seed.
 
-    Optuna's own sampler goes by the numbers of trials, so that a study which goes on with another grid, or another
-    sampler before, would repeat some points and leave others out; and it ends the study itself, by `study.stop()`,
-    which raises outside of `study.optimize()`.
+    Optuna's `GridSampler` goes by trial numbers, so that a study that was begun with another grid or sampler would
+    repeat some points and leave others out; and it ends the study by `study.stop()`, which raises outside of
+    `study.optimize()`.
 
     Args:
-        space: What it is a grid of.
-        seed: Of the order.
-        tried: Parameters of earlier trials: their points are left out.
+        space: The space to enumerate.
+        seed: Decides the order.
+        tried: Parameters of earlier trials, whose points are left out.
 
     Raises:
         SpaceError: A domain is continuous, or the grid is too large to enumerate.
@@ -49,10 +49,10 @@ class Grid(BaseSampler):
         self._distributions = space.distributions()
         self._names = sorted(grid)
         points = list(product(*(grid[name] for name in self._names)))
-        # In the order of Optuna's, of which the last is taken first.
+        # Reversed, since points are taken from the end: the order is that of Optuna's sampler.
         np.random.RandomState(seed).shuffle(points)
         self._points = points[::-1]
-        # By what they look like: 1 is no other option's 1.0 or True.
+        # Compared by repr, which tells the options 1, 1.0 and True apart.
         if known := {repr(tuple(space.rounded(name, params.get(name)) for name in self._names)) for params in tried}:
             self._points = [point for point in self._points if repr(point) not in known]
 
@@ -82,8 +82,8 @@ def make_sampler(
 
     Args:
         sampler: "tpe" (which None means as well), "random", "grid", or any Optuna sampler.
-        space: The search space, which a grid is made of.
-        seed: What makes suggestions repeatable; a sampler passed in keeps its own.
+        space: The search space, for a grid.
+        seed: Makes suggestions repeatable; a sampler passed in keeps its own.
         tried: Parameters of earlier trials, which a grid leaves out.
 
     Raises:
@@ -95,7 +95,7 @@ def make_sampler(
     match sampler.lower() if isinstance(sampler, str) else sampler:
         case None | "tpe":
             with warnings.catch_warnings():
-                # Experimental before Optuna 5: without it, suggestions asked for in parallel come out alike.
+                # constant_liar, experimental before Optuna 5, keeps parallel suggestions from being alike.
                 warnings.simplefilter("ignore", ExperimentalWarning)
                 return TPESampler(seed=seed, constant_liar=True)
         case "random":
@@ -132,13 +132,13 @@ def make_pruner(pruner: str | BasePruner | AshaPromote | None) -> BasePruner | A
 
 
 def most_trials(sampler: BaseSampler, earlier: int) -> int | None:
-    """How many trials a sampler has points for; None if there is no end to them.
+    """How many trials a sampler has points for, earlier ones included; None for no limit.
 
-    A grid is run once, also by Optuna's own sampler, which would begin again while its last points are running.
+    A grid is run once, also with Optuna's `GridSampler`, which would begin again while its last points are running.
 
     Args:
-        sampler: Any.
-        earlier: Trials there are already, which count.
+        sampler: Any sampler.
+        earlier: Number of earlier trials.
     """
     if isinstance(sampler, Grid):
         return earlier + sampler.left
@@ -146,7 +146,7 @@ def most_trials(sampler: BaseSampler, earlier: int) -> int | None:
 
 
 def learns(sampler: BaseSampler) -> bool:
-    """Whether suggestions get worse when they are asked for before earlier trials have ended."""
+    """Whether suggestions depend on results, and get worse if asked for before earlier trials have ended."""
     return not isinstance(sampler, RandomSampler | Grid | QMCSampler)
 
 

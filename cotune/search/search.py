@@ -3,8 +3,8 @@
     driver ──ask, report, tell──▶ queue ──▶ search thread ──▶ Optuna study ──▶ journal
     driver ◀─Suggestion, Verdict, Promotion ...─────── answers, and a wake-up
 
-Only that thread touches Optuna. It reports and tells in the order it was asked to, and suggests when there is nothing
-else to do, or not much, so that one lane in lockstep is reproducible.
+Only the search thread touches Optuna. It serves reports and ends in the order they came, and suggests when few other
+commands wait, so that one lane in lockstep is reproducible.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ class PastTrial:
     """A trial of an earlier run that is resumed.
 
     Attributes:
-        params: By flat name.
-        values: Its reports, step and metric.
-        value: Its metric as it was last reported.
-        state: Where it stands.
+        params: Parameters by flat name.
+        values: Step and metric of its reports.
+        value: The last reported value of its metric.
+        state: The state it was left in.
         start: When it first ran, in seconds since the epoch; None if it has not.
         end: When it ended.
     """
@@ -64,20 +64,20 @@ class PastTrial:
 
 
 class Search(Proposer):
-    """Asks Optuna for trials and tells it what became of them; none of the methods waits for it.
+    """Asks Optuna for trials and tells it how they ended; no method for the driver waits for Optuna.
 
     Args:
-        space: What is searched.
-        sampler: Suggests.
-        pruner: Judges reports; None lets everything run to its end. With an `AshaPromote` trials wait instead of being
+        space: The search space.
+        sampler: Suggests parameters.
+        pruner: Judges reports; None lets every trial run to its end. With an `AshaPromote` trials wait instead of being
             stopped.
         direction: `minimize` or `maximize`.
-        journal: Where the study is written.
+        journal: The file of the study.
         name: The study's name.
         past: Trials of the run that is resumed, in their order.
-        noted: By sampler and pruner, of these.
+        noted: State of sampler and pruner in the run that is resumed.
         prepare: As for `Proposer`.
-        wake: The same.
+        wake: As for `Proposer`.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class Search(Proposer):
         self._distributions = space.distributions()
         self._exact = space.exact
         self._attempts: dict[int, int] = {}
-        # Under another name until it is whole: what samplers have noted is nowhere but in the one that is replaced.
+        # Under another name until it is complete: only the journal it replaces holds the state in `noted`.
         fresh = journal.with_name(f"{journal.name}.new")
         fresh.unlink(missing_ok=True)
         self._backend = WriteBehindBackend(fresh)
@@ -143,23 +143,23 @@ class Search(Proposer):
         values: Sequence[tuple[int, float]],
         error: CotuneError | None,
     ) -> None:
-        # Unless Optuna has judged them, one by one. Of one that has failed it would make nothing.
+        # Unless Optuna has had each report for judging. It makes no use of a failed trial's reports.
         is_judged = self.judges and self._rungs is None
         passed = [] if is_judged or state is TrialState.FAILED else list(values)
         self._commands.put(lambda: self._tell(trial, state, value, passed))
 
     def question(self, question: Question) -> None:
-        """Trials of a run know all there is to know when they start: this one is told nothing."""
+        """Answers with nothing: trials of a run have all their parameters when they start."""
         self._answer(Reply(question.trial, question.attempt, b""))
 
     def settle(self) -> None:
-        """Nothing runs any more: the best of those that wait goes on if none is complete, else a `Settled` comes."""
+        """Tells that nothing runs: if no trial is complete, the best waiting one goes on, else a `Settled` comes."""
         self._commands.put(self._settle)
 
     def close(self) -> None:
-        """Tells Optuna what it was not told yet, writes the journal and ends the thread.
+        """Serves the commands that are left, writes the journal and ends the thread.
 
-        A sampler that computes on and on is left to itself after a while: the journal can be made again.
+        A sampler that computes for longer than `CLOSE_WITHIN` is abandoned: the journal can be made again.
         """
         self._dropping.set()
         self._commands.put(None)
@@ -191,7 +191,7 @@ class Search(Proposer):
             return
         trial = self.study.ask(self._distributions)
         if self._dropping.is_set():
-            # Nobody would run it, and it would seem to run for ever.
+            # The trial will never run, and would stay RUNNING in the study for ever.
             self.study.tell(trial, state=OptunaState.FAIL)
             return
         self._trials[trial.number] = trial
@@ -264,7 +264,7 @@ class Search(Proposer):
                 hint="resume with the same space, or choose another name=",
             ) from error
         self._completed += is_done
-        # One may have failed before it ran.
+        # A trial may have failed before it ran.
         for name, moment in (("datetime_start", past.start or past.end), ("datetime_complete", past.end)):
             if moment is not None and (name == "datetime_start" or state.is_finished()):
                 setattr(frozen, name, datetime.fromtimestamp(moment))
@@ -275,7 +275,7 @@ class Search(Proposer):
 
 
 def _thinned(values: list[tuple[int, float]]) -> list[tuple[int, float]]:
-    """At most about `MAX_VALUES` of a trial's reports: Optuna copies all of them at every new one."""
+    """At most about `MAX_VALUES` of a trial's reports: Optuna copies all of them at every new report."""
     values = [(step, value) for step, value in values if not math.isnan(value) and step >= 0]
     if len(values) <= MAX_VALUES:
         return values

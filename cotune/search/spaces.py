@@ -1,4 +1,4 @@
-"""The search space: a nested dict of domains and constants, whoever's notation the domains come in."""
+"""The search space: a nested dict of constants and of domains of cotune, Optuna or Ray Tune."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ LARGEST_GRID = 1_000_000
 
 
 class Space:
-    """A search space, and the way between it and Optuna's flat parameters.
+    """A search space, and its conversion to and from Optuna's flat parameters.
 
     Args:
-        tree: A dict, nested at will. Leaves are domains (cotune's, Optuna's, Ray Tune's,
+        tree: A dict, nested to any depth. Leaves are domains (cotune's, Optuna's, Ray Tune's,
             `{"grid_search": [...]}`); anything else is a constant.
 
     Attributes:
-        domains: What is searched, by flat name ("optimizer/lr").
-        constants: What is the same for every trial, by flat name.
+        domains: Domains by flat name ("optimizer/lr").
+        constants: Values that are the same for every trial, by flat name.
 
     Raises:
         SpaceError: The space is empty, a key or a domain is wrong.
@@ -82,7 +82,7 @@ class Space:
     def config(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """The nested config a trainable gets.
 
-        Containers are copied, so that a trial that changes its config changes nobody else's.
+        Containers are copied, so that a trial that changes its config does not change another's.
 
         Args:
             params: Optuna's parameters, by flat name; names that are not in the space are ignored.
@@ -97,7 +97,7 @@ class Space:
         return nested(flat)
 
     def features(self, params: Mapping[str, Any]) -> dict[str, float]:
-        """What a regression of memory on hyperparameters sees: numbers as they are, other choices one-hot.
+        """The features of the regression of memory on hyperparameters: numbers as they are, other choices one-hot.
 
         Args:
             params: Optuna's parameters, by flat name.
@@ -115,7 +115,7 @@ class Space:
         return features
 
     def grid(self) -> dict[str, list[Any]]:
-        """Every value of every domain, as Optuna's `GridSampler` takes them.
+        """Every value of every domain, in the form of Optuna's `GridSampler`.
 
         Raises:
             SpaceError: A domain is continuous, or the grid is too large to enumerate.
@@ -144,11 +144,11 @@ class Space:
         return size
 
     def exact(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        """Optuna's parameters as configs have them, but for the labels of options."""
+        """Optuna's parameters with numbers as configs have them; options stay codes."""
         return {name: self.rounded(name, value) for name, value in params.items()}
 
     def rounded(self, name: str, value: Any) -> Any:
-        """A parameter as the grid has it: Optuna counts steps in binary (0.30000000000000004), and logs have none."""
+        """A parameter on its domain's steps: Optuna's are inexact (0.30000000000000004), and missing on log scales."""
         domain = self.domains[name]
         has_steps = not isinstance(domain, Choice) and domain.step is not None and isinstance(value, int | float)
         return domain.round(value) if has_steps else value  # type: ignore[union-attr]
@@ -241,7 +241,7 @@ def _check_constant(name: str, value: Any) -> None:
 
 
 def _domain_within(value: Any) -> Any:
-    """A domain that is somewhere in a constant, or is it; None if there is none."""
+    """The first domain inside a constant, or the value itself if it is a domain; None without one."""
     if isinstance(value, Mapping) and not is_grid_search(value):
         inside: Iterable[Any] = value.values()
     elif isinstance(value, list | tuple | set | frozenset):

@@ -1,9 +1,9 @@
-"""What an Optuna objective sees in a lane: a trial and a study that ask the driver, where the real ones are.
+"""Proxies for an Optuna objective in a lane: a trial and a study that ask the driver, where the real ones are.
 
 objective ──trial.suggest_float(...)──▶ TrialProxy ──question──▶ driver: the real trial of the real study
           ◀──────── 0.12 ──────────────           ◀──answer───
 
-Nothing is remembered here: what a trial is told is what the study knows at that moment.
+Nothing is cached here: every answer is what the study knows at that moment.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from cotune.process_wide import process_wide
 from cotune.session import Session, TrialStopped
 from cotune.trainable import trace_of
 
-# Of those that exceptions were raised from, how many travel with one.
+# How many causes, one raised from the next, are sent with an exception.
 CAUSES = 8
 
 C = TypeVar("C", bound=type)
 
 
 class StudyConnection:
-    """The way from a trial to its study."""
+    """The connection of a trial in a lane to its study."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -43,10 +43,10 @@ class StudyConnection:
 
     @property
     def session(self) -> Session:
-        """The trial's, in the process it runs in.
+        """The trial's session.
 
         Raises:
-            RunError: This is another one.
+            RunError: This is not the process the trial runs in.
         """
         if os.getpid() != self._process:
             raise RunError(
@@ -56,7 +56,7 @@ class StudyConnection:
         return self._session
 
     def ask(self, target: str, name: str, *args: Any, **kwargs: Any) -> Any:
-        """What an attribute of the real object is, or what calling it gives or raises."""
+        """Returns an attribute of the real object, or the result of calling it; raises what the call raised."""
         answer = self.session.ask(pack((target, name, args, kwargs)))
         is_value, value = pickle.loads(answer)
         if is_value:
@@ -65,7 +65,7 @@ class StudyConnection:
 
 
 def _forwards(target: str) -> Callable[[C], C]:
-    """Makes every public method and property of the Optuna class above ask the driver, unless it is written out."""
+    """Makes each public method and property of the Optuna base class ask the driver, unless the proxy defines it."""
 
     def method(name: str) -> Callable[..., Any]:
         return lambda self, *args, **kwargs: self._connection.ask(target, name, *args, **kwargs)
@@ -85,7 +85,7 @@ def _forwards(target: str) -> Callable[[C], C]:
 
 @_forwards("storage")
 class StorageProxy(optuna.storages.BaseStorage):
-    """The storage of the study, seen from a lane, for what Optuna itself keeps there: artifacts, scores."""
+    """The study's storage, seen from a lane, for data that Optuna itself keeps there: artifacts, scores."""
 
     def __init__(self, connection: StudyConnection) -> None:
         self._connection = connection
@@ -93,7 +93,7 @@ class StorageProxy(optuna.storages.BaseStorage):
 
 @_forwards("study")
 class StudyProxy(optuna.Study):
-    """A study, seen from a lane: `trial.study`, or the study itself where an objective refers to it."""
+    """A study, seen from a lane: `trial.study`, or the study that an objective refers to."""
 
     def __init__(self, connection: StudyConnection) -> None:
         self._connection = connection
@@ -108,7 +108,7 @@ class TrialProxy(optuna.Trial):
     """A trial, seen from a lane.
 
     Args:
-        connection: To its study.
+        connection: The connection to its study.
         objectives: How many values the objective returns.
     """
 
@@ -123,7 +123,7 @@ class TrialProxy(optuna.Trial):
         return self._connection.session.trial
 
     def report(self, value: float, step: int) -> None:
-        """Reports without waiting for the storage; what Optuna refuses, it refuses itself."""
+        """Reports without waiting for the storage; invalid arguments are passed to Optuna, which refuses them."""
         try:
             number, where = float(value), int(step)
         except Exception:
@@ -144,7 +144,7 @@ def _attribute(proxy: StudyProxy | TrialProxy, target: str, name: str) -> Any:
 
 
 def study_in_lane() -> StudyProxy:
-    """What stands for the study in an objective that refers to it."""
+    """Makes the proxy of the study for an objective that refers to it."""
     current = session.current()
     if current is None:
         raise RunError("a study was sent to a lane outside of a trial", hint="use it within the objective only")
@@ -152,7 +152,7 @@ def study_in_lane() -> StudyProxy:
 
 
 def storage_in_lane() -> optuna.storages.BaseStorage:
-    """What stands for the study's storage in memory, with all that is in it."""
+    """Makes the proxy of the study's in-memory storage for an objective that refers to it."""
     return study_in_lane()._storage
 
 
@@ -170,9 +170,9 @@ _served = _Served()
 
 @contextlib.contextmanager
 def study_as_proxy(study: optuna.Study) -> Iterator[None]:
-    """Lets an objective that refers to the study, or to its storage in memory, find a proxy of that in the lane.
+    """Within this block, pickles the study and its in-memory storage as proxies, for objectives that refer to them.
 
-    A copy would look like it and never hear of anything. Other threads may do the same with theirs.
+    A copy would look the same but never be updated. Other threads may do the same with their studies.
     """
     outer, _served.study = _served.study, study
     try:
@@ -184,7 +184,7 @@ def study_as_proxy(study: optuna.Study) -> Iterator[None]:
 
 @process_wide
 def _pickled_by(reduce: Callable[[Any], Any], kind: type) -> Iterator[None]:
-    """What is of this class is pickled as the thread that serves a study would have it."""
+    """Pickles objects of a class by `reduce`, which decides by the study that the calling thread serves."""
     before = copyreg.dispatch_table.get(kind)
     copyreg.pickle(kind, reduce)
     try:
@@ -212,10 +212,10 @@ def _reduce_storage(storage: InMemoryStorage) -> Any:
 
 
 class StudyObjective:
-    """The trainable of a study: calls the objective with a trial, and tells how that ended.
+    """The trainable of a study: calls the objective with a trial, and tells the driver how it ended.
 
     Attributes:
-        func: What the objective is made of, for those who look into it.
+        func: The function behind the objective, for code that inspects trainables.
     """
 
     def __init__(self, objective: Callable[[Any], Any], objectives: int) -> None:
@@ -232,7 +232,7 @@ class StudyObjective:
         except TrialStopped:
             raise
         except optuna.TrialPruned as pruned:
-            # It is stopped instead of answered.
+            # The driver stops the trial instead of answering.
             connection.ask("end", "pruned", str(pruned))
         except BaseException as error:
             connection.ask("end", "raised", (pack_error(error), trace_of(error)))
@@ -242,7 +242,7 @@ class StudyObjective:
 
 
 class Shown:
-    """What no study can keep, as it shows itself."""
+    """The repr of a value that no study can keep."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -252,7 +252,7 @@ class Shown:
 
 
 def _told(value: Any) -> Any:
-    """A returned value as it can travel: numbers of any library as floats, so that the driver needs no such library."""
+    """A returned value in a form to send: numbers of any library as floats, so that the driver need not import it."""
     if type(value) in SCALARS or isinstance(value, (str, bytes)):
         return value
     if isinstance(value, Sequence):
@@ -268,15 +268,15 @@ def _told(value: Any) -> Any:
 
 
 def pack(value: Any) -> bytes:
-    """Pickles, by value what the other side cannot import."""
-    # cloudpickle needs 50 us for what has nothing to import either, which is nearly all that travels.
+    """Pickles a value; objects that the other side cannot import are pickled by value."""
+    # cloudpickle takes 50 us even for plain values, which are nearly all that is sent.
     return pickle.dumps(value) if is_plain(value) else bytes(cloudpickle.dumps(value))
 
 
 def pack_error(error: BaseException, depth: int = CAUSES) -> bytes:
-    """An exception and what it was raised from, as whole as they can travel.
+    """Pickles an exception and its causes, as completely as possible.
 
-    Itself, else its class, arguments and attributes; else nothing.
+    The exception itself, else its class, arguments and attributes; else nothing.
     """
     kind, cause, text = type(error), error.__cause__, None
     with contextlib.suppress(Exception):
@@ -290,13 +290,13 @@ def pack_error(error: BaseException, depth: int = CAUSES) -> bytes:
             again = unpack_error(blob)
             if text is None or str(again) == text:
                 return blob
-            # A class that makes its message of an argument has made it of that message now.
+            # The class builds its message from an argument, and has now built it from the finished message.
             changed.append(blob)
     return changed[0] if changed else pack((None, None))
 
 
 def _members(group: BaseExceptionGroup[BaseException], depth: int) -> tuple[str, list[BaseException]]:
-    """What a group is made of, of which some cannot travel as they are."""
+    """The arguments of an exception group, with a stand-in for each member that cannot be pickled."""
     found = [unpack_error(pack_error(member, depth - 1)) if depth else None for member in group.exceptions]
     return group.message, [
         again or TrialFailed(repr(type(one))) for again, one in zip(found, group.exceptions, strict=True)
@@ -304,7 +304,7 @@ def _members(group: BaseExceptionGroup[BaseException], depth: int) -> tuple[str,
 
 
 def unpack_error(blob: bytes) -> BaseException | None:
-    """The exception again, if it could travel."""
+    """The exception that `pack_error` pickled; None if it could not be."""
     packed, cause = pickle.loads(blob)
     error = _made_again(packed)
     if error is not None and cause is not None:
@@ -316,7 +316,7 @@ def _made_again(packed: Any) -> BaseException | None:
     if packed is None or isinstance(packed, BaseException):
         return packed
     kind, args, attributes = packed
-    # Not by calling it, since many an exception takes other arguments than those it keeps.
+    # Not by calling the class: many exceptions take other arguments than they keep in `args`.
     error: BaseException = kind.__new__(kind, *args)
     error.args = args
     error.__dict__.update(attributes)

@@ -1,9 +1,9 @@
-"""A study of the user's own, served on the thread that called `cotune.optimize`, as `study.optimize` would be.
+"""Serves a user's study on the thread that called `cotune.optimize`, as `study.optimize` would.
 
     driver's loop ──ask, report, question, tell──▶ queue ──▶ caller's thread ──▶ study, sampler, pruner, callbacks
     driver's loop ◀──Suggestion, Verdict, Reply── answers, and a wake-up
 
-Whatever of the user's runs in this process runs on that thread, so an exception in it simply ends the call.
+All user code in this process runs on that thread, so an exception in it simply ends the call.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from cotune.search.study_proxy import pack, pack_error, unpack_error
 from cotune.search.telling import settle, take_back, tell
 from cotune.trial import Question, TrialState
 
-# Reports on their way to the storage before trials wait for it.
+# With so many commands queued, trials wait until their reports are stored.
 BACKLOG = 16
-# The objective raised nothing that could be caught: these fail their trial alone.
+# Errors that the objective did not raise, and `catch` need not name: they fail their trial alone.
 _ALONE = (TrialTooLarge, LaneDied, TrialOverdue)
 
 _logger = optuna.logging.get_logger("optuna.study.cotune")
@@ -37,14 +37,13 @@ _logger = optuna.logging.get_logger("optuna.study.cotune")
 
 @dataclass(slots=True)
 class _Running:
-    """A trial that was asked for and not told.
+    """A trial that was asked for, and whose end the study has not been told.
 
     Attributes:
-        attempt: Of the last report.
-        end: How the objective ended in the last attempt that came to that: `returned` a value, `pruned` with some
-            words, or `raised` an exception, packed, with its traceback.
-        failure: What the storage raised of a report, as long as the objective has not heard of it, and of which
-            attempt that was.
+        attempt: The attempt of the last report.
+        end: How the objective ended, in the last attempt in which it did: `returned` a value, `pruned` with a
+            message, or `raised` an exception, packed, with its traceback.
+        failure: The attempt of a report and the storage's error on it, until the objective has been told.
     """
 
     trial: Trial
@@ -55,16 +54,16 @@ class _Running:
 
 
 class StudySearch(Proposer):
-    """Asks a study for trials, answers what they ask, and tells it what became of them.
+    """Asks a study for trials, answers their questions, and tells the study how they ended.
 
     Args:
-        study: The user's.
-        timeout: Seconds after which no trial is asked for any more.
-        since: Tells from when on, by the monotonic clock; 0 while no trial runs, since lanes take time to start.
-        catch: What an objective may raise without ending it all.
+        study: The user's study.
+        timeout: Seconds after which no further trial is asked for.
+        since: Gives the monotonic time the timeout counts from; 0 until a trial has started, as lanes take time.
+        catch: Exceptions of the objective that end only their trial.
         callbacks: Called with the study and each trial that has ended.
         prepare: As for `Proposer`.
-        wake: The same.
+        wake: As for `Proposer`.
     """
 
     judges = True
@@ -92,7 +91,7 @@ class StudySearch(Proposer):
     # ---- for the driver's loop
 
     def report(self, trial: int, attempt: int, step: int, value: float) -> None:
-        # Nobody waits for the storage, as long as that keeps up.
+        # Trials do not wait for the storage as long as it keeps up.
         keeps_up = self._commands.qsize() < BACKLOG
         self._commands.put(lambda: self._report(trial, attempt, step, value, is_judged=keeps_up))
         if keeps_up:
@@ -119,18 +118,18 @@ class StudySearch(Proposer):
         self._commands.put(lambda: _logger.warning("Running trials stop now. Press Ctrl-C again to end at once."))
 
     def finished(self, failure: BaseException | None) -> None:
-        """The loop is over, well or not: `serve` returns, or raises the failure."""
+        """Called when the loop has ended: `serve` returns, or raises the failure."""
         self._failure = failure
         self._commands.put(None)
 
     # ---- on the caller's thread
 
     def serve(self) -> None:
-        """Serves until the loop is over.
+        """Serves until the loop has ended.
 
         Raises:
-            BaseException: What an objective raised that is not to be caught, what a callback, the sampler or the
-                storage raised, or why the loop could not go on.
+            BaseException: An objective raised it and it is not in `catch`; a callback, the sampler or the storage
+                raised it; or the loop failed with it.
         """
         while (command := self._next()) is not None:
             command()
@@ -138,10 +137,10 @@ class StudySearch(Proposer):
             raise self._failure
 
     def give_up(self, why: BaseException) -> None:
-        """Tells the study how trials ended that it still counts as running: failed, unless they came to their end.
+        """Tells the study the ends of trials it still counts as running: failed, unless the objective has ended.
 
         Args:
-            why: What has ended the optimization, which is none of their doing.
+            why: What ended the optimization, which the trials did not cause.
         """
         stopped = RunError(f"stopped on its way, for the optimization has ended: {why!r}")
         for number in list(self._running):
@@ -152,7 +151,7 @@ class StudySearch(Proposer):
                 self._settle(running)
                 tell(self._study, running.trial, state, running.end[1], stopped if state is OptunaState.FAIL else None)
             except Exception as error:
-                # Such as a storage that is gone, or another process that has told it already.
+                # For example, the storage is gone, or another process has told the trial's end already.
                 _logger.warning(f"Trial {number} could not be told to have failed: {error!r}")
 
     def _ask(self) -> None:
@@ -182,7 +181,7 @@ class StudySearch(Proposer):
             try:
                 running.trial.report(value, step)
             except Exception as error:
-                # Such as a file that another process has locked.
+                # For example, another process has locked the storage's file.
                 running.failure = attempt, error
         if not is_judged:
             self._answer(Verdict(number, attempt, False))
@@ -192,7 +191,7 @@ class StudySearch(Proposer):
         stop, payload = False, b""
         if running is not None:
             if running.failure is not None and running.failure[0] < question.attempt:
-                # That attempt was lost, and this one reports again.
+                # The attempt that failed to report was lost, and this one reports again.
                 running.failure = None
             try:
                 target, name, args, kwargs = pickle.loads(question.payload)
@@ -217,7 +216,7 @@ class StudySearch(Proposer):
             settle(self._study, running.trial)
 
     def _end(self, number: int, error: CotuneError | None, *, is_pruned: bool) -> None:
-        """Tells the study how a trial ended, and the callbacks; raises what nobody catches."""
+        """Tells the study and the callbacks how a trial ended; raises an error that is not in `catch`."""
         running = self._running.pop(number)
         raised = None if is_pruned else _raised(running, error)
         running.heartbeat.join()
@@ -239,7 +238,7 @@ def _ask(asked: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -
 
 
 def _raised(running: _Running, error: CotuneError | None) -> BaseException | None:
-    """What ended a trial: what its objective raised, or would have, if that could travel; else what befell it."""
+    """The error that ended a trial: the storage's on a report, cotune's, or the objective's, if it can be unpickled."""
     how, what = running.end
     if not isinstance(error, _ALONE) and running.failure is not None:
         return running.failure[1]

@@ -1,4 +1,4 @@
-"""Telling a study what became of a trial, and logging that, as `study.optimize` does."""
+"""Tells a study how a trial ended, and logs it, as `study.optimize` does."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ _logger = optuna.logging.get_logger("optuna.study.cotune")
 
 
 def take_back(trial: Trial, step: int) -> None:
-    """Forgets reports from a step on: the trial was started again and makes them again, and Optuna takes the first."""
+    """Forgets reports from a step on: a restarted trial makes them again, and Optuna would keep the first ones."""
     values = trial._cached_frozen_trial.intermediate_values
     for later in [known for known in values if known >= step]:
         del values[later]
 
 
 def settle(study: optuna.Study, trial: Trial) -> None:
-    """Overwrites what the storage has left of an attempt that was lost, before the end of the trial is told.
+    """Overwrites reports of a lost attempt in the storage, before the end of the trial is told.
 
-    Optuna takes the value of the last step for that of a pruned trial, and no storage forgets a step.
+    Optuna takes the value of a pruned trial from its last step, and no storage can delete a step.
     """
     stands = trial._cached_frozen_trial.intermediate_values
     stored = study._storage.get_trial(trial._trial_id).intermediate_values
@@ -33,22 +33,22 @@ def settle(study: optuna.Study, trial: Trial) -> None:
 
 
 def tell(study: optuna.Study, trial: Trial, state: TrialState | None, told: Any, raised: BaseException | None) -> None:
-    """Tells and logs, also when the sampler, or the study for what it was told, raises on that.
+    """Tells the study and logs, even if the sampler raises, or the study refuses the value.
 
     Args:
-        study: The user's.
-        trial: Is over.
-        state: How; None if the objective has returned, where the study finds out whether what it returned will do.
-        told: What the objective returned, or what it was pruned with.
+        study: The user's study.
+        trial: The trial that ended.
+        state: How it ended; None if the objective returned, and the study is to check the value.
+        told: The value that the objective returned, or the message it was pruned with.
         raised: Why it failed, if it did.
     """
     value, complaint = told if state is None else None, None
     try:
-        # As study.tell, but that what is no value is told to us, who log it, and not by a warning.
+        # Like study.tell, but an invalid value is returned as a message, to be logged below, and not warned of.
         *_, complaint = _tell_with_warning(study, trial, value, state, suppress_warning=True)
     except Exception as error:
         if study._storage.get_trial(trial._trial_id).state is TrialState.RUNNING:
-            # Such as for a text of digits, which it takes for a number at first.
+            # For example a string of digits, which Optuna first takes for a number.
             complaint = repr(error)
             _tell_with_warning(study, trial, None, TrialState.FAIL, suppress_warning=True)
         raise
