@@ -114,6 +114,23 @@ class RunFolder:
                 hint="pass storage= with a folder you may read, or set COTUNE_STORAGE",
             ) from None
 
+    def clear(self) -> None:
+        """Removes the events, the journal and the trials.
+
+        Raises:
+            StorageError: They cannot be removed.
+        """
+        try:
+            self.journal.unlink(missing_ok=True)
+            if self.trials.exists():
+                shutil.rmtree(self.trials)
+            # Last: a folder with anything else but no events belongs to nobody.
+            self.events.unlink(missing_ok=True)
+        except OSError as error:
+            raise StorageError(
+                f"cannot clear the run folder {self.path}: {error.strerror or error}", hint="choose another name="
+            ) from error
+
     @property
     def is_locked(self) -> bool:
         """Whether a driver holds the run's lock now."""

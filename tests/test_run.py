@@ -687,6 +687,13 @@ def test_a_name_is_used_once(run):
         run(quadratic, {"x": 1.0}, trials=1, name="mine")
 
 
+def test_a_name_is_free_again_if_no_trial_has_started(run, tmp_path):
+    with pytest.raises(cotune.InputError, match="priority= raised KeyError"):
+        run(quadratic, {"x": 1.0}, trials=1, name="mine", priority=lambda config: config["y"])
+    results = run(quadratic, {"x": cotune.uniform(0, 1)}, trials=2, name="mine")
+    assert len(results) == len(cotune.load("mine", tmp_path)) == 2
+
+
 def test_a_name_that_was_used_by_another_process_meanwhile_is_used_once(run, monkeypatch):
     create = RunFolder.create
 

@@ -62,6 +62,18 @@ def read_run(folder: RunFolder) -> Saved:
     return Saved(settings, [records[number] for number in sorted(records)], max(0.0, last - first))
 
 
+def has_started(folder: RunFolder) -> bool:
+    """Whether a trial of the run has started; also true if that cannot be read from the file."""
+    try:
+        events = read_events(folder.events)
+        first, _ = next(events, ({}, b""))
+        if first.get("event") != "run" or first.get("version") != VERSION:
+            return True
+        return any(event.get("event") == "start" for event, _ in events)
+    except StorageError:
+        return True
+
+
 def _settings(before: Mapping[str, Any], event: Mapping[str, Any]) -> dict[str, Any]:
     """The run's settings, updated by the `run` event of a new session.
 
