@@ -209,7 +209,7 @@ def _priority(value: Any, where: str) -> float:
         number = math.nan
     if not math.isfinite(number):
         raise InputError(
-            f"priority={str(value)[:100]!r}{where} is not a number",
+            f"priority={repr(value)[:100]}{where} is not a number",
             hint="write priority=1, or a function of the config",
         )
     return number

@@ -178,7 +178,10 @@ def optimize(
         )
         log = EventLog(folder.events)
         stack.callback(log.close)
-        log.write("run", time.time(), version=VERSION, name=folder.path.name, study=study.study_name, seed=base)
+        log.write(
+            "run", time.time(), version=VERSION, name=folder.path.name, study=study.study_name, seed=base,
+            policy=options.policy.name, residents=options.residents,
+        )  # fmt: skip
         view = make_view(dashboard)
         kind = getattr(objective, "__name__", type(objective).__name__)
         settings = SweepOptions(kind, "", wanted, None, lockstep=True)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 import json
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from cotune._load import load, runs_in
-from cotune.errors import CotuneError
+from cotune.errors import CotuneError, InputError
 from cotune.paths import storage_folder
 from cotune.results import MEASURES, SHORT, Results, TrialResult, flat
 
@@ -34,8 +35,10 @@ def add_to(commands: Any) -> None:
 
 def run_command(options: argparse.Namespace) -> None:
     """Prints a run's results; without a name, the list of runs."""
+    if options.trials < 0:
+        raise InputError(f"--trials {options.trials} is not a count", hint="give 0 or more")
     if options.name is None:
-        _list(storage_folder(options.storage))
+        _list(storage_folder(options.storage), options.json)
         return
     results = load(options.name, options.storage)
     if options.json:
@@ -51,8 +54,11 @@ def run_command(options: argparse.Namespace) -> None:
         print(f"and {len(results.errors) - MOST_FAILED} more have failed")
 
 
-def _list(root: Path) -> None:
+def _list(root: Path, as_json: bool) -> None:
     names = runs_in(root)
+    if as_json:
+        print(json.dumps(_finite([_summary(name, root) for name in names]), indent=1, allow_nan=False))
+        return
     for name in names[:MOST_RUNS]:
         try:
             print(str(load(name, root)).splitlines()[0])
@@ -62,6 +68,16 @@ def _list(root: Path) -> None:
         print(f"and {len(names) - MOST_RUNS} more in {root}")
     if not names:
         print(f"no runs in {root}")
+
+
+def _summary(name: str, root: Path) -> dict[str, Any]:
+    """A run in short, or why it cannot be read."""
+    try:
+        results = load(name, root)
+    except CotuneError as error:
+        return {"name": name, "error": error.message}
+    states = Counter(str(trial.state) for trial in results)
+    return {name: part for name, part in _plain(results).items() if name != "trials"} | {"trials": states}
 
 
 def _ranked(results: Results) -> list[TrialResult]:

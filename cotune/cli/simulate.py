@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
+import os
 import shutil
 import sys
 from dataclasses import asdict
@@ -16,7 +18,7 @@ from rich.progress import Progress
 from cotune._arguments import check_run_name
 from cotune.demand import MIB, parse_bytes
 from cotune.errors import InputError
-from cotune.packer import POLICIES
+from cotune.packer import POLICIES, Policy, make_policy
 from cotune.paths import RunFolder, storage_folder
 from cotune.simulation import (
     GENERATORS,
@@ -57,9 +59,15 @@ def add_to(commands: Any) -> None:
         "--gpus", "--devices", dest="devices", metavar="N", action=_Count, help="how many; those of --run, else 1"
     )
     parser.add_argument("--memory", metavar="SIZE", help="of a device, such as 16GiB; else as --run had it, or 16GiB")
-    parser.add_argument("--policy", metavar="NAME", default="makespan", help=f"one of {', '.join(POLICIES)}")
+    parser.add_argument(
+        "--policy",
+        metavar="NAME",
+        help=f"{', '.join(POLICIES)}, or MODULE:CLASS of your own; that of --run, else makespan",
+    )
     parser.add_argument("--width", metavar="N", action=_Count, help="lanes a device; those of --run, else found")
-    parser.add_argument("--residents", metavar="N", action=_Count, default=1, help="that may take turns in a lane")
+    parser.add_argument(
+        "--residents", metavar="N", action=_Count, help="that may take turns in a lane; those of --run, else 1"
+    )
     known = parser.add_mutually_exclusive_group()
     known.add_argument("--error", metavar="SHARE", type=float, default=0.0, help="of predictions, 0.5 for 50%%")
     known.add_argument("--learn", action="store_true", help="no predictions but what finished trials teach")
@@ -88,10 +96,11 @@ def run_command(options: argparse.Namespace) -> int:
     _check(options)
     workload = _workload(options)
     memory = None if options.memory is None else parse_bytes(options.memory)
+    policy = _policy(options.policy or workload.policy or "makespan")
     setting = Setting(
         devices=options.devices,
         capacity=memory,
-        policy=options.policy,
+        policy=policy,
         width=options.width,
         residents=options.residents,
         error=None if options.learn else options.error,
@@ -108,7 +117,7 @@ def run_command(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps(_plain(workload, outcome, bound), indent=1))
     else:
-        print(f"{workload.name} on {count} device(s), policy {options.policy}: {workload.note}")
+        print(f"{workload.name} on {count} device(s), policy {policy.name}: {workload.note}")
         print(summary(outcome, bound))
     if options.gantt:
         print(gantt(outcome.segments, max(20, min(72, shutil.get_terminal_size((90, 24)).columns - 17))))
@@ -145,6 +154,20 @@ def _workload(options: argparse.Namespace) -> Workload:
     if options.csv is not None:
         return from_csv(options.csv)
     return make_workload(options.workload, options.seed, options.jobs)
+
+
+def _policy(name: str) -> Policy:
+    """A policy by its name, or an object of a class in a module that can be imported from here."""
+    module, colon, attribute = name.partition(":")
+    if not colon:
+        return make_policy(name)
+    sys.path.insert(0, os.getcwd())
+    try:
+        return make_policy(getattr(importlib.import_module(module), attribute)())
+    except (ImportError, AttributeError, TypeError) as error:
+        raise InputError(
+            f"--policy {name} cannot be made: {error}", hint="name a module on the path and a class without arguments"
+        ) from error
 
 
 def _write(path: Path, text: str, mode: str = "w") -> None:

@@ -30,6 +30,7 @@ from cotune.search.promotion import AshaPromote
 from cotune.search.samplers import learns, make_pruner, make_sampler, most_trials
 from cotune.search.search import PastTrial, Search
 from cotune.search.spaces import Space
+from cotune.trial import TrialState
 
 # Longest JSON of a constant, or of all options of a choice, that the events file keeps.
 LONGEST = 1 << 16
@@ -99,6 +100,7 @@ def assemble(
         space={name: repr(domain) for name, domain in asked.space.domains.items()},
         constants={name: _kept(value) for name, value in asked.space.constants.items()},
         options={name: kept for name, domain in asked.space.domains.items() if (kept := _options(domain))},
+        policy=packer.options.policy.name, residents=packer.options.residents,
     )  # fmt: skip
     log.flush()
     noted = system_attributes(folder.journal)
@@ -203,6 +205,9 @@ def _take_up(asked: Asked, folder: RunFolder, settings: Mapping[str, Any], earli
             hint="resume with the same space, or choose another name=; what may change need not be part of it",
         )
     for record in earlier:
+        if record.state is TrialState.FAILED and not record.attempts:
+            # It never ran: `priority=` or `max_steps=` raised for it, or its last device was lost.
+            record.state, record.error, record.end = TrialState.WAITING, None, None
         try:
             record.config.update(asked.space.config(record.params))
         except InputError as error:

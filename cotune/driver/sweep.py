@@ -25,10 +25,12 @@ from cotune.driver.profile import Profile
 from cotune.driver.supply import Supply
 from cotune.engines.base import Engine, Happened
 from cotune.packer import (
+    POLICIES,
     AllTrialsAdded,
     ConcludeTrial,
     DeviceFound,
     Event,
+    Instruction,
     IterationsDone,
     LaneReady,
     Packer,
@@ -221,7 +223,7 @@ class Sweep:
             event = self._expectations.of_device(event)
             self._records.device(event, self._packer.options.width)
         concluded = []
-        for instruction in self._packer.handle(event):
+        for instruction in self._decide(event):
             if isinstance(instruction, StartTrial):
                 self._engine.execute(instruction, self._spec(instruction))
             elif isinstance(instruction, ConcludeTrial):
@@ -242,6 +244,17 @@ class Sweep:
             self._expectations.learn(record)
             if record.lasted is not None:
                 self._arrivals.ran(record.lasted)
+
+    def _decide(self, event: Event) -> list[Instruction]:
+        try:
+            return self._packer.handle(event)
+        except errors.CotuneError:
+            raise
+        except Exception as error:
+            policy = self._packer.options.policy
+            if type(policy) not in POLICIES.values():
+                error.add_note(f"policy={policy!r} was asked; what has run so far is kept, resume=True goes on with it")
+            raise
 
     def _acknowledge(self) -> None:
         self._records.flush()

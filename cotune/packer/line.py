@@ -216,10 +216,10 @@ class Line:
         key = self._policy.key(waiting)
         try:
             # A NaN in the key makes the sum NaN.
-            total = sum(key)
+            total = float(sum(key))
             if total == total or not any(part != part for part in key):
                 return key
-        except TypeError:
+        except (TypeError, OverflowError):
             pass
         raise InputError(
             f"the policy's key() for trial {waiting.trial} is {key!r}",

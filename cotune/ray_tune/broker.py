@@ -115,7 +115,9 @@ class Broker:
         lane.trainables.add(number)
         folder = trial.local_path or ""
         reached = (trial.last_result or {}).get(_private.TRAINING_ITERATION, 0)
-        return Attempt(*ticket.key, seed, folder, number, None if known else pickled, kwargs, checkpoint, reached)
+        return Attempt(
+            *ticket.key, seed, folder, number, None if known else pickled, kwargs, checkpoint, reached, lane.resizes
+        )
 
     def answer(self, ticket: Ticket) -> Any:
         """A resolved future. Each one made takes room in Ray's store, so they are used again."""

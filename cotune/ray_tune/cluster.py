@@ -88,7 +88,7 @@ class Cluster:
             self._open(instruction)
         elif isinstance(instruction, do.ResizeLane):
             if instruction.lane in self._lanes:
-                self._lanes[instruction.lane].actor.resize.remote(instruction.quota)
+                self._lanes[instruction.lane].resize(instruction.quota)
         elif isinstance(instruction, do.CloseLane) and instruction.lane in self._lanes:
             lane = self._lanes[instruction.lane]
             lane.leaving = True

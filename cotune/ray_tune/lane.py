@@ -82,6 +82,7 @@ class Attempt:
             happen in the trial's thread and not in one of Ray's.
         checkpoint: The checkpoint to restore first, or None.
         reached: Iterations of the trial that Tune has results of.
+        resizes: How often the lane had been told another quota before; Ray may deliver the attempt sooner.
     """
 
     trial: int
@@ -93,6 +94,7 @@ class Attempt:
     kwargs: bytes
     checkpoint: Any = None
     reached: int = 0
+    resizes: int = 0
 
     @property
     def key(self) -> Key:
@@ -118,7 +120,8 @@ def lane_actor(residents: int) -> Any:
     Each call waits in one of Ray's threads for the trial's thread; a trial has few calls under way, and one thread must
     be free for `stop`.
     """
-    groups = {"news": 1, "calls": 4 * residents + 4, "control": 2, "evictions": 2 * residents}
+    # One thread for all resizes: several would race, and an older quota might stand in the end.
+    groups = {"news": 1, "calls": 4 * residents + 4, "control": 2, "resizes": 1, "evictions": 2 * residents}
     return ray.remote(concurrency_groups=groups)(Lane)
 
 
@@ -138,6 +141,8 @@ class Lane:
         self._host: LaneHost | None = None
         self._watch: cuda.GpuWatch | None = None
         self._opened = threading.Event()
+        self._resizes = 0
+        self._resized = threading.Condition()
         self._trials: dict[Key, LaneTrial] = {}
         self._early: dict[Key, list[tuple[int, Call]]] = {}
         self._over: set[Key] = set()
@@ -257,12 +262,17 @@ class Lane:
             trial.stop()
         return trial
 
-    @ray.method(concurrency_group="control")  # type: ignore[untyped-decorator]
+    @ray.method(concurrency_group="resizes")  # type: ignore[untyped-decorator]
     def resize(self, quota: int) -> None:
         """Changes the quota; a `RESIZED` frame follows."""
         self._opened.wait()
         assert self._host is not None
-        self._host.resize(quota)
+        try:
+            self._host.resize(quota)
+        finally:
+            with self._resized:
+                self._resizes += 1
+                self._resized.notify_all()
 
     def _import(self) -> None:
         for name in self._modules:
@@ -289,6 +299,8 @@ class Lane:
     def _perform(self, attempt: Attempt) -> None:
         self._opened.wait()
         assert self._host is not None
+        with self._resized:
+            self._resized.wait_for(lambda: self._resizes >= attempt.resizes)
         self._host.memory.cap()
         make, folder = partial(self._make, attempt), Path(attempt.folder)
         trial = LaneTrial(self._host, attempt.trial, attempt.seed, folder, make, attempt.reached)

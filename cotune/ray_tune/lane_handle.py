@@ -32,6 +32,7 @@ class LaneHandle:
         pid: Id of its process, once that has opened.
         unsigned: Metrics that Tune was given before `pid` was known, to which it is to be added.
         unheard: Calls of trials that were stopped, whose errors no longer matter.
+        resizes: How often the lane was told another quota.
     """
 
     lane: int
@@ -49,6 +50,12 @@ class LaneHandle:
     pid: int | None = None
     unsigned: list[dict[str, Any]] = field(default_factory=list)
     unheard: list[Any] = field(default_factory=list)
+    resizes: int = 0
+
+    def resize(self, quota: int) -> None:
+        """Tells the lane another quota, in bytes."""
+        self.resizes += 1
+        self.actor.resize.remote(quota)
 
     @property
     def is_answered(self) -> bool:

@@ -48,11 +48,21 @@ class Past:
 
     Attributes:
         state: How it ended; None if it has not.
+        seconds: How long it had the turn, in its last attempt; None if that was not recorded.
     """
 
     attempts: list[Attempt] = field(default_factory=list)
     state: TrialState | None = None
     demand: Demand | None = None
+    seconds: float | None = None
+
+    @property
+    def turns(self) -> float | None:
+        """The share of its time in lanes for which it had the turn; None if that is not known."""
+        if self.seconds is None or len(self.attempts) != 1:
+            return None
+        lasted = sum(it.end - it.start for it in self.attempts[0].stretches)
+        return min(1.0, self.seconds / lasted) if lasted else None
 
     def counted(self) -> list[Stretch]:
         """The stretches that led to its result: all of the last attempt, and of earlier attempts what it went on from.
@@ -95,12 +105,16 @@ class History:
         context: Measured bytes of a lane before any trial; None if not recorded.
         opening: Median seconds until a lane was ready that was opened after another one was; 0 if there was none. The
             first lanes are left out: they include preparations of the run, which are no part of a makespan.
+        policy: Name of its policy, in the last session; empty if not recorded.
+        residents: Most trials that shared a lane, as asked for.
     """
 
     trials: dict[int, Past]
     hardware: Sequence[Hardware]
     context: int | None
     opening: float
+    policy: str
+    residents: int
 
 
 def read_history(folder: RunFolder) -> History:
@@ -127,6 +141,8 @@ def read_history(folder: RunFolder) -> History:
         list(reader.used.values()),
         max(reader.contexts, default=None),
         statistics.median(reader.waits) if reader.waits else 0.0,
+        reader.policy,
+        reader.residents,
     )
 
 
@@ -138,6 +154,7 @@ class _Reader:
         self.used: dict[str, Hardware] = {}
         self.contexts: list[int] = []
         self.waits: list[float] = []
+        self.policy, self.residents = "", 1
         self._now = 0.0
         self._up_since = math.inf
 
@@ -147,6 +164,7 @@ class _Reader:
             # A session begins: close whatever the previous one left open.
             self.cut_off()
             self.is_begun, self.there, self._up_since = True, {}, math.inf
+            self.policy, self.residents = str(event.get("policy", "")), int(event.get("residents", 1))
         elif kind == "device":
             self.there[event["device"]] = Hardware(
                 event["capacity"], event["context"], event["max_width"], event["lanes"]
@@ -173,6 +191,7 @@ class _Reader:
             trial.attempts.append(Attempt([Stretch(event["device"] or "", event["lane"], time, time)]))
         elif kind == "end":
             trial.state = TrialState(event["state"])
+            trial.seconds = event.get("seconds")
             if event["persistent"] is not None:
                 trial.demand = Demand(event["persistent"], event["ephemeral"], event.get("busy"))
         if not trial.attempts:

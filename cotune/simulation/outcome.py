@@ -29,7 +29,7 @@ class Figures:
 
     Attributes:
         makespan: From the first arrival to the last end.
-        completion: From arrival to end, mean; `completion_p95` the 95th percentile.
+        completion: From arrival to end, mean over trials that fit a device; `completion_p95` the 95th percentile.
         waiting: From arrival to the first start, mean; `waiting_p95` the 95th percentile.
         at_once: Trials that ran at once over all devices, averaged over the makespan; start-ups count.
         utilisation: Share of the devices' time that iterations used, lost ones included, each counted with what its
@@ -93,6 +93,7 @@ class Notes:
         self._used = 0.0
         self._held = 0.0
         self._counts: dict[str, int] = {}
+        self._failed: set[int] = set()
         # Predicted and measured values, alternating.
         self._bytes = array("d")
         self._seconds = array("d")
@@ -133,12 +134,15 @@ class Notes:
         """A trial is over for good."""
         self._end[trial] = time
         self._counts["over " + how] = self._counts.get("over " + how, 0) + 1
+        if how == "failed":
+            self._failed.add(trial)
 
     def outcome(self) -> Outcome:
         jobs = self._jobs
-        completion = sorted(end - job.arrival for end, job in zip(self._end, jobs, strict=True))
-        firsts = zip(self._first, self._end, jobs, strict=True)
-        waiting = sorted((end if first is None else first) - job.arrival for first, end, job in firsts)
+        fitting = [trial for trial in range(len(jobs)) if trial not in self._failed]
+        completion = sorted(self._end[trial] - jobs[trial].arrival for trial in fitting)
+        starts = ((self._first[trial], self._end[trial], jobs[trial]) for trial in fitting)
+        waiting = sorted((end if first is None else first) - job.arrival for first, end, job in starts)
         begin = min((job.arrival for job in jobs), default=0.0)
         makespan = max(self._end, default=0.0) - begin
         there = max(makespan * self._devices, 1e-9)

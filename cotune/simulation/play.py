@@ -41,9 +41,9 @@ class Setting:
     """How a workload is played.
 
     Attributes:
-        devices: Number of devices; None, as for `capacity`, `width` and `max_width`, for what the workload says.
+        devices: Number of devices; None, here and below, for what the workload says.
         capacity: Bytes of each device.
-        policy: Name or object.
+        policy: Name or object; `makespan` if the workload does not say it either.
         width: Lanes per device; if the workload does not say it either, it is found by measuring.
         max_width: Most lanes per device.
         residents: Most trials that share a lane by taking turns.
@@ -60,7 +60,7 @@ class Setting:
     policy: str | Policy | None = None
     width: int | None = None
     max_width: int | None = None
-    residents: int = 1
+    residents: int | None = None
     error: float | None = 0.0
     ahead: int = 10_000
     seed: int = 0
@@ -106,8 +106,8 @@ class _Player:
         width = setting.width or workload.lanes
         options = PackerOptions(
             width=width,
-            residents=setting.residents,
-            policy=make_policy(setting.policy),
+            residents=setting.residents or workload.residents,
+            policy=make_policy(setting.policy or workload.policy or None),
             judged=workload.judged or any(job.rungs for job in self._jobs),
         )
         self._packer = Packer(options)

@@ -158,7 +158,7 @@ class Row:
         if name in LENGTHS and (span := _SPAN.fullmatch(text)):
             days, hours, minutes, seconds = (float(part or 0) for part in span.groups())
             return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
-        value = self.number(called)
+        value = self.number(called, least=-math.inf if name == "priority" else 0.0)
         if name in TIMES + LENGTHS and value > MOST_SECONDS:
             raise self._wrong(called, "times are read as seconds: divide those that are milliseconds or microseconds")
         if name.endswith("_mib") and value > MOST_MIB:
@@ -167,8 +167,8 @@ class Row:
             raise self._wrong(called, "write the share of the device's time that the job uses alone, 0.35 for 35%")
         return value
 
-    def number(self, column: str) -> float:
-        """A cell as a number, 0 or more.
+    def number(self, column: str, least: float = 0.0) -> float:
+        """A cell as a finite number, by default 0 or more.
 
         Raises:
             InputError: It is not such a number.
@@ -176,10 +176,11 @@ class Row:
         try:
             value = float(self.cells[column])
         except ValueError:
-            value = -1.0
-        if not 0 <= value < float("inf"):
+            value = math.nan
+        if not least <= value < math.inf or value == -math.inf:
             is_time = any(column in NAMES[name] for name in TIMES)
-            raise self._wrong(column, f"write {'seconds, or a date' if is_time else 'a number, 0 or more'}")
+            number = "a number" if least < 0 else "a number, 0 or more"
+            raise self._wrong(column, f"write {'seconds, or a date' if is_time else number}")
         return value
 
     def _wrong(self, column: str, hint: str) -> InputError:

@@ -12,6 +12,7 @@ from pathlib import Path
 from cotune.demand import GIB, MIB, Demand, format_bytes
 from cotune.engines.simulated import Costs
 from cotune.errors import InputError
+from cotune.packer import POLICIES
 from cotune.packer.interference import shared_speed
 from cotune.paths import RunFolder
 from cotune.simulation.history import Hardware, Past, Stretch, read_history
@@ -47,20 +48,34 @@ def from_run(folder: RunFolder, busy: float | None = None) -> Workload:
     usual = Demand(_median(demand.persistent for demand in measured), _median(demand.ephemeral for demand in measured))
     known = [demand.busy for demand in measured if demand.busy is not None]
     share = busy or (min(1.0, statistics.median(known)) if known else 1 / most)
-    ran = [(counted, trial.demand or usual) for trial in ended if (counted := trial.counted())]
+    ran = [(counted, trial) for trial in ended if (counted := trial.counted())]
     jobs = []
-    for counted, demand in sorted(ran, key=lambda it: it[0][0].start):
-        seconds = sum(_alone(it, devices[it.device], lanes[it.device, it.lane], share) for it in counted)
+    for counted, trial in sorted(ran, key=lambda it: it[0][0].start):
+        seconds = sum(_alone(it, devices[it.device], lanes[it.device, it.lane], share, trial.turns) for it in counted)
+        demand = trial.demand or usual
         jobs.append(Job(_STEPS, seconds / _STEPS, demand.persistent, demand.ephemeral, busy=share))
     if not jobs:
         raise InputError(f"no trial of {folder.path} has run to its end", hint="choose a run with finished trials")
     note = f"{len(jobs)} trials of {folder.path.name}"
     if len(jobs) < len(history.trials):
         note += f", without {len(history.trials) - len(jobs)} that did not run to an end"
+    if failed := sum(1 for _, trial in ran if trial.state is TrialState.FAILED):
+        note += f", {failed} of which failed and are as long as they ran"
     note += f"; each uses {share:.0%} of a device alone"
     costs = replace(Costs(), open=history.opening)
     judged = any(trial.state is TrialState.STOPPED for trial in ended)
-    workload = Workload(folder.path.name, jobs, note, context=history.context or 0, costs=costs, judged=judged)
+    if history.policy and history.policy not in POLICIES:
+        note += f"; its policy {history.policy!r} is not known here"
+    workload = Workload(
+        folder.path.name,
+        jobs,
+        note,
+        context=history.context or 0,
+        costs=costs,
+        judged=judged,
+        policy=history.policy if history.policy in POLICIES else "",
+        residents=history.residents,
+    )
     if history.hardware:
         return _on(workload, history.hardware, history.context)
     # The run was recorded by a cotune that did not record its devices.
@@ -91,10 +106,20 @@ def _on(workload: Workload, hardware: Sequence[Hardware], context: int | None) -
     )
 
 
-def _alone(stretch: Stretch, device: _Crowd, lane: _Crowd, share: float) -> float:
-    """Seconds the stretch would have taken alone."""
+def _alone(stretch: Stretch, device: _Crowd, lane: _Crowd, share: float, turns: float | None) -> float:
+    """Seconds the stretch would have taken alone.
+
+    Args:
+        stretch: Where and when the trial ran.
+        device: How many lanes ran there.
+        lane: How many trials ran in its lane.
+        share: Share of the device's time that each trial uses alone.
+        turns: Share of the stretch for which the trial had the turn; None for an even one.
+    """
     beside, residents = (crowd.mean(stretch.start, stretch.end) for crowd in (device, lane))
-    return (stretch.end - stretch.start) / residents * (shared_speed(beside * share) if beside > 1 else 1.0)
+    if residents == 1 or turns is None:
+        turns = 1 / residents
+    return (stretch.end - stretch.start) * turns * (shared_speed(beside * share) if beside > 1 else 1.0)
 
 
 def _median(counts: Iterable[int]) -> int:

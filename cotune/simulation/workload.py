@@ -66,6 +66,8 @@ class Workload:
         max_width: Most lanes per device.
         costs: Durations of the body's actions.
         judged: Some trials were stopped by comparison with earlier ones, which shows in their lengths.
+        policy: Name of the policy under which it ran, if it is a run; else empty.
+        residents: Most trials that share a lane by taking turns.
     """
 
     name: str
@@ -78,3 +80,5 @@ class Workload:
     max_width: int = 16
     costs: Costs = field(default_factory=Costs)
     judged: bool = False
+    policy: str = ""
+    residents: int = 1

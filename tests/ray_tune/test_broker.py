@@ -22,6 +22,7 @@ from cotune.packer import instructions as do
 from cotune.ray_tune import lane
 from cotune.ray_tune.broker import Broker
 from cotune.ray_tune.inbox import NotHere
+from cotune.ray_tune.lane_handle import LaneHandle
 from cotune.ray_tune.ticket import Held, Ticket
 from cotune.sharing.wire import Kind, decode
 
@@ -50,7 +51,9 @@ class Lanes:
                 interrupt=SimpleNamespace(remote=lambda key: self.called.append(("interrupt", key))),
                 evict=SimpleNamespace(remote=lambda key: self.called.append(("evict", key))),
             )
-            self.lanes[instruction.lane] = SimpleNamespace(actor=actor, calls={}, unheard=[], trainables=set())
+            self.lanes[instruction.lane] = SimpleNamespace(
+                actor=actor, calls={}, unheard=[], trainables=set(), resizes=0
+            )
 
 
 def trial(name):
@@ -199,6 +202,32 @@ def test_a_trial_that_is_stopped_before_its_first_call_has_arrived_stops(how, mo
     getattr(process, how)((3, 0))
     process._run(lane.Attempt(3, 0, 0, "", 0, None, b""))
     assert stopped == [3, "runs"]
+
+
+def test_a_trial_begins_with_the_last_quota_that_its_lane_was_told_before(monkeypatch):
+    quotas = []
+
+    class Fake:
+        def __init__(self, *_): ...
+
+        def run(self):
+            quotas.append("runs")
+
+    monkeypatch.setattr(lane, "LaneTrial", Fake)
+    process, told = lane.Lane({}, ()), []
+    handle = LaneHandle(1, SimpleNamespace(resize=SimpleNamespace(remote=told.append)), None, None, None)
+    handle.resize(1000)
+    handle.resize(2000)
+    memory = SimpleNamespace(cap=lambda: None)
+    process._host = SimpleNamespace(memory=memory, adopt=lambda trial: None, resize=quotas.append)
+    process._opened.set()
+    attempt = lane.Attempt(3, 0, 0, "", 0, None, b"", resizes=handle.resizes)
+    thread = threading.Thread(target=process._run, args=(attempt,))
+    thread.start()
+    for quota in told:
+        process.resize(quota)
+    thread.join(10)
+    assert quotas == [1000, 2000, "runs"]
 
 
 def test_what_a_trial_has_every_thread_traced_with_does_not_keep_the_next_from_starting(monkeypatch):
