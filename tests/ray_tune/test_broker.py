@@ -109,7 +109,7 @@ def test_a_trial_draws_other_numbers_behind_a_checkpoint(broker):
     def seed(name, checkpoint=None):
         ticket = Ticket(0, trial(name), trainable=(0, b""))
         ticket.trial.checkpoint = checkpoint
-        return broker._attempt(ticket, SimpleNamespace(trainables=set())).seed
+        return broker._attempt(ticket, SimpleNamespace(trainables=set(), resizes=0)).seed
 
     saved = [SimpleNamespace(path=f"run/a/checkpoint_{n:06}") for n in range(2)]
     assert seed("a") == seed("a")
