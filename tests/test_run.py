@@ -694,6 +694,35 @@ def test_a_name_is_free_again_if_no_trial_has_started(run, tmp_path):
     assert len(results) == len(cotune.load("mine", tmp_path)) == 2
 
 
+def test_trials_that_never_ran_for_a_wrong_priority_run_when_the_run_is_resumed(run):
+    asked = []
+
+    def priority(config):
+        asked.append(config)
+        return [1.0][len(asked) - 1]
+
+    space = {"x": cotune.choice([0, 1, 2])}
+    first = run(lambda config: float(config["x"]), space, sampler="grid", lanes=1, priority=priority, name="it")
+    assert len(first.errors) == 2
+    again = run(lambda config: float(config["x"]), space, sampler="grid", lanes=1, name="it", resume=True)
+    assert [str(trial.state) for trial in again] == ["done"] * 3
+
+
+def test_a_policy_that_raises_is_named(run):
+    class Wrong(Fifo):
+        name = "wrong"
+
+        def key(self, waiting):
+            return waiting.size
+
+    with pytest.raises(AttributeError) as raised:
+        run(quadratic, {"x": 1.0}, trials=1, policy=Wrong())
+    assert "policy=<" in raised.value.__notes__[0]
+    Wrong.key = lambda policy, waiting: (1j,)
+    with pytest.raises(cotune.InputError, match="key"):
+        run(quadratic, {"x": 1.0}, trials=1, policy=Wrong())
+
+
 def test_a_name_that_was_used_by_another_process_meanwhile_is_used_once(run, monkeypatch):
     create = RunFolder.create
 

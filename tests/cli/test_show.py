@@ -59,6 +59,13 @@ def test_it_gives_everything_as_json(storage, capsys):
     assert {"expected", "slowdown", "expected_seconds"} < set(told["trials"][0])
 
 
+def test_without_a_name_json_has_all_runs(storage, capsys):
+    assert main(["show", "--storage", str(storage), "--json"]) == 0
+    (told,) = json.loads(capsys.readouterr().out)
+    assert (told["name"], told["trials"]) == ("mine", {"done": 2, "stopped": 1, "failed": 1})
+    assert main(["show", "mine", "--storage", str(storage), "--trials", "-1"]) == 2
+
+
 def test_without_a_name_it_lists_the_runs(storage, capsys):
     assert main(["show", "--storage", str(storage)]) == 0
     assert capsys.readouterr().out.startswith("Results 'mine': 4 trials (2 done")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,31 @@ def test_where_no_job_fits_nothing_is_said_of_a_bound(tmp_path: Path, capsys: py
     out = capsys.readouterr().out
     assert "1 too large for a device" in out
     assert "bound" not in out
+
+
+def test_a_job_that_is_too_large_counts_in_no_average(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "jobs.csv"
+    path.write_text("seconds,peak_mib\n100,10\n10,99999\n")
+    assert main(["simulate", "--csv", str(path), "--json"]) == 0
+    figures = json.loads(capsys.readouterr().out)
+    assert figures["completion"] == pytest.approx(100, rel=0.02)
+
+
+def test_a_policy_of_ones_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own_policy.py").write_text(
+        "from cotune.packer.policies import Policy\n"
+        "class Latest(Policy):\n"
+        "    name = 'latest'\n"
+        "    def key(self, waiting): return (-waiting.arrival,)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", [*sys.path])
+    assert main([*QUICK, "--policy", "own_policy:Latest"]) == 0
+    assert "policy latest" in capsys.readouterr().out
+    assert main([*QUICK, "--policy", "own_policy:Nope"]) == 2
+    assert "--policy own_policy:Nope cannot be made" in capsys.readouterr().err
 
 
 def test_drawings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,7 +12,7 @@ import pytest
 from cotune.demand import GIB, MIB
 from cotune.errors import StorageError
 from cotune.paths import RunFolder
-from cotune.simulation import from_run
+from cotune.simulation import Setting, from_run, simulate
 from cotune.simulation.history import History, read_history
 
 Event = dict[str, Any]
@@ -144,6 +144,36 @@ def test_residents_of_a_lane_take_turns(write: Write) -> None:
     workload = from_run(write(*session(0.0, "cpu:0"), trial(0), trial(1), *events))
     assert [job.seconds for job in workload.jobs] == pytest.approx([5.0, 5.0])
     assert {job.busy for job in workload.jobs} == {1.0}
+
+
+def test_turns_that_were_not_even_are_taken_as_they_were(write: Write) -> None:
+    events = [start(0.0, 0), start(0.0, 1), {**end(2.0, 0), "seconds": 2.0}, {**end(10.0, 1), "seconds": 8.0}]
+    workload = from_run(write(*session(0.0, "cpu:0"), trial(0), trial(1), *events))
+    assert [job.seconds for job in workload.jobs] == pytest.approx([2.0, 8.0])
+
+
+def test_a_run_is_played_under_the_policy_and_with_the_residents_that_it_had(write: Write) -> None:
+    run, device = session(0.0, "cpu:0", lanes=1)
+    had = {**run, "policy": "fair", "residents": 2}
+    events = [start(0.0, 0), start(0.0, 1), {**end(20.0, 0), "seconds": 10.0}, {**end(20.0, 1), "seconds": 10.0}]
+    workload = from_run(write(had, device, trial(0), trial(1), *events))
+    assert (workload.policy, workload.residents) == ("fair", 2)
+    assert simulate(workload).figures.makespan == pytest.approx(20.0, rel=0.01)
+    # By turns they are there at once; one after the other they are not.
+    assert simulate(workload).figures.waiting < simulate(workload, Setting(residents=1)).figures.waiting
+
+
+def test_a_policy_that_is_not_known_here_is_pointed_out(write: Write) -> None:
+    run, device = session(0.0, "cpu:0")
+    workload = from_run(write({**run, "policy": "mine"}, device, trial(0), start(0.0, 0), end(20.0, 0)))
+    assert "its policy 'mine' is not known here" in workload.note
+    assert workload.policy == ""
+
+
+def test_trials_that_failed_are_counted(write: Write) -> None:
+    events = [start(0.0, 0), end(20.0, 0), start(20.0, 1), end(25.0, 1, "failed")]
+    workload = from_run(write(*session(0.0, "cpu:0"), trial(0), trial(1), *events))
+    assert "2 trials of my-run, 1 of which failed" in workload.note
 
 
 def test_an_end_noted_after_the_next_start_in_its_lane_makes_no_further_lane(write: Write) -> None:

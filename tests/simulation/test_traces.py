@@ -32,6 +32,12 @@ def test_a_table_of_jobs(tmp_path: Path) -> None:
     assert (second.busy, second.startup, second.arrival, second.kind) == (0.9, 0.0, 0.0, "")
 
 
+def test_a_priority_may_be_negative(tmp_path: Path) -> None:
+    assert [job.priority for job in from_csv(table(tmp_path, "seconds,priority\n1,-1\n1,2\n")).jobs] == [-1.0, 2.0]
+    with pytest.raises(InputError, match="priority is '-inf'"):
+        from_csv(table(tmp_path, "seconds,priority\n1,-inf\n"))
+
+
 def test_a_published_table_is_read_by_its_own_names(tmp_path: Path) -> None:
     text = (
         "job_id,num_gpu,submit_time,iterations,model_name,duration,peak_mem_mb\n0,1,7,10,vgg,5,100\n1,8,1,1,vgg,1,1\n"
