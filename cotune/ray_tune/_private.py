@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import functools
 import os
-import weakref
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import ray
@@ -23,7 +21,7 @@ from ray.air.execution.resources.request import AcquiredResources, ResourceReque
 from ray.air.execution.resources.resource_manager import ResourceManager
 from ray.train._internal import checkpoint_manager
 from ray.train._internal import session as ray_session
-from ray.train._internal.checkpoint_manager import _CheckpointManager
+from ray.train._internal.checkpoint_manager import _CheckpointManager as CheckpointManager
 from ray.tune.execution import tune_controller
 from ray.tune.logger import TBXLoggerCallback
 from ray.tune.result import DONE, RESULT_DUPLICATE, TRAINING_ITERATION
@@ -38,26 +36,26 @@ __all__ = [
     "TRAINING_ITERATION",
     "AcquiredResources",
     "ActorHandle",
+    "CheckpointManager",
     "PlacementGroupResourceManager",
     "RayActorManager",
     "ResourceManager",
     "ResourceRequest",
+    "TBXLoggerCallback",
     "TrackedActorTask",
     "actor",
     "check",
+    "checkpoint_manager",
     "class_behind",
     "controller_behind",
     "core_worker",
-    "end_whole_brackets",
     "follow_resources",
     "free_cpus",
     "function_trainable",
     "handle_of",
     "has_nothing_to_save",
+    "hyperband",
     "is_function",
-    "keep_awaited_checkpoints",
-    "keep_checkpoints",
-    "keep_events",
     "last_result",
     "limit_pending",
     "most_at_once",
@@ -80,9 +78,10 @@ _NEEDED: tuple[tuple[Any, tuple[str, ...]], ...] = (
     (ray_session._TrainSession, ("reset", "report", "get_next", "finish")),
     (function_trainable, ("init_session", "shutdown_session", "get_session", "FunctionTrainable")),
     (ray_session._FutureTrainingResult, ("resolve",)),
-    (_CheckpointManager, ("register_checkpoint",)),
+    (CheckpointManager, ("register_checkpoint",)),
     (checkpoint_manager, ("_delete_fs_path",)),
     (hyperband._Bracket, ("cleanup_full", "current_trials")),
+    (TBXLoggerCallback, ("log_trial_start",)),
     (actor, ("_actor_launch_hook",)),
     (ray._private.state, ("available_resources_per_node",)),
     (remote_function, ("_task_launch_hook",)),
@@ -170,117 +169,6 @@ def most_at_once(controller: Any) -> int | None:
     ]
     # 0 stands for no limit, or for a number that a restored search has forgotten.
     return min((limit for limit in limits if isinstance(limit, int) and limit > 0), default=None)
-
-
-def keep_checkpoints() -> None:
-    """Makes Tune register a checkpoint only once that it saves twice, as it does with PBT.
-
-    Otherwise the same directory is registered twice; `num_to_keep` deletes the older entry, and the directory with it.
-    """
-    register = _CheckpointManager.register_checkpoint
-    if hasattr(register, "__wrapped__"):
-        return
-
-    @functools.wraps(register)
-    def register_checkpoint(self: Any, checkpoint_result: Any) -> None:
-        path = checkpoint_result.checkpoint.path
-        self._checkpoint_results = [known for known in self._checkpoint_results if known.checkpoint.path != path]
-        register(self, checkpoint_result)
-
-    _CheckpointManager.register_checkpoint = register_checkpoint
-
-
-class _Spared:
-    """Checkpoints that Tune wants to delete, but from which a trial is still to go on."""
-
-    def __init__(self, delete: Callable[[Any, str], None]) -> None:
-        self._delete = delete
-        self._found: dict[str, Any] = {}
-        self.controllers: weakref.WeakSet[Any] = weakref.WeakSet()
-
-    def delete(self, fs: Any, fs_path: str) -> None:
-        """Replaces Ray's own: deletes the checkpoint now, or in a later call once no trial awaits it."""
-        self._found[fs_path] = fs
-        awaited, unsure = self._awaited()
-        for path in [path for path in self._found if path not in awaited and not path.startswith(unsure)]:
-            self._delete(self._found.pop(path), path)
-
-    def _awaited(self) -> tuple[set[str], tuple[str, ...]]:
-        """Paths of awaited checkpoints, and folders of trials whose checkpoint PBT has asked for and not yet learnt."""
-        paths, unsure = set(), []
-        for controller in list(self.controllers):
-            live = controller.get_live_trials()
-            found = [trial.checkpoint for trial in live]
-            states = getattr(controller._scheduler_alg, "_trial_state", {})
-            for trial in live:
-                asked = getattr(states.get(trial), "last_checkpoint", None)
-                if isinstance(asked, ray_session._FutureTrainingResult):
-                    answer = asked.resolve(block=False)
-                    asked = answer and answer.checkpoint
-                    if answer is None:
-                        unsure.append(f"{trial.path}/")
-                found.append(asked)
-            paths |= {checkpoint.path for checkpoint in found if checkpoint is not None}
-        return paths, tuple(unsure)
-
-
-def keep_awaited_checkpoints(controller: Any) -> None:
-    """Makes `num_to_keep` spare a checkpoint that PBT has given to another trial, which is still to go on from it.
-
-    Otherwise later or better checkpoints of the first trial may replace it before, and the other trial fails. May be
-    called more than once.
-    """
-    delete = checkpoint_manager._delete_fs_path
-    spared = getattr(delete, "__self__", None)
-    if not isinstance(spared, _Spared):
-        spared = _Spared(delete)
-        checkpoint_manager._delete_fs_path = spared.delete
-    spared.controllers.add(controller)
-
-
-def end_whole_brackets() -> None:
-    """Makes HyperBand, when it ends a bracket, also stop trials that are about to be paused.
-
-    HyperBand stops paused trials only. If two trials reach the last rung at once, the first is still being saved when
-    the second ends the bracket: the first is paused afterwards, and Tune waits for it for ever.
-    """
-    cleanup = hyperband._Bracket.cleanup_full
-    if hasattr(cleanup, "__wrapped__"):
-        return
-
-    @functools.wraps(cleanup)
-    def cleanup_full(self: Any, tune_controller: Any) -> None:
-        cleanup(self, tune_controller)
-        for trial in list(self.current_trials()):
-            if trial.is_saving:
-                tune_controller.stop_trial(trial)
-
-    hyperband._Bracket.cleanup_full = cleanup_full
-
-
-def keep_events() -> None:
-    """Makes Tune's TensorBoard logger begin a file of its own whenever a trial goes on.
-
-    Their names have the time in whole seconds. Trials go on sooner in lanes than with actors of their own, and the
-    second file of the same second takes the place of the first.
-    """
-    start = TBXLoggerCallback.log_trial_start
-    if hasattr(start, "__wrapped__"):
-        return
-
-    @functools.wraps(start)
-    def log_trial_start(self: Any, trial: Any) -> None:
-        trial.init_local_path()
-        begun = len(list(Path(trial.local_path).glob("events.out.tfevents.*")))
-        writer = self._summary_writer_cls
-        if begun:
-            self._summary_writer_cls = functools.partial(writer, filename_suffix=f".{begun}")
-        try:
-            start(self, trial)
-        finally:
-            self._summary_writer_cls = writer
-
-    TBXLoggerCallback.log_trial_start = log_trial_start
 
 
 def follow_resources(controller: Any, changed: Callable[[], None]) -> None:

@@ -22,7 +22,7 @@ from cotune._arguments import checked_count, checked_priority, checked_seconds, 
 from cotune.errors import InputError
 from cotune.packer import MAX_SLOWDOWN, Packer, PackerOptions
 from cotune.packer.policies import Policy, make_policy
-from cotune.ray_tune import _private
+from cotune.ray_tune import _private, mends
 from cotune.ray_tune.broker import Broker
 from cotune.ray_tune.cluster import Cluster
 from cotune.ray_tune.process import Fractions
@@ -157,9 +157,8 @@ def wrap(scheduler: TrialScheduler, options: Options) -> TrialScheduler:
     scheduler._cotune_options = options
     scheduler._cotune_fractions = Fractions()
     # Done here, since a restored experiment comes through this function, too.
-    _private.keep_checkpoints()
-    _private.end_whole_brackets()
-    _private.keep_events()
+    if options.isolation == "lane":
+        mends.mend()
     return scheduler
 
 
@@ -175,7 +174,7 @@ def _colocated(base: Any) -> type[TrialScheduler]:
                 self._cotune_fractions.prepare(trial)
             else:
                 controller = _private.controller_behind(tune_controller)
-                _private.keep_awaited_checkpoints(controller)
+                mends.keep_awaited_checkpoints(controller)
                 admit(controller, trial, self._cotune_options)
             super().on_trial_add(tune_controller, trial, **kwargs)
 

@@ -17,7 +17,7 @@ from ray.tune.logger import TBXLoggerCallback
 from ray.tune.schedulers import ASHAScheduler, FIFOScheduler, PopulationBasedTraining
 
 from cotune.errors import InputError
-from cotune.ray_tune import _private, scheduler
+from cotune.ray_tune import _private, mends, scheduler
 from cotune.ray_tune.process import Fractions
 from cotune.ray_tune.scheduler import admit, colocate
 from cotune.ray_tune.seam import LaneActorManager, LaneRequest, LaneResourceManager
@@ -188,8 +188,8 @@ def test_a_checkpoint_that_another_trial_is_to_go_on_from_is_deleted_once_it_has
     b.checkpoint = first.checkpoint if asked == "given" else None
     states = {a: SimpleNamespace(last_checkpoint=wanted)}
     controller = Trial(_scheduler_alg=SimpleNamespace(_trial_state=states), get_live_trials=lambda: {a, b})
-    _private.keep_awaited_checkpoints(controller)
-    _private.keep_awaited_checkpoints(controller)
+    mends.keep_awaited_checkpoints(controller)
+    mends.keep_awaited_checkpoints(controller)
     for _ in range(2):
         save()
     kept = {"0", "1", "2"} if asked == "unanswered" else {"0", "2"}
