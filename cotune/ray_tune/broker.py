@@ -17,7 +17,7 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Mapping
 from datetime import datetime
-from typing import Any
+from typing import Any, cast
 
 import ray
 from ray import cloudpickle
@@ -195,7 +195,7 @@ class Broker:
         if not is_dead and not isinstance(cause, (OutOfMemory, NotHere)):
             return False
         if ticket.refusal is not None:
-            held.refuse(ticket.refusal)
+            held.refuse(_behind(held.error, ticket.refusal))
         elif ticket.over and (ticket.stopping or not is_dead):
             return False
         elif ticket.over:
@@ -306,7 +306,7 @@ class Broker:
         if end.outcome is Outcome.FAILED and end.error != "TrialFailed":
             ticket.refusal = self._refusal(ticket, end)
         for one in held:
-            one.refuse(ticket.refusal or one.error)
+            one.refuse(_behind(one.error, ticket.refusal) if ticket.refusal else one.error)
 
     def _refusal(self, ticket: Ticket, end: do.ConcludeTrial) -> Exception:
         name = f"trial {ticket.trial.trial_id}"
@@ -324,6 +324,13 @@ class Broker:
     def close(self) -> None:
         self._cluster.close()
         self._tickets.clear()
+
+
+def _behind(error: Exception, refusal: Exception) -> Exception:
+    """The refusal of a trial, with the traceback of the call whose error led to it."""
+    if not isinstance(error, RayTaskError) or not isinstance(refusal, RayTaskError):
+        return refusal
+    return cast(Exception, RayTaskError("train", f"{error}\n{refusal}", refusal.cause).as_instanceof_cause())
 
 
 def _when_and_where(lane: LaneHandle | None) -> dict[str, Any]:

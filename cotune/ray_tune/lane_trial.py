@@ -209,15 +209,12 @@ class LaneTrial(ResidentTrial):
             clear_frames(error)
         if is_memory:
             self._end(Ending(Outcome.OUT_OF_MEMORY, needed, "TrialFailed", text[:500]))
-            return OutOfMemory(text)
+            return _led_to(OutOfMemory(text), error)
         words = f"{type(error).__name__}: {text}" if text else type(error).__name__
         self._end(Ending(Outcome.FAILED, None, "TrialFailed", words))
         if isinstance(error, Exception):
             return error
-        told = RuntimeError(words)
-        # Ray prints the traceback of the original error only if that is the cause of the error it is given.
-        told.__cause__ = error
-        return told
+        return _led_to(RuntimeError(words), error)
 
     def _shut_down(self) -> None:
         """Lets the Trainable clean up, and its thread end."""
@@ -260,3 +257,9 @@ class LaneTrial(ResidentTrial):
 
 def _is_rays(thread: threading.Thread) -> bool:
     return thread.name.startswith(("ray_", "asyncio", "fsspec"))
+
+
+def _led_to(told: Exception, error: BaseException) -> Exception:
+    """An error to tell Tune instead of another, whose traceback Ray prints only if it is the cause."""
+    told.__cause__ = error
+    return told
