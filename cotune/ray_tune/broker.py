@@ -21,7 +21,7 @@ from typing import Any, cast
 
 import ray
 from ray import cloudpickle
-from ray.exceptions import OutOfMemoryError, RayActorError, RayTaskError
+from ray.exceptions import OutOfMemoryError, RayActorError, RaySystemError, RayTaskError
 
 from cotune import errors
 from cotune.packer import MOST_LANE_DEATHS, Outcome, Packer
@@ -34,6 +34,7 @@ from cotune.ray_tune.inbox import NotHere
 from cotune.ray_tune.lane import Attempt
 from cotune.ray_tune.lane_handle import LaneHandle
 from cotune.ray_tune.lane_trial import OutOfMemory
+from cotune.ray_tune.slots import kill
 from cotune.ray_tune.ticket import Held, Ticket
 
 log = logging.getLogger(__name__)
@@ -192,6 +193,11 @@ class Broker:
         cause = getattr(error, "cause", error)
         # The error is of both classes if an actor of the trainable's own has died: that is the trainable's failure.
         is_dead = isinstance(error, _DEATHS) and not isinstance(error, RayTaskError)
+        if isinstance(cause, RaySystemError) and "MemoryError" in str(cause):
+            # A lane-mate had taken all there was when Ray unpacked the call, which the trial waits for now.
+            is_dead = True
+            if ticket.lane is not None and ticket.attempt == attempt:
+                kill(ticket.lane.actor)
         if not is_dead and not isinstance(cause, (OutOfMemory, NotHere)):
             return False
         if ticket.refusal is not None:

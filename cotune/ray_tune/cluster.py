@@ -149,7 +149,7 @@ class Cluster:
                 self._hear_opening(lane)
             if lane.news in ready and lane.lane in self._lanes:
                 self._hear_beat(lane)
-            if lane.leaving and lane.is_answered:
+            if (lane.leaving and lane.is_answered) or lane.is_deaf():
                 kill(lane.actor)
             lane.look_away()
         if self.is_watch_due:

@@ -41,6 +41,7 @@ from cotune.trial import Outcome
 
 BEAT_EVERY = 1.0
 EVICT_AFTER = 2.0
+RESIZED_WITHIN = 5.0
 SWITCH_INTERVAL = 0.001
 
 Key = tuple[int, int]
@@ -263,15 +264,15 @@ class Lane:
         return trial
 
     @ray.method(concurrency_group="resizes")  # type: ignore[untyped-decorator]
-    def resize(self, quota: int) -> None:
-        """Changes the quota; a `RESIZED` frame follows."""
+    def resize(self, number: int, quota: int) -> None:
+        """Changes the quota for the `number`th time; a `RESIZED` frame follows."""
         self._opened.wait()
         assert self._host is not None
         try:
             self._host.resize(quota)
         finally:
             with self._resized:
-                self._resizes += 1
+                self._resizes = number
                 self._resized.notify_all()
 
     def _import(self) -> None:
@@ -300,7 +301,8 @@ class Lane:
         self._opened.wait()
         assert self._host is not None
         with self._resized:
-            self._resized.wait_for(lambda: self._resizes >= attempt.resizes)
+            # Not for ever: Ray may fail to unpack a call for want of memory.
+            self._resized.wait_for(lambda: self._resizes >= attempt.resizes, RESIZED_WITHIN)
         self._host.memory.cap()
         make, folder = partial(self._make, attempt), Path(attempt.folder)
         trial = LaneTrial(self._host, attempt.trial, attempt.seed, folder, make, attempt.reached)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import ray
+from ray.exceptions import RayError, RaySystemError
 
 from cotune.ray_tune.lane import Beat
 from cotune.ray_tune.slot import Slot
@@ -33,6 +34,7 @@ class LaneHandle:
         unsigned: Metrics that Tune was given before `pid` was known, to which it is to be added.
         unheard: Calls of trials that were stopped, whose errors no longer matter.
         resizes: How often the lane was told another quota.
+        resizing: These calls, until they are answered.
     """
 
     lane: int
@@ -51,11 +53,25 @@ class LaneHandle:
     unsigned: list[dict[str, Any]] = field(default_factory=list)
     unheard: list[Any] = field(default_factory=list)
     resizes: int = 0
+    resizing: list[Any] = field(default_factory=list)
 
     def resize(self, quota: int) -> None:
         """Tells the lane another quota, in bytes."""
         self.resizes += 1
-        self.actor.resize.remote(quota)
+        self.resizing.append(self.actor.resize.remote(self.resizes, quota))
+
+    def is_deaf(self) -> bool:
+        """Whether the lane was told a quota and could not hear it: there was no memory to unpack the call."""
+        calls = self.resizing
+        done, self.resizing = ray.wait(calls, num_returns=len(calls), timeout=0) if calls else ([], [])
+        try:
+            ray.get(done)
+        except RaySystemError:
+            return True
+        except RayError:
+            # The beat fails with the same error, and is handled there.
+            pass
+        return False
 
     @property
     def is_answered(self) -> bool:

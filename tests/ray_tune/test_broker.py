@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("ray")
 
-from ray.exceptions import OutOfMemoryError, RayActorError, RayTaskError
+from ray.exceptions import OutOfMemoryError, RayActorError, RaySystemError, RayTaskError
 from ray.tune.experiment import Trial
 from ray.tune.trainable.function_trainable import FunctionTrainable
 
@@ -215,7 +215,8 @@ def test_a_trial_begins_with_the_last_quota_that_its_lane_was_told_before(monkey
 
     monkeypatch.setattr(lane, "LaneTrial", Fake)
     process, told = lane.Lane({}, ()), []
-    handle = LaneHandle(1, SimpleNamespace(resize=SimpleNamespace(remote=told.append)), None, None, None)
+    remote = SimpleNamespace(resize=SimpleNamespace(remote=lambda *args: told.append(args)))
+    handle = LaneHandle(1, remote, None, None, None)
     handle.resize(1000)
     handle.resize(2000)
     memory = SimpleNamespace(cap=lambda: None)
@@ -224,8 +225,8 @@ def test_a_trial_begins_with_the_last_quota_that_its_lane_was_told_before(monkey
     attempt = lane.Attempt(3, 0, 0, "", 0, None, b"", resizes=handle.resizes)
     thread = threading.Thread(target=process._run, args=(attempt,))
     thread.start()
-    for quota in told:
-        process.resize(quota)
+    for args in told:
+        process.resize(*args)
     thread.join(10)
     assert quotas == [1000, 2000, "runs"]
 
@@ -274,6 +275,23 @@ def test_a_call_that_failed_since_its_lane_is_gone_is_made_again(broker, lanes, 
     assert broker.takes(ticket, Held("train", error, lambda: again.append("train"), again.append), ticket.attempt)
     broker._feed(ev.LaneLost(0.0, 1, None, "died"))
     assert again == ["train"]
+
+
+def test_a_lane_where_ray_could_not_unpack_a_call_for_want_of_memory_is_given_up(broker, lanes, monkeypatch):
+    killed = []
+    monkeypatch.setattr("cotune.ray_tune.broker.kill", killed.append)
+    ticket = broker.ask(trial("a"))
+    broker.seat(ticket, FunctionTrainable, {})
+    broker.call(ticket, "train", (), {})
+    process, again = ticket.lane.actor, []
+    cause = RaySystemError("Unable to allocate internal buffer", "MemoryError: Unable to allocate internal buffer.")
+    error = RayTaskError("call", str(cause), cause).as_instanceof_cause()
+    assert broker.takes(ticket, Held("train", error, lambda: again.append("train"), again.append), ticket.attempt)
+    assert (killed, again) == ([process], [])
+    broker._feed(ev.LaneLost(0.0, 1, None, "killed"))
+    assert again == ["train"]
+    other = RayTaskError("call", "", RaySystemError("no module", "ImportError")).as_instanceof_cause()
+    assert not broker.takes(ticket, Held("train", other, again.clear, again.append), ticket.attempt)
 
 
 def test_why_nothing_runs_is_said_once(broker, lanes, monkeypatch, caplog):

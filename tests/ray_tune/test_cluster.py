@@ -6,9 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
-pytest.importorskip("ray")
+ray = pytest.importorskip("ray")
 
-from ray.exceptions import ActorDiedError, RayTaskError
+from ray.exceptions import ActorDiedError, RaySystemError, RayTaskError
 
 from cotune.demand import GIB
 from cotune.engines.others import SETTLE, OthersOnGpu
@@ -109,6 +109,23 @@ def test_a_lane_that_cannot_open_counts_once_and_says_why(monkeypatch):
 
 
 @pytest.mark.parametrize(("lanes", "is_done", "waits"), [(1, True, False), (2, True, True), (2, False, False)])
+def test_a_lane_that_could_not_hear_of_a_quota_is_deaf(monkeypatch):
+    def get(answers):
+        for answer in answers:
+            if isinstance(answer, Exception):
+                raise answer
+
+    remote = SimpleNamespace(resize=SimpleNamespace(remote=lambda number, quota: quota))
+    lane = LaneHandle(3, remote, None, None, None)
+    monkeypatch.setattr(ray, "wait", lambda calls, **_: (calls[:1], calls[1:]))
+    monkeypatch.setattr(ray, "get", get)
+    assert not lane.is_deaf()
+    lane.resize(1000)
+    cause = RaySystemError("System error", "MemoryError")
+    lane.resize(RayTaskError("resize", "MemoryError", cause).as_instanceof_cause())
+    assert [lane.is_deaf(), lane.is_deaf(), lane.is_deaf()] == [False, True, False]
+
+
 def test_answers_wait_only_where_there_are_many_lanes(monkeypatch, lanes, is_done, waits):
     monkeypatch.setattr(module, "MANY", 2)
     monkeypatch.setattr(module.ray, "wait", lambda calls, **how: (calls[:1] if is_done else [], calls))
