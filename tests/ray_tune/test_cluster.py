@@ -108,7 +108,6 @@ def test_a_lane_that_cannot_open_counts_once_and_says_why(monkeypatch):
     assert [(type(event), event.detail) for event in cluster._pending] == [(LaneLost, "no device")]
 
 
-@pytest.mark.parametrize(("lanes", "is_done", "waits"), [(1, True, False), (2, True, True), (2, False, False)])
 def test_a_lane_that_could_not_hear_of_a_quota_is_deaf(monkeypatch):
     def get(answers):
         for answer in answers:
@@ -126,6 +125,7 @@ def test_a_lane_that_could_not_hear_of_a_quota_is_deaf(monkeypatch):
     assert [lane.is_deaf(), lane.is_deaf(), lane.is_deaf()] == [False, True, False]
 
 
+@pytest.mark.parametrize(("lanes", "is_done", "waits"), [(1, True, False), (2, True, True), (2, False, False)])
 def test_answers_wait_only_where_there_are_many_lanes(monkeypatch, lanes, is_done, waits):
     monkeypatch.setattr(module, "MANY", 2)
     monkeypatch.setattr(module.ray, "wait", lambda calls, **how: (calls[:1] if is_done else [], calls))
