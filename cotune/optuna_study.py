@@ -6,11 +6,10 @@ import contextlib
 import inspect
 import os
 import secrets
-import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -35,7 +34,7 @@ from cotune._arguments import (
 )
 from cotune.dashboard.views import is_terminal, make_view
 from cotune.driver.options import SweepOptions
-from cotune.driver.signals import handled_by
+from cotune.driver.signals import LAST, Interrupts
 from cotune.driver.sweep import Sweep
 from cotune.engines.local import LocalEngine
 from cotune.engines.local_options import LocalOptions
@@ -160,7 +159,8 @@ def optimize(
         dashboard = show_progress_bar or (
             optuna.logging.get_verbosity() > optuna.logging.INFO and is_terminal(sys.stderr)
         )
-    with folder.locked(), contextlib.ExitStack() as stack:
+    interrupts = Interrupts()
+    with interrupts.handled(), folder.locked(), contextlib.ExitStack() as stack:
         # Only around pack(): callbacks may pickle the study itself, as Optuna's guide does.
         with study_as_proxy(study):
             trainable = pack(StudyObjective(objective, len(study.directions)), plainly=True)
@@ -194,11 +194,9 @@ def optimize(
                 f"The objective assigns {', '.join(lost)}, which changes in the process of its trial only. "
                 "Use trial.set_user_attr() for what is to be read here."
             )
-        _serve(study, search, sweep)
+        _serve(study, search, sweep, interrupts)
 
 
-# After so many signals the driver's loop is no longer waited for: a policy of the user may never return.
-LAST = 3
 _logger = optuna.logging.get_logger("optuna.study.cotune")
 
 
@@ -212,33 +210,32 @@ class _Later:
         return {}
 
 
-def _serve(study: optuna.Study, search: StudySearch, sweep: Sweep) -> None:
+def _serve(study: optuna.Study, search: StudySearch, sweep: Sweep, interrupts: Interrupts) -> None:
     """Runs the driver's loop on a thread of its own, and the study on this one."""
     loop = threading.Thread(target=_loop, args=(sweep, search), name="cotune-driver", daemon=True)
     failure: BaseException = KeyboardInterrupt()
-    serving = threading.Event()
     study._stop_flag = False
     study._thread_local.in_optimize_loop = True
-    with _interrupts(sweep, serving) as received:
+    try:
+        interrupts.serving.set()
+        interrupts.end(sweep)
+        loop.start()
+        search.serve()
+    except BaseException as error:
+        failure = error
+        raise
+    finally:
+        interrupts.serving.clear()
+        # Two interrupts end the loop at once; once it has ended they change nothing.
+        sweep.interrupt()
+        sweep.interrupt()
+        while loop.is_alive() and len(interrupts.received) < LAST:
+            loop.join(0.1)
         try:
-            serving.set()
-            loop.start()
-            search.serve()
-        except BaseException as error:
-            failure = error
-            raise
+            search.give_up(failure)
         finally:
-            serving.clear()
-            # Two interrupts end the loop at once; once it has ended they change nothing.
-            sweep.interrupt()
-            sweep.interrupt()
-            while loop.is_alive() and len(received) < LAST:
-                loop.join(0.1)
-            try:
-                search.give_up(failure)
-            finally:
-                study._thread_local.in_optimize_loop = False
-                study._storage.remove_session()
+            study._thread_local.in_optimize_loop = False
+            study._storage.remove_session()
 
 
 def _loop(sweep: Sweep, search: StudySearch) -> None:
@@ -248,28 +245,6 @@ def _loop(sweep: Sweep, search: StudySearch) -> None:
     except BaseException as error:
         failure = error
     search.finished(failure)
-
-
-@contextlib.contextmanager
-def _interrupts(sweep: Sweep, serving: threading.Event) -> Iterator[list[int]]:
-    """Lets Ctrl-C and SIGTERM end the sweep in order, then raises the first again; yields the signals received.
-
-    While `serving` is set, the second signal interrupts this thread; during clean-up only the one after `LAST` does.
-    """
-    received: list[int] = []
-
-    def receive(number: int, _frame: Any) -> None:
-        received.append(number)
-        sweep.interrupt()
-        if len(received) > (1 if serving.is_set() else LAST):
-            raise KeyboardInterrupt
-
-    try:
-        with handled_by(receive):
-            yield received
-    finally:
-        if received and sys.exc_info()[0] is None:
-            signal.raise_signal(received[0])
 
 
 def _folder(study: optuna.Study, name: str | None, storage: str | os.PathLike[str] | None) -> RunFolder:

@@ -16,6 +16,7 @@ import pytest
 from optuna.trial import TrialState
 
 import cotune
+from cotune import optuna_study
 from cotune.demand import MIB
 
 ROOT = Path(cotune.__file__).parents[1]
@@ -73,6 +74,24 @@ def test_a_forked_process_cannot_ask_the_trial(optimize):
     optimize(study, objective, n_trials=1, lanes=1)
     assert "process that its objective has started" in study.trials[0].user_attrs["told"]
     assert states(study) == ["COMPLETE"]
+
+
+@pytest.mark.parametrize(("way", "code"), [("exit", 0), ("exit", 5), ("return", 0), ("raise", 1), ("prune", 1)])
+def test_a_forked_process_that_leaves_the_objective_ends_as_it_would_anywhere(optimize, way, code):
+    def objective(trial):
+        child = os.fork()
+        if not child:
+            if way == "exit":
+                sys.exit(code)
+            if way == "return":
+                return 5.0
+            raise ValueError("planned") if way == "raise" else optuna.TrialPruned
+        trial.set_user_attr("code", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        return 1.0
+
+    study = optuna.create_study()
+    optimize(study, objective, n_trials=1, lanes=1)
+    assert (states(study), study.trials[0].user_attrs["code"], study.best_value) == (["COMPLETE"], code, 1.0)
 
 
 def test_a_trial_that_keeps_killing_its_lane_is_told_to_have_failed_and_others_go_on(optimize):
@@ -292,6 +311,24 @@ def test_a_signal_stops_running_trials_and_leaves_none_running(drive, wait_gone,
     assert err.endswith("KeyboardInterrupt\n") == (number == signal.SIGINT)
     wait_gone(lanes)
     assert set(states(driver.study)) == {"FAIL"}
+
+
+def test_ctrl_c_while_all_is_set_up_is_not_lost_in_a_callback_of_the_garbage_collector(optimize, monkeypatch):
+    class Garbage:
+        def __del__(self):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    def make_view(dashboard):
+        del made[:]
+        return real(dashboard)
+
+    made, real = [Garbage()], optuna_study.make_view
+    monkeypatch.setattr(optuna_study, "make_view", make_view)
+    study = optuna.create_study()
+    with pytest.raises(KeyboardInterrupt):
+        optimize(study, lambda trial: trial.suggest_float("x", 0, 1), n_trials=1000)
+    assert len(study.trials) < 1000
+    assert "RUNNING" not in states(study)
 
 
 def test_ctrl_c_twice_ends_at_once_whatever_runs(drive, wait_gone):

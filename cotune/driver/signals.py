@@ -5,9 +5,17 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from cotune.driver.sweep import Sweep
+
+# After so many signals a sweep's loop is no longer waited for: a policy of the user may never return.
+LAST = 3
 
 
 @contextlib.contextmanager
@@ -38,3 +46,44 @@ def handled_by(handler: Callable[[int, FrameType | None], None]) -> Iterator[Non
     finally:
         for number, was in ours.items():
             signal.signal(number, was)
+
+
+class Interrupts:
+    """Lets Ctrl-C and SIGTERM end a sweep in order, also those that come before it is set up.
+
+    Python's own handler raises wherever the thread happens to be: within a callback of the garbage collector, as
+    SQLAlchemy has them, the exception is lost.
+
+    Attributes:
+        received: The signals so far.
+        serving: While it is set, the second signal interrupts this thread; during clean-up only the one after `LAST`.
+    """
+
+    def __init__(self) -> None:
+        self.received: list[int] = []
+        self.serving = threading.Event()
+        self._sweep: Sweep | None = None
+
+    @contextlib.contextmanager
+    def handled(self) -> Iterator[None]:
+        """Handles signals within a block, and raises the first of them again behind it."""
+        try:
+            with handled_by(self._receive):
+                yield
+        finally:
+            if self.received and sys.exc_info()[0] is None:
+                signal.raise_signal(self.received[0])
+
+    def end(self, sweep: Sweep) -> None:
+        """Interrupts this sweep from now on."""
+        self._sweep = sweep
+        for _ in self.received:
+            sweep.interrupt()
+
+    def _receive(self, number: int, _frame: FrameType | None) -> None:
+        self.received.append(number)
+        if self._sweep is not None:
+            self._sweep.interrupt()
+        is_setting_up = self._sweep is None
+        if len(self.received) > (1 if is_setting_up or self.serving.is_set() else LAST):
+            raise KeyboardInterrupt

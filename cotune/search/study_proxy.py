@@ -42,13 +42,18 @@ class StudyConnection:
         self._process = os.getpid()
 
     @property
+    def is_elsewhere(self) -> bool:
+        """Whether this is a process that the objective has forked: where it ends is not the end of the trial."""
+        return os.getpid() != self._process
+
+    @property
     def session(self) -> Session:
         """The trial's session.
 
         Raises:
             RunError: This is not the process the trial runs in.
         """
-        if os.getpid() != self._process:
+        if self.is_elsewhere:
             raise RunError(
                 "the trial was used in a process that its objective has started",
                 hint="ask the trial in the objective itself, and hand over what it answers",
@@ -231,13 +236,16 @@ class StudyObjective:
             value = self._objective(TrialProxy(connection, self._objectives))
         except TrialStopped:
             raise
-        except optuna.TrialPruned as pruned:
-            # The driver stops the trial instead of answering.
-            connection.ask("end", "pruned", str(pruned))
         except BaseException as error:
+            if connection.is_elsewhere:
+                raise
+            if isinstance(error, optuna.TrialPruned):
+                # The driver stops the trial instead of answering.
+                connection.ask("end", "pruned", str(error))
+                return
             connection.ask("end", "raised", (pack_error(error), trace_of(error)))
             raise
-        else:
+        if not connection.is_elsewhere:
             connection.ask("end", "returned", _told(value))
 
 
