@@ -14,6 +14,8 @@ Importing cotune loads neither torch nor Optuna nor Ray: names are loaded when t
 
 from __future__ import annotations
 
+import gc
+
 # Optuna needs this module, and Python refuses to import it in a thread that begins a run after the main thread ended.
 from concurrent.futures import thread as _thread  # noqa: F401
 from importlib import import_module
@@ -149,12 +151,18 @@ def __getattr__(name: str) -> Any:
     home = _HOME.get(name)
     if home is None:
         raise AttributeError(f"module 'cotune' has no attribute {name!r}")
+    # A third of the time would go into looking for garbage, and a Ctrl-C that comes within a callback of that is lost.
+    collects = gc.isenabled()
+    gc.disable()
     try:
         value = getattr(import_module(home), name)
     except ModuleNotFoundError as error:
         if error.name == "ray":
             error.add_note(f"cotune.{name} needs Ray: pip install 'cotune[ray]'")
         raise
+    finally:
+        if collects:
+            gc.enable()
     globals()[name] = value
     return value
 

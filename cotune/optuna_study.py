@@ -126,75 +126,76 @@ def optimize(
         Exception: The objective raised it and it is not in `catch`; or a callback, the sampler or the storage did.
         KeyboardInterrupt: Ctrl-C was pressed. The study has been told that running trials failed.
     """
-    caught = _check(study, objective, catch, name, unsupported)
-    if n_jobs != 1:
-        raise InputError(
-            f"n_jobs={n_jobs!r}: trials run in processes here, not in threads",
-            hint="leave it out: how many run at once on each device is measured, or lanes= says it",
-        )
-    heard_by = tuple(callbacks) if isinstance(callbacks, Iterable) else callbacks or ()
-    check_callbacks(heard_by, "study", "trial")
-    checked_flag("grants", grants)
-    checked_flag("dashboard", dashboard, or_none=True)
-    options = PackerOptions(
-        width=checked_count("lanes", lanes),
-        residents=checked_residents(residents, reuse),
-        reuse=reuse,
-        policy=make_policy(policy),
-        iteration_timeout=checked_seconds("iteration_timeout", iteration_timeout),
-        grants=grants,
-        # Optuna does not prune trials of several objectives.
-        judged=len(study.directions) == 1 and not isinstance(study.pruner, optuna.pruners.NopPruner),
-    )
-    mps = checked_mps(mps, lanes)
-    # A caller that goes on with `n_trials=100 - len(study.trials)` may have more than 100 already.
-    past = isinstance(n_trials, int) and n_trials < 0
-    wanted, seconds = checked_count("n_trials", 0 if past else n_trials, least=0), checked_timeout(timeout)
-    base = secrets.randbits(32) if seed is None else checked_seed(seed) or 0
-    found = find_devices(gpus, devices, checked_count("threads", threads))
-    if wanted == 0 or seconds == 0:
-        return
-    folder = _folder(study, name, storage)
-    if dashboard is None:
-        dashboard = show_progress_bar or (
-            optuna.logging.get_verbosity() > optuna.logging.INFO and is_terminal(sys.stderr)
-        )
     interrupts = Interrupts()
-    with interrupts.handled(), folder.locked(), contextlib.ExitStack() as stack:
-        # Only around pack(): callbacks may pickle the study itself, as Optuna's guide does.
-        with study_as_proxy(study):
-            trainable = pack(StudyObjective(objective, len(study.directions)), plainly=True)
-        how = LocalOptions("", threads, judged=False, residents=options.residents, preload=(_LANE_MODULE,), mps=mps)
-        engine = LocalEngine(trainable, found, folder.lanes, how)
-        stack.callback(engine.close)
-        search = StudySearch(
-            study,
-            timeout=seconds,
-            since=lambda: records.first_start,
-            catch=caught,
-            callbacks=heard_by,
-            prepare=lambda number: folder.trial(number).renew(),
-            wake=engine.wake,
-        )
-        log = EventLog(folder.events)
-        stack.callback(log.close)
-        log.write(
-            "run", time.time(), version=VERSION, name=folder.path.name, study=study.study_name, seed=base,
-            policy=options.policy.name, residents=options.residents,
-        )  # fmt: skip
-        view = make_view(dashboard)
-        kind = getattr(objective, "__name__", type(objective).__name__)
-        settings = SweepOptions(kind, "", wanted, None, lockstep=True)
-        records = Records(folder, log, "", base)
-        sweep = Sweep(_Later(), search, Packer(options), engine, records, view, settings)
-        stack.callback(sweep.display.close)
-        _logger.info(f"Logs and tracebacks of its trials are in {folder.path}")
-        if lost := assigned_outside(objective):
-            _logger.warning(
-                f"The objective assigns {', '.join(lost)}, which changes in the process of its trial only. "
-                "Use trial.set_user_attr() for what is to be read here."
+    with interrupts.handled():
+        caught = _check(study, objective, catch, name, unsupported)
+        if n_jobs != 1:
+            raise InputError(
+                f"n_jobs={n_jobs!r}: trials run in processes here, not in threads",
+                hint="leave it out: how many run at once on each device is measured, or lanes= says it",
             )
-        _serve(study, search, sweep, interrupts)
+        heard_by = tuple(callbacks) if isinstance(callbacks, Iterable) else callbacks or ()
+        check_callbacks(heard_by, "study", "trial")
+        checked_flag("grants", grants)
+        checked_flag("dashboard", dashboard, or_none=True)
+        options = PackerOptions(
+            width=checked_count("lanes", lanes),
+            residents=checked_residents(residents, reuse),
+            reuse=reuse,
+            policy=make_policy(policy),
+            iteration_timeout=checked_seconds("iteration_timeout", iteration_timeout),
+            grants=grants,
+            # Optuna does not prune trials of several objectives.
+            judged=len(study.directions) == 1 and not isinstance(study.pruner, optuna.pruners.NopPruner),
+        )
+        mps = checked_mps(mps, lanes)
+        # A caller that goes on with `n_trials=100 - len(study.trials)` may have more than 100 already.
+        past = isinstance(n_trials, int) and n_trials < 0
+        wanted, seconds = checked_count("n_trials", 0 if past else n_trials, least=0), checked_timeout(timeout)
+        base = secrets.randbits(32) if seed is None else checked_seed(seed) or 0
+        found = find_devices(gpus, devices, checked_count("threads", threads))
+        if wanted == 0 or seconds == 0:
+            return
+        folder = _folder(study, name, storage)
+        if dashboard is None:
+            dashboard = show_progress_bar or (
+                optuna.logging.get_verbosity() > optuna.logging.INFO and is_terminal(sys.stderr)
+            )
+        with folder.locked(), contextlib.ExitStack() as stack:
+            # Only around pack(): callbacks may pickle the study itself, as Optuna's guide does.
+            with study_as_proxy(study):
+                trainable = pack(StudyObjective(objective, len(study.directions)), plainly=True)
+            how = LocalOptions("", threads, judged=False, residents=options.residents, preload=(_LANE_MODULE,), mps=mps)
+            engine = LocalEngine(trainable, found, folder.lanes, how)
+            stack.callback(engine.close)
+            search = StudySearch(
+                study,
+                timeout=seconds,
+                since=lambda: records.first_start,
+                catch=caught,
+                callbacks=heard_by,
+                prepare=lambda number: folder.trial(number).renew(),
+                wake=engine.wake,
+            )
+            log = EventLog(folder.events)
+            stack.callback(log.close)
+            log.write(
+                "run", time.time(), version=VERSION, name=folder.path.name, study=study.study_name, seed=base,
+                policy=options.policy.name, residents=options.residents,
+            )  # fmt: skip
+            view = make_view(dashboard)
+            kind = getattr(objective, "__name__", type(objective).__name__)
+            settings = SweepOptions(kind, "", wanted, None, lockstep=True)
+            records = Records(folder, log, "", base)
+            sweep = Sweep(_Later(), search, Packer(options), engine, records, view, settings)
+            stack.callback(sweep.display.close)
+            _logger.info(f"Logs and tracebacks of its trials are in {folder.path}")
+            if lost := assigned_outside(objective):
+                _logger.warning(
+                    f"The objective assigns {', '.join(lost)}, which changes in the process of its trial only. "
+                    "Use trial.set_user_attr() for what is to be read here."
+                )
+            _serve(study, search, sweep, interrupts)
 
 
 _logger = optuna.logging.get_logger("optuna.study.cotune")
