@@ -127,7 +127,7 @@ def optimize(
         KeyboardInterrupt: Ctrl-C was pressed. The study has been told that running trials failed.
     """
     interrupts = Interrupts()
-    with interrupts.handled():
+    with interrupts.handled(), contextlib.ExitStack() as stack:
         caught = _check(study, objective, catch, name, unsupported)
         if n_jobs != 1:
             raise InputError(
@@ -161,41 +161,41 @@ def optimize(
             dashboard = show_progress_bar or (
                 optuna.logging.get_verbosity() > optuna.logging.INFO and is_terminal(sys.stderr)
             )
-        with folder.locked(), contextlib.ExitStack() as stack:
-            # Only around pack(): callbacks may pickle the study itself, as Optuna's guide does.
-            with study_as_proxy(study):
-                trainable = pack(StudyObjective(objective, len(study.directions)), plainly=True)
-            how = LocalOptions("", threads, judged=False, residents=options.residents, preload=(_LANE_MODULE,), mps=mps)
-            engine = LocalEngine(trainable, found, folder.lanes, how)
-            stack.callback(engine.close)
-            search = StudySearch(
-                study,
-                timeout=seconds,
-                since=lambda: records.first_start,
-                catch=caught,
-                callbacks=heard_by,
-                prepare=lambda number: folder.trial(number).renew(),
-                wake=engine.wake,
+        stack.enter_context(folder.locked())
+        # Only around pack(): callbacks may pickle the study itself, as Optuna's guide does.
+        with study_as_proxy(study):
+            trainable = pack(StudyObjective(objective, len(study.directions)), plainly=True)
+        how = LocalOptions("", threads, judged=False, residents=options.residents, preload=(_LANE_MODULE,), mps=mps)
+        engine = LocalEngine(trainable, found, folder.lanes, how)
+        stack.callback(engine.close)
+        search = StudySearch(
+            study,
+            timeout=seconds,
+            since=lambda: records.first_start,
+            catch=caught,
+            callbacks=heard_by,
+            prepare=lambda number: folder.trial(number).renew(),
+            wake=engine.wake,
+        )
+        log = EventLog(folder.events)
+        stack.callback(log.close)
+        log.write(
+            "run", time.time(), version=VERSION, name=folder.path.name, study=study.study_name, seed=base,
+            policy=options.policy.name, residents=options.residents,
+        )  # fmt: skip
+        view = make_view(dashboard)
+        kind = getattr(objective, "__name__", type(objective).__name__)
+        settings = SweepOptions(kind, "", wanted, None, lockstep=True)
+        records = Records(folder, log, "", base)
+        sweep = Sweep(_Later(), search, Packer(options), engine, records, view, settings)
+        stack.callback(sweep.display.close)
+        _logger.info(f"Logs and tracebacks of its trials are in {folder.path}")
+        if lost := assigned_outside(objective):
+            _logger.warning(
+                f"The objective assigns {', '.join(lost)}, which changes in the process of its trial only. "
+                "Use trial.set_user_attr() for what is to be read here."
             )
-            log = EventLog(folder.events)
-            stack.callback(log.close)
-            log.write(
-                "run", time.time(), version=VERSION, name=folder.path.name, study=study.study_name, seed=base,
-                policy=options.policy.name, residents=options.residents,
-            )  # fmt: skip
-            view = make_view(dashboard)
-            kind = getattr(objective, "__name__", type(objective).__name__)
-            settings = SweepOptions(kind, "", wanted, None, lockstep=True)
-            records = Records(folder, log, "", base)
-            sweep = Sweep(_Later(), search, Packer(options), engine, records, view, settings)
-            stack.callback(sweep.display.close)
-            _logger.info(f"Logs and tracebacks of its trials are in {folder.path}")
-            if lost := assigned_outside(objective):
-                _logger.warning(
-                    f"The objective assigns {', '.join(lost)}, which changes in the process of its trial only. "
-                    "Use trial.set_user_attr() for what is to be read here."
-                )
-            _serve(study, search, sweep, interrupts)
+        _serve(study, search, sweep, interrupts)
 
 
 _logger = optuna.logging.get_logger("optuna.study.cotune")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
@@ -67,12 +66,10 @@ class Interrupts:
     @contextlib.contextmanager
     def handled(self) -> Iterator[None]:
         """Handles signals within a block, and raises the first of them again behind it."""
-        try:
-            with handled_by(self._receive):
-                yield
-        finally:
-            if self.received and sys.exc_info()[0] is None:
-                signal.raise_signal(self.received[0])
+        with handled_by(self._receive):
+            yield
+        if self.received:
+            signal.raise_signal(self.received[0])
 
     def end(self, sweep: Sweep) -> None:
         """Interrupts this sweep from now on."""
@@ -82,8 +79,8 @@ class Interrupts:
 
     def _receive(self, number: int, _frame: FrameType | None) -> None:
         self.received.append(number)
+        is_setting_up = self._sweep is None
         if self._sweep is not None:
             self._sweep.interrupt()
-        is_setting_up = self._sweep is None
         if len(self.received) > (1 if is_setting_up or self.serving.is_set() else LAST):
             raise KeyboardInterrupt

@@ -248,11 +248,9 @@ class Sweep:
     def _decide(self, event: Event) -> list[Instruction]:
         try:
             return self._packer.handle(event)
-        except errors.CotuneError:
-            raise
         except Exception as error:
             policy = self._packer.options.policy
-            if type(policy) not in POLICIES.values():
+            if not isinstance(error, errors.CotuneError) and type(policy) not in POLICIES.values():
                 error.add_note(f"policy={policy!r} was asked; what has run so far is kept, resume=True goes on with it")
             raise
 

@@ -34,7 +34,6 @@ from cotune.ray_tune.inbox import NotHere
 from cotune.ray_tune.lane import Attempt
 from cotune.ray_tune.lane_handle import LaneHandle
 from cotune.ray_tune.lane_trial import OutOfMemory
-from cotune.ray_tune.slots import kill
 from cotune.ray_tune.ticket import Held, Ticket
 
 log = logging.getLogger(__name__)
@@ -197,7 +196,7 @@ class Broker:
             # A lane-mate had taken all there was when Ray unpacked the call, which the trial waits for now.
             is_dead = True
             if ticket.lane is not None and ticket.attempt == attempt:
-                kill(ticket.lane.actor)
+                ticket.lane.missed = True
         if not is_dead and not isinstance(cause, (OutOfMemory, NotHere)):
             return False
         if ticket.refusal is not None:

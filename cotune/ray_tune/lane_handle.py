@@ -35,6 +35,7 @@ class LaneHandle:
         unheard: Calls of trials that were stopped, whose errors no longer matter.
         resizes: How often the lane was told another quota.
         resizing: These calls, until they are answered.
+        missed: Whether the lane has missed a call: there was no memory to unpack it.
     """
 
     lane: int
@@ -54,6 +55,7 @@ class LaneHandle:
     unheard: list[Any] = field(default_factory=list)
     resizes: int = 0
     resizing: list[Any] = field(default_factory=list)
+    missed: bool = False
 
     def resize(self, quota: int) -> None:
         """Tells the lane another quota, in bytes."""
@@ -61,17 +63,17 @@ class LaneHandle:
         self.resizing.append(self.actor.resize.remote(self.resizes, quota))
 
     def is_deaf(self) -> bool:
-        """Whether the lane was told a quota and could not hear it: there was no memory to unpack the call."""
+        """Whether the lane has missed a call, of a trial or of a quota, and is of no more use."""
         calls = self.resizing
         done, self.resizing = ray.wait(calls, num_returns=len(calls), timeout=0) if calls else ([], [])
         try:
             ray.get(done)
         except RaySystemError:
-            return True
+            self.missed = True
         except RayError:
             # The beat fails with the same error, and is handled there.
             pass
-        return False
+        return self.missed
 
     @property
     def is_answered(self) -> bool:

@@ -157,7 +157,7 @@ class Notes:
             self._used / there,
             self._held / (there * self._capacity),
             self._counts.get("over stopped", 0),
-            self._counts.get("over failed", 0),
+            len(self._failed),
             self._counts.get("out_of_memory", 0),
         )
         return Outcome(

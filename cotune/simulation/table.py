@@ -177,7 +177,7 @@ class Row:
             value = float(self.cells[column])
         except ValueError:
             value = math.nan
-        if not least <= value < math.inf or value == -math.inf:
+        if not math.isfinite(value) or value < least:
             is_time = any(column in NAMES[name] for name in TIMES)
             number = "a number" if least < 0 else "a number, 0 or more"
             raise self._wrong(column, f"write {'seconds, or a date' if is_time else number}")

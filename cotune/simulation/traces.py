@@ -64,8 +64,10 @@ def from_run(folder: RunFolder, busy: float | None = None) -> Workload:
     note += f"; each uses {share:.0%} of a device alone"
     costs = replace(Costs(), open=history.opening)
     judged = any(trial.state is TrialState.STOPPED for trial in ended)
-    if history.policy and history.policy not in POLICIES:
-        note += f"; its policy {history.policy!r} is not known here"
+    policy = history.policy
+    if policy and policy not in POLICIES:
+        note += f"; its policy {policy!r} is not known here"
+        policy = ""
     workload = Workload(
         folder.path.name,
         jobs,
@@ -73,7 +75,7 @@ def from_run(folder: RunFolder, busy: float | None = None) -> Workload:
         context=history.context or 0,
         costs=costs,
         judged=judged,
-        policy=history.policy if history.policy in POLICIES else "",
+        policy=policy,
         residents=history.residents,
     )
     if history.hardware:

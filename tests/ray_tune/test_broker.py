@@ -277,17 +277,15 @@ def test_a_call_that_failed_since_its_lane_is_gone_is_made_again(broker, lanes, 
     assert again == ["train"]
 
 
-def test_a_lane_where_ray_could_not_unpack_a_call_for_want_of_memory_is_given_up(broker, lanes, monkeypatch):
-    killed = []
-    monkeypatch.setattr("cotune.ray_tune.broker.kill", killed.append)
+def test_a_lane_where_ray_could_not_unpack_a_call_for_want_of_memory_is_given_up(broker, lanes):
     ticket = broker.ask(trial("a"))
     broker.seat(ticket, FunctionTrainable, {})
     broker.call(ticket, "train", (), {})
-    process, again = ticket.lane.actor, []
+    lane, again = ticket.lane, []
     cause = RaySystemError("Unable to allocate internal buffer", "MemoryError: Unable to allocate internal buffer.")
     error = RayTaskError("call", str(cause), cause).as_instanceof_cause()
     assert broker.takes(ticket, Held("train", error, lambda: again.append("train"), again.append), ticket.attempt)
-    assert (killed, again) == ([process], [])
+    assert (lane.missed, again) == (True, [])
     broker._feed(ev.LaneLost(0.0, 1, None, "killed"))
     assert again == ["train"]
     other = RayTaskError("call", "", RaySystemError("no module", "ImportError")).as_instanceof_cause()
