@@ -331,6 +331,20 @@ def test_ctrl_c_while_all_is_set_up_is_not_lost_in_a_callback_of_the_garbage_col
     assert "RUNNING" not in states(study)
 
 
+def test_ctrl_c_is_raised_again_where_another_error_is_being_handled(optimize):
+    def press(study, trial):
+        os.kill(os.getpid(), signal.SIGINT)
+
+    def optimize_after_an_error():
+        try:
+            raise ValueError("planned")
+        except ValueError:
+            optimize(optuna.create_study(), lambda trial: trial.suggest_float("x", 0, 1), callbacks=[press])
+
+    with pytest.raises(KeyboardInterrupt):
+        optimize_after_an_error()
+
+
 def test_ctrl_c_twice_ends_at_once_whatever_runs(drive, wait_gone):
     driver = drive("hangs")
     lanes = driver.lanes(1)
