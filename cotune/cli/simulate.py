@@ -164,7 +164,7 @@ def _policy(name: str) -> Policy:
     sys.path.insert(0, os.getcwd())
     try:
         return make_policy(getattr(importlib.import_module(module), attribute)())
-    except (ImportError, AttributeError, TypeError) as error:
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
         raise InputError(
             f"--policy {name} cannot be made: {error}", hint="name a module on the path and a class without arguments"
         ) from error

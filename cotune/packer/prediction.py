@@ -12,7 +12,7 @@ from cotune.demand import MIB, Demand
 
 QUANTILE = 0.95
 MARGIN = 1.05
-MAX_SAMPLES = 512
+FEW_SAMPLES, MAX_SAMPLES = 8, 512
 TINY = 1e-12
 HUGE = 1e100
 # This many measurements, all within this (in logarithms) of their estimates, are no coincidence.
@@ -27,6 +27,13 @@ MOST = 0.75
 LITTLE = 1.1
 
 
+class Changes:
+    """Counts changes to predictions, so that whoever uses them knows when to look again."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+
 class Prediction:
     """An estimate of one positive quantity from numeric features: an upper bound, or one as often too low as too high.
 
@@ -39,10 +46,11 @@ class Prediction:
     Args:
         floor: Smaller values are treated as equal: they do not matter, and logarithms would exaggerate them.
         upper: Whether too much is better than too little, as for bytes set aside.
+        changes: Counts changes of this estimate.
     """
 
-    def __init__(self, floor: float = TINY, upper: bool = True) -> None:
-        self.version = 0
+    def __init__(self, floor: float = TINY, upper: bool = True, changes: Changes | None = None) -> None:
+        self._changes = changes or Changes()
         self._floor = floor
         self._upper = upper
         self._quantile, self._margin = (QUANTILE, MARGIN) if upper else (0.5, 1.0)
@@ -51,8 +59,8 @@ class Prediction:
         self._names: tuple[str, ...] = ()
         # Rows of the two arrays, by trial, oldest first.
         self._rows: dict[int, int] = {}
-        self._table = np.zeros((MAX_SAMPLES, 0))
-        self._values = np.zeros(MAX_SAMPLES)
+        self._table = np.zeros((FEW_SAMPLES, 0))
+        self._values = np.zeros(FEW_SAMPLES)
         # Name, whether its logarithm is used, and its weight.
         self._terms: list[tuple[str, bool, float]] | None = None
         self._base = 0.0
@@ -92,6 +100,8 @@ class Prediction:
         else:
             is_full = len(self._rows) == MAX_SAMPLES
             self._rows[trial] = row = self._rows.pop(next(iter(self._rows))) if is_full else len(self._rows)
+            if row == len(self._values):
+                self._extend()
         self._table[row] = [_number(features, name) for name in self._names]
         self._values[row] = value
         count = len(self._rows)
@@ -102,7 +112,7 @@ class Prediction:
             self._largest = value
         elif before == self._largest:
             self._largest = float(self._values[:count].max())
-        self.version += self._largest != largest
+        self._changes.count += self._largest != largest
         self._surprises += surprised
         # One more sample changes little among many, and a fit takes as long as a hundred events.
         if self._surprises > count // 64 or count > self._fitted_on * 1.25:
@@ -126,12 +136,17 @@ class Prediction:
     def _rename(self, features: Mapping[str, float]) -> None:
         """Adds columns for new features."""
         names = tuple(sorted({*self._names, *features}))
-        table = np.zeros((MAX_SAMPLES, len(names)))
+        table = np.zeros((len(self._table), len(names)))
         table[:, [names.index(name) for name in self._names]] = self._table
         self._names, self._table = names, table
 
+    def _extend(self) -> None:
+        """Doubles the arrays: there may be thousands of kinds with a few trials each."""
+        self._table = np.concatenate([self._table, np.zeros_like(self._table)])
+        self._values = np.concatenate([self._values, np.zeros_like(self._values)])
+
     def _fit(self) -> None:
-        self.version += 1
+        self._changes.count += 1
         self._fitted_on = count = len(self._rows)
         self._surprises = 0
         names: Sequence[str] = self._names
@@ -198,6 +213,9 @@ class KindModel:
     Of memory, the persistent bytes and the peak are predicted, and the ephemeral bytes are the difference: so there is
     one margin on what must be set aside, where two would add up.
 
+    Args:
+        changes: Counts changes to what is predicted.
+
     Attributes:
         busy: Share of a device's time that a trial uses alone; None before it was measured.
         assumed: What a trial is given, margins included, until one was measured; None if nothing is assumed.
@@ -205,36 +223,31 @@ class KindModel:
         has_grown: Whether any trial has shown how much more it comes to need than in its first iterations.
     """
 
-    def __init__(self) -> None:
-        self._persistent = Prediction(floor=MIB)
-        self._peak = Prediction(floor=MIB)
-        self._pace = Prediction(upper=False)
-        self._steps = Prediction(upper=False)
+    def __init__(self, changes: Changes | None = None) -> None:
+        self._changes = changes = changes or Changes()
+        self._persistent = Prediction(floor=MIB, changes=changes)
+        self._peak = Prediction(floor=MIB, changes=changes)
+        self._pace = Prediction(upper=False, changes=changes)
+        self._steps = Prediction(upper=False, changes=changes)
         self.busy: float | None = None
         self.assumed: Demand | None = None
         self.was_wrong = False
         # By trial: growth as a factor, growth in bytes, and whether the trial needed no more than that.
         self._growths: dict[int, tuple[float, int, bool]] = {}
         self._growth = 1.0, 0
-        self._growth_version = 0
-
-    @property
-    def version(self) -> int:
-        # `assumed` is set at most once, and found wrong at most once.
-        assumptions = (self.assumed is not None) + 2 * self.was_wrong
-        quantities = (self._persistent, self._peak, self._pace, self._steps)
-        return sum(quantity.version for quantity in quantities) + assumptions + self._growth_version
 
     def assume(self, demand: Demand) -> None:
         """Assumes a demand until one is measured, unless an assumption was proved wrong before."""
         if self.assumed is None and not self.was_wrong:
             self.assumed = demand
+            self._changes.count += 1
 
     def refute(self) -> None:
         """A trial needed more than was assumed; does nothing if nothing was."""
         if self.assumed is not None:
             self.assumed = None
             self.was_wrong = True
+            self._changes.count += 1
 
     def observe_demand(self, trial: int, features: Mapping[str, float], demand: Demand) -> None:
         self._persistent.observe(trial, features, demand.persistent)
@@ -264,7 +277,7 @@ class KindModel:
         factor = _most([(factor, is_all) for factor, _, is_all in self._growths.values()])
         more = int(_most([(more, is_all) for _, more, is_all in self._growths.values()]))
         before, self._growth = self._growth, (factor, more) if factor > LITTLE else (1.0, 0)
-        self._growth_version += not 1 / LITTLE < (1 + before[1]) / (1 + self._growth[1]) < LITTLE
+        self._changes.count += not 1 / LITTLE < (1 + before[1]) / (1 + self._growth[1]) < LITTLE
 
     def grown(self, early: int) -> int:
         """Later need of a trial that needs `early` at first: the lesser of the usual growth by factor and by bytes."""

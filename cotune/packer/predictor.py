@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cotune.demand import Demand
 from cotune.packer.fitting import Fitting
-from cotune.packer.prediction import KindModel
+from cotune.packer.prediction import Changes, KindModel
 from cotune.packer.trial import Trial
 
 # Hints are believed until more than this share of them (and more than two) was too low.
@@ -25,19 +25,20 @@ class Predictor:
     def __init__(self, fitting: Fitting) -> None:
         self._fitting = fitting
         self._models: dict[str, KindModel] = {}
-        self._hints = self._short_hints = self._hint_version = 0
+        self._changes = Changes()
+        self._hints = self._short_hints = 0
         self._trusts_hints = True
 
     @property
     def version(self) -> int:
         """Counts changes to the predictions."""
-        return self._hint_version + sum(model.version for model in self._models.values())
+        return self._changes.count
 
     def model(self, trial: Trial) -> KindModel:
         """The model of the trial's kind."""
         model = self._models.get(trial.kind)
         if model is None:
-            model = self._models[trial.kind] = KindModel()
+            model = self._models[trial.kind] = KindModel(self._changes)
         return model
 
     def is_known(self, kind: str) -> bool:
@@ -62,7 +63,7 @@ class Predictor:
             self._hints += 1
             self._short_hints += peak > trial.needing(trial.hint).peak
             trusts = self._short_hints <= max(2, HINTS_SHORT * self._hints)
-            self._hint_version += trusts != self._trusts_hints
+            self._changes.count += trusts != self._trusts_hints
             self._trusts_hints = trusts
 
     def later(self, trial: Trial) -> int:

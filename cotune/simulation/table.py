@@ -53,7 +53,8 @@ def from_csv(path: Path) -> Workload:
     """Jobs from a table, one per row; columns that are not named here are ignored.
 
     How long a job takes alone is `iterations` and `step_seconds`, or `seconds` (with `iterations`, if there), or the
-    time from `start` to `end`; what it needs is `persistent_mib` and `ephemeral_mib`, or `peak_mib`, or nothing.
+    time from `start` to `end`; what it needs is `persistent_mib` and `ephemeral_mib`, or `peak_mib` and perhaps one of
+    these, or nothing.
     `name`, `busy`, `startup`, `arrival`, `kind`, `priority` are optional. Times are seconds, or dates in ISO 8601,
     and begin with the first arrival; without `arrival`, jobs arrive at their `start`, and without either at the
     beginning. `NAMES` has further names for these columns.
@@ -207,8 +208,10 @@ def _job(row: Row) -> Job | None:
         hint = "step_seconds is the time of one iteration"
         raise InputError(f"{row.where}: {iterations} iterations take {seconds:g} s", hint=hint)
     persistent, ephemeral = get("persistent_mib"), get("ephemeral_mib")
-    if not persistent + ephemeral:
-        ephemeral = get("peak_mib")
+    if not ephemeral:
+        ephemeral = max(0.0, get("peak_mib") - persistent)
+    elif not persistent:
+        persistent = max(0.0, get("peak_mib") - ephemeral)
     return Job(
         iterations,
         seconds / iterations,
@@ -250,9 +253,16 @@ def rows(path: Path, columns: Sequence[str] = ()) -> Iterator[Row]:
         if twice:
             raise InputError(f"{path} has the column {twice[0]} twice", hint="leave one of them out, or rename it")
         for count, cells in enumerate(filled, start=1):  # noqa: B007 - what is left of it says whether there was any
-            pairs = zip_longest(names, cells[: len(names)], fillvalue="")
-            found = {name: _content(cell) for name, cell in pairs if name}
-            yield Row(f"line {reader.line_num} of {path}", found)
+            where = f"line {reader.line_num} of {path}"
+            if any(cell.strip() for cell in cells[len(names) :]):
+                raise InputError(
+                    f"{where} has {len(cells)} cells for {len(names)} columns",
+                    hint="name every column in the first line; quote cells that have a separator inside",
+                )
+            found = {
+                name: _content(cell) for name, cell in zip_longest(names, cells[: len(names)], fillvalue="") if name
+            }
+            yield Row(where, found)
     except csv.Error as error:
         raise InputError(f"line {reader.line_num} of {path}: {error}", hint="is a quote left open there?") from error
     if not count:

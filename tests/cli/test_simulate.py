@@ -69,6 +69,8 @@ def test_a_policy_of_ones_own(
     assert "policy latest" in capsys.readouterr().out
     assert main([*QUICK, "--policy", "own_policy:Nope"]) == 2
     assert "--policy own_policy:Nope cannot be made" in capsys.readouterr().err
+    assert main([*QUICK, "--policy", ":Latest"]) == 2
+    assert "--policy :Latest cannot be made" in capsys.readouterr().err
 
 
 def test_drawings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -149,8 +149,15 @@ def test_other_separators_capitals_and_spaces_are_no_harm(tmp_path: Path, text: 
     assert from_csv(table(tmp_path, text)).jobs[0].seconds == pytest.approx(10.0)
 
 
-def test_a_byte_order_mark_and_cells_beyond_the_header_are_no_harm(tmp_path: Path) -> None:
-    assert from_csv(table(tmp_path, "\ufeffseconds\n10,7,8\n")).jobs[0].seconds == pytest.approx(10.0)
+def test_a_byte_order_mark_and_empty_cells_beyond_the_header_are_no_harm(tmp_path: Path) -> None:
+    assert from_csv(table(tmp_path, "\ufeffseconds\n10,, \n")).jobs[0].seconds == pytest.approx(10.0)
+
+
+def test_a_peak_beside_one_of_its_parts(tmp_path: Path) -> None:
+    jobs = from_csv(table(tmp_path, "seconds,persistent_mib,peak_mib\n1,1000,6000\n1,1000,\n1,,6000\n")).jobs
+    jobs += from_csv(table(tmp_path, "seconds,ephemeral_mib,peak_mib\n1,2000,6000\n")).jobs
+    found = [(job.persistent // MIB, job.peak // MIB) for job in jobs]
+    assert found == [(1000, 6000), (1000, 1000), (0, 6000), (4000, 6000)]
 
 
 def test_jobs_that_do_not_say_what_they_need_take_the_median_of_the_others(tmp_path: Path) -> None:
@@ -194,6 +201,7 @@ def test_a_table_of_times_alone_limits_only_lanes(tmp_path: Path) -> None:
         ("seconds,submit_time\n1,2026-13-01\n", "submit_time is '2026-13-01'"),
         (HEADER + "0,1,1,1,,,,\n", "that takes time"),
         (HEADER + ",1,1,1,,,,\n", "that takes time"),
+        ("seconds,peak_mib\n1,10,200\n", "line 2.*has 3 cells for 2 columns"),
         ("seconds,peak_mib,seconds\n10,1,20\n", "has the column seconds twice"),
         (HEADER + "1e300,1e11,1,1,,,,\n", "line 2.*iterations take"),
         ('name,seconds\n"a\nb",1\n\nc,x\n', "line 5.*seconds is 'x'"),
