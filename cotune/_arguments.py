@@ -5,6 +5,7 @@ from __future__ import annotations
 import dis
 import inspect
 import math
+import operator
 import os
 import re
 import secrets
@@ -17,6 +18,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from cotune.errors import InputError, RunError
+from cotune.packer import PackerOptions, make_policy
 from cotune.process_wide import IN_LANE
 from cotune.trainable import takes, unwrapped
 
@@ -24,29 +26,64 @@ T = TypeVar("T")
 
 # Every lane opens a file descriptor for each resident it may have.
 MAX_RESIDENTS = 64
+# Of the name of a file.
+MOST_BYTES = 255
+MAX_THREADS = 4096
 # Names that every file system accepts for a folder and that need no quoting in a shell.
 RUN_NAME = re.compile(r"\w[\w.+=@-]{0,127}")
 
 
 def made_up(kind: str) -> str:
     """Generates a name for a run that was given none."""
-    safe = "".join(letter if letter.isalnum() or letter in "-_" else "-" for letter in kind)
-    return f"{safe}-{datetime.now():%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
+    safe = "".join(letter if letter.isalnum() or letter in "-_" else "-" for letter in kind).lstrip("-")
+    # A file system counts bytes, of which a letter may have four.
+    short = safe.encode()[:100].decode(errors="ignore") or "run"
+    return f"{short}-{datetime.now():%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
 
 
-def refuse_other_systems() -> None:
+def refuse_before_start(function: str, unknown: Iterable[str], instead: Mapping[str, str]) -> None:
+    """Refuses what no argument can mend, and arguments that there are not.
+
+    Args:
+        function: The function of cotune that was called.
+        unknown: Names of arguments that it does not take.
+        instead: Hints by such names.
+
+    Raises:
+        RunError: This system, or this place in a program, is none for it.
+        InputError: There is such an argument.
+    """
+    _refuse_other_systems()
+    _refuse_unknown(function, unknown, instead)
+    _refuse_at_import(function)
+
+
+def packer_options(
+    lanes: Any, residents: Any, reuse: Any, policy: Any, iteration_timeout: Any, **more: Any
+) -> PackerOptions:
+    """The packer's options, from arguments that `run` and `optimize` both have.
+
+    Raises:
+        InputError: One of them is wrong.
+    """
+    return PackerOptions(
+        width=checked_count("lanes", lanes),
+        residents=_residents(residents, reuse),
+        reuse=reuse,
+        policy=make_policy(policy),
+        iteration_timeout=checked_seconds("iteration_timeout", iteration_timeout),
+        **more,
+    )
+
+
+def _refuse_other_systems() -> None:
     if not sys.platform.startswith("linux"):
         raise RunError(
             f"cotune runs on Linux, this is {sys.platform}", hint="use a Linux machine, a container or WSL 2"
         )
 
 
-def refuse_unknown(function: str, unknown: Iterable[str], instead: Mapping[str, str]) -> None:
-    """Refuses arguments that a function does not take, and says what to write instead.
-
-    Raises:
-        InputError: There is such an argument.
-    """
+def _refuse_unknown(function: str, unknown: Iterable[str], instead: Mapping[str, str]) -> None:
     for name in unknown:
         hint = instead.get(name, f"see help(cotune.{function})")
         raise InputError(f"cotune.{function}() takes no {name}=", hint=hint)
@@ -65,7 +102,7 @@ def checked_count(what: str, value: Any, least: int = 1, most: int | None = None
     return int(value)
 
 
-def refuse_at_import(what: str) -> None:
+def _refuse_at_import(what: str) -> None:
     """Refuses to begin a run in every process that imports a module.
 
     Raises:
@@ -91,13 +128,17 @@ def _module_that_calls() -> str | None:
     return None
 
 
+def checked_threads(threads: Any) -> int | None:
+    return checked_count("threads", threads, most=MAX_THREADS)
+
+
 def checked_flag(what: str, value: Any, *, or_none: bool = False) -> None:
     if not isinstance(value, bool) and not (or_none and value is None):
         choices = "True, False or None" if or_none else "True or False"
         raise InputError(f"{what}={value!r} is not a yes or no", hint=f"pass {what}={choices}")
 
 
-def checked_residents(residents: Any, reuse: Any) -> int:
+def _residents(residents: Any, reuse: Any) -> int:
     """The number of trials that may share a lane."""
     checked_flag("reuse", reuse)
     wanted = checked_count("residents", residents, most=MAX_RESIDENTS) or 1
@@ -161,7 +202,7 @@ def check_storage(storage: Any, elsewhere: str) -> None:
 
 
 def checked_slowdown(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 1:
+    if isinstance(value, bool) or not isinstance(value, Real) or not float(value) >= 1:
         raise InputError(f"max_slowdown={value!r} is not a factor of 1 or more", hint="write 1.25 to allow a quarter")
     return float(value)
 
@@ -216,13 +257,17 @@ def _priority(value: Any, where: str) -> float:
 
 
 def _max_steps(value: Any, where: str) -> int | None:
-    if value is not None and (isinstance(value, bool) or not hasattr(value, "__index__") or not 1 <= value < 2**63):
+    try:
+        steps = 0 if isinstance(value, bool) else operator.index(1 if value is None else value)
+    except TypeError:
+        steps = 0
+    if not 1 <= steps < 2**63:
         raise InputError(
             f"max_steps={value!r}{where} is not a whole number from 1 to 2**63 - 1",
             hint="write how many optimizer steps (or reports, without an optimizer) a trial makes, or a function of "
             'the config: max_steps=lambda config: 100 * config["epochs"]',
         )
-    return None if value is None else int(value)
+    return None if value is None else steps
 
 
 def assigned_outside(function: Any) -> list[str]:
@@ -252,12 +297,14 @@ def check_callbacks(callbacks: Any, *passed: str) -> None:
 def check_goal(metric: Any, mode: Any) -> None:
     if not isinstance(metric, str) or not metric:
         raise InputError(f"metric={metric!r} is not a name", hint="name one of the metrics that the trainable reports")
-    if mode not in ("min", "max"):
+    if not isinstance(mode, str) or mode not in ("min", "max"):
         raise InputError(f"mode={mode!r} is neither 'min' nor 'max'", hint="say which way is better")
 
 
 def check_run_name(name: Any) -> None:
-    if name is not None and not (isinstance(name, str) and RUN_NAME.fullmatch(name)):
+    if name is not None and not (
+        isinstance(name, str) and RUN_NAME.fullmatch(name) and len(name.encode()) <= MOST_BYTES
+    ):
         raise InputError(
             f"name={name!r} cannot name a folder",
             hint="use up to 128 letters, digits, . _ + = @ -, beginning with a letter or digit",

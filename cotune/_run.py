@@ -20,23 +20,22 @@ from cotune._arguments import (
     checked_max_steps,
     checked_mps,
     checked_priority,
-    checked_residents,
     checked_seconds,
     checked_seed,
     checked_slowdown,
+    checked_threads,
     made_up,
-    refuse_at_import,
-    refuse_other_systems,
-    refuse_unknown,
+    packer_options,
+    refuse_before_start,
 )
 from cotune.driver.fingerprint import digest, identity
 from cotune.driver.profile import Profile, profile_path
-from cotune.driver.signals import handled_by
+from cotune.driver.signals import Interrupts
 from cotune.engines.base import Engine
 from cotune.engines.local import LocalEngine
 from cotune.engines.local_options import LocalOptions
 from cotune.errors import InputError, RunNameInUse
-from cotune.packer import MAX_SLOWDOWN, MOST_PAUSED, Packer, PackerOptions, Policy, make_policy
+from cotune.packer import MAX_SLOWDOWN, MOST_PAUSED, Packer, Policy
 from cotune.paths import RunFolder, storage_folder
 from cotune.results import Results, TrialResult
 from cotune.search import PRUNERS, SAMPLERS
@@ -177,26 +176,20 @@ def run(
         KeyboardInterrupt: Ctrl-C was pressed twice. After one Ctrl-C, running trials stop and results are returned.
             (SIGTERM stops them, too, and then ends the process.)
     """
-    refuse_other_systems()
-    refuse_unknown("run", unsupported, _INSTEAD)
-    refuse_at_import("run")
+    refuse_before_start("run", unsupported, _INSTEAD)
     kind = check_trainable(trainable)
     tree = Space(space)
     sampler = checked_choice("sampler", sampler, SAMPLERS)
     pruner = checked_choice("pruner", pruner, PRUNERS)
     # Compared by class name, so that Optuna is not imported yet.
     pruner = None if pruner == "none" or type(pruner).__name__ == "NopPruner" else pruner
-    options = PackerOptions(
-        width=checked_count("lanes", lanes),
-        residents=checked_residents(residents, reuse),
-        reuse=reuse,
-        policy=make_policy(policy),
+    options = packer_options(
+        lanes, residents, reuse, policy, iteration_timeout,
         max_failures=checked_count("max_failures", max_failures, least=0) or 0,
         grants=grants and not lockstep,
         judged=pruner is not None,
         max_slowdown=checked_slowdown(max_slowdown),
-        iteration_timeout=checked_seconds("iteration_timeout", iteration_timeout),
-    )
+    )  # fmt: skip
     priority_of, max_steps_of = checked_priority(priority), checked_max_steps(max_steps)
     seed = checked_seed(seed)
     check_goal(metric, mode)
@@ -215,14 +208,15 @@ def run(
     wanted = checked_count("trials", trials)
     if wanted is None and budget is None and not is_grid:
         raise InputError("neither trials= nor time_budget= says when to end", hint="pass trials=50, for example")
-    threads = checked_count("threads", threads)
+    threads = checked_threads(threads)
     found = find_devices(gpus, devices, threads) if cluster is None else []
     _check_cluster(cluster, gpus, devices)
     if resume and name is None:
         raise InputError("resume=True, but no name= says which run", hint="pass the name= that it had")
     folder = _open_run(name or made_up(kind), storage)
     promotes = isinstance(pruner, AshaPromote) or (isinstance(pruner, str) and pruner == "asha-promote")
-    heard: list[int] = []
+    # The first signal stops trials at their next boundary, the second ends the loop, which a callback may hold up.
+    interrupts = Interrupts(last=2)
     with folder.locked():
         saved = _saved(folder, resume)
         # Trials that may wait at rungs in one lane.
@@ -232,7 +226,7 @@ def run(
             stop=dumps(rule, "stop=") if rule is not None else b"",
         )  # fmt: skip
         engine = _engine(pack(trainable, plainly=tree.is_plain), found, cluster, gpus, folder, how)
-        with contextlib.ExitStack() as stack:
+        with interrupts.handled(signal.SIGTERM), contextlib.ExitStack() as stack:
             stack.callback(engine.close)
             # Imported only now: Optuna takes long to import, and the zygote starts meanwhile.
             from cotune.driver.assembly import Asked, assemble
@@ -249,19 +243,8 @@ def run(
             sweep, records = assemble(asked, folder, saved, engine, Packer(options), profile, stack)
             # Pushed last, so that the engine closes first: nothing arrives while the files are being closed.
             stack.callback(engine.close)
-
-            def interrupt(number: int, _frame: object) -> None:
-                heard.append(number)
-                sweep.interrupt()
-                if len(heard) > 2:
-                    # Two signals end the loop, unless a callback or a policy of the user never returns.
-                    raise KeyboardInterrupt
-
-            with handled_by(interrupt):
-                sweep.run()
-        if signal.SIGTERM in heard:
-            # The run is saved and can be resumed: now the process ends as SIGTERM asks.
-            signal.raise_signal(signal.SIGTERM)
+            interrupts.end(sweep)
+            sweep.run()
         results = tuple(records[number].result() for number in sorted(records))
         return Results(results, metric, mode, folder.path.name, folder.path, records.makespan, sweep.interrupted)
 

@@ -6,6 +6,7 @@ import contextlib
 import inspect
 import os
 import secrets
+import signal
 import sys
 import threading
 import time
@@ -23,23 +24,21 @@ from cotune._arguments import (
     checked_count,
     checked_flag,
     checked_mps,
-    checked_residents,
-    checked_seconds,
     checked_seed,
+    checked_threads,
     checked_timeout,
     made_up,
-    refuse_at_import,
-    refuse_other_systems,
-    refuse_unknown,
+    packer_options,
+    refuse_before_start,
 )
 from cotune.dashboard.views import is_terminal, make_view
 from cotune.driver.options import SweepOptions
-from cotune.driver.signals import LAST, Interrupts
+from cotune.driver.signals import Interrupts
 from cotune.driver.sweep import Sweep
 from cotune.engines.local import LocalEngine
 from cotune.engines.local_options import LocalOptions
 from cotune.errors import InputError, RunNameInUse
-from cotune.packer import Packer, PackerOptions, Policy, make_policy
+from cotune.packer import Packer, Policy
 from cotune.paths import RunFolder, storage_folder
 from cotune.record import VERSION, EventLog, Records, read_events
 from cotune.search.study_proxy import StudyObjective, study_as_proxy
@@ -49,6 +48,8 @@ from cotune.sharing.pickling import pack
 from cotune.trainable import takes
 
 _LANE_MODULE = "cotune.search.study_proxy"
+# Signals after which the driver's loop is no longer waited for.
+LAST = 3
 _INSTEAD = {
     "func": "pass the objective as second argument",
     "sampler": "give it to optuna.create_study(sampler=...)",
@@ -126,8 +127,8 @@ def optimize(
         Exception: The objective raised it and it is not in `catch`; or a callback, the sampler or the storage did.
         KeyboardInterrupt: Ctrl-C was pressed. The study has been told that running trials failed.
     """
-    interrupts = Interrupts()
-    with interrupts.handled(), contextlib.ExitStack() as stack:
+    interrupts = Interrupts(LAST)
+    with interrupts.handled(signal.SIGINT, signal.SIGTERM), contextlib.ExitStack() as stack:
         caught = _check(study, objective, catch, name, unsupported)
         if n_jobs != 1:
             raise InputError(
@@ -138,22 +139,19 @@ def optimize(
         check_callbacks(heard_by, "study", "trial")
         checked_flag("grants", grants)
         checked_flag("dashboard", dashboard, or_none=True)
-        options = PackerOptions(
-            width=checked_count("lanes", lanes),
-            residents=checked_residents(residents, reuse),
-            reuse=reuse,
-            policy=make_policy(policy),
-            iteration_timeout=checked_seconds("iteration_timeout", iteration_timeout),
+        options = packer_options(
+            lanes, residents, reuse, policy, iteration_timeout,
             grants=grants,
             # Optuna does not prune trials of several objectives.
             judged=len(study.directions) == 1 and not isinstance(study.pruner, optuna.pruners.NopPruner),
-        )
+        )  # fmt: skip
         mps = checked_mps(mps, lanes)
         # A caller that goes on with `n_trials=100 - len(study.trials)` may have more than 100 already.
         past = isinstance(n_trials, int) and n_trials < 0
         wanted, seconds = checked_count("n_trials", 0 if past else n_trials, least=0), checked_timeout(timeout)
         base = secrets.randbits(32) if seed is None else checked_seed(seed) or 0
-        found = find_devices(gpus, devices, checked_count("threads", threads))
+        threads = checked_threads(threads)
+        found = find_devices(gpus, devices, threads)
         if wanted == 0 or seconds == 0:
             return
         folder = _folder(study, name, storage)
@@ -267,9 +265,7 @@ def _folder(study: optuna.Study, name: str | None, storage: str | os.PathLike[st
 
 def _check(study: Any, objective: Any, catch: Any, name: Any, unsupported: Mapping[str, Any]) -> tuple[Any, ...]:
     """Refuses wrong arguments before anything starts; returns `catch` as a tuple."""
-    refuse_other_systems()
-    refuse_unknown("optimize", unsupported, _INSTEAD)
-    refuse_at_import("optimize")
+    refuse_before_start("optimize", unsupported, _INSTEAD)
     if not isinstance(study, optuna.Study):
         raise InputError(f"study={study!r} is not an Optuna study", hint="write cotune.optimize(study, objective, ...)")
     if study._thread_local.in_optimize_loop:

@@ -92,8 +92,10 @@ class RunFolder:
         try:
             self.lanes.mkdir(parents=True, exist_ok=True)
             probe = self.path / f".writable-{os.getpid()}"
-            probe.write_bytes(b"x")
-            probe.unlink()
+            try:
+                probe.write_bytes(b"x")
+            finally:
+                probe.unlink(missing_ok=True)
         except (OSError, ValueError) as error:
             raise StorageError(
                 f"cannot write the run folder {self.path}: {getattr(error, 'strerror', None) or error}",

@@ -345,16 +345,18 @@ def test_ctrl_c_is_raised_again_where_another_error_is_being_handled(optimize):
         optimize_after_an_error()
 
 
-def test_ctrl_c_twice_ends_at_once_whatever_runs(drive, wait_gone):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_two_signals_end_it_at_once_whatever_runs(drive, wait_gone, number):
     driver = drive("hangs")
     lanes = driver.lanes(1)
-    driver.process.send_signal(signal.SIGINT)
+    driver.process.send_signal(number)
     assert any("at once" in line for line in driver.process.stderr)
     began = time.monotonic()
-    driver.process.send_signal(signal.SIGINT)
+    driver.process.send_signal(number)
     _, err = driver.process.communicate(timeout=30)
     assert time.monotonic() - began < 4
-    assert "KeyboardInterrupt" in err
+    assert driver.process.returncode == -number
+    assert err.endswith("KeyboardInterrupt\n") == (number == signal.SIGINT)
     wait_gone(lanes)
     assert set(states(driver.study)) == {"FAIL"}
 

@@ -2,6 +2,7 @@
 
 import functools
 import os
+import signal
 import threading
 import time
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 import cotune
 from cotune.demand import GIB, MIB
+from cotune.driver import assembly
 from cotune.packer.policies import Fifo, Policy
 from cotune.paths import RunFolder
 from cotune.sharing import delays
@@ -942,3 +944,17 @@ def test_what_a_callback_is_told_is_on_disk_by_then(run, tmp_path):
 
     run(lambda config: 0.0, {"x": 1}, trials=2, name="told", callbacks=[look])
     assert seen == ["done", "done"]
+
+
+def test_ctrl_c_while_all_is_set_up_ends_the_run_in_order_and_it_can_be_resumed(run, monkeypatch):
+    def interrupted(*asked):
+        signal.raise_signal(signal.SIGINT)
+        return assemble(*asked)
+
+    assemble = assembly.assemble
+    monkeypatch.setattr(assembly, "assemble", interrupted)
+    found = run(quadratic, {"x": cotune.uniform(0, 1)}, trials=2, name="early")
+    assert found.interrupted
+    assert not any(trial.attempts for trial in found)
+    monkeypatch.undo()
+    assert len(run(quadratic, {"x": cotune.uniform(0, 1)}, trials=2, name="early", resume=True)) == 2

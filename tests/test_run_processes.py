@@ -157,6 +157,18 @@ def test_sigterm_stops_trials_in_order_and_then_ends_the_process(tmp_path, wait_
     assert [t[1] for t in Driver(tmp_path / "run").finish()["trials"]] == ["done"] * 6
 
 
+def test_a_second_sigterm_ends_the_process_at_once_and_is_no_ctrl_c(tmp_path, wait_gone):
+    driver = Driver(tmp_path / "run", dashboard=None)
+    lanes = driver.wait_until_waiting(2)
+    driver.process.send_signal(signal.SIGTERM)
+    while "press again" not in driver.process.stderr.readline():
+        pass
+    driver.process.send_signal(signal.SIGTERM)
+    _, err = driver.process.communicate(timeout=20)
+    assert driver.process.returncode == -signal.SIGTERM, err
+    wait_gone(lanes)
+
+
 def test_two_runs_at_once_do_not_touch_each_other_and_a_name_is_taken(tmp_path):
     first, second = Driver(tmp_path / "a"), Driver(tmp_path / "b")
     for driver in (first, second):

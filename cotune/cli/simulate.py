@@ -73,7 +73,7 @@ def add_to(commands: Any) -> None:
     known.add_argument("--learn", action="store_true", help="no predictions but what finished trials teach")
     parser.add_argument("--busy", metavar="SHARE", type=float, help="of a device, that a trial of --run uses alone")
     parser.add_argument("--jobs", metavar="N", type=int, help="how many jobs to generate")
-    parser.add_argument("--seed", metavar="N", type=int, default=0, help="of --workload and of --error")
+    parser.add_argument("--seed", metavar="N", type=int, help="of --workload and of --error; else 0")
     parser.add_argument("--trace", metavar="FILE", type=Path, help="write a Chrome trace")
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--gantt", action="store_true", help="draw the lanes")
@@ -104,7 +104,7 @@ def run_command(options: argparse.Namespace) -> int:
         width=options.width,
         residents=options.residents,
         error=None if options.learn else options.error,
-        seed=options.seed,
+        seed=options.seed or 0,
         keep=bool(options.gantt or options.trace),
     )
     # A hundred thousand jobs take minutes.
@@ -140,9 +140,13 @@ def _check(options: argparse.Namespace) -> None:
     for name, needed in (("jobs", "workload"), ("busy", "run"), ("storage", "run")):
         if getattr(options, name) is not None and getattr(options, needed) is None:
             raise InputError(f"--{name} says something of --{needed} only", hint=f"leave it out, or give --{needed}")
+    if options.seed is not None and options.workload is None and not options.error:
+        raise InputError("--seed says something of --workload and of --error only", hint="leave it out")
     if options.memory is not None and parse_bytes(options.memory) < MIB:
         raise InputError(f"--memory {options.memory} is less than 1 MiB", hint="write a unit, such as 16GiB")
     if options.trace is not None:
+        if options.csv is not None and options.trace.exists() and options.trace.samefile(options.csv):
+            raise InputError(f"--trace {options.trace} would overwrite --csv", hint="choose another --trace")
         # Checked before the simulation, which may take minutes.
         _write(options.trace, "", "a")
 
@@ -153,7 +157,7 @@ def _workload(options: argparse.Namespace) -> Workload:
         return from_run(RunFolder(storage_folder(options.storage) / options.run), options.busy)
     if options.csv is not None:
         return from_csv(options.csv)
-    return make_workload(options.workload, options.seed, options.jobs)
+    return make_workload(options.workload, options.seed or 0, options.jobs)
 
 
 def _policy(name: str) -> Policy:

@@ -13,9 +13,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from cotune.driver.sweep import Sweep
 
-# After so many signals a sweep's loop is no longer waited for: a policy of the user may never return.
-LAST = 3
-
 
 @contextlib.contextmanager
 def handled_by(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
@@ -53,23 +50,33 @@ class Interrupts:
     Python's own handler raises wherever the thread happens to be: within a callback of the garbage collector, as
     SQLAlchemy has them, the exception is lost.
 
+    Args:
+        last: After so many signals a sweep's loop is no longer waited for: a policy of the user may never return.
+
     Attributes:
         received: The signals so far.
-        serving: While it is set, the second signal interrupts this thread; during clean-up only the one after `LAST`.
+        serving: While it is set, the second signal interrupts this thread; otherwise only the one after `last`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, last: int) -> None:
+        self._last = last
         self.received: list[int] = []
         self.serving = threading.Event()
         self._sweep: Sweep | None = None
 
     @contextlib.contextmanager
-    def handled(self) -> Iterator[None]:
-        """Handles signals within a block, and raises the first of them again behind it."""
-        with handled_by(self._receive):
-            yield
-        if self.received:
-            signal.raise_signal(self.received[0])
+    def handled(self, *again: int) -> Iterator[None]:
+        """Handles signals within a block, and raises the first of those in `again` behind it."""
+        try:
+            with handled_by(self._receive):
+                yield
+        except KeyboardInterrupt:
+            # A script may catch this and go on, which SIGTERM does not mean.
+            if signal.SIGTERM in self.received:
+                signal.raise_signal(signal.SIGTERM)
+            raise
+        for number in [one for one in self.received if one in again][:1]:
+            signal.raise_signal(number)
 
     def end(self, sweep: Sweep) -> None:
         """Interrupts this sweep from now on."""
@@ -82,5 +89,5 @@ class Interrupts:
         is_setting_up = self._sweep is None
         if self._sweep is not None:
             self._sweep.interrupt()
-        if len(self.received) > (1 if is_setting_up or self.serving.is_set() else LAST):
+        if len(self.received) > (1 if is_setting_up or self.serving.is_set() else self._last):
             raise KeyboardInterrupt

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import math
 import selectors
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -71,7 +72,7 @@ class LocalEngine(Engine):
         self._threads = options.threads or min(max(1, info.cores // 4) if info.is_cuda else 1 for info in devices)
         self._lanes = LocalLanes()
         self._pending: list[Happened] = []
-        self._watch_due = 0.0
+        self._watch_due = math.inf
         self._closed = False
         self._selector = selectors.DefaultSelector()
         self._bell = Bell()
@@ -87,6 +88,7 @@ class LocalEngine(Engine):
 
     def start(self, is_over: Callable[[], bool] = lambda: False) -> list[ev.DeviceFound]:
         self._devices.watch(self._options.mps)
+        self._watch_due = self.now() + WATCH_EVERY
         return [
             ev.DeviceFound(
                 self.now(), info.name, info.capacity, info.context, info.max_width, idle_width=info.idle_width
@@ -227,7 +229,7 @@ class LocalEngine(Engine):
                 gpu.forget(event.trial)
                 if event.needed is not None and event.needed + CONTEXT_GUESS < lane.quota:
                     # The lane's quota would have sufficed, so the device itself is out of memory.
-                    self._refused(lane, gpu)
+                    self._refused(gpu)
         elif isinstance(event, ev.LaneReady):
             lane.is_up = True
             self._devices.lane_up(lane.options.device)
@@ -281,7 +283,7 @@ class LocalEngine(Engine):
             gpu.lane_gone(lane, status)
             if not lane.is_up:
                 # Before LaneLost, or the brain would open the next lane with the memory this one was refused.
-                self._refused(lane, gpu)
+                self._refused(gpu)
         self._pending.append(ev.LaneLost(self.now(), lane.lane, holder, detail, with_others))
 
     def _forget(self, lane: LaneHandle) -> None:
@@ -298,7 +300,7 @@ class LocalEngine(Engine):
             self._devices.release(device)
             self._pending.append(ev.DeviceLost(self.now(), device))
 
-    def _refused(self, lane: LaneHandle, gpu: LocalGpu) -> None:
+    def _refused(self, gpu: LocalGpu) -> None:
         """Called when a lane was refused memory within its quota: other programs may have taken it."""
         capacity = gpu.refused_capacity(self._lanes.on(gpu.name))
         if capacity is not None:

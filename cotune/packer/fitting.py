@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 from cotune.demand import Demand
 from cotune.packer.options import PackerOptions
-from cotune.packer.policies import Candidate
 from cotune.packer.protection import Protection
 from cotune.packer.state import Device, Lane
 from cotune.packer.trial import Trial, padded
@@ -115,7 +114,7 @@ class Fitting:
             places = list((self._shared_places if share else self._places)(trial, demand, device))
             place = min(places, key=lambda place: (place.missing, place.growth), default=None)
             if place is not None and place.missing <= 0:
-                cost = self._policy.cost(self._candidate(device, trial)) if self._policy.places else 0.0
+                cost = self._cost(device, trial) if self._policy.places else 0.0
                 rank = (cost, device.active, place.growth)
                 if best is None or rank < best[0]:
                     best = rank, place
@@ -202,12 +201,12 @@ class Fitting:
         room = max(lane.quota - lane.need(resident_demands(lane)) for lane in lanes)
         return room + device.free if device.free >= 0 else -1
 
-    def _candidate(self, device: Device, trial: Trial) -> Candidate:
+    def _cost(self, device: Device, trial: Trial) -> float:
         running = [other for lane in device.lanes.values() for other in lane.residents.values()]
         needs = sum(demand.peak for lane in device.lanes.values() for demand in resident_demands(lane))
         busy = sum(one.busy or 0.0 for one in [*running, trial])
         peak = trial.expected.peak if trial.expected else 0
-        return Candidate((needs + peak) / max(device.capacity, 1), busy)
+        return self._policy.cost((needs + peak) / max(device.capacity, 1), busy)
 
     def _places(self, trial: Trial, demand: Demand, device: Device) -> Iterator[Place]:
         """Lanes the trial could have for itself on the device, whether or not there is room."""

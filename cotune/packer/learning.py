@@ -109,7 +109,7 @@ class Learning:
         """Assumes an equal share for each unmeasured trial of the kind, unless this trial holds much of it already."""
         device.width.widen()
         share = device.capacity // device.width.width - device.context - device.shared
-        if trial.is_probe and device.width.width > 1 and PROBE_GROWTH * held < share:
+        if trial.is_probe and device.width.width > 1 and PROBE_GROWTH * max(0, held) < share:
             self._predictor.model(trial).assume(Demand(share, 0))
             self._predictor.appraise(trial)
 

@@ -231,7 +231,8 @@ class Packer:
         device = self._ledger.devices.get(event.device)
         if device is None:
             return
-        self._reservation.forget(device)
+        if device.reserved_for is not None:
+            self._reservation.lift(device.reserved_for)
         self.options.policy.devices = max(1, len(self._ledger.devices) - 1)
         paused = {trial for lane in device.lanes.values() for trial in lane.paused}
         for trial in self._ledger.remove(device):

@@ -186,7 +186,11 @@ class Pauses:
     def _make_room_for(self, trial: Trial, devices: Iterable[Device]) -> bool:
         """Makes room on one of these devices; returns whether there will be enough."""
         able = [(self._missing(trial, one), one.number, one) for one in devices if self._would_do(trial, one)]
-        return any(missing <= 0 or self._free(one, missing) for missing, _, one in sorted(able, key=lambda i: i[:2]))
+        return any(
+            # Unless it gets a lane of its own, it uses one of the lanes, or a new one of that size.
+            missing <= 0 or self._free(one, missing, own=0 if trial.is_apart else one.context + one.shared)
+            for missing, _, one in sorted(able, key=lambda i: i[:2])
+        )
 
     @property
     def _anything_runs(self) -> bool:
@@ -211,15 +215,22 @@ class Pauses:
             room = self._fitting.holes(device)[1]
         return trial.expected.peak - room
 
-    def _free(self, device: Device, wanted: int, spared: Trial | None = None, partly: bool = False) -> bool:
+    def _free(
+        self, device: Device, wanted: int, spared: Trial | None = None, partly: bool = False, own: int = 0
+    ) -> bool:
         """Frees bytes held by paused trials, beginning with those that lose least.
+
+        Args:
+            device: Where they are.
+            wanted: Bytes to free.
+            spared: A trial that is not asked.
+            partly: Whether less than `wanted` is of use, too.
+            own: Bytes of the lanes that they empty which a trial that comes will use.
 
         Returns:
             Whether that yields `wanted` bytes; if not, nothing is asked for unless `partly`.
         """
         there = [trial for trial in self._paused_on(device) if trial is not spared]
-        # A trial from the line uses one of the lanes, or a new one of that size; a trial that goes on has its lane.
-        own = 0 if spared else device.context + device.shared
         freed = sum(one.rest.movable for one in there if one.rest.is_leaving)
         gone = [one for one in there if one.rest.is_leaving and not one.rest.movable]
         steps: dict[int, tuple[Trial, bool]] = {}

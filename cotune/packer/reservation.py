@@ -52,11 +52,6 @@ class Reservation:
             device.reserved_for = self.device = None
             self._ledger.touch(device)
 
-    def forget(self, device: Device) -> None:
-        """A device is gone."""
-        if self.device is device:
-            self.device = None
-
     def check(self) -> None:
         """Releases the device if it no longer suits its trial, or if a trial with a higher priority could have it."""
         if self.device is not None and (trial := self.trial) is not None:

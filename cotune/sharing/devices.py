@@ -6,7 +6,7 @@ import operator
 import os
 import re
 import resource
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from cotune.demand import MIB, format_bytes, parse_bytes
@@ -74,9 +74,11 @@ def find_devices(
     """
     # For numpy's numbers and arrays.
     gpus = getattr(gpus, "tolist", lambda: gpus)()
+    if isinstance(devices, Iterable) and not isinstance(devices, str):
+        devices = list(devices)
     if gpus is not None and devices is not None:
         raise DeviceError(
-            f"both gpus={gpus!r} and devices={list(devices)!r} were given",
+            f"both gpus={gpus!r} and devices={devices!r} were given",
             hint="give one of them; devices= may name GPUs, such as 'cuda:0'",
         )
     if devices is not None:
@@ -89,7 +91,7 @@ def find_devices(
         return _explicit(["cpu:0"], threads)
     if isinstance(gpus, int) and not isinstance(gpus, bool) and 0 < gpus <= len(whole):
         gpus = whole[:gpus]
-    return _chosen(whole or [0] if gpus is None else gpus, visible, threads)
+    return _chosen(whole or [0] if gpus is None else gpus, visible)
 
 
 def with_cores(info: DeviceInfo, cores: int, threads: int | None) -> DeviceInfo:
@@ -108,10 +110,10 @@ def with_cores(info: DeviceInfo, cores: int, threads: int | None) -> DeviceInfo:
     return replace(info, cores=cores, max_width=width, idle_width=idle)
 
 
-def _chosen(gpus: int | Sequence[int | str], visible: list[cuda.Gpu], threads: int | None) -> list[DeviceInfo]:
+def _chosen(gpus: int | Sequence[int | str], visible: list[cuda.Gpu]) -> list[DeviceInfo]:
     if isinstance(gpus, bool) or not isinstance(gpus, (int, list, tuple, range)):
         raise DeviceError(f"gpus={gpus!r} is neither a count nor a list", hint="write gpus=2 or gpus=[0, 3]")
-    wanted: list[int | str] = list(range(gpus)) if isinstance(gpus, int) else list(gpus)
+    wanted: list[int | str] = list(range(min(gpus, len(visible) + 1)) if isinstance(gpus, int) else gpus)
     if not wanted:
         raise DeviceError(f"gpus={gpus!r} names no GPU", hint="write gpus=2, or devices=['cpu:0'] to use the CPU")
     picked = [_picked(entry, visible, len(wanted), f"gpus={gpus!r}") for entry in wanted]
@@ -149,7 +151,7 @@ def _count(number: int) -> str:
 
 
 def _position(entry: object, visible: list[cuda.Gpu]) -> int | None:
-    if isinstance(entry, str) and not entry.isdigit():
+    if isinstance(entry, str) and not (entry := entry.removeprefix("cuda:")).isdigit():
         matches = [n for n, gpu in enumerate(visible) if entry and gpu.uuid.startswith(entry)]
         return matches[0] if len(matches) == 1 else None
     try:
@@ -167,7 +169,7 @@ def _gpu(position: int, gpu: cuda.Gpu, count: int) -> DeviceInfo:
 
 
 def _explicit(devices: Sequence[str], threads: int | None) -> list[DeviceInfo]:
-    if isinstance(devices, str) or not devices:
+    if not isinstance(devices, list) or not devices:
         raise DeviceError(f"devices={devices!r} is not a list of devices", hint="write devices=['cpu:0@4GiB']")
     cpus = sum(1 for name in devices if isinstance(name, str) and name.startswith("cpu"))
     cores = max(1, available_cores() // max(cpus, 1))
@@ -189,16 +191,16 @@ def _explicit(devices: Sequence[str], threads: int | None) -> list[DeviceInfo]:
         elif gpu:
             visible = cuda.visible_gpus() if visible is None else visible
             entry = int(gpu[1]) if gpu[1] else gpu[2]
-            info = _picked(entry, visible, len(devices) - cpus, f"devices={list(devices)!r}")
+            info = _picked(entry, visible, len(devices) - cpus, f"devices={devices!r}")
         else:
             raise DeviceError(f"{name!r} is not a device", hint="write 'cpu:0', 'cpu:0@4GiB', 'cuda:0' or a GPU's UUID")
         if any(info.name == other.name for other in found):
-            raise DeviceError(f"devices={list(devices)!r} names {info.name} twice", hint="name each device once")
+            raise DeviceError(f"devices={devices!r} names {info.name} twice", hint="name each device once")
         found.append(info)
     taken = sum(info.capacity for info in found if not info.is_cuda)
     if taken > free / CPU_SHARE:
         raise DeviceError(
-            f"devices={list(devices)!r} ask for {format_bytes(taken)} of memory, "
+            f"devices={devices!r} ask for {format_bytes(taken)} of memory, "
             f"but {format_bytes(free / CPU_SHARE)} are available",
             hint=f"ask for {format_bytes(free // cpus)} each, or less",
         )

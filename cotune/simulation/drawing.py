@@ -23,13 +23,19 @@ def gantt(segments: Sequence[Segment], columns: int = 72) -> str:
     for segment in segments:
         rows[segment.device, segment.lane].append(segment)
     lines = [f"{'':>16} 0{duration(end):>{columns - 1}}"]
-    for device, lane in sorted(rows)[:MAX_LANES]:
+    for device, lane in sorted(rows, key=lambda row: (_numbered(row[0]), row[1]))[:MAX_LANES]:
         marks = (_mark(rows[device, lane], end * n / columns, end * (n + 1) / columns) for n in range(columns))
         lines.append(f"{f'{device} lane {lane}':>16} {''.join(marks)}")
     if len(rows) > MAX_LANES:
         lines.append(f"{'':>16} and {len(rows) - MAX_LANES} lanes more")
     lines.append(f"{'':>16} █ ran to its end  ▒ stopped  ! out of memory or lost  x failed")
     return "\n".join(lines)
+
+
+def _numbered(device: str) -> tuple[str, int]:
+    """Sorts device 2 before device 10."""
+    name = device.rstrip("0123456789")
+    return name, int(device[len(name) :] or 0)
 
 
 def _mark(segments: Sequence[Segment], start: float, end: float) -> str:
@@ -50,7 +56,9 @@ def chrome_trace(segments: Sequence[Segment], jobs: Sequence[Job] = ()) -> dict[
         jobs: The workload's jobs, whose names the trials get.
     """
     names = dict(enumerate(job.name for job in sorted(jobs, key=lambda job: job.arrival)))
-    devices = {name: number for number, name in enumerate(sorted({segment.device for segment in segments}), start=1)}
+    devices = {
+        name: number for number, name in enumerate(sorted({one.device for one in segments}, key=_numbered), start=1)
+    }
     events: list[dict[str, Any]] = [
         {"ph": "M", "name": "process_name", "pid": number, "tid": 0, "args": {"name": name}}
         for name, number in devices.items()

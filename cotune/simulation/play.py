@@ -45,7 +45,6 @@ class Setting:
         capacity: Bytes of each device.
         policy: Name or object; `makespan` if the workload does not say it either.
         width: Lanes per device; if the workload does not say it either, it is found by measuring.
-        max_width: Most lanes per device.
         residents: Most trials that share a lane by taking turns.
         error: How far predictions of seconds and bytes are off, uniformly within plus and minus this share; None for no
             predictions except what the brain learns from features and finished trials.
@@ -59,7 +58,6 @@ class Setting:
     capacity: int | None = None
     policy: str | Policy | None = None
     width: int | None = None
-    max_width: int | None = None
     residents: int | None = None
     error: float | None = 0.0
     ahead: int = 10_000
@@ -101,7 +99,7 @@ class _Player:
         self._dice = random.Random(setting.seed)
         self._asha = Asha()
         capacity = setting.capacity or workload.capacity
-        found = devices(count, capacity, workload.context, setting.max_width or workload.max_width)
+        found = devices(count, capacity, workload.context, workload.max_width)
         self._engine = SimulatedEngine(found, self._work, setting.costs or workload.costs)
         width = setting.width or workload.lanes
         options = PackerOptions(

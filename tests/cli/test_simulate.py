@@ -80,6 +80,22 @@ def test_drawings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads(trace.read_text())["traceEvents"]
 
 
+def test_a_drawing_does_not_overwrite_the_table_it_is_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = tmp_path / "jobs.csv"
+    table.write_text("seconds\n1\n")
+    assert main(["simulate", "--csv", str(table), "--trace", str(table)]) == 2
+    assert "would overwrite --csv" in capsys.readouterr().err
+    assert table.read_text() == "seconds\n1\n"
+
+
+def test_a_seed_of_nothing_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = tmp_path / "jobs.csv"
+    table.write_text("seconds\n1\n")
+    assert main(["simulate", "--csv", str(table), "--seed", "1"]) == 2
+    assert "--seed" in capsys.readouterr().err
+    assert main(["simulate", "--csv", str(table), "--seed", "1", "--error", "0.5"]) == 0
+
+
 def test_a_narrow_terminal_that_knows_few_characters_gets_a_drawing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "50")
     out = io.BytesIO()

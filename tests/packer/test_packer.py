@@ -952,6 +952,10 @@ def test_another_begins_beside_a_probe_that_comes_to_no_iteration_with_as_much_o
     assert [lane.quota for lane in world.lanes.values()] == [GIB // 2, GIB // 2]
 
 
+def test_a_device_with_less_than_a_lane_for_each_is_not_shared_out() -> None:
+    assert stalled(32, held=CONTEXT // 2).running() == [0]
+
+
 def test_others_go_on_waiting_for_a_probe_that_holds_much_already() -> None:
     assert stalled(held=CONTEXT + GIB // 8).running() == [0]
 

@@ -476,6 +476,17 @@ def test_a_lane_whose_last_trials_leave_it_makes_room_with_all_it_holds() -> Non
     assert runs(world, large)
 
 
+def test_room_is_made_for_a_trial_that_gets_a_lane_of_its_own() -> None:
+    world = World(PackerOptions(width=2))
+    world.device("gpu 0", GIB, 200 * MIB)
+    first = add(world, 100)
+    world.go(first, 2)
+    pause(world, first)
+    apart = add(world, 700, lane_deaths=1)
+    world.run_some(3)
+    assert runs(world, apart)
+
+
 def test_a_trial_that_fills_its_device_goes_on_once_those_beside_it_in_its_lane_have_left() -> None:
     world = make(capacity=GIB)
     first = add(world, 950, movable=0.9)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from cotune.demand import MIB, Demand
 from cotune.packer import Packer, PackerOptions
@@ -174,6 +174,7 @@ class World:
         gain: float = 1.0,
         saves: bool = False,
         movable: float = 0.0,
+        lane_deaths: int = 0,
     ) -> list[do.Instruction]:
         """A trial; with `hint`, its owner expects it to need that many times what it will, and may know its share."""
         self.jobs[trial] = Job(trial, persistent, ephemeral, steps, late, seconds, busy, splits, gain)
@@ -182,7 +183,8 @@ class World:
         share = busy if knows_busy else None
         expected = Demand(int(persistent * hint), int(ephemeral * hint), share) if hint else None
         length = steps * seconds * hint if hint else None
-        return self.send(ev.TrialAdded(self.time, trial, kind, features or {}, priority, expected, length, max_steps))
+        added = ev.TrialAdded(self.time, trial, kind, features or {}, priority, expected, length, max_steps)
+        return self.send(replace(added, lane_deaths=lane_deaths))
 
     def withdraw(self, trial: int) -> list[do.Instruction]:
         return self.send(ev.TrialWithdrawn(self.time, trial))

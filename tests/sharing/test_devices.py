@@ -119,7 +119,11 @@ def test_what_is_no_device_is_refused_with_what_is(text):
     assert "'cpu:0@4GiB'" in refused.value.hint
 
 
-@pytest.mark.parametrize("given", ["cpu:0", [], ()], ids=repr)
+def test_devices_may_come_one_by_one():
+    assert [info.name for info in find_devices(devices=(f"cpu:{n}@1GiB" for n in range(2)))] == ["cpu:0", "cpu:1"]
+
+
+@pytest.mark.parametrize("given", ["cpu:0", [], (), 5], ids=repr)
 def test_devices_must_be_a_list_with_something_in_it(given):
     with pytest.raises(DeviceError, match="is not a list of devices"):
         find_devices(devices=given)
@@ -263,7 +267,9 @@ def test_a_gpu_device_where_there_are_none_is_refused_by_its_name():
 
 
 @pytest.mark.parametrize(
-    "given", [[0, 0], [0, UUIDS[0]], ["GPU-bbbb", 2], ["0", 0]], ids=["position", "uuid", "prefix", "text"]
+    "given",
+    [[0, 0], [0, UUIDS[0]], ["GPU-bbbb", 2], ["0", 0], ["cuda:1", 1]],
+    ids=["position", "uuid", "prefix", "text", "device"],
 )
 def test_a_gpu_chosen_twice_is_refused(four_gpus, given):
     with pytest.raises(DeviceError, match="twice"):

@@ -297,6 +297,8 @@ def test_a_gantt_chart_shows_what_ran_where() -> None:
     assert rows[1].endswith("gpu 0 lane 1 █████     ")
     assert rows[2].endswith("gpu 0 lane 2      ▒▒▒▒▒")
     assert gantt([]) == ""
+    many = [Segment(n, f"gpu {n}", 1, 0.0, 1.0, "done") for n in (10, 2, 1)]
+    assert [row.split()[1] for row in gantt(many).splitlines()[1:4]] == ["1", "2", "10"]
 
 
 def test_a_slice_of_a_gantt_chart_is_marked_by_what_most_of_it_went_to() -> None:

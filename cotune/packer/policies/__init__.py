@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 
 from cotune.errors import InputError
-from cotune.packer.policies.base import Candidate, Policy, Waiting
+from cotune.packer.policies.base import Policy, Waiting
 from cotune.packer.policies.fair import Fair
 from cotune.packer.policies.fifo import Fifo
 from cotune.packer.policies.fluid import Fluid
@@ -17,7 +17,6 @@ from cotune.packer.policies.srtf import Srtf
 
 __all__ = [
     "POLICIES",
-    "Candidate",
     "Fair",
     "Fifo",
     "Fluid",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Hashable
-from dataclasses import dataclass
 from typing import NamedTuple
 
 
@@ -30,19 +29,6 @@ class Waiting(NamedTuple):
     busy: float | None = None
     since: float = 0.0
     served: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """A device as it would be with the trial on it.
-
-    Attributes:
-        memory: Share of the device's capacity that its trials would need.
-        busy: Sum of its trials' `busy` shares when alone.
-    """
-
-    memory: float
-    busy: float
 
 
 class Policy(ABC):
@@ -114,6 +100,11 @@ class Policy(ABC):
         """Whether the trial should have a device to itself."""
         return False
 
-    def cost(self, candidate: Candidate) -> float:
-        """The cost of putting a trial on a device; the cheapest device is taken."""
+    def cost(self, memory: float, busy: float) -> float:
+        """The cost of putting a trial on a device; the cheapest device is taken.
+
+        Args:
+            memory: Share of the device's capacity that its trials would need, this one included.
+            busy: Sum of its trials' `busy` shares when alone, this one included.
+        """
         return 0.0

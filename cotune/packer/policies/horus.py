@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Hashable
 from itertools import islice
 
-from cotune.packer.policies.base import Candidate, Policy, Waiting
+from cotune.packer.policies.base import Policy, Waiting
 
 CLASSES = 3
 SAMPLES = 512
@@ -81,9 +81,8 @@ class Horus(Policy):
         # Its need was learnt when it joined.
         self._started[group] += 1
 
-    def cost(self, candidate: Candidate) -> float:
-        busy = candidate.busy
-        return self._memory * candidate.memory + self._busy * (busy if busy <= 1 else 1 + STEEP * (busy - 1))
+    def cost(self, memory: float, busy: float) -> float:
+        return self._memory * memory + self._busy * (busy if busy <= 1 else 1 + STEEP * (busy - 1))
 
     def _weight(self, group: Hashable) -> float:
         """Median wait times length; recomputed after enough of the line has changed."""

@@ -13,6 +13,7 @@ from cotune.errors import InputError, StorageError
 from cotune.paths import TrialFolder
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
+_OWN = (FileNotFoundError, FileExistsError, NotADirectoryError, IsADirectoryError)
 # Bytes written to find out whether the file system refused a checkpoint.
 _PROBE = 1 << 20
 
@@ -88,7 +89,9 @@ class Checkpoints:
 
 def _refused(error: BaseException, path: Path) -> OSError | None:
     """The file system's error, if that is why a checkpoint was not written below `path`."""
-    if isinstance(error, OSError) and (error.errno in _NO_ROOM or _is_below(error.filename, path)):
+    # A file that is not there, or is there already, is the trainable's own mistake, as long as the directory is.
+    is_own = isinstance(error, _OWN) and path.is_dir()
+    if isinstance(error, OSError) and (error.errno in _NO_ROOM or (_is_below(error.filename, path) and not is_own)):
         return error
     if isinstance(error, Exception):
         # Libraries raise errors of their own instead (torch: "unexpected pos"), so a probe is written.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import _posixsubprocess
 import functools
 import os
-import resource
 import subprocess
 from collections.abc import Callable
 from typing import Any
@@ -30,16 +29,12 @@ def uncap_children(memory: LaneMemory) -> None:
     Args:
         memory: The lane's memory.
     """
-    os.register_at_fork(after_in_child=_lift)
+    # Never put back, so that a program which the child starts in turn does not put the cap on the child.
+    os.register_at_fork(after_in_child=memory.uncap)
     for owner, name in _STARTS:
         start = getattr(owner, name, None)
         if start is not None:
             setattr(owner, name, _uncapped(start, memory))
-
-
-def _lift() -> None:
-    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
 
 
 def _uncapped(start: Callable[..., Any], memory: LaneMemory) -> Callable[..., Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 from collections.abc import Callable
 from functools import partial
@@ -34,6 +35,17 @@ def _torch_flags(torch: Any) -> list[tuple[Callable[[], Any], Callable[[Any], An
 
         return told, lambda value: None if value is None else put(value)
 
+    def newer(getter: str, setter: str) -> list[tuple[Callable[[], Any], Callable[[Any], Any]]]:
+        """A flag that not every torch has; a torch without CUDA may refuse a value that was read there."""
+        if not (hasattr(torch._C, getter) and hasattr(torch._C, setter)):
+            return []
+
+        def put(value: Any) -> None:
+            with contextlib.suppress(RuntimeError):
+                getattr(torch._C, setter)(value)
+
+        return [(getattr(torch._C, getter), put)]
+
     accumulation = []
     if hasattr(torch._C, "_get_cublas_allow_fp16_accumulation"):
         name = "allow_fp16_accumulation"
@@ -46,9 +58,9 @@ def _torch_flags(torch: Any) -> list[tuple[Callable[[], Any], Callable[[Any], An
         old(*attribute(backends.cudnn, "allow_tf32", "_get_cudnn_allow_tf32")),
     ]
     if hasattr(backends, "fp32_precision"):
-        # After the old flags, whose setters write these too.
-        units = [("cuda", "matmul"), ("cuda", "conv"), ("cuda", "rnn")]
-        units += [("mkldnn", "matmul"), ("mkldnn", "conv"), ("mkldnn", "rnn")]
+        # After the old flags, whose setters write these too; what others follow before those.
+        units = [("generic", "all"), ("cuda", "all"), ("cuda", "matmul"), ("cuda", "conv"), ("cuda", "rnn")]
+        units += [("mkldnn", "all"), ("mkldnn", "matmul"), ("mkldnn", "conv"), ("mkldnn", "rnn")]
         precision += [_fp32_precision(torch, *unit) for unit in units]
     reduced = "_get_cublas_allow_{}_reduced_precision_reduction"
     return [
@@ -63,18 +75,22 @@ def _torch_flags(torch: Any) -> list[tuple[Callable[[], Any], Callable[[Any], An
         attribute(backends.cudnn, "enabled", "_get_cudnn_enabled"),
         attribute(backends.mkldnn, "enabled", "_get_mkldnn_enabled"),
         *map(attention, ("flash", "mem_efficient", "math", "cudnn")),
-        (torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly),
+        (
+            lambda: (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()),
+            lambda value: torch.set_anomaly_enabled(*value),
+        ),
         (backends.mha.get_fastpath_enabled, backends.mha.set_fastpath_enabled),
         (
             getattr(backends.opt_einsum, "_get_enabled", lambda: backends.opt_einsum.enabled),
             attribute(backends.opt_einsum, "enabled")[1],
         ),
         (torch._C._get_qengine, torch._C._set_qengine),
-        *(
-            [(torch._C._get_nnpack_enabled, torch._C._set_nnpack_enabled)]
-            if hasattr(torch._C, "_get_nnpack_enabled")
-            else []
-        ),
+        *newer("_get_nnpack_enabled", "_set_nnpack_enabled"),
+        *newer("_get_linalg_preferred_backend", "_set_linalg_preferred_backend"),
+        *newer("_get_blas_preferred_backend", "_set_blas_preferred_backend"),
+        *newer("_get_sdp_priority_order", "_set_sdp_priority_order"),
+        *newer("_cuda_get_cudnn_benchmark_limit", "_cuda_set_cudnn_benchmark_limit"),
+        (torch.multiprocessing.get_sharing_strategy, torch.multiprocessing.set_sharing_strategy),
         (torch._C._check_sparse_tensor_invariants, torch._C._set_check_sparse_tensor_invariants),
         attribute(torch.distributions.Distribution, "_validate_args"),
         (

@@ -9,7 +9,6 @@ from cotune.errors import InputError
 from cotune.packer import DeviceFound, Packer, PackerOptions, TrialAdded
 from cotune.packer.policies import (
     POLICIES,
-    Candidate,
     Fair,
     Fifo,
     Fluid,
@@ -305,6 +304,6 @@ def test_horus_prefers_the_class_that_waits_longest_for_what_it_was_served() -> 
 
 def test_horus_pays_dearly_for_more_than_a_full_device() -> None:
     policy = Horus()
-    costs = [policy.cost(Candidate(0.5, busy)) for busy in (0.5, 1.0, 1.5)]
+    costs = [policy.cost(0.5, busy) for busy in (0.5, 1.0, 1.5)]
     assert costs[1] - costs[0] < costs[2] - costs[1]
-    assert policy.cost(Candidate(0.2, 0.5)) < policy.cost(Candidate(0.9, 0.5))
+    assert policy.cost(0.2, 0.5) < policy.cost(0.9, 0.5)

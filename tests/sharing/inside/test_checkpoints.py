@@ -42,6 +42,12 @@ def test_errors_that_are_not_of_the_checkpoints_files_are_the_trials_own(checkpo
         fails(checkpoints, error)
 
 
+@pytest.mark.parametrize("name", ["none/state.pt", "."])
+def test_a_file_that_cannot_be_opened_because_of_its_name_is_the_trials_own_mistake(checkpoints, name):
+    with pytest.raises((FileNotFoundError, IsADirectoryError)), checkpoints.save() as path:
+        (path / name).write_text("")
+
+
 def test_an_interruption_is_no_matter_of_room(checkpoints):
     with pytest.raises(KeyboardInterrupt):
         fails(checkpoints, KeyboardInterrupt())

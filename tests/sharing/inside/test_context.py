@@ -374,12 +374,16 @@ CHANGES = {
     "math sdp": lambda: torch.backends.cuda.enable_math_sdp(False),
     "cudnn sdp": lambda: torch.backends.cuda.enable_cudnn_sdp(False),
     "anomaly mode": lambda: torch.autograd.set_detect_anomaly(True),
+    "anomaly mode without a check": lambda: torch.autograd.set_detect_anomaly(True, check_nan=False),
     "fast path of attention": lambda: torch.backends.mha.set_fastpath_enabled(False),
     "validation of distributions": lambda: torch.distributions.Distribution.set_default_validate_args(False),
     "overwritten parameters": lambda: torch.__future__.set_overwrite_module_params_on_conversion(True),
     "checks of sparse tensors": lambda: torch.sparse.check_sparse_tensor_invariants.enable(),
     "nnpack": lambda: torch._C._set_nnpack_enabled(False),
+    "sharing of tensors": lambda: torch.multiprocessing.set_sharing_strategy("file_system"),
 }
+if hasattr(torch._C, "_set_sdp_priority_order"):
+    CHANGES["order of sdp"] = lambda: torch._C._set_sdp_priority_order([2, 1, 0, 3, 4])
 
 
 def flags_of_torch():
@@ -400,12 +404,14 @@ def flags_of_torch():
         "memory efficient sdp": torch.backends.cuda.mem_efficient_sdp_enabled(),
         "math sdp": torch.backends.cuda.math_sdp_enabled(),
         "cudnn sdp": torch.backends.cuda.cudnn_sdp_enabled(),
-        "anomaly mode": torch.is_anomaly_enabled(),
+        "anomaly mode": (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()),
         "fast path of attention": torch.backends.mha.get_fastpath_enabled(),
         "validation of distributions": torch.distributions.Distribution._validate_args,
         "overwritten parameters": torch.__future__.get_overwrite_module_params_on_conversion(),
         "checks of sparse tensors": torch.sparse.check_sparse_tensor_invariants.is_enabled(),
         "nnpack": torch._C._get_nnpack_enabled(),
+        "sharing of tensors": torch.multiprocessing.get_sharing_strategy(),
+        "order of sdp": getattr(torch._C, "_get_sdp_priority_order", list)(),
     }
 
 
@@ -442,25 +448,32 @@ def test_a_flag_of_torch_stays_with_its_trial(name, unswapped_flags):
 
 
 @pytest.mark.skipif(not hasattr(torch.backends, "fp32_precision"), reason="torch 2.9 and later")
-def test_precision_set_the_new_way_stays_with_its_trial_and_breaks_no_turn():
-    matmul = torch.backends.cuda.matmul
-    before = matmul.fp32_precision
+@pytest.mark.parametrize(
+    "unit", [("cuda", "matmul"), ("generic", "all"), ("cuda", "all"), ("mkldnn", "all")], ids="/".join
+)
+def test_precision_set_the_new_way_stays_with_its_trial_and_breaks_no_turn(unit):
+    def read():
+        return [torch._C._get_fp32_precision_getter(*one) for one in (unit, ("cuda", "matmul"))]
+
+    before = read()
     home = Home()
     one, other = Context(1, home), Context(2, home)
     try:
         one.enter()
-        matmul.fp32_precision = "tf32"
+        torch._C._set_fp32_precision_setter(*unit, "tf32" if unit[0] != "mkldnn" else "bf16")
+        changed = read()
         one.leave()
         other.enter()
-        in_between = matmul.fp32_precision
+        in_between = read()
         other.leave()
         one.enter()
-        after = matmul.fp32_precision
+        after = read()
     finally:
-        matmul.fp32_precision = before
+        torch._C._set_fp32_precision_setter(*unit, "none")
         torch.set_float32_matmul_precision("highest")
+    assert changed != before
     assert in_between == before
-    assert after == "tf32"
+    assert after == changed
 
 
 def test_a_flag_that_an_ended_trial_set_is_back_for_the_next_one():

@@ -1,0 +1,34 @@
+"""Arguments of the entry points."""
+
+import numpy as np
+import pytest
+
+from cotune._arguments import check_goal, check_run_name, checked_max_steps, checked_slowdown, checked_threads, made_up
+from cotune.errors import InputError
+
+
+@pytest.mark.parametrize("kind", ["a" * 300, "é" * 300, "🦜" * 3, "[exp] 1", "<lambda>", "-"])
+def test_a_name_made_up_for_a_run_is_one_that_may_be_given(kind):
+    name = made_up(kind)
+    check_run_name(name)
+    assert made_up(kind) != name
+
+
+def test_a_name_longer_than_that_of_a_file_is_refused():
+    check_run_name("é" * 127)
+    with pytest.raises(InputError, match="cannot name a folder"):
+        check_run_name("é" * 128)
+
+
+def test_numbers_of_numpy_are_numbers_and_arrays_are_none():
+    assert checked_slowdown(np.float32(1.5)) == 1.5
+    assert checked_max_steps(np.int64(7))({}) == 7
+    for check in (checked_slowdown, checked_max_steps, lambda array: check_goal("loss", array)):
+        with pytest.raises(InputError):
+            check(np.array([1, 2]))
+
+
+def test_more_threads_than_any_machine_runs_are_refused():
+    assert checked_threads(64) == 64
+    with pytest.raises(InputError, match="too many"):
+        checked_threads(10**9)
