@@ -1,5 +1,6 @@
 """`cotune.optimize` with real lanes: Optuna's own guides, run both ways."""
 
+import copy
 import functools
 import importlib.util
 import inspect
@@ -318,6 +319,43 @@ def test_pruning_a_torch_loop_with_values_that_are_tensors(optimize):
     optimize(study, objective, n_trials=4, lanes=2)
     assert [t.state for t in study.trials] == [TrialState.COMPLETE] * 4
     assert all(len(t.intermediate_values) == 3 for t in study.trials)
+
+
+def test_parameters_may_be_named_by_keyword(optimize):
+    def objective(trial):
+        x = trial.suggest_float(name="x", low=0.0, high=1.0)
+        kind = trial.suggest_categorical(name="kind", choices=["a", "b"])
+        trial.set_user_attr(key="kind", value=kind)
+        return x + trial.suggest_int(name="n", low=1, high=3)
+
+    study = optuna.create_study()
+    optimize(study, objective, n_trials=2)
+    assert all(set(trial.params) == {"x", "kind", "n"} for trial in study.trials)
+    assert all(trial.user_attrs["kind"] == trial.params["kind"] for trial in study.trials)
+
+
+def test_a_trial_may_be_copied_and_pickled_within_its_objective(optimize):
+    class Reporter:
+        """Like a pruning callback, which scikit-learn's `clone` copies with the estimator."""
+
+        def __init__(self, trial):
+            self.trial = trial
+
+    def objective(trial):
+        copies = [copy.copy(trial), copy.deepcopy(Reporter(trial)).trial, pickle.loads(pickle.dumps(trial))]
+        for step, one in enumerate(copies):
+            one.report(step, step)
+            one.set_user_attr(str(step), one.number)
+        study = copy.deepcopy(trial.study)
+        assert study.study_name == trial.study.study_name
+        assert pickle.loads(pickle.dumps(study)).direction == study.direction
+        return copies[0].suggest_float("x", 0, 1)
+
+    study = optuna.create_study()
+    optimize(study, objective, n_trials=2, lanes=1)
+    for trial in study.trials:
+        assert trial.intermediate_values == {0: 0.0, 1: 1.0, 2: 2.0}
+        assert trial.user_attrs == dict.fromkeys("012", trial.number)
 
 
 def test_several_objectives_and_constraints(optimize):

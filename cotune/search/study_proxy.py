@@ -60,7 +60,13 @@ class StudyConnection:
             )
         return self._session
 
-    def ask(self, target: str, name: str, *args: Any, **kwargs: Any) -> Any:
+    def __deepcopy__(self, memo: Any) -> StudyConnection:
+        return self
+
+    def __reduce__(self) -> Any:
+        return connection_in_lane, ()
+
+    def ask(self, target: str, name: str, /, *args: Any, **kwargs: Any) -> Any:
         """Returns an attribute of the real object, or the result of calling it; raises what the call raised."""
         answer = self.session.ask(pack((target, name, args, kwargs)))
         is_value, value = pickle.loads(answer)
@@ -95,6 +101,9 @@ class StorageProxy(optuna.storages.BaseStorage):
     def __init__(self, connection: StudyConnection) -> None:
         self._connection = connection
 
+    def __reduce__(self) -> Any:
+        return StorageProxy, (self._connection,)
+
 
 @_forwards("study")
 class StudyProxy(optuna.Study):
@@ -103,6 +112,9 @@ class StudyProxy(optuna.Study):
     def __init__(self, connection: StudyConnection) -> None:
         self._connection = connection
         self._storage: optuna.storages.BaseStorage = cast(Any, StorageProxy)(connection)
+
+    def __reduce__(self) -> Any:
+        return StudyProxy, (self._connection,)
 
     def __getattr__(self, name: str) -> Any:
         return _attribute(self, "study", name)
@@ -122,6 +134,9 @@ class TrialProxy(optuna.Trial):
         self._objectives = objectives
         self.study = StudyProxy(connection)
         self.storage = self.study._storage
+
+    def __reduce__(self) -> Any:
+        return TrialProxy, (self._connection, self._objectives)
 
     @property
     def number(self) -> int:
@@ -148,12 +163,24 @@ def _attribute(proxy: StudyProxy | TrialProxy, target: str, name: str) -> Any:
     return proxy._connection.ask(target, name)
 
 
-def study_in_lane() -> StudyProxy:
-    """Makes the proxy of the study for an objective that refers to it."""
+def connection_in_lane() -> StudyConnection:
+    """Makes the connection anew, for a pickled proxy.
+
+    Raises:
+        RunError: No trial runs here.
+    """
     current = session.current()
     if current is None:
-        raise RunError("a study was sent to a lane outside of a trial", hint="use it within the objective only")
-    return StudyProxy(StudyConnection(current))
+        raise RunError(
+            "a study or a trial was sent to where no trial runs",
+            hint="ask them in the objective itself, and hand over what they answer",
+        )
+    return StudyConnection(current)
+
+
+def study_in_lane() -> StudyProxy:
+    """Makes the proxy of the study for an objective that refers to it."""
+    return StudyProxy(connection_in_lane())
 
 
 def storage_in_lane() -> optuna.storages.BaseStorage:
