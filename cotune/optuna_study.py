@@ -64,7 +64,7 @@ _INSTEAD = {
 
 def optimize(
     study: optuna.Study,
-    objective: Callable[[optuna.Trial], float | Sequence[float]],
+    objective: Callable[[optuna.Trial], float | Sequence[float]] | None = None,
     n_trials: int | None = None,
     timeout: float | timedelta | None = None,
     n_jobs: int = 1,
@@ -130,6 +130,7 @@ def optimize(
     interrupts = Interrupts(LAST)
     with interrupts.handled(signal.SIGINT, signal.SIGTERM), contextlib.ExitStack() as stack:
         caught = _check(study, objective, catch, name, unsupported)
+        assert objective is not None
         if n_jobs != 1:
             raise InputError(
                 f"n_jobs={n_jobs!r}: trials run in processes here, not in threads",

@@ -722,6 +722,7 @@ def test_what_optuna_takes_by_position_is_taken_in_its_order():
     [
         ({"study": None}, "not an Optuna study"),
         ({"objective": 3}, "cannot be called"),
+        ({"objective": None, "func": lambda trial: 3}, "second argument"),
         ({"objective": lambda: 3}, "one argument"),
         ({"n_trials": 1.5}, "n_trials=1.5"),
         ({"n_trials": "10"}, "n_trials='10'"),

@@ -17,6 +17,7 @@ from types import CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 from cotune.sharing.inside.dynamo import NAME as COMPILER
+from cotune.sharing.parsing import parsed
 
 # Most source files that are searched: reading one takes 5 ms, before anything else can begin.
 FILES = 50
@@ -200,11 +201,11 @@ def _torch_if_required(name: str) -> set[str]:
 def _imports(path: Path) -> set[str]:
     """Modules that a source file imports anywhere."""
     try:
-        tree = ast.parse(path.read_bytes())
-    except (OSError, SyntaxError, ValueError, RecursionError):
-        return set()
+        tree = parsed(path.read_bytes())
+    except OSError:
+        tree = None
     found: set[str] = set()
-    for node in ast.walk(tree):
+    for node in ast.walk(tree) if tree is not None else ():
         if isinstance(node, ast.Import):
             found.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and not node.level and node.module:

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from cotune.sharing.parsing import parsed
 from cotune.sharing.preload import is_installed, is_own, is_useless
 
 # Large modules, often imported without being used, whose import has no effect on other code.
@@ -56,9 +57,8 @@ def _trees(main: Any) -> Iterator[ast.Module]:
         with contextlib.suppress(OSError, UnicodeError):
             sources = [Path(file).read_text(encoding="utf-8")]
     for source in sources if isinstance(sources, list) else []:
-        # A cell may contain IPython syntax.
-        with contextlib.suppress(SyntaxError, ValueError, RecursionError, TypeError):
-            yield ast.parse(source)
+        if (tree := parsed(source)) is not None:
+            yield tree
 
 
 def _at_its_top(body: list[ast.stmt]) -> Iterator[ast.stmt]:

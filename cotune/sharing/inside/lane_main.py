@@ -212,5 +212,6 @@ def _loading(what: str) -> Iterator[None]:
         raise NotPicklable(
             f"{what} cannot be loaded in a lane process: {type(error).__name__}: {error}",
             hint="what the script makes, such as a progress bar, may not survive the way to another process: make it "
-            "inside the trainable, or in a module that the script imports",
+            "inside the trainable, or in a module that the script imports. Lanes import modules anew: what can be done "
+            "only once belongs under `if __name__ == '__main__':`",
         ) from error
