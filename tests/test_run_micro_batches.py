@@ -93,7 +93,7 @@ def test_lockstep_lends_nothing_and_grants_can_be_switched_off(tmp_path, monkeyp
         asked.append(settings["grants"])
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("cotune._run.PackerOptions", options_of_the_brain)
+    monkeypatch.setattr("cotune._arguments.PackerOptions", options_of_the_brain)
     with pytest.raises(KeyboardInterrupt):
         cotune.run(swell, {"x": 1}, metric="loss", trials=1, storage=tmp_path, **options)
     assert asked == [lent]
