@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 from cotune._arguments import RUN_NAME, check_run_name
-from cotune.errors import InputError
+from cotune.errors import InputError, StorageError
 from cotune.paths import RunFolder, storage_folder
-from cotune.record import read_run
+from cotune.record import DAMAGED, read_run
 from cotune.results import Results
 from cotune.search.spaces import nested
 from cotune.trial import TrialState
@@ -45,6 +46,9 @@ def load(name: str, storage: str | os.PathLike[str] | None = None) -> Results:
             f"run {name!r} belongs to the Optuna study {settings['study']!r}, which has its results",
             hint="optuna.load_study(study_name=..., storage=...) gives it, if it had a storage",
         )
+    metric, mode = settings.get("metric"), settings.get("mode")
+    if not isinstance(metric, str) or mode not in ("min", "max"):
+        raise StorageError(f"{folder.events} does not say what was tuned: {metric!r}, {mode!r}", hint=DAMAGED)
     goes_on = folder.is_locked
     unfinished = [record for record in saved.records if not record.state.is_final]
     for record in unfinished:
@@ -53,11 +57,16 @@ def load(name: str, storage: str | os.PathLike[str] | None = None) -> Results:
     constants, options = settings.get("constants", {}), settings.get("options", {})
     for record in saved.records:
         # A parameter may be a label that stands for an option.
-        params = {name: options.get(name, {}).get(value, value) for name, value in record.params.items()}
+        params = {name: _chosen(options.get(name, {}), value) for name, value in record.params.items()}
         record.config.update(nested({**params, **constants}))
     trials = tuple(record.result() for record in saved.records)
     interrupted = bool(unfinished) and not goes_on
-    return Results(trials, settings["metric"], settings["mode"], name, folder.path, saved.makespan, interrupted)
+    return Results(trials, metric, mode, name, folder.path, saved.makespan, interrupted)
+
+
+def _chosen(options: dict[str, Any], value: Any) -> Any:
+    """The option for which a label stands; any other value as it is."""
+    return options.get(value, value) if isinstance(value, str) else value
 
 
 def runs_in(root: Path) -> list[str]:

@@ -138,7 +138,7 @@ class RunFolder:
         """Whether a driver holds the run's lock now."""
         try:
             fd = os.open(self.lock, os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError:
+        except (FileNotFoundError, PermissionError):
             return False
         try:
             fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)

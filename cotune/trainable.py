@@ -145,7 +145,17 @@ def _run_steps(cls: type, config: Mapping[str, Any]) -> Any:
             session.leave_if_over()
         if not is_saved:
             save()
-    finally:
-        if hasattr(trial, "cleanup"):
-            trial.cleanup()
+    except BaseException:
+        try:
+            _clean_up(trial)
+        except Exception:
+            # Often for want of what `setup` did not come to make: raised, it would hide the cause.
+            traceback.print_exc()
+        raise
+    _clean_up(trial)
     return None
+
+
+def _clean_up(trial: Any) -> None:
+    if hasattr(trial, "cleanup"):
+        trial.cleanup()

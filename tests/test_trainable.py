@@ -197,6 +197,19 @@ def test_a_step_class_cleans_up_also_after_an_error():
     assert cleaned == [True]
 
 
+def test_what_cleaning_up_raises_does_not_hide_why_the_trial_failed(capsys):
+    class Fails(Steps):
+        def setup(self, config):
+            raise ZeroDivisionError
+
+        def cleanup(self):
+            self.file.close()
+
+    with pytest.raises(ZeroDivisionError):
+        call(Fails, {})
+    assert "no attribute 'file'" in capsys.readouterr().err
+
+
 def test_a_step_class_cleans_up_also_when_loading_fails(in_session):
     cleaned = []
 

@@ -206,7 +206,7 @@ def _room() -> Iterator[Finding]:
     except StorageError as error:
         yield Finding("run folders", False, error.message, error.hint)
         return
-    free, writable = shutil.disk_usage(there).free, os.access(there, os.W_OK)
+    free, writable = shutil.disk_usage(there).free, there.is_dir() and os.access(there, os.W_OK | os.X_OK)
     said = f"{storage}: {format_bytes(free)} free" + ("" if writable else ", not writable")
     is_fine = writable and free >= LEAST_DISK
     yield Finding("run folders", is_fine, said, "" if is_fine else "set COTUNE_STORAGE, or pass storage=")

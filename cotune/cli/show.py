@@ -83,7 +83,7 @@ def _summary(name: str, root: Path) -> dict[str, Any]:
 def _ranked(results: Results) -> list[TrialResult]:
     """The trials that have reported the metric, the best first; done trials before all others."""
     sign = 1.0 if results.mode == "min" else -1.0
-    told = [trial for trial in results if results.metric in trial.metrics]
+    told = [trial for trial in results if isinstance(trial.metrics.get(results.metric), int | float)]
     return sorted(told, key=lambda trial: (trial.state != "done", sign * float(trial.metrics[results.metric])))
 
 

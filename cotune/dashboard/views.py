@@ -130,7 +130,9 @@ def make_view(dashboard: bool | None) -> View:
     if dashboard is False:
         return Silent()
     console = Console(stderr=True)
-    return LiveTable(console) if console.is_terminal and not console.is_dumb_terminal else PlainLines()
+    # Not by the console alone, which FORCE_COLOR makes take any file for a terminal.
+    is_live = is_terminal(sys.stderr) and console.is_terminal and not console.is_dumb_terminal
+    return LiveTable(console) if is_live else PlainLines()
 
 
 def headline(snapshot: Snapshot) -> str:

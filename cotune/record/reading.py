@@ -51,8 +51,8 @@ def read_run(folder: RunFolder) -> Saved:
                 is_new = True
                 continue
             if event["event"] == "ready" and is_new:
-                first, is_new = event["time"], False
-            last = last if is_new else event["time"]
+                first, is_new = float(event["time"]), False
+            last = last if is_new else float(event["time"])
             _read(event, line, folder, records, settings.get("metric", ""))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise StorageError(

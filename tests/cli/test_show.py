@@ -73,6 +73,21 @@ def test_without_a_name_it_lists_the_runs(storage, capsys):
     assert "no runs in" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("good", "damaged"), [('"metric":"loss",', ""), ('"mode":"min"', '"mode":3'), ('"time":0.0', '"time":"now"')]
+)
+def test_a_damaged_run_is_named_and_the_others_are_listed(storage, capsys, good, damaged):
+    other = RunFolder(storage / "other")
+    other.create()
+    text = (storage / "mine" / "events.jsonl").read_text().replace('": ', '":').replace(", ", ",")
+    assert good in text
+    other.events.write_text(text.replace(good, damaged, 1))
+    assert main(["show", "--storage", str(storage)]) == 0
+    out = capsys.readouterr().out
+    assert "Results 'mine': 4 trials" in out
+    assert "other" in out
+
+
 def test_a_run_that_is_not_there_is_an_error(storage, capsys):
     assert main(["show", "yours", "--storage", str(storage)]) == 2
     assert "hint: the newest there: mine" in capsys.readouterr().err

@@ -345,6 +345,8 @@ def test_the_live_table_shows_brackets_in_the_last_note_as_they_are(stream, note
 def test_without_a_terminal_the_view_is_plain_lines(monkeypatch):
     monkeypatch.setattr("sys.stderr", io.StringIO())
     assert isinstance(make_view(None), PlainLines)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert isinstance(make_view(None), PlainLines)
 
 
 def test_a_dashboard_that_is_not_wanted_shows_nothing(capsys):
