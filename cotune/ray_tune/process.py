@@ -38,6 +38,9 @@ class Fractions:
         # A trial that asks for several GPUs gets them: a fraction of one would not do.
         if len(request.bundles) > 1 or not 0 < request.required_resources.get("GPU", 0) <= 1:
             return
+        if trial.is_finished():
+            # Of a restored experiment: its old failure says nothing that its measurements would not.
+            return
         trainable = trial.get_trainable_cls()
         if not hasattr(trainable, "measures_for_cotune"):
             tune.register_trainable(trial.trainable_name, measuring(trainable))

@@ -108,8 +108,6 @@ def colocate(
     _check(gpus, lanes, max_residents, memory_margin, isolation)
     patience = checked_seconds("iteration_timeout", iteration_timeout)
     make_policy(policy)
-    if isolation == "lane":
-        _private.check()
     options = Options(
         gpus, lanes, max_residents, memory_margin, isolation, policy, patience,
         checked_priority(priority), checked_slowdown(max_slowdown),
@@ -151,14 +149,19 @@ def _check(gpus: object, lanes: object, residents: object, margin: object, isola
 
 
 def wrap(scheduler: TrialScheduler, options: Options) -> TrialScheduler:
-    """Changes a scheduler's class to the subclass that places trials in lanes."""
+    """Changes a scheduler's class to the subclass that places trials in lanes.
+
+    Raises:
+        InputError: This version of Ray is unknown.
+    """
+    # Checked and mended here, since a restored experiment comes through this function, too.
+    if options.isolation == "lane":
+        _private.check()
+        mends.mend()
     if getattr(scheduler, "_cotune_options", None) is None:
         scheduler.__class__ = _colocated(cast(Any, type(scheduler)))
     scheduler._cotune_options = options
     scheduler._cotune_fractions = Fractions()
-    # Done here, since a restored experiment comes through this function, too.
-    if options.isolation == "lane":
-        mends.mend()
     return scheduler
 
 

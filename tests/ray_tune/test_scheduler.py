@@ -35,6 +35,24 @@ def test_what_lanes_cannot_give_is_left_to_ray(bundles):
     assert trial.placement_group_factory is request
 
 
+def test_a_trial_that_has_ended_before_a_restore_books_nothing_and_keeps_its_request():
+    request = PlacementGroupFactory([{"CPU": 1, "GPU": 0.5}])
+    trial = Mock(placement_group_factory=request, is_finished=lambda: True)
+    Fractions().prepare(trial)
+    trial.update_resources.assert_not_called()
+
+
+def test_a_restored_scheduler_is_compared_with_the_installed_ray_too(monkeypatch):
+    saved = cloudpickle.dumps(colocate(FIFOScheduler()))
+
+    def unknown():
+        raise InputError("Ray 9 is not one that colocate() knows", hint="")
+
+    monkeypatch.setattr(_private, "check", unknown)
+    with pytest.raises(InputError, match="Ray 9"):
+        cloudpickle.loads(saved)
+
+
 def test_a_trial_that_asks_for_a_gpu_or_less_is_one_for_a_lane(monkeypatch):
     monkeypatch.setattr(scheduler, "install", lambda controller, trial, options: None)
     for share in (0.5, 1):
