@@ -484,6 +484,36 @@ def test_a_trial_that_saves_before_it_reports_leaves_no_report_out_when_it_is_in
     assert [report["step"] for report in done.history] == steps == list(range(len(steps)))
 
 
+def test_a_checkpoint_ahead_of_a_report_that_will_not_be_made_is_not_kept(run, tmp_path):
+    def wait(file):
+        while not (tmp_path / file).exists():
+            time.sleep(0.001)
+
+    class Interrupted(optuna.pruners.BasePruner):
+        """Has the run interrupted before the fifth report is judged, which is once the trial saves the next epoch."""
+
+        def prune(self, study, trial):
+            if len(trial.intermediate_values) == 5:
+                wait("goes-on-5")
+                os.kill(os.getpid(), signal.SIGINT)
+                wait("saves-6")
+            return False
+
+    def train(config):
+        for epoch in range(1, 20):
+            time.sleep(0.05)
+            with cotune.checkpoint() as path:
+                (tmp_path / f"saves-{epoch}").touch()
+                (path / "epoch").write_text(str(epoch))
+            cotune.report({"loss": 1.0}, step=epoch)
+            (tmp_path / f"goes-on-{epoch}").touch()
+
+    (cut,) = run(train, {"x": 1}, trials=1, lanes=1, pruner=Interrupted())
+    assert (cut.state, len(cut.history)) == ("interrupted", 5)
+    assert (cut.checkpoint / "epoch").read_text() == "5"
+    assert len(list(cut.checkpoint.parent.iterdir())) == 1, "what it wrote of the sixth is gone"
+
+
 def test_a_failing_trial_fails_alone_and_is_retried_as_often_as_asked(run, tmp_path):
     def train(config):
         marker = tmp_path / f"tries-{config['x']}"

@@ -99,6 +99,8 @@ _REFUSALS = (
     "CURAND_STATUS_ALLOCATION_FAILED",
     "unable to mmap",
 )
+# CPython's own, where memory for a frame of Python code was refused (its evaluation loop sets no MemoryError for that).
+_REFUSED_FRAME = "error return without exception set"
 # About a table of fixed size, which more memory does not make larger.
 _TLS = "cannot allocate memory in static tls block"
 # Messages that may mean a lack of memory, or something else.
@@ -160,6 +162,7 @@ def out_of_memory(error: BaseException, is_short: Callable[[], bool] = lambda: F
     for cause in causes(error):
         text = text_of(cause)
         is_memory = isinstance(cause, MemoryError) or type(cause).__name__ in ("OutOfMemoryError", "_ArrayMemoryError")
+        is_memory = is_memory or (isinstance(cause, SystemError) and text == _REFUSED_FRAME)
         refusals = _REFUSED_IN_CPP + _REFUSALS * isinstance(cause, (RuntimeError, OSError, ImportError))
         said = text.lower().replace(_TLS, "")
         if is_memory or any(refusal.lower() in said for refusal in refusals):

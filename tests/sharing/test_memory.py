@@ -267,6 +267,20 @@ def test_a_member_of_many_groups_is_measured_too():
     assert level > MIB
 
 
+def test_a_refusal_within_nested_python_calls_says_that_memory_ran_out():
+    kind, is_memory, _ = in_own_process("""
+        import sys
+        sys.setrecursionlimit(10**8)
+        def nest(depth):
+            return (nest(depth - 1), depth) if depth else None
+        memory.set_quota(memory.start() + 8 * MIB)
+        memory.cap()
+        tell(*refusal(lambda: nest(3_000_000)))
+    """)
+    assert kind in ("SystemError", "MemoryError")
+    assert is_memory
+
+
 def test_after_running_out_of_memory_the_process_goes_on_under_the_same_quota():
     refused, relaxed, small, again = in_own_process("""
         memory.set_quota(memory.start() + 64 * MIB)
@@ -390,6 +404,7 @@ def test_an_error_that_says_memory_ran_out_is_told_with_the_bytes_refused(error,
     "error",
     [
         ValueError("out of memory"),
+        SystemError("<built-in function f> returned a result with an exception set"),
         RuntimeError("mat1 and mat2 shapes cannot be multiplied (4x3 and 5x6)"),
         RuntimeError("CUDA error: device-side assert triggered"),
         RuntimeError("tried to allocate a seat"),

@@ -25,7 +25,7 @@ class Checkpoints:
         trial: The trial's number.
         folder: The trial's folder.
         settle: Called before a checkpoint is published; waits until the reports so far are stored, and returns their
-            number and whether the last one was the trial's last.
+            number and whether the last one was the trial's last, or raises if the checkpoint is not wanted.
     """
 
     def __init__(self, trial: int, folder: TrialFolder, settle: Callable[[], tuple[int, bool]]) -> None:
@@ -74,7 +74,11 @@ class Checkpoints:
                 f"the directory of a checkpoint is gone: {path}",
                 hint="leave it where it is: when the block ends, it is published as a whole",
             )
-        reports, is_last = self._settle()
+        try:
+            reports, is_last = self._settle()
+        except BaseException:
+            shutil.rmtree(path, ignore_errors=True)
+            raise
         try:
             self._folder.publish_checkpoint(path, reports, is_last)
         except OSError as error:

@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 
 from cotune.errors import NotPicklable
 from cotune.sharing import wire
+from cotune.sharing.inside.habit import SavingHabit
 from cotune.sharing.inside.host import THREAD_STACK, Host
 from cotune.sharing.inside.lane_output import LaneOutput
 from cotune.sharing.inside.ray_session import serve_ray_tune
@@ -86,7 +87,7 @@ class ForkedHost(Host):
 
     Attributes:
         output: Redirects the process's output.
-        saves_behind: Whether trials here save an epoch's checkpoint after its report; None while not known.
+        habit: Whether trials here save an epoch's checkpoint after its report.
     """
 
     def __init__(
@@ -100,7 +101,7 @@ class ForkedHost(Host):
         self.output = LaneOutput(options.log)
         super().__init__(options, page)
         self.home.streams = self.output.streams
-        self.saves_behind: bool | None = None
+        self.habit = SavingHabit()
         self._sock = sock
         self._send_lock = threading.Lock()
         self._verdicts = verdicts

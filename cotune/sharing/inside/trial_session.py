@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 time_of_day = time.time
 # Longest wait for the verdict on a report, as a share of the time between reports.
 PATIENCE = 0.05
-# A checkpoint counts as saved before the next report if it is so many times nearer to it than to the last report.
-AHEAD = 4
 # Seconds that a trial has to end after its stop rule is met, and the reports and checkpoints it may still attempt.
 LEAVE_WITHIN = 2.0
 LEAVE_HEARD = 8
@@ -68,8 +66,6 @@ class TrialSession(ResidentTrial):
         self._reported_at = time.monotonic()
         self._has_reported = False
         self._saved: tuple[float, float] | None = None
-        # A verdict has stopped the trial, so there will be no other attempt.
-        self._is_judged_out = False
         # The trainable has returned: its last report is the result, and no verdict on that stops the trial.
         self._has_returned = False
 
@@ -126,7 +122,8 @@ class TrialSession(ResidentTrial):
         if self._over:
             raise TrialStopped
         entered = time.monotonic()
-        self._notice_habit(entered)
+        if self._has_reported:
+            self._host.habit.notice(self._reported_at, self._saved, entered)
         if not self._owes_report:
             self.leave_if_over()
         self._await_verdict()
@@ -142,7 +139,7 @@ class TrialSession(ResidentTrial):
         spent, lockstep = entered - self._reported_at, self._host.options.lockstep
         if not self._has_returned and (lockstep or (not has_stepped and self._is_judged_soon(spent))):
             self._await_verdict()
-        self._goes_on = self._has_returned or (self._waits.unjudged and self._host.saves_behind is not False)
+        self._goes_on = self._has_returned or (self._waits.unjudged and self._host.habit.saves_behind is not False)
         try:
             self._boundary()
         finally:
@@ -154,16 +151,8 @@ class TrialSession(ResidentTrial):
 
         Does not wait where trials may save after a report: that checkpoint must not be lost, and waits for the verdict.
         """
-        is_wanted = self._host.options.judged and self._host.saves_behind is False
+        is_wanted = self._host.options.judged and self._host.habit.saves_behind is False
         return is_wanted and self._waits.is_judged_within(PATIENCE * spent)
-
-    def _notice_habit(self, now: float) -> None:
-        """Notes whether trials here save after their reports, which shows at the next report."""
-        if self._has_reported and not self._host.saves_behind:
-            saved, reported = self._saved, self._reported_at
-            # With the checkpoint before a report, an iteration lies between the last report and the checkpoint. In
-            # doubt the answer is "after", with which no checkpoint is lost.
-            self._host.saves_behind = saved is not None and saved[0] - reported < AHEAD * (now - saved[1])
 
     def ask(self, payload: bytes) -> bytes:
         self._await_turn()
@@ -183,8 +172,7 @@ class TrialSession(ResidentTrial):
     @property
     def _owes_report(self) -> bool:
         """Whether a checkpoint was saved ahead of its report, which an attempt from that checkpoint would leave out."""
-        is_ahead = self._saved is not None and self._host.saves_behind is False
-        return is_ahead and not self._is_judged_out and not self.met_stop_rule
+        return self._saved is not None and self._host.habit.saves_ahead and not self.met_stop_rule
 
     def _await_verdict(self) -> None:
         """Waits for the verdict on the last report, and raises `TrialStopped` if it is to stop."""
@@ -196,13 +184,23 @@ class TrialSession(ResidentTrial):
     def _hear_verdict(self) -> None:
         with self._reporting:
             if self._waits.verdict():
-                self._stop = self._is_judged_out = True
+                self._stop = True
 
     def _settle_reports(self) -> tuple[int, bool]:
+        """Waits until the reports so far are stored.
+
+        Returns:
+            Their number, and whether the last one was the trial's last.
+
+        Raises:
+            TrialStopped: The trial is to stop, and the checkpoint belongs to a report that it will not make.
+        """
         self._await_turn()
         with self._reporting:
             # The driver has stored a report before it gives a verdict on it.
             self._hear_verdict()
+            if self._stop and self._saved is None and self._host.habit.saves_ahead:
+                raise TrialStopped
             return self._reports, self.met_stop_rule
 
     @contextlib.contextmanager
