@@ -46,7 +46,7 @@ if TYPE_CHECKING:
         UnknownMetric,
     )
     from cotune.optuna_study import optimize
-    from cotune.ray_tune.scheduler import colocate
+    from cotune.ray_tune import colocate
     from cotune.results import Results, TrialResult
     from cotune.search.domains import (
         choice,
@@ -66,7 +66,7 @@ _HOMES = {
     "cotune._load": ("load",),
     "cotune._run": ("run",),
     "cotune.optuna_study": ("optimize",),
-    "cotune.ray_tune.scheduler": ("colocate",),
+    "cotune.ray_tune": ("colocate",),
     "cotune.results": ("Results", "TrialResult"),
     "cotune.session": ("TrialStopped", "checkpoint", "device", "report", "restore", "shared", "trial_id"),
     "cotune.sharing.micro_batch": ("micro_batches",),

@@ -29,6 +29,7 @@ from ray.tune.schedulers import hyperband
 from ray.tune.trainable import function_trainable
 
 from cotune.errors import InputError
+from cotune.ray_tune import SUPPORTED
 
 __all__ = [
     "DONE",
@@ -66,14 +67,13 @@ __all__ = [
     "reuse_no_actors",
 ]
 
-SUPPORTED = "2.44 to 2.60"
-
 _NEEDED: tuple[tuple[Any, tuple[str, ...]], ...] = (
     (RayActorManager, ("_actor_task_failed", "_schedule_tracked_actor_task", "_try_start_actors", "all_actors")),
     (ResourceManager, ("request_resources", "cancel_resource_request", "has_resources_ready", "acquire_resources")),
     (ResourceManager, ("free_resources", "get_resource_futures", "update_state", "clear")),
     (AcquiredResources, ("annotate_remote_entities",)),
     (tune_controller.TuneController, ("add_trial", "_trial_task_failure", "update_pending_trial_resources")),
+    (tune_controller.TuneController, ("get_live_trials", "update_max_pending_trials")),
     (ray_session, ("_session", "_TrainSession", "_TrainingResult", "get_session", "init_session", "shutdown_session")),
     (ray_session._TrainSession, ("reset", "report", "get_next", "finish")),
     (function_trainable, ("init_session", "shutdown_session", "get_session", "FunctionTrainable")),
@@ -86,10 +86,15 @@ _NEEDED: tuple[tuple[Any, tuple[str, ...]], ...] = (
     (ray._private.state, ("available_resources_per_node",)),
     (remote_function, ("_task_launch_hook",)),
 )
-_NEEDED_IN_INSTANCES = (
-    "_resource_manager",
-    "_live_actors_to_ray_actors_resources",
-    "_resource_request_to_pending_actors",
+# Attributes that only instances have: each must be named in the code of a method.
+_NEEDED_IN_INSTANCES: tuple[tuple[type, tuple[str, ...]], ...] = (
+    (RayActorManager, ("_resource_manager", "_live_actors_to_ray_actors_resources")),
+    (RayActorManager, ("_resource_request_to_pending_actors",)),
+    (tune_controller.TuneController, ("_scheduler_alg", "_search_alg", "_actor_manager", "_reuse_actors")),
+    (ray_session._TrainSession, ("result_queue", "training_thread")),
+    (function_trainable.FunctionTrainable, ("_last_training_result",)),
+    (CheckpointManager, ("_checkpoint_results",)),
+    (TBXLoggerCallback, ("_summary_writer_cls",)),
 )
 
 
@@ -101,14 +106,19 @@ def check() -> None:
         InputError: A part is missing.
     """
     missing = [f"{_name(owner)}.{name}" for owner, names in _NEEDED for name in names if not hasattr(owner, name)]
-    if not missing:
-        blank = RayActorManager(resource_manager=None)
-        missing += [f"RayActorManager().{name}" for name in _NEEDED_IN_INSTANCES if not hasattr(blank, name)]
+    for owner, names in _NEEDED_IN_INSTANCES:
+        missing += [f"{_name(owner)}().{name}" for name in names if not _mentions(owner, name)]
     if missing:
         raise InputError(
             f"Ray {ray.__version__} is not one that colocate() knows: it has no {', '.join(missing)}",
             hint=f"use Ray {SUPPORTED}, or colocate(..., isolation='process'), which needs none of that",
         )
+
+
+def _mentions(owner: type, attribute: str) -> bool:
+    """Whether a method of a class, or of a base class, has an attribute in its code."""
+    methods = [found for base in owner.__mro__ for found in vars(base).values()]
+    return any(attribute in getattr(getattr(found, "__code__", None), "co_names", ()) for found in methods)
 
 
 def _name(owner: Any) -> str:
