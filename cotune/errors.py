@@ -54,6 +54,11 @@ def message_and_hint(text: str) -> tuple[str, str]:
     return message, hint
 
 
+def printable(text: str, keep: str = "") -> str:
+    """A text, which may quote what a trial raised, without control characters that could clear the screen."""
+    return "".join(char if char.isprintable() or char in keep else "\N{REPLACEMENT CHARACTER}" for char in text)
+
+
 def _rebuild(cls: type[CotuneError], message: str, hint: str) -> CotuneError:
     return cls(message, hint=hint)
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, SupportsIndex, overload
 from cotune.accuracy import LEAST_BYTES, LEAST_SECONDS, Accuracy
 from cotune.accuracy import lines as accuracy_lines
 from cotune.demand import MIB, format_bytes
-from cotune.errors import CotuneError, InputError, NoResult
+from cotune.errors import CotuneError, InputError, NoResult, printable
 from cotune.paths import TrialFolder
 from cotune.trial import TrialState
 
@@ -237,7 +237,7 @@ class Results(Sequence[TrialResult]):
         if self.interrupted:
             lines.append(f"  interrupted; go on with name={self.name!r}, resume=True")
         lines.append(f"  {self.folder}")
-        return "\n".join(lines)
+        return printable("\n".join(lines), keep="\n")
 
 
 def flat(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from cotune._load import load, runs_in
-from cotune.errors import CotuneError, InputError
+from cotune.errors import CotuneError, InputError, printable
 from cotune.paths import storage_folder
 from cotune.results import MEASURES, SHORT, Results, TrialResult, flat
 
@@ -49,7 +49,7 @@ def run_command(options: argparse.Namespace) -> None:
     if ranked:
         print("\n".join(_lines(results, ranked)))
     for trial in results.errors[:MOST_FAILED]:
-        print(trial.error.message if trial.error else f"trial {trial.id} failed")
+        print(printable(trial.error.message, keep="\n\t") if trial.error else f"trial {trial.id} failed")
     if len(results.errors) > MOST_FAILED:
         print(f"and {len(results.errors) - MOST_FAILED} more have failed")
 

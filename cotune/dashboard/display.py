@@ -6,6 +6,7 @@ import time
 
 from cotune.dashboard.snapshot import RunningView, Snapshot
 from cotune.dashboard.views import Silent, View
+from cotune.errors import printable
 from cotune.packer import Packer
 from cotune.record import Records
 
@@ -68,6 +69,5 @@ class Display:
             (best.trial, best.last_value or 0.0) if best else None,
             tuple(running),
             packer.snapshot(),
-            # The note may quote a trial's error, and control characters in that could clear the screen.
-            "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in self.note),
+            printable(self.note),
         )

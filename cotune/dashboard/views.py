@@ -155,7 +155,9 @@ def table(snapshot: Snapshot, width: int = 80, height: int = 24) -> RenderableTy
 
     Columns that do not fit the width are left out, rows beyond the height are counted, not shown.
     """
-    rows, hidden = _rows(snapshot, max(3, height - 6 - len(snapshot.packer.devices)))
+    most = max(4, height - 6)
+    rows, hidden = _rows(snapshot, max(3, most - len(snapshot.packer.devices)))
+    rows, hidden = rows[:most], hidden + len(rows[most:])
     names = ["lane", "trial", "step", snapshot.metric[: max(16, width // 5)], "quota", "peak", "time"]
     widths = [max(len(name), *(len(cells[n]) for cells, _ in rows), 0) for n, name in enumerate(names)]
     while len(widths) > 4 and sum(widths) + 2 * (len(widths) - 1) > width:

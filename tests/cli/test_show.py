@@ -25,7 +25,9 @@ def storage(tmp_path):
         if loss is not None:
             line = {"event": "report", "time": 1.0, "trial": trial, "step": 0, "metrics": {"loss": loss}}
             records.reported(Report(trial, 0, 0, loss, json.dumps(line).encode() + b"\n"))
-        records[trial].error = TrialFailed(f"trial {trial}: too bad", hint="") if state is TrialState.FAILED else None
+        records[trial].error = (
+            TrialFailed(f"trial {trial}: too \x1b[2Jbad", hint="") if state is TrialState.FAILED else None
+        )
         records.ends(records[trial], state)
     log.close()
     return tmp_path
@@ -38,8 +40,8 @@ def test_it_shows_the_best_first_and_what_has_failed(storage, capsys):
     assert [line.split() for line in out[-3:]] == [
         ["2", "done", "loss=0.2", "lr=0.2"],
         ["0", "done", "loss=0.3", "lr=0"],
-        ["trial", "3:", "too", "bad"],
-    ]
+        ["trial", "3:", "too", "\N{REPLACEMENT CHARACTER}[2Jbad"],
+    ], "the error does nothing to a terminal"
 
 
 def test_json_has_no_numbers_that_json_does_not_know(storage, capsys):
@@ -55,7 +57,7 @@ def test_it_gives_everything_as_json(storage, capsys):
     told = json.loads(capsys.readouterr().out)
     assert [trial["state"] for trial in told["trials"]] == ["done", "stopped", "done", "failed"]
     assert told["trials"][1]["metrics"] == {"loss": 0.1}
-    assert told["trials"][3]["error"] == "trial 3: too bad"
+    assert told["trials"][3]["error"] == "trial 3: too \x1b[2Jbad"
     assert {"expected", "slowdown", "expected_seconds"} < set(told["trials"][0])
 
 

@@ -203,9 +203,10 @@ def test_rows_beyond_the_height_are_counted():
     assert len(text.splitlines()) <= 24
 
 
-def test_many_devices_fit_the_height_too():
-    devices = [device(f"cuda:{n}", lane(n, n)) for n in range(8)]
-    shot = snapshot(running=tuple(running(n) for n in range(8)), packer=PackerView(tuple(devices), None, 0))
+@pytest.mark.parametrize("count", [8, 40])
+def test_many_devices_fit_the_height_too(count):
+    devices = [device(f"cuda:{n}", lane(n, n)) for n in range(count)]
+    shot = snapshot(running=tuple(running(n) for n in range(count)), packer=PackerView(tuple(devices), None, 0))
     assert len(rendered(shot, height=24).splitlines()) <= 24
 
 
