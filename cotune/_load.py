@@ -70,6 +70,19 @@ def _chosen(options: dict[str, Any], value: Any) -> Any:
 
 
 def runs_in(root: Path) -> list[str]:
-    """Names of the runs in a storage folder, the most recently written first."""
+    """Names of the runs in a storage folder, the most recently written first.
+
+    Raises:
+        StorageError: The folder cannot be read.
+    """
+    try:
+        os.listdir(root)
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise StorageError(
+            f"the folder for runs, {root}, cannot be read: {error.strerror}",
+            hint="pass another one (storage=, --storage or COTUNE_STORAGE)",
+        ) from None
     events = [path for path in root.glob("*/events.jsonl") if path.is_file() and RUN_NAME.fullmatch(path.parent.name)]
     return [path.parent.name for path in sorted(events, key=lambda path: path.stat().st_mtime, reverse=True)]

@@ -30,7 +30,7 @@ MEASURES = (
 _COLUMNS = {"trial", "state", "error", *MEASURES}
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, eq=False)
 class TrialResult:
     """The result of one trial.
 
@@ -105,7 +105,7 @@ class TrialResult:
         return TrialFolder(self.folder).latest_checkpoint()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Results(Sequence[TrialResult]):
     """All trials of a run.
 

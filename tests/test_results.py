@@ -136,6 +136,7 @@ def test_results_are_a_sequence_of_trials():
     assert [t.id for t in found[-2:]] == [1, 2]
     assert [t.id for t in found] == [0, 1, 2]
     assert found[2] in found
+    assert {found, *found} == {found, found[0], found[1], found[2]}, "they can be kept in sets and dicts"
 
 
 def test_the_dataframe_has_a_row_a_trial():

@@ -216,9 +216,11 @@ class RayEngine(Engine):
         if self._closed:
             return
         self._closed = True
-        self._roster.close()
-        if self._is_ours:
-            self._ray.shutdown()
+        try:
+            self._roster.close()
+        finally:
+            if self._is_ours:
+                self._ray.shutdown()
 
 
 def _tell(member: Membership | None, call: str, *arguments: Any) -> None:

@@ -247,8 +247,11 @@ class Roster:
         """Ends all lanes, then all actors."""
         members, self.members = self.members, set()
         leaving = [member.actor.leave.remote() for member in members if member.device]
-        with contextlib.suppress(Exception):
-            self._ray.wait(leaving, num_returns=len(leaving), timeout=LEAVE_WITHIN)
-        for member in members:
+        try:
             with contextlib.suppress(Exception):
-                self._ray.kill(member.actor)
+                self._ray.wait(leaving, num_returns=len(leaving), timeout=LEAVE_WITHIN)
+        finally:
+            # Also if a Ctrl-C ends the wait.
+            for member in members:
+                with contextlib.suppress(Exception):
+                    self._ray.kill(member.actor)

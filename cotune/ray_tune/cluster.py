@@ -170,7 +170,7 @@ class Cluster:
                 self._pending.append(self._slots.came_up(slot, answer, self.now()))
         except RayError as error:
             self._drop(slot)
-            self._stillborn.another(str(error))
+            self._stillborn.another(_first_line(getattr(error, "cause", None) or error))
 
     def _hear_opening(self, lane: LaneHandle) -> None:
         opening, lane.opening = lane.opening, None

@@ -90,6 +90,11 @@ def test_a_damaged_run_is_named_and_the_others_are_listed(storage, capsys, good,
     assert "other" in out
 
 
+def test_a_storage_that_cannot_be_read_is_an_error(storage, capsys):
+    assert main(["show", "--storage", str(storage / "mine" / "events.jsonl")]) == 2
+    assert "cannot be read: Not a directory" in capsys.readouterr().err
+
+
 def test_a_run_that_is_not_there_is_an_error(storage, capsys):
     assert main(["show", "yours", "--storage", str(storage)]) == 2
     assert "hint: the newest there: mine" in capsys.readouterr().err
