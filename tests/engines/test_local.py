@@ -3,18 +3,21 @@ import errno
 import math
 import os
 import signal
+import time
 from dataclasses import replace
 from unittest import mock
 
 import pytest
 
+import cotune
 from cotune.engines import local, local_gpu
 from cotune.engines.local import LocalEngine
 from cotune.engines.local_gpu import LocalGpu
 from cotune.engines.local_options import LocalOptions
 from cotune.errors import RunError
-from cotune.packer.events import DeviceLost, IterationsDone, LaneLost, TrialEnded
-from cotune.packer.instructions import OpenLane, StopTrial
+from cotune.packer.events import DeviceLost, IterationsDone, LaneLost, TrialEnded, TrialPaused
+from cotune.packer.instructions import OpenLane, PauseTrial, StopTrial
+from cotune.paths import TrialFolder
 from cotune.sharing.devices import DeviceInfo, find_devices
 from cotune.sharing.lane import LaneHandle
 from cotune.sharing.wire import FAULTED
@@ -267,3 +270,34 @@ def test_where_other_lanes_are_up_one_that_does_not_come_up_costs_no_device(tmp_
         engine._hear_zygote(mock.Mock(receive=lambda number=number: ("gone", number, -errno.EAGAIN)))
     assert engine._devices.give_up() == []
     engine.close()
+
+
+@pytest.mark.parametrize("when", ["before it saves", "between the two"])
+def test_a_trial_that_saves_ahead_of_its_reports_does_not_pause_between_the_two(tmp_path, when):
+    def train(config):
+        for epoch in range(1, 100):
+            time.sleep(0.01)
+            with cotune.checkpoint() as path:
+                (path / "epoch").write_text(str(epoch))
+                while epoch == 5 and when == "before it saves" and not (tmp_path / "go").exists():
+                    time.sleep(0.001)
+            (tmp_path / f"saved-{epoch}").touch()
+            while epoch == 5 and not (tmp_path / "go").exists():
+                time.sleep(0.001)
+            cotune.report({"loss": 1.0}, step=epoch)
+
+    engine = LocalEngine(train, find_devices(devices=["cpu:0@4GiB"]), tmp_path, LocalOptions("loss"))
+    with EngineUnderTest(engine, tmp_path) as under_test:
+        under_test.open()
+        under_test.begin(0)
+        seen = [under_test.wait(Report) for _ in range(4)]
+        while when == "between the two" and not (tmp_path / "saved-5").exists():
+            under_test.engine.poll(0.001)
+        under_test.execute(PauseTrial(0))
+        (tmp_path / "go").touch()
+        while not isinstance(happened := under_test.wait((Report, TrialPaused)), TrialPaused):
+            seen.append(happened)
+        under_test.execute(StopTrial(0))
+        more, _ = under_test.collect(0)
+        saved = TrialFolder(tmp_path / "0").latest_checkpoint()
+        assert int((saved / "epoch").read_text()) == len(seen + more)

@@ -127,9 +127,8 @@ class TrialSession(ResidentTrial):
         if not self._owes_report:
             self.leave_if_over()
         self._await_verdict()
-        if self._waits.is_pausing and not self._loan.is_open:
-            # Pauses before this report, in the state that the last verdict was about.
-            self._attend(time.monotonic())
+        # Before this report, in the state that the last verdict was about.
+        self._pause_here()
         self._reports += 1
         self._waits.unjudged = True
         self._say(wire.encode_report(self.trial, self.attempt, where, value, line))
@@ -199,8 +198,11 @@ class TrialSession(ResidentTrial):
         with self._reporting:
             # The driver has stored a report before it gives a verdict on it.
             self._hear_verdict()
-            if self._stop and self._saved is None and self._host.habit.saves_ahead:
-                raise TrialStopped
+            if self._saved is None and self._host.habit.saves_ahead:
+                if self._stop:
+                    raise TrialStopped
+                # The next attempt may begin with the checkpoint before this one.
+                self._pause_here()
             return self._reports, self.met_stop_rule
 
     @contextlib.contextmanager
@@ -211,8 +213,12 @@ class TrialSession(ResidentTrial):
         self._saved = began, time.monotonic()
         if not (is_first and self._owes_report):
             self.leave_if_over()
-        if self._waits.is_pausing and not self._loan.is_open:
-            # A good place to pause: the checkpoint of the last report is saved.
+        # A good place: the checkpoint of the last report is saved.
+        self._pause_here()
+
+    def _pause_here(self) -> None:
+        """Pauses if the trial is to, unless a report is still to be made that belongs to a saved checkpoint."""
+        if self._waits.is_pausing and not self._loan.is_open and not self._owes_report:
             self._attend(time.monotonic())
 
     def restore(self) -> Path | None:
