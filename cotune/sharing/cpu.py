@@ -89,6 +89,9 @@ class CpuMemory(LaneMemory):
         self._is_relaxed = True
         self._apply()
 
+    def is_short(self) -> bool:
+        return self._limit - self._reserved() < HEADROOM // 2
+
     def uncap(self) -> None:
         self._starting.append(None)
         self._apply()
@@ -125,10 +128,12 @@ class CpuMemory(LaneMemory):
         ended = os.times()
         return (time.process_time() + ended.children_user + ended.children_system) / self._cores
 
-    def _tighten(self) -> None:
+    def _reserved(self) -> int:
         text = os.pread(self._status, self._length, 0)
-        reserved = int(text[text.index(b"VmData:") + 7 :].split(None, 1)[0]) * 1024
-        self._limit = reserved + max(0, self.room()) + HEADROOM
+        return int(text[text.index(b"VmData:") + 7 :].split(None, 1)[0]) * 1024
+
+    def _tighten(self) -> None:
+        self._limit = self._reserved() + max(0, self.room()) + HEADROOM
         self._apply()
 
     def _apply(self) -> None:

@@ -109,6 +109,10 @@ _PERHAPS = (
     "CUBLAS_STATUS_NOT_INITIALIZED",
     "CUDNN_STATUS_NOT_INITIALIZED",
     "CUDNN_STATUS_INTERNAL_ERROR",
+    # oneDNN, on the CPU.
+    "could not create a primitive",
+    "could not create a memory",
+    "could not execute a primitive",
 )
 _TRIED = re.compile(r"tried to allocate\s+([0-9.]+\s*[KMGT]i?B)", re.IGNORECASE)
 _BYTES = re.compile(r"([0-9][0-9,]*) bytes")

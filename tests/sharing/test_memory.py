@@ -281,6 +281,39 @@ def test_a_refusal_within_nested_python_calls_says_that_memory_ran_out():
     assert is_memory
 
 
+def test_onednn_that_is_refused_memory_for_its_code_says_that_memory_ran_out():
+    pytest.importorskip("torch")
+    before, told = in_own_process(
+        """
+        torch.set_num_threads(1)
+        image, kernel = torch.randn(2, 24, 32, 32), torch.randn(25, 24, 3, 3)
+        room_for_tensors = [bytes(60_000) for _ in range(400)]
+        memory.set_quota(memory.start() + 8 * MIB)
+        memory.cap()
+        before = memory.is_short()
+        held, size = [], 8 * MIB
+        while size >= 60_000:
+            try:
+                held.append(bytes(size))
+            except MemoryError:
+                size //= 2
+        room_for_tensors.clear()
+        told = None
+        try:
+            torch.nn.functional.conv2d(image, kernel)
+        except RuntimeError as error:
+            told = str(error), out_of_memory(error, memory.is_short)
+        held.clear()
+        tell(before, told)
+        """,
+        imports="import torch",
+    )
+    assert not before
+    if told is None:
+        pytest.skip("this CPU needs no code of oneDNN for that")
+    assert told[1][0], told
+
+
 def test_after_running_out_of_memory_the_process_goes_on_under_the_same_quota():
     refused, relaxed, small, again = in_own_process("""
         memory.set_quota(memory.start() + 64 * MIB)
