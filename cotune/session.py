@@ -214,19 +214,6 @@ def trial_id() -> int | None:
     return session.trial if session is not None else None
 
 
-def met_stop_rule() -> bool:
-    """Whether the running trial has made its last report."""
-    session = current()
-    return session is not None and session.met_stop_rule
-
-
-def made_last_report() -> None:
-    """Declares that the running trial makes no more reports."""
-    session = current()
-    if session is not None:
-        session.met_stop_rule = True
-
-
 def leave_if_over() -> None:
     """Ends the running trial here, if it is to end.
 

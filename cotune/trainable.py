@@ -122,6 +122,7 @@ def _run_steps(cls: type, config: Mapping[str, Any]) -> Any:
     A checkpoint is taken every 5 s and after the last step, where the class has `save`.
     """
     trial: Any = cls()
+    own = session.current()
     try:
         trial.setup(config)
         if hasattr(trial, "load") and (saved := session.restore()) is not None:
@@ -137,10 +138,11 @@ def _run_steps(cls: type, config: Mapping[str, Any]) -> Any:
         while not is_done and (metrics := trial.step()) is not None:
             session.report(metrics)
             is_done, is_saved = bool(metrics.get("done")), not hasattr(trial, "save")
-            if is_done:
-                session.made_last_report()
+            if own is not None and is_done:
+                own.met_stop_rule = True
             # Saved after the report, so that a restart from this checkpoint does not make the report again.
-            if not is_saved and (session.met_stop_rule() or time.monotonic() - last >= CHECKPOINT_EVERY):
+            is_over = own is not None and own.met_stop_rule
+            if not is_saved and (is_over or time.monotonic() - last >= CHECKPOINT_EVERY):
                 save()
             session.leave_if_over()
         if not is_saved:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from cotune.dashboard.snapshot import RunningView, Snapshot
-from cotune.dashboard.views import Silent, View
+from cotune.dashboard.views import View
 from cotune.errors import printable
 from cotune.packer import Packer
 from cotune.record import Records
@@ -17,7 +17,7 @@ class Display:
     """Updates a view with the state of a run, a few times a second.
 
     Args:
-        view: Shows the run.
+        view: Shows the run, if anything does.
         metric: The tuned metric; empty where only the search knows.
         trials: Number of trials wanted; None for no limit.
         records: The run's trials.
@@ -27,11 +27,9 @@ class Display:
         note: The latest failure or news, in one line.
     """
 
-    def __init__(self, view: View, metric: str, trials: int | None, records: Records, packer: Packer) -> None:
+    def __init__(self, view: View | None, metric: str, trials: int | None, records: Records, packer: Packer) -> None:
         self.note = ""
         self._view = view
-        # A silent view needs no snapshots: on a thousand devices, to find why the first trial waits takes long.
-        self._is_seen = not isinstance(view, Silent)
         self._metric = metric or "value"
         self._trials = trials
         self._records = records
@@ -42,13 +40,13 @@ class Display:
     def show(self) -> None:
         """Updates the view, if an update is due."""
         now = time.monotonic()
-        if self._is_seen and now >= self._due:
+        if self._view is not None and now >= self._due:
             self._due = now + SHOW_EVERY
             self._view.update(self.snapshot())
 
     def close(self) -> None:
         """Shows the last state."""
-        if self._is_seen:
+        if self._view is not None:
             self._view.close(self.snapshot())
 
     def snapshot(self) -> Snapshot:

@@ -40,14 +40,6 @@ class View(ABC):
         """Shows the last state and ends."""
 
 
-class Silent(View):
-    """Shows nothing."""
-
-    def update(self, snapshot: Snapshot) -> None: ...
-
-    def close(self, snapshot: Snapshot) -> None: ...
-
-
 class PlainLines(View):
     """Prints a line when something has changed, at most one per second.
 
@@ -125,10 +117,10 @@ class LiveTable(View):
                     self._live.update(table(self._latest, *self._live.console.size), refresh=True)
 
 
-def make_view(dashboard: bool | None) -> View:
-    """The view for this process: None chooses by whether there is a terminal, False shows nothing."""
+def make_view(dashboard: bool | None) -> View | None:
+    """The view for this process: None chooses by whether there is a terminal; there is none for False."""
     if dashboard is False:
-        return Silent()
+        return None
     console = Console(stderr=True)
     # Not by the console alone, which FORCE_COLOR makes take any file for a terminal.
     is_live = is_terminal(sys.stderr) and console.is_terminal and not console.is_dumb_terminal

@@ -99,7 +99,7 @@ class Sweep:
         packer: Packer,
         engine: Engine,
         records: Records,
-        view: View,
+        view: View | None,
         options: SweepOptions,
         profile: Profile | None = None,
     ) -> None:

@@ -42,7 +42,7 @@ class Inbox:
     def put(self, number: int, call: Call) -> None:
         with self._arrived:
             if self._closed:
-                refuse(call)
+                _refuse(call)
                 return
             self._calls[number] = call
             self._arrived.notify()
@@ -62,11 +62,11 @@ class Inbox:
             self._closed = True
             self._arrived.notify()
             for call in self._calls.values():
-                refuse(call)
+                _refuse(call)
             self._calls.clear()
 
 
-def refuse(call: Call) -> None:
+def _refuse(call: Call) -> None:
     """Answers a call that came too late."""
     if call.method == "stop":
         call.answer.set_result(None)

@@ -25,7 +25,7 @@ from typing import Any, cast
 import ray
 from ray import cloudpickle
 
-from cotune.ray_tune.inbox import Call, refuse
+from cotune.ray_tune.inbox import Call, Inbox
 from cotune.ray_tune.lane_trial import LaneTrial
 from cotune.ray_tune.launches import watch_launches
 from cotune.ray_tune.outbox import Outbox
@@ -145,8 +145,7 @@ class Lane:
         self._resizes = 0
         self._resized = threading.Condition()
         self._trials: dict[Key, LaneTrial] = {}
-        self._early: dict[Key, list[tuple[int, Call]]] = {}
-        self._over: set[Key] = set()
+        self._inboxes: dict[Key, Inbox] = {}
         self._unwanted: set[Key] = set()
         self._registering = threading.Lock()
         self._trainables: dict[int, Future[bytes]] = {}
@@ -205,17 +204,18 @@ class Lane:
     ) -> Any:
         """Calls a trial's Trainable, after the calls with lower numbers; the first call brings the attempt."""
         call = Call(method, args, kwargs)
-        with self._registering:
-            trial = self._trials.get(key)
-            if trial is None and key not in self._over:
-                self._early.setdefault(key, []).append((number, call))
-            elif trial is None:
-                refuse(call)
+        if method == "stop":
+            # The present call ends at the trial's next boundary; then the trial's thread takes this one.
+            self._stop(key)
+        self._inbox(key).put(number, call)
         if attempt is not None:
             self._begin(attempt)
-        if trial is not None:
-            self._deliver(trial, number, call)
         return call.answer.result()
+
+    def _inbox(self, key: Key) -> Inbox:
+        """The calls to a trial, which may come before its thread has begun, and after it has ended."""
+        with self._registering:
+            return self._inboxes.setdefault(key, Inbox())
 
     def _begin(self, attempt: Attempt) -> None:
         if attempt.pickled is not None:
@@ -232,12 +232,9 @@ class Lane:
         if self._host is not None:
             self._host.memory.cap()
         self._forget(attempt.key)
-        with self._registering:
-            early = self._early.pop(attempt.key, [])
         ending = Ending(Outcome.OUT_OF_MEMORY, None, "TrialFailed", str(error))
         self._outbox.put(encode_object(Kind.ENDED, (attempt.trial, *ending)))
-        for _, call in early:
-            refuse(call)
+        self._inbox(attempt.key).close()
 
     @ray.method(concurrency_group="control")  # type: ignore[untyped-decorator]
     def interrupt(self, key: Key) -> None:
@@ -257,7 +254,7 @@ class Lane:
         """Stops a trial, even if its first call is still on its way: Ray keeps no order among concurrency groups."""
         with self._registering:
             trial = self._trials.get(key)
-            if trial is None and key not in self._over:
+            if trial is None:
                 self._unwanted.add(key)
         if trial is not None:
             trial.stop()
@@ -305,15 +302,13 @@ class Lane:
             self._resized.wait_for(lambda: self._resizes >= attempt.resizes, RESIZED_WITHIN)
         self._host.memory.cap()
         make, folder = partial(self._make, attempt), Path(attempt.folder)
-        trial = LaneTrial(self._host, attempt.trial, attempt.seed, folder, make, attempt.reached)
+        inbox = self._inbox(attempt.key)
+        trial = LaneTrial(self._host, attempt.trial, attempt.seed, folder, make, inbox, attempt.reached)
         self._host.adopt(trial)
         with self._registering:
             self._trials[attempt.key] = trial
-            early = self._early.pop(attempt.key, [])
             if attempt.key in self._unwanted:
                 trial.stop()
-        for number, call in early:
-            self._deliver(trial, number, call)
         try:
             trial.run()
         finally:
@@ -332,14 +327,6 @@ class Lane:
             trainable.restore(attempt.checkpoint)
         return trainable
 
-    def _deliver(self, trial: LaneTrial, number: int, call: Call) -> None:
-        if call.method == "stop":
-            # The present call ends at the trial's next boundary; then the trial's thread takes this one.
-            trial.stop()
-        trial.inbox.put(number, call)
-
     def _forget(self, key: Key) -> None:
         with self._registering:
-            self._over.add(key)
-            self._unwanted.discard(key)
             self._trials.pop(key, None)

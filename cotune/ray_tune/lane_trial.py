@@ -51,14 +51,15 @@ class LaneTrial(ResidentTrial):
         seed: Seeds torch, numpy and random.
         folder: The trial's folder.
         make: Makes the Trainable; called by the trial's thread when it has its first turn.
+        inbox: Tune's calls to it.
         reached: Iterations of the trial that Tune has results of.
     """
 
     def __init__(
-        self, host: Host, number: int, seed: int, folder: Path, make: Callable[[], Any], reached: int = 0
+        self, host: Host, number: int, seed: int, folder: Path, make: Callable[[], Any], inbox: Inbox, reached: int = 0
     ) -> None:
         super().__init__(host, NO_SEAT, TrialSpec(number, 0, {}, seed, folder))
-        self.inbox = Inbox()
+        self.inbox = inbox
         self.ray_session: Any = None
         self.runner: threading.Thread | None = None
         self.host = host

@@ -8,7 +8,6 @@ import sys
 
 import pytest
 
-from cotune.dashboard.views import Silent
 from cotune.demand import GIB, MIB, Estimate
 from cotune.driver.calibration import FEW
 from cotune.driver.estimates import FAILURES
@@ -117,7 +116,7 @@ def sweep(tmp_path):
         log = EventLog(folder.events)
         options = SweepOptions("train", "", len(widths), None, False, is_blind=True)
         records = Records(folder, log, "", 0)
-        Sweep(proposer, proposer, packer, body, records, Silent(), options, profile).run()
+        Sweep(proposer, proposer, packer, body, records, None, options, profile).run()
         log.close()
         assert {record.state for record in records.values()} == {TrialState.DONE}
         events = [json.loads(line) for line in folder.events.read_text().splitlines()]

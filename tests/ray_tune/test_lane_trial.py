@@ -14,6 +14,7 @@ pytest.importorskip("ray")
 torch = pytest.importorskip("torch")
 
 from cotune.errors import InputError
+from cotune.ray_tune.inbox import Inbox
 from cotune.ray_tune.lane_trial import LaneTrial
 from cotune.session import TrialStopped
 from cotune.sharing.inside.context import Context, Home
@@ -25,7 +26,7 @@ def test_each_trial_draws_numbers_of_its_own(tmp_path):
     before.leave()
     drawn = []
     for seed in (1, 2):
-        trial = LaneTrial(SimpleNamespace(home=home), 0, seed, tmp_path, dict)
+        trial = LaneTrial(SimpleNamespace(home=home), 0, seed, tmp_path, dict, Inbox())
         trial._context.enter()
         drawn.append((torch.rand(1).item(), np.random.rand(), random.random()))
         trial._context.leave()
@@ -34,7 +35,7 @@ def test_each_trial_draws_numbers_of_its_own(tmp_path):
 
 
 def test_a_trial_that_says_by_itself_that_it_was_stopped_has_failed(tmp_path):
-    trial = LaneTrial(SimpleNamespace(home=Home(), survives=lambda error: True), 0, 1, tmp_path, dict)
+    trial = LaneTrial(SimpleNamespace(home=Home(), survives=lambda error: True), 0, 1, tmp_path, dict, Inbox())
     ended = []
     trial._end, trial._ran_out = ended.append, lambda error: (False, None)
     told = trial._fails(TrialStopped())
@@ -43,7 +44,7 @@ def test_a_trial_that_says_by_itself_that_it_was_stopped_has_failed(tmp_path):
 
 
 def test_what_is_no_exception_is_told_with_where_it_was_raised(tmp_path):
-    trial = LaneTrial(SimpleNamespace(home=Home(), survives=lambda error: True), 0, 1, tmp_path, dict)
+    trial = LaneTrial(SimpleNamespace(home=Home(), survives=lambda error: True), 0, 1, tmp_path, dict, Inbox())
     trial._end, trial._ran_out = [].append, lambda error: (False, None)
     try:
         sys.exit(3)
@@ -57,7 +58,7 @@ def test_what_is_no_exception_is_told_with_where_it_was_raised(tmp_path):
 def test_a_trial_that_catches_up_lets_its_lane_mates_run_and_stops_where_it_was(tmp_path):
     passed = []
     host = SimpleNamespace(home=Home(), turns=SimpleNamespace(pass_on=passed.append))
-    trial = LaneTrial(host, 0, 1, tmp_path, dict, 3)
+    trial = LaneTrial(host, 0, 1, tmp_path, dict, Inbox(), 3)
     trial.iteration_done = lambda: None
     trial._trainable = SimpleNamespace(iteration=1)
 
