@@ -187,6 +187,32 @@ def test_residents_of_one_lane_compute_the_same_bits_as_trials_alone(run):
         assert [r["loss"] for r in a.history] == [r["loss"] for r in b.history]
 
 
+def test_what_modules_draw_when_they_are_imported_is_missing_in_no_trial(run, tmp_path):
+    (tmp_path / "draws.py").write_text(
+        "import random, numpy, torch\nrandom.random(), numpy.random.rand(), torch.rand(1)\n"
+    )
+    (tmp_path / "seeds.py").write_text("import random, numpy, torch, draws\nrandom.seed(7), numpy.random.seed(7)\n")
+
+    def train(config):
+        import random
+        import sys
+
+        import numpy as np
+
+        if config["imports"]:
+            sys.path.insert(0, str(tmp_path))
+            import seeds  # noqa: F401
+        import torch
+
+        cotune.report({"loss": random.random(), "numpy": np.random.rand(), "torch": torch.rand(1)})
+
+    drawn = []
+    for imports in (True, False):
+        trials = run(train, {"imports": imports}, trials=3, lanes=1, residents=1)
+        drawn.append([(trial.metrics["loss"], trial.metrics["numpy"], trial.metrics["torch"]) for trial in trials])
+    assert drawn[0] == drawn[1]
+
+
 def test_one_lane_in_lockstep_is_reproducible(run):
     options = {"trials": 15, "lanes": 1, "lockstep": True, "pruner": "asha", "seed": 5}
     first, second = (run(quadratic, {"x": cotune.uniform(-10, 10)}, **options) for _ in range(2))

@@ -119,6 +119,9 @@ class LaneTrial(ResidentTrial):
     def observe(self, value: float, step: int) -> NoReturn:
         raise InputError("an Optuna trial was used in one of Ray Tune", hint="give the study to cotune.optimize()")
 
+    def runs_here(self) -> bool:
+        return super().runs_here() or threading.current_thread() is self.runner
+
     def ask(self, payload: bytes) -> NoReturn:
         raise InputError("an Optuna trial was used in one of Ray Tune", hint="give the study to cotune.optimize()")
 

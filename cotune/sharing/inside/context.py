@@ -13,7 +13,7 @@ import os
 import sys
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from cotune.sharing.inside.cupy_pool import CupyRandom
@@ -129,6 +129,21 @@ class Context:
             self._cupy = CupyRandom(cupy, self._seed)
         if self._cupy is not None:
             self._cupy.enter()
+
+    @contextlib.contextmanager
+    def no_draws(self) -> Iterator[None]:
+        """Puts the random generators back in place at the end, as if nothing had been drawn meanwhile."""
+        self._python.capture()
+        self._numpy.capture()
+        if self._torch is not None:
+            self._torch.capture_random()
+        try:
+            yield
+        finally:
+            self._python.apply()
+            self._numpy.apply()
+            if self._torch is not None:
+                self._torch.apply_random()
 
     def seed_torch(self) -> None:
         """Seeds torch after this trial has imported it."""

@@ -26,6 +26,7 @@ from cotune.sharing.inside.children import uncap_children
 from cotune.sharing.inside.context import Home
 from cotune.sharing.inside.dynamo import defer_dynamo, dynamo_if_loaded
 from cotune.sharing.inside.pools import idle_pool
+from cotune.sharing.inside.quiet_imports import quiet_imports
 from cotune.sharing.inside.resident import ResidentTrial
 from cotune.sharing.inside.turns import Turns
 from cotune.sharing.lane_options import LaneOptions
@@ -111,6 +112,7 @@ class Host(ABC):
         for library in ("tensorflow", "jax", "catboost", "ray", "ray.tune", "ray.train"):
             after_import(library, lambda module: None, self.memory.loading)
         after_import("cupy", self._cupy_loaded)
+        quiet_imports(self._quiet)
         self.page[HOLDER] = NOBODY
         context = self.memory.start()
         self._context_level = self.level = self.memory.read()[0]
@@ -263,6 +265,13 @@ class Host(ABC):
         if isinstance(holder, ResidentTrial):
             holder.torch_loaded()
             self.prepare_thread()
+
+    def _quiet(self) -> contextlib.AbstractContextManager[None]:
+        """For an import: keeps the random generators of the trial that causes it as they are."""
+        holder = self.turns.holder
+        if isinstance(holder, ResidentTrial) and holder.runs_here() and not self.memory.is_recording():
+            return holder.no_draws()
+        return contextlib.nullcontext()
 
     def _cupy_loaded(self, _cupy: ModuleType) -> None:
         holder = self.turns.holder

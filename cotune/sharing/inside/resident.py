@@ -8,6 +8,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from cotune import session
@@ -151,6 +152,14 @@ class ResidentTrial(session.Session):
         """Called when this trial has just imported torch."""
         if self._context is not None:
             self._context.seed_torch()
+
+    def runs_here(self) -> bool:
+        """Whether the calling thread is the one that runs the trainable."""
+        return getattr(session._local, "session", None) is self
+
+    def no_draws(self) -> AbstractContextManager[None]:
+        """Makes what is drawn from the random generators meanwhile count for nothing."""
+        return self._context.no_draws() if self._context is not None else nullcontext()
 
     def cupy_loaded(self) -> None:
         """Called when this trial has just imported CuPy."""

@@ -126,6 +126,19 @@ class TorchState:
         self._hooks = [(module, name, _copied(hooks)) for module, name, hooks in _own_hooks]
 
     def apply(self, left: TorchState | None) -> None:
+        self.apply_random()
+        for module, name, hooks in self._hooks:
+            setattr(module, name, hooks)
+        now = left._flags if left is not None else [get() for get, _ in _flags]
+        if now == self._flags:
+            return
+        # Each flag is read again, since setting one may have changed another.
+        for (get, put), value in zip(_flags, self._flags, strict=True):
+            if get() != value:
+                put(value)
+
+    def apply_random(self) -> None:
+        """Puts the generators in place."""
         torch = self._torch
         if self._cpu is None:
             torch.default_generator.manual_seed(self._seed)
@@ -137,21 +150,16 @@ class TorchState:
                     generator.manual_seed(self._seed)
                 else:
                     generator.set_state(self._cuda[n])
-        for module, name, hooks in self._hooks:
-            setattr(module, name, hooks)
-        now = left._flags if left is not None else [get() for get, _ in _flags]
-        if now == self._flags:
-            return
-        # Each flag is read again, since setting one may have changed another.
-        for (get, put), value in zip(_flags, self._flags, strict=True):
-            if get() != value:
-                put(value)
 
-    def capture(self) -> None:
+    def capture_random(self) -> None:
+        """Notes the generators' states."""
         torch = self._torch
         self._cpu = torch.default_generator.get_state()
         if torch.cuda.is_initialized():
             self._cuda = [generator.get_state() for generator in torch.cuda.default_generators]
+
+    def capture(self) -> None:
+        self.capture_random()
         self._flags = [get() for get, _ in _flags]
         self._hooks = [(module, name, getattr(module, name)) for module, name, _ in self._hooks]
 
