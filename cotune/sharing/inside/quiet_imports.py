@@ -40,9 +40,11 @@ class _QuietImports(MetaPathFinder):
             del thread.is_busy
         if spec is None or not isinstance(spec.loader, SourceFileLoader):
             return spec
-        run = spec.loader.exec_module
+        loader, run = spec.loader, spec.loader.exec_module
 
         def exec_module(module: ModuleType) -> None:
+            # The loader stays with the module, and may be pickled.
+            vars(loader).pop("exec_module", None)
             if hasattr(thread, "is_busy"):
                 run(module)
                 return
@@ -53,7 +55,7 @@ class _QuietImports(MetaPathFinder):
             finally:
                 del thread.is_busy
 
-        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
 
     def _found_by_others(

@@ -1,5 +1,6 @@
 import importlib
 import importlib.util
+import pickle
 import sys
 from contextlib import contextmanager
 
@@ -42,6 +43,7 @@ def test_the_imports_that_an_import_causes_run_within_its_own(entered, tmp_path)
     assert entered == ["in", "quiet_outer", "quiet_inner", "out"]
     importlib.import_module("quiet_outer")
     assert len(entered) == 4, "it is loaded"
+    pickle.dumps(sys.modules["quiet_outer"].__loader__)
     importlib.reload(sys.modules["quiet_inner"])
     assert entered[4:] == ["in", "quiet_inner", "out"]
 
