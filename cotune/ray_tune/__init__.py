@@ -33,5 +33,7 @@ def __getattr__(name: str) -> Any:
 
 def _is_about_ray(error: ImportError | AttributeError) -> bool:
     """Whether a part of Ray is missing, and not Ray as a whole or something that it needs."""
-    within = getattr(error.obj, "__name__", "") if isinstance(error, AttributeError) else error.name
-    return str(within).startswith("ray.")
+    if isinstance(error, AttributeError):
+        owner = getattr(error.obj, "__module__", None) or getattr(error.obj, "__name__", "")
+        return f"{owner}.".startswith("ray.")
+    return str(error.name).startswith("ray.")
