@@ -36,7 +36,12 @@ def plain(name: str, value: Any, depth: int = 0) -> Any:
     shape = getattr(value, "shape", None)
     if shape is not None and math.prod(shape) != 1:
         return _listed(name, value, tuple(shape))
-    if hasattr(value, "item"):
+    if type(value).__module__.startswith("numpy.ma"):
+        # None if it is masked, where item() gives the number under the mask.
+        value = value.reshape(()).tolist()
+        if value is None:
+            return None
+    elif hasattr(value, "item"):
         value = value.item()
     for kind in (bool, int, float, str):
         if isinstance(value, kind):
