@@ -140,6 +140,7 @@ class LaneTrial(ResidentTrial):
             try:
                 answer = self._perform(call)
             except BaseException as error:
+                self._unwinds(error)
                 self._settle(call, error=self._fails(error))
             else:
                 self._settle(call, answer)

@@ -15,6 +15,8 @@ from cotune.demand import MIB
 from cotune.sharing.memory import LaneMemory
 
 HEADROOM = 128 * MIB
+# Bytes to go on with when memory has run out; less than malloc would map by itself, which the cap refuses.
+SPARE = 64 * 1024
 _M_ARENA_MAX = -8
 _RESIDENT = re.compile(rb"VmHWM:\s+(\d+) kB\nVmRSS:\s+(\d+) kB\nRssAnon:\s+(\d+) kB")
 
@@ -50,6 +52,7 @@ class CpuMemory(LaneMemory):
         self._limit = resource.RLIM_INFINITY
         # Reasons to lift the cap: a trial unwinds, libraries are being loaded, threads are being started.
         self._is_relaxed = False
+        self._spare = bytes(SPARE)
         self._loading = 0
         # A list, since its changes are atomic.
         self._starting: list[None] = []
@@ -86,6 +89,8 @@ class CpuMemory(LaneMemory):
         return self._quota - self._context - (self.read()[0] - self._bare)
 
     def relax(self) -> None:
+        # Where small objects have filled all memory, not even a tuple could be made.
+        self._spare = b""
         self._is_relaxed = True
         self._apply()
 
@@ -116,6 +121,7 @@ class CpuMemory(LaneMemory):
     def trim(self, *, shared: bool) -> None:
         getattr(self._libc, "malloc_trim", _nothing)(0)
         self._is_relaxed = False
+        self._spare = bytes(SPARE)
         self._tighten()
 
     def is_sound(self) -> bool:

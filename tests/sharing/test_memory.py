@@ -281,6 +281,32 @@ def test_a_refusal_within_nested_python_calls_says_that_memory_ran_out():
     assert is_memory
 
 
+def test_the_cap_can_be_lifted_where_small_objects_have_filled_all_memory():
+    (is_lifted,) = in_own_process("""
+        import resource
+        def fill(held):
+            for size in (1 << 20, 1 << 16, 1 << 12, *range(500, -1, -4)):
+                try:
+                    while True:
+                        held = held, bytes(size)
+                except MemoryError:
+                    pass
+            # Numbers that are not cached, and tuples, of which Python keeps some for later use.
+            number = 10**6
+            try:
+                while True:
+                    held = held, number, float(number)
+                    number += 1
+            except MemoryError:
+                memory.relax()
+        memory.set_quota(memory.start() + 8 * MIB)
+        memory.cap()
+        fill(())
+        tell(resource.getrlimit(resource.RLIMIT_DATA)[0] == resource.RLIM_INFINITY)
+    """)
+    assert is_lifted
+
+
 def test_onednn_that_is_refused_memory_for_its_code_says_that_memory_ran_out():
     pytest.importorskip("torch")
     before, told = in_own_process(

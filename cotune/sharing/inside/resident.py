@@ -318,6 +318,11 @@ class ResidentTrial(session.Session):
 
     # ---- the end
 
+    def _unwinds(self, error: BaseException) -> None:
+        """Lifts the cap if memory ran out, before anything else is done: to look into the error takes some, too."""
+        if isinstance(error, (MemoryError, SystemError)):
+            self._host.memory.relax()
+
     def _ran_out(self, error: BaseException) -> tuple[bool, int | None]:
         """Whether memory ran out, and the bytes the trial would have held; if so, lifts the cap for the unwinding."""
         is_memory, refused = out_of_memory(error, self._host.memory.is_short)

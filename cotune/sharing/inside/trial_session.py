@@ -257,6 +257,7 @@ class TrialSession(ResidentTrial):
             host.output.redirect(self._log)
             ending = self._attempt()
         except BaseException as error:
+            self._unwinds(error)
             ending = self._explain(error)
         session.bind(None)
         self._end(ending)
@@ -303,6 +304,7 @@ class TrialSession(ResidentTrial):
             if host.options.judged and not self._has_returned:
                 self._await_verdict()
         except BaseException as error:
+            self._unwinds(error)
             self._leave_if_forked(error)
             if not isinstance(error, TrialStopped):
                 return self._explain(error)
