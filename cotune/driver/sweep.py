@@ -170,6 +170,8 @@ class Sweep:
         for found in devices:
             self._feed(found)
         self._ask_more()
+        # A Ctrl-C may have come while all was set up: then no trial begins.
+        self._check_end()
         while self._packer.unfinished or self._supply.asked or self._arrivals:
             happened = self._engine.poll(SHOW_EVERY)
             for one in happened:
