@@ -261,7 +261,8 @@ def test_every_public_name_resolves(name):
     value = getattr(cotune, name)
     home = cotune._HOME[name]
     assert getattr(import_module(home), name) is value
-    assert value.__module__.startswith(home)
+    # The package imports this one on demand, and says so if Ray is another than it knows.
+    assert value.__module__ == ("cotune.ray_tune.scheduler" if name == "colocate" else home)
     assert value.__doc__
 
 
