@@ -7,7 +7,6 @@ changes the scheduler's class to a subclass of it, so that its other behaviour a
 from __future__ import annotations
 
 import functools
-import importlib.util
 import logging
 import os
 from collections.abc import Callable, Mapping
@@ -28,6 +27,7 @@ from cotune.ray_tune.cluster import Cluster
 from cotune.ray_tune.process import Fractions
 from cotune.ray_tune.seam import LaneActorManager, LaneRequest, LaneResourceManager
 from cotune.ray_tune.slot import ClusterOptions
+from cotune.sharing.installed import spec_of
 from cotune.sharing.preload import modules_to_preload
 
 log = logging.getLogger(__name__)
@@ -297,6 +297,6 @@ def _modules(trainable: Any) -> list[str]:
     try:
         # Tune's loggers load torch into the driver, whatever the trainable uses.
         found = modules_to_preload(cloudpickle.dumps(trainable), trainable, torch_if_loaded=False)
-        return [name for name in found if importlib.util.find_spec(name.partition(".")[0]) is not None]
+        return [name for name in found if spec_of(name.partition(".")[0]) is not None]
     except Exception:
         return ["numpy"]

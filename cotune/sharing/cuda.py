@@ -6,7 +6,6 @@ Neither process touches CUDA itself, after which it could not fork lanes. Lanes 
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import os
 import re
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ from typing import Any
 
 from cotune.demand import MIB
 from cotune.errors import DeviceError
+from cotune.sharing.installed import spec_of
 
 CONTEXT_GUESS = 600 * MIB
 RESERVE = 256 * MIB
@@ -122,7 +122,7 @@ def visible_gpus() -> list[Gpu]:
 
 def torch_has_cuda() -> bool:
     """Whether the installed torch was built for CUDA; found out without importing it, which takes a second."""
-    spec = importlib.util.find_spec("torch")
+    spec = spec_of("torch")
     if spec is None or spec.origin is None:
         return False
     try:

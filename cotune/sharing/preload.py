@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import importlib.metadata
-import importlib.util
 import os
 import pickletools
 import re
@@ -17,6 +16,7 @@ from types import CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 from cotune.sharing.inside.dynamo import NAME as COMPILER
+from cotune.sharing.installed import spec_of
 from cotune.sharing.parsing import parsed
 
 # Most source files that are searched: reading one takes 5 ms, before anything else can begin.
@@ -65,10 +65,10 @@ def modules_to_preload(blob: bytes, trainable: Any, *, torch_if_loaded: bool = T
     names = words | set(_names_used(getattr(trainable, "func", trainable), set()))
     preload = {name for name in names if name in sys.modules and is_installed(sys.modules[name])}
     heavy = _heavy_imports(names)
-    preload |= {name for name in heavy if importlib.util.find_spec(_top(name)) is not None}
+    preload |= {name for name in heavy if spec_of(_top(name)) is not None}
     leads_to_torch = not {"torch", "torchvision"}.isdisjoint(map(_top, heavy))
     is_loaded = torch_if_loaded and "torch" in sys.modules
-    if (leads_to_torch or is_loaded) and importlib.util.find_spec("torch") is not None:
+    if (leads_to_torch or is_loaded) and spec_of("torch") is not None:
         preload |= {*TORCH, *([COMPILER] if COMPILER in heavy or _compiles(names) else [])}
     return ["numpy", "numpy.random", "cloudpickle", "cotune.sharing.inside.lane_main", *sorted(preload)]
 
@@ -167,12 +167,7 @@ def _top(name: str) -> str:
 
 def _origin(name: str) -> Path | None:
     """The source file of a top-level module, found without importing the module."""
-    if not name.isidentifier():
-        return None
-    try:
-        spec = importlib.util.find_spec(name)
-    except (ImportError, ValueError, AttributeError):
-        return None
+    spec = spec_of(name) if name.isidentifier() else None
     origin = None if spec is None else spec.origin
     return Path(origin) if origin is not None and origin.endswith(".py") else None
 

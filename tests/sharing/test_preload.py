@@ -150,6 +150,19 @@ def test_a_torch_that_the_driver_has_loaded_is_preloaded():
     assert "torch" in preload(lambda config: 1)
 
 
+@pytest.mark.parametrize("name", ["torch", "pandas"])
+def test_a_stand_in_for_a_library_is_not_preloaded(name, monkeypatch):
+    monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+
+    def train(config):
+        import pandas
+        import torch
+
+        return pandas, torch
+
+    assert name not in preload(train)
+
+
 def test_without_torch_anywhere_it_is_not_preloaded(without_torch):
     def train(config):
         return config["x"]
