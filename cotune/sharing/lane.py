@@ -66,22 +66,27 @@ class LaneHandle:
         # Queue of a sending thread, from the first frame on that the socket did not take at once.
         self._unsent: queue.SimpleQueue[memoryview | None] | None = None
         self._zygote = zygote
-        page = os.memfd_create(f"cotune-lane-{options.lane}", os.MFD_CLOEXEC)
-        os.ftruncate(page, mmap.PAGESIZE)
-        self._numbers = memoryview(mmap.mmap(page, mmap.PAGESIZE)).cast("d")
-        self._numbers[HOLDER] = NOBODY
-        self.page = Page(self._numbers)
-        self._sock, theirs = socket.socketpair()
-        for side in (self._sock, theirs):
-            side.settimeout(None)
-            side.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 21)
-        self._frames = wire.Frames(self._sock, wire.FROM_LANES)
-        self._free = [_Seat(n, os.eventfd(0, os.EFD_CLOEXEC)) for n in range(options.seats)]
+        self._free: list[_Seat] = []
         self._taken: dict[int, _Seat] = {}
-        self._send(wire.encode_object(Kind.OPEN, options))
-        zygote.fork(self.lane, theirs, page, [seat.verdicts for seat in self._free])
-        theirs.close()
-        os.close(page)
+        with contextlib.ExitStack() as opened, contextlib.ExitStack() as undo:
+            page = os.memfd_create(f"cotune-lane-{options.lane}", os.MFD_CLOEXEC)
+            opened.callback(os.close, page)
+            os.ftruncate(page, mmap.PAGESIZE)
+            self._numbers = memoryview(mmap.mmap(page, mmap.PAGESIZE)).cast("d")
+            self._numbers[HOLDER] = NOBODY
+            self.page = Page(self._numbers)
+            self._sock, theirs = socket.socketpair()
+            opened.enter_context(theirs)
+            undo.callback(self.close)
+            for side in (self._sock, theirs):
+                side.settimeout(None)
+                side.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 21)
+            self._frames = wire.Frames(self._sock, wire.FROM_LANES)
+            for number in range(options.seats):
+                self._free.append(_Seat(number, os.eventfd(0, os.EFD_CLOEXEC)))
+            self._send(wire.encode_object(Kind.OPEN, options))
+            zygote.fork(self.lane, theirs, page, [seat.verdicts for seat in self._free])
+            undo.pop_all()
 
     def fileno(self) -> int:
         return self._sock.fileno()

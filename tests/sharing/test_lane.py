@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from cotune.sharing.lane import ended_how
+import errno
+import os
+
+import pytest
+
+from cotune.sharing.lane import LaneHandle, ended_how
+from cotune.sharing.lane_options import LaneOptions
 
 LOG = """What a trial has printed
 Traceback (most recent call last):
@@ -20,3 +26,19 @@ def test_how_a_lane_ended_is_told_with_its_error_and_not_with_the_advice_behind_
     assert ended_how(256, tmp_path / "log").endswith("code 1 (what(): no room)")
     (tmp_path / "log").write_text(f"{LOG}what(): no room\n")
     assert ended_how(9, tmp_path / "log").endswith("SIGKILL (what(): no room)")
+
+
+def test_a_lane_that_cannot_be_opened_for_want_of_files_keeps_none_open(monkeypatch):
+    options, real, made = LaneOptions(1, "cpu:0", "", 1, 1 << 30, 1, seats=4), os.eventfd, []
+
+    def eventfd(*arguments):
+        if len(made) == 3:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        made.append(None)
+        return real(*arguments)
+
+    monkeypatch.setattr(os, "eventfd", eventfd)
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises(OSError, match="Too many open files"):
+        LaneHandle(None, options)
+    assert os.listdir("/proc/self/fd") == before
