@@ -33,6 +33,7 @@ from cotune.sharing.cuda import CONTEXT_GUESS
 from cotune.sharing.devices import DeviceInfo
 from cotune.sharing.estimator import Estimator
 from cotune.sharing.lane import LaneHandle, ended_how
+from cotune.sharing.lane_options import LaneOptions
 from cotune.sharing.pickling import Packed, pack
 from cotune.sharing.wire import Kind
 from cotune.sharing.zygote import Zygote
@@ -154,7 +155,24 @@ class LocalEngine(Engine):
             return
         gpu = self._devices.gpus.get(info.name)
         mps = gpu.client_environment(instruction.lane, apart=instruction.apart) if gpu is not None else None
-        options = self._options.for_lane(instruction, info, self._threads, self._folder, self._imports, mps)
+        how = self._options
+        options = LaneOptions(
+            lane=instruction.lane,
+            device=info.name,
+            uuid=info.uuid,
+            cores=info.cores,
+            quota=instruction.quota,
+            threads=self._threads,
+            seats=how.residents + how.paused,
+            lockstep=how.lockstep,
+            judged=how.judged,
+            metric=how.metric,
+            stop=how.stop,
+            log=self._folder / f"lane-{instruction.lane}.log",
+            environment=mps or {},
+            imports=self._imports,
+            is_mps_client=mps is not None,
+        )
         try:
             lane = LaneHandle(self._zygote.get(), options, gpu.dismiss if gpu is not None and mps else None)
         except OSError as error:

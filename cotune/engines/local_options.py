@@ -3,11 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
-
-from cotune.packer import instructions as do
-from cotune.sharing.devices import DeviceInfo
-from cotune.sharing.lane_options import LaneOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,40 +32,3 @@ class LocalOptions:
     paused: int = 0
     preload: tuple[str, ...] = ()
     mps: bool | None = False
-
-    def for_lane(
-        self,
-        opened: do.OpenLane,
-        device: DeviceInfo,
-        threads: int,
-        folder: Path,
-        imports: tuple[str, ...],
-        mps: dict[str, str] | None,
-    ) -> LaneOptions:
-        """Makes a lane's settings.
-
-        Args:
-            opened: The brain's instruction.
-            device: The lane's device.
-            threads: Threads per operation.
-            folder: Folder for its log.
-            imports: Modules to import before the trainable is loaded.
-            mps: Environment that makes it a client of an MPS daemon; None if it is to be none.
-        """
-        return LaneOptions(
-            lane=opened.lane,
-            device=device.name,
-            uuid=device.uuid,
-            cores=device.cores,
-            quota=opened.quota,
-            threads=threads,
-            seats=self.residents + self.paused,
-            lockstep=self.lockstep,
-            judged=self.judged,
-            metric=self.metric,
-            stop=self.stop,
-            log=folder / f"lane-{opened.lane}.log",
-            environment=mps or {},
-            imports=imports,
-            is_mps_client=mps is not None,
-        )

@@ -156,18 +156,15 @@ def _device_of(slot: Slot, threads: int | None) -> tuple[DeviceInfo, str]:
     if not slot.gpus:
         info = find_devices(devices=["cpu:0"], threads=threads)[0]
         capacity = min(info.capacity, slot.memory or info.capacity)
-        return with_cores(_sized(info, capacity), slot.cpus, threads), f"{address}/cpu:0"
+        return with_cores(replace(info, capacity=capacity), slot.cpus, threads), f"{address}/cpu:0"
     number = ray.get_gpu_ids()[0]
     share = max(1, int(resources["GPU"]))
     cores = max(1, int(resources.get("CPU", 1)) // share)
     info = find_devices()[0]
     if info.is_cuda:
         return replace(info, cores=cores), f"{address}/cuda:{number}"
-    return with_cores(_sized(info, info.capacity // share), cores, threads), f"{address}/cpu:{number}"
-
-
-def _sized(info: DeviceInfo, capacity: int) -> DeviceInfo:
-    return replace(info, capacity=capacity, total=capacity)
+    info = replace(info, capacity=info.capacity // share)
+    return with_cores(info, cores, threads), f"{address}/cpu:{number}"
 
 
 def _own_folder(folder: Path) -> Path:

@@ -32,7 +32,7 @@ class DeviceInfo:
         max_width: Most lanes that can pay, unless running lanes leave the device idle.
         cores: CPU cores for its lanes.
         uuid: The GPU's UUID; empty for a CPU device.
-        total: All bytes of the GPU; the capacity for a CPU device.
+        total: All bytes of the GPU; 0 for a CPU device.
         idle_width: Most lanes that can pay while running lanes leave the device idle; 0 where that is not measured.
     """
 
@@ -186,7 +186,7 @@ def _explicit(devices: Sequence[str], threads: int | None) -> list[DeviceInfo]:
                     f"{name!r} has {format_bytes(capacity)}, less than a process needs",
                     hint=f"give it {format_bytes(LEAST_CAPACITY)} or more; mind the unit, as in 'cpu:0@4GiB'",
                 )
-            bare = DeviceInfo(f"cpu:{int(cpu[1] or 0)}", capacity, CPU_CONTEXT_GUESS, 1, cores, "", capacity)
+            bare = DeviceInfo(f"cpu:{int(cpu[1] or 0)}", capacity, CPU_CONTEXT_GUESS, 1, cores)
             info = with_cores(bare, cores, threads)
         elif gpu:
             visible = cuda.visible_gpus() if visible is None else visible

@@ -126,8 +126,8 @@ def text_of(error: BaseException) -> str:
         return f"(its text could not be made: {type(another).__name__})"
 
 
-def causes(error: BaseException) -> Iterator[BaseException]:
-    """An exception, its causes and contexts, and the members of groups among them; the given one first."""
+def causes(error: BaseException, *, hidden: bool = False) -> Iterator[BaseException]:
+    """An exception, its causes, its contexts (also `hidden` by a cause), and the members of groups; itself first."""
     seen: set[int] = set()
     todo: list[BaseException | None] = [error]
     while todo:
@@ -135,20 +135,16 @@ def causes(error: BaseException) -> Iterator[BaseException]:
         if cause is not None and id(cause) not in seen:
             seen.add(id(cause))
             yield cause
-            todo.append(cause.__cause__ or cause.__context__)
+            if hidden or cause.__cause__ is None:
+                todo.append(cause.__context__)
+            todo.append(cause.__cause__)
             todo += reversed(_grouped(cause))
 
 
 def clear_frames(error: BaseException) -> None:
     """Releases the locals, and so the tensors, in the traceback frames of an exception and of all its causes."""
-    seen: set[int] = set()
-    todo: list[BaseException | None] = [error]
-    while todo:
-        one = todo.pop()
-        if one is not None and id(one) not in seen:
-            seen.add(id(one))
-            traceback.clear_frames(one.__traceback__)
-            todo += [one.__cause__, one.__context__, *_grouped(one)]
+    for cause in causes(error, hidden=True):
+        traceback.clear_frames(cause.__traceback__)
 
 
 def _grouped(error: BaseException) -> Sequence[BaseException]:

@@ -10,15 +10,13 @@ other. With a grant the forwards of a group run at once and share one backward.
 
 from __future__ import annotations
 
-import gc
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from cotune import session
 from cotune.errors import InputError
 from cotune.session import Loan
-from cotune.sharing.memory import out_of_memory
+from cotune.sharing.memory import clear_frames, out_of_memory
 from cotune.sharing.splitting import split
 
 if TYPE_CHECKING:
@@ -108,10 +106,7 @@ class MicroBatches:
         if loan is not None and loan.concurrency > 1:
             done = self._grouped(micros, loan, loss_of)
         done += [_at_once(micro, loss_of) for micro in micros[len(done) :]]
-        total = done[0]
-        for loss in done[1:]:
-            total = total + loss
-        return total
+        return _total(done)
 
     # ---- under a grant
 
@@ -224,7 +219,7 @@ def _run_group(
     except Exception as error:
         if not out_of_memory(error)[0]:
             raise
-        _let_go(error)
+        clear_frames(error)
     stage.home()
     count = max(len(given), 1)
     finished = leaves.finished() if leaves is not None else []
@@ -277,13 +272,6 @@ def _backward(losses: Sequence[Tensor]) -> None:
     import torch
 
     torch.autograd.backward(list(losses))
-
-
-def _let_go(error: BaseException) -> None:
-    """Releases the tensors that the frames of an error keep alive."""
-    traceback.clear_frames(error.__traceback__)
-    error.__traceback__ = None
-    gc.collect()
 
 
 def _loan(count: int) -> Loan | None:
