@@ -33,11 +33,8 @@ from cotune.ray_tune.sessions import route_sessions
 from cotune.ray_tune.site import Site, look_round
 from cotune.sharing import cuda
 from cotune.sharing.inside.host import THREAD_STACK, Host
-from cotune.sharing.inside.resident import Ending
 from cotune.sharing.lane_options import LaneOptions
 from cotune.sharing.page import NOBODY, Page
-from cotune.sharing.wire import Kind, encode_object
-from cotune.trial import Outcome
 
 BEAT_EVERY = 1.0
 EVICT_AFTER = 2.0
@@ -220,21 +217,10 @@ class Lane:
     def _begin(self, attempt: Attempt) -> None:
         if attempt.pickled is not None:
             self._trainable(attempt.trainable).set_result(attempt.pickled)
-        if self._host is not None:
-            self._host.let_begin()
-        try:
-            threading.Thread(target=self._run, args=(attempt,), name=f"trial-{attempt.trial}", daemon=True).start()
-        except RuntimeError as error:
-            self._not_begun(attempt, error)
-
-    def _not_begun(self, attempt: Attempt, error: RuntimeError) -> None:
-        """Ends an attempt whose thread cannot start as out of memory: neither trial nor lane-mates are to blame."""
-        if self._host is not None:
-            self._host.memory.cap()
-        self._forget(attempt.key)
-        ending = Ending(Outcome.OUT_OF_MEMORY, None, "TrialFailed", str(error))
-        self._outbox.put(encode_object(Kind.ENDED, (attempt.trial, *ending)))
-        self._inbox(attempt.key).close()
+        self._opened.wait()
+        assert self._host is not None
+        if not self._host.begin(attempt.trial, partial(self._run, attempt)):
+            self._inbox(attempt.key).close()
 
     @ray.method(concurrency_group="control")  # type: ignore[untyped-decorator]
     def interrupt(self, key: Key) -> None:
@@ -295,7 +281,6 @@ class Lane:
                 os._exit(1)
 
     def _perform(self, attempt: Attempt) -> None:
-        self._opened.wait()
         assert self._host is not None
         with self._resized:
             # Not for ever: Ray may fail to unpack a call for want of memory.

@@ -241,6 +241,7 @@ def test_what_a_trial_has_every_thread_traced_with_does_not_keep_the_next_from_s
     host.memory, host._tracing = SimpleNamespace(uncap=lambda: None), (threading.gettrace(), threading.getprofile())
     host._excepthooks = sys.excepthook, threading.excepthook
     process._host = host
+    process._opened.set()
     threading.settrace(refuse)
     try:
         process._begin(lane.Attempt(3, 0, 0, "", 0, None, b""))
@@ -255,8 +256,11 @@ def test_where_no_further_thread_can_be_had_the_brain_hears_of_it_and_the_call_i
         raise RuntimeError("can't start new thread")
 
     process, caps = lane.Lane({}, ()), []
-    memory = SimpleNamespace(cap=lambda: caps.append(1), uncap=lambda: caps.append(-1))
-    process._host = SimpleNamespace(memory=memory, let_begin=memory.uncap)
+    process._host = host = object.__new__(lane.LaneHost)
+    host.memory = SimpleNamespace(cap=lambda: caps.append(1), uncap=lambda: caps.append(-1))
+    host._tracing, host._excepthooks = (None, None), (sys.excepthook, threading.excepthook)
+    host._trials, host._outbox = {}, process._outbox
+    process._opened.set()
     monkeypatch.setattr(threading.Thread, "start", refuse)
     with pytest.raises(NotHere):
         process.call((3, 0), 0, "train", (), {}, lane.Attempt(3, 0, 0, "", 0, b"", b""))

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -27,12 +28,13 @@ from cotune.sharing.inside.context import Home
 from cotune.sharing.inside.dynamo import defer_dynamo, dynamo_if_loaded
 from cotune.sharing.inside.pools import idle_pool
 from cotune.sharing.inside.quiet_imports import quiet_imports
-from cotune.sharing.inside.resident import ResidentTrial
+from cotune.sharing.inside.resident import Ending, ResidentTrial
 from cotune.sharing.inside.turns import Turns
 from cotune.sharing.lane_options import LaneOptions
 from cotune.sharing.memory import LaneMemory
 from cotune.sharing.page import BOUNDARY, HELD, HOLDER, NOBODY
 from cotune.sharing.wire import Kind
+from cotune.trial import Outcome
 
 THREAD_STACK = 2 * MIB
 # Seconds without a boundary after which the memory figures on the page are read anew.
@@ -120,14 +122,26 @@ class Host(ABC):
         self.page[HELD] = self.memory.held()
         self.send(wire.encode_object(Kind.READY, (context,)))
 
-    def let_begin(self) -> None:
-        """Lifts what could keep a new trial's thread from starting."""
+    def begin(self, trial: int, run: Callable[[], None]) -> bool:
+        """Starts a trial's thread.
+
+        If none can be started now, the trial has run out of memory: neither it nor its lane-mates are to blame.
+        """
         # Without memory for its stack a thread ends before it begins, and start() waits for ever.
         self.memory.uncap()
         # A trace function left by an earlier trial may raise in every new thread.
         threading.settrace(self._tracing[0])
         threading.setprofile(self._tracing[1])
         sys.excepthook, threading.excepthook = self._excepthooks
+        try:
+            threading.Thread(target=run, name=f"trial-{trial}", daemon=True).start()
+        except RuntimeError as error:
+            self.memory.cap()
+            self._trials.pop(trial, None)
+            ending = Ending(Outcome.OUT_OF_MEMORY, None, "TrialFailed", str(error))
+            self.send(wire.encode_object(Kind.ENDED, (trial, *ending)))
+            return False
+        return True
 
     def adopt(self, trial: ResidentTrial) -> None:
         """Adds a trial to the residents."""

@@ -24,12 +24,12 @@ from cotune.sharing.inside.habit import SavingHabit
 from cotune.sharing.inside.host import THREAD_STACK, Host
 from cotune.sharing.inside.lane_output import LaneOutput
 from cotune.sharing.inside.ray_session import serve_ray_tune
-from cotune.sharing.inside.resident import Ending, ResidentTrial
+from cotune.sharing.inside.resident import ResidentTrial
 from cotune.sharing.inside.trial_session import TrialSession
 from cotune.sharing.lane_options import LaneOptions
 from cotune.sharing.wire import Kind
 from cotune.stopping import StopRule
-from cotune.trial import Outcome, TrialSpec
+from cotune.trial import TrialSpec
 
 HANG_UP_WITHIN = 5.0
 LOOK_EVERY = 1.0
@@ -119,13 +119,9 @@ class ForkedHost(Host):
                 seat, spec = pickle.loads(payload)
             trial = TrialSession(self, self._verdicts[seat], spec)
             self.adopt(trial)
-            threading.stack_size(0)
-            self.let_begin()
             self.output.put_back()
-            try:
-                threading.Thread(target=trial.run, name=f"trial-{trial.trial}", daemon=True).start()
-            except RuntimeError as error:
-                self._not_begun(trial, error)
+            threading.stack_size(0)
+            self.begin(trial.trial, trial.run)
             # For threads that trials start: the memory reserved for stacks counts against the quota of a CPU lane.
             threading.stack_size(THREAD_STACK)
         elif kind in _TOLD:
@@ -158,13 +154,6 @@ class ForkedHost(Host):
             yield
         finally:
             self.memory.cap()
-
-    def _not_begun(self, trial: TrialSession, error: RuntimeError) -> None:
-        """Ends a trial as out of memory because no thread can be started now; its lane-mates go on."""
-        self.memory.cap()
-        del self._trials[trial.trial]
-        ending = Ending(Outcome.OUT_OF_MEMORY, None, "TrialFailed", str(error))
-        self.send(wire.encode_object(Kind.ENDED, (trial.trial, *ending)))
 
     def send(self, frame: bytes) -> None:
         with self._send_lock:
