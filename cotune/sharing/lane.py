@@ -17,6 +17,7 @@ from pathlib import Path
 
 from cotune.sharing import wire
 from cotune.sharing.lane_options import LaneOptions
+from cotune.sharing.logs import last_lines
 from cotune.sharing.page import HOLDER, NOBODY, Page
 from cotune.sharing.wire import FAULTED, GO_ON, REST, STOP, Kind
 from cotune.sharing.zygote import Zygote
@@ -241,11 +242,9 @@ def ended_how(status: int, log: Path) -> str:
         said = "a kernel broke the device context that it shared with others"
     else:
         said = f"its lane process ended with exit code {os.waitstatus_to_exitcode(status)}"
-    with contextlib.suppress(OSError):
-        lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-        if lines:
-            last = max((n for n, line in enumerate(lines) if line.startswith(_TRACEBACK)), default=len(lines))
-            error = [line for line in lines[last + 1 :] if not line.startswith(" ")]
-            # A traceback printed earlier did not cause the signal.
-            said += f" ({(lines[-1] if os.WIFSIGNALED(status) or not error else error[0])[:200]})"
+    if lines := last_lines(log):
+        last = max((n for n, line in enumerate(lines) if line.startswith(_TRACEBACK)), default=len(lines))
+        error = [line for line in lines[last + 1 :] if not line.startswith(" ")]
+        # A traceback printed earlier did not cause the signal.
+        said += f" ({(lines[-1] if os.WIFSIGNALED(status) or not error else error[0])[:200]})"
     return said

@@ -22,6 +22,7 @@ from pathlib import Path
 
 from cotune.demand import MIB
 from cotune.errors import DeviceError
+from cotune.sharing.logs import last_lines
 
 CONTROL = "nvidia-cuda-mps-control"
 UP_WITHIN = 5.0
@@ -171,10 +172,8 @@ class MpsDaemon:
 
     def _last_words(self) -> str:
         for name in ("server.log", "control.log"):
-            with contextlib.suppress(OSError):
-                lines = (self._folder / name).read_text(encoding="utf-8", errors="replace").strip().splitlines()
-                if lines:
-                    return f"; {name} ends: {lines[-1][:200]}"
+            if lines := last_lines(self._folder / name):
+                return f"; {name} ends: {lines[-1][:200]}"
         return ""
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from cotune.process_wide import IN_LANE
+from cotune.sharing.logs import last_lines
 from cotune.sharing.process_groups import kill_group
 from cotune.sharing.zygote_main import write_payload
 
@@ -147,10 +148,7 @@ class Zygote:
 
     def last_words(self) -> str:
         """The end of its log, for an error message."""
-        with contextlib.suppress(OSError):
-            lines = self._log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-            return " | ".join(lines[-3:])
-        return ""
+        return " | ".join(last_lines(self._log)[-3:])
 
     def close(self) -> None:
         """Ends the zygote, its lanes and all processes of the lanes."""

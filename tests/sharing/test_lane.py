@@ -28,6 +28,14 @@ def test_how_a_lane_ended_is_told_with_its_error_and_not_with_the_advice_behind_
     assert ended_how(9, tmp_path / "log").endswith("SIGKILL (what(): no room)")
 
 
+def test_of_a_log_that_a_library_has_filled_only_the_end_is_read(tmp_path):
+    with open(tmp_path / "log", "wb") as log:
+        log.truncate(1 << 40)
+        log.seek(0, os.SEEK_END)
+        log.write(LOG.encode())
+    assert ended_how(256, tmp_path / "log").endswith("code 1 (torch.AcceleratorError: CUDA error: out of memory)")
+
+
 def test_a_lane_that_cannot_be_opened_for_want_of_files_keeps_none_open(monkeypatch):
     options, real, made = LaneOptions(1, "cpu:0", "", 1, 1 << 30, 1, seats=4), os.eventfd, []
 
