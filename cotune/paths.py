@@ -5,7 +5,7 @@
   run.lock              held by the driver while it runs
   events.jsonl          what happened, append-only: the source for resume, traces and reports
   optuna.journal        the study, for optuna-dashboard
-  lanes/                on a cluster, with a folder for each machine
+  lanes/                on a cluster, with a folder for each device
     lane-3.log          what a lane printed outside of trials
     zygote.log          what the zygote, which forks lanes, printed
   trials/0007/

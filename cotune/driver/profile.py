@@ -198,8 +198,11 @@ class Profile:
         with contextlib.suppress(OSError):
             self._path.parent.mkdir(exist_ok=True)
             content = {"version": VERSION, "trials": rows, "widths": widths}
-            written.write_text(json.dumps(content), encoding="utf-8")
-            written.replace(self._path)
+            try:
+                written.write_text(json.dumps(content), encoding="utf-8")
+                written.replace(self._path)
+            finally:
+                written.unlink(missing_ok=True)
 
 
 def profile_path(storage: Path, trainable: Any, constants: Mapping[str, Any], hardware: str) -> Path:

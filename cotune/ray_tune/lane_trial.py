@@ -105,9 +105,15 @@ class LaneTrial(ResidentTrial):
         self._turn_due = float("inf")
         self._boundary()
 
+    def follow(self) -> None:
+        """Called by Ray's thread, before it runs the user's function: its delays are the trial's."""
+        self._meter.follow()
+
     # ---- what the trainable may call of cotune
 
     def report(self, metrics: Mapping[str, Any], step: int | None) -> None:
+        if self.ray_session is None:
+            raise InputError("cotune.report() was called in a class Trainable", hint="return the metrics from step()")
         self.ray_session.report(dict(metrics))
 
     def checkpoint(self) -> NoReturn:

@@ -48,6 +48,7 @@ class LaneRaySession(_private.ray_session._TrainSession):  # type: ignore[misc]
         def run() -> Any:
             session.bind(trial)
             trial.host.prepare_thread()
+            trial.follow()
             try:
                 return training_func()
             except TrialStopped as stopped:

@@ -79,14 +79,10 @@ def _settings(before: Mapping[str, Any], event: Mapping[str, Any]) -> dict[str, 
 
     Constants may change as long as no trial has ended or has a checkpoint, and options may be added.
     """
-    options = _merged(before.get("options", {}), event.get("options", {}))
+    had, has = before.get("options", {}), event.get("options", {})
+    options = {name: {**had.get(name, {}), **has.get(name, {})} for name in {**had, **has}}
     seed = operator.index(before.get("seed", event["seed"]))
     return {**event, **before, "seed": seed, "constants": dict(event.get("constants", {})), "options": options}
-
-
-def _merged(before: Mapping[str, Mapping[str, Any]], now: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Merges the options that labels stand for, by parameter."""
-    return {name: {**before.get(name, {}), **now.get(name, {})} for name in {**before, **now}}
 
 
 def check_version(folder: RunFolder, settings: Mapping[str, Any]) -> None:

@@ -209,10 +209,10 @@ class Search(Proposer):
                 self._answer(Promotion(other))
             self._answer(Verdict(number, attempt, stop=False, wait=waits))
             return
-        if not math.isnan(value):
+        is_number = not math.isnan(value)
+        if is_number:
             self._store(trial, step, value)
-        if self.judges:
-            self._answer(Verdict(number, attempt, not math.isnan(value) and bool(trial.should_prune())))
+        self._answer(Verdict(number, attempt, is_number and bool(trial.should_prune())))
 
     def _settle(self) -> None:
         best = None if self._rungs is None or self._completed else self._rungs.best_waiting()

@@ -129,7 +129,7 @@ class CpuMemory(LaneMemory):
 
     def busy_seconds(self) -> float | None:
         # The CPU time of child processes is not known before they end.
-        if _has_children():
+        if has_children():
             return None
         ended = os.times()
         return (time.process_time() + ended.children_user + ended.children_system) / self._cores
@@ -158,7 +158,8 @@ class CpuMemory(LaneMemory):
         return soft
 
 
-def _has_children() -> bool:
+def has_children() -> bool:
+    """Whether this process has children, ended ones included."""
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import functools
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -160,6 +163,20 @@ def test_a_folder_that_cannot_be_written_is_no_harm(tmp_path):
     profile = Profile(tmp_path / ".profiles" / "train.json")
     profile.learn({}, Demand(MIB, 0), None)
     profile.save()
+
+
+def test_where_there_is_no_room_for_a_profile_the_last_one_stays(tmp_path, monkeypatch):
+    path = tmp_path / "train.json"
+    taught(path, FEW).save()
+    before = path.read_text()
+
+    def full(self, *_, **__):
+        self.touch()
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, "write_text", full)
+    taught(path, FEW + 1).save()
+    assert (path.read_text(), os.listdir(tmp_path)) == (before, ["train.json"])
 
 
 def test_the_same_code_has_the_same_profile_in_every_process(tmp_path):

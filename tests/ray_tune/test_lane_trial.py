@@ -43,6 +43,12 @@ def test_a_trial_that_says_by_itself_that_it_was_stopped_has_failed(tmp_path):
     assert [ending.outcome for ending in ended] == ["failed"]
 
 
+def test_a_class_that_reports_is_told_to_return_its_metrics(tmp_path):
+    trial = LaneTrial(SimpleNamespace(home=Home()), 0, 1, tmp_path, dict, Inbox())
+    with pytest.raises(InputError, match=r"(?s)class Trainable.*return the metrics"):
+        trial.report({"loss": 1.0}, None)
+
+
 def test_what_is_no_exception_is_told_with_where_it_was_raised(tmp_path):
     trial = LaneTrial(SimpleNamespace(home=Home(), survives=lambda error: True), 0, 1, tmp_path, dict, Inbox())
     trial._end, trial._ran_out = [].append, lambda error: (False, None)

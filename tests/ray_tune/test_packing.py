@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import threading
 import time
 from pathlib import Path
 
@@ -16,9 +17,10 @@ from ray import tune
 from ray.tune.schedulers import FIFOScheduler, ResourceChangingScheduler
 
 import cotune
-from cotune import colocate
+from cotune import colocate, session
 from cotune.demand import MIB
 from cotune.errors import InputError, TrialTooLarge
+from cotune.sharing.delays import are_counted
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("gpus")]
 
@@ -54,6 +56,16 @@ def test_same_results_as_ray_tune_with_residents_taking_turns(run_config):
     assert len({result.metrics["pid_"] for result in packed}) <= 2, "one lane on each of two logical GPUs"
     for result in packed:
         assert result.metrics["trial_id"] in result.metrics["cwd"], "each in its own working directory"
+
+
+@pytest.mark.skipif(not are_counted(), reason="this kernel does not count delays")
+def test_the_delays_that_are_left_out_are_those_of_the_thread_that_runs_the_function(run_config):
+    def train(config):
+        counted = os.readlink(f"/proc/self/fd/{session.current()._meter._delays._fd}")
+        tune.report({"counted": int(Path(counted).parent.name), "own": threading.get_native_id()})
+
+    (result,) = tune.Tuner(train, tune_config=tune.TuneConfig(scheduler=colocate()), run_config=run_config()).fit()
+    assert result.metrics["counted"] == result.metrics["own"]
 
 
 def hungry(config):

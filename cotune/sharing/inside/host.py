@@ -20,7 +20,7 @@ from typing import Any
 from cotune import session
 from cotune.demand import MIB
 from cotune.sharing import wire
-from cotune.sharing.cpu import CpuMemory
+from cotune.sharing.cpu import CpuMemory, has_children
 from cotune.sharing.inside.after_import import after_import
 from cotune.sharing.inside.boundary import on_optimizer_step
 from cotune.sharing.inside.children import uncap_children
@@ -321,9 +321,7 @@ def _has_process_group() -> bool:
 
 def _children(known: frozenset[int]) -> list[int]:
     """Living child processes, without the known ones and Python's own helpers."""
-    try:
-        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    except ChildProcessError:
+    if not has_children():
         return []
     found: list[int] = []
     try:

@@ -57,6 +57,13 @@ class TrialMeter:
             self._delays = ThreadDelays()
         self._delayed_since = self._delays.seconds() if self._delays is not None else 0.0
 
+    def follow(self) -> None:
+        """Measures the delays of the calling thread from now on, which runs the trainable in place of the trial's."""
+        if self._delays is not None:
+            self._delays.close()
+            self._delays = ThreadDelays()
+            self._delayed_since = self._delays.seconds()
+
     def read(self, now: float, *, final: bool = False) -> None:
         """Reads the meters, and resets them for the next holder of the turn.
 
