@@ -32,7 +32,7 @@ from cotune.ray_tune.outbox import Outbox
 from cotune.ray_tune.sessions import route_sessions
 from cotune.ray_tune.site import Site, look_round
 from cotune.sharing import cuda
-from cotune.sharing.inside.host import THREAD_STACK, Host
+from cotune.sharing.inside.host import Host
 from cotune.sharing.lane_options import LaneOptions
 from cotune.sharing.page import NOBODY, Page
 
@@ -168,8 +168,6 @@ class Lane:
         if options.uuid:
             self._watch = cuda.GpuWatch(options.uuid)
         self._host.start()
-        # The reserved stack of a thread counts against the quota of a CPU lane.
-        threading.stack_size(0 if options.uuid else THREAD_STACK)
         self._opened.set()
         return site
 

@@ -63,6 +63,10 @@ class LaneRaySession(_private.ray_session._TrainSession):  # type: ignore[misc]
         trial.runner = self.training_thread
         self.training_thread.name = f"trial-{trial.trial}-function"
 
+    def start(self) -> None:
+        with self._trial.host.full_stacks():
+            super().start()
+
     def report(self, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> None:
         if _private.RESULT_DUPLICATE not in metrics:
             self._trial.iteration_done()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import sys
 import threading
 import time
 from pathlib import Path
@@ -32,6 +33,25 @@ def deterministic(config):
     for _ in range(4):
         value += np.random.randn() + random.random()
         tune.report({"score": value, "pid_": os.getpid(), "gpu": ray.get_gpu_ids(), "cwd": os.getcwd()})
+
+
+# Takes 3 MiB of stack for `depth_of`.
+DEEP = 20_000
+
+
+def depth_of(levels):
+    """Makes C code call itself as often."""
+    nested = []
+    for _ in range(levels - 1):
+        nested = [nested]
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(3 * levels)
+    try:
+        return repr(nested).count("[")
+    finally:
+        sys.setrecursionlimit(limit)
+        while nested:
+            nested = nested[0]
 
 
 def outcome(results):
@@ -66,6 +86,17 @@ def test_the_delays_that_are_left_out_are_those_of_the_thread_that_runs_the_func
 
     (result,) = tune.Tuner(train, tune_config=tune.TuneConfig(scheduler=colocate()), run_config=run_config()).fit()
     assert result.metrics["counted"] == result.metrics["own"]
+
+
+class Recursive(tune.Trainable):
+    def step(self):
+        return {"depth": depth_of(DEEP), "done": True}
+
+
+@pytest.mark.parametrize("trainable", [Recursive, lambda config: tune.report({"depth": depth_of(DEEP)})])
+def test_recursion_may_go_as_deep_as_in_a_program_of_its_own(run_config, trainable):
+    (result,) = tune.Tuner(trainable, tune_config=tune.TuneConfig(scheduler=colocate()), run_config=run_config()).fit()
+    assert result.metrics["depth"] == DEEP
 
 
 def hungry(config):

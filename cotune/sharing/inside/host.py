@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -36,7 +36,8 @@ from cotune.sharing.page import BOUNDARY, HELD, HOLDER, NOBODY
 from cotune.sharing.wire import Kind
 from cotune.trial import Outcome
 
-THREAD_STACK = 2 * MIB
+# The memory reserved for the stacks of threads counts against the quota of a CPU lane.
+_SMALL_STACK = 2 * MIB
 # Seconds without a boundary after which the memory figures on the page are read anew.
 LOOK_AFTER = 1.0
 # Most files that ended trials may leave open.
@@ -76,6 +77,7 @@ class Host(ABC):
         self._context_level = 0
         self._shared_bytes = 0
         self._held = (0, 0, False)
+        self._stack = 0 if options.uuid else _SMALL_STACK
         self._warm = False
         self._files = -1
         self._tracing = threading.gettrace(), threading.getprofile()
@@ -119,6 +121,7 @@ class Host(ABC):
         context = self.memory.start()
         self._context_level = self.level = self.memory.read()[0]
         self.memory.set_quota(self.options.quota)
+        threading.stack_size(self._stack)
         self.page[HELD] = self.memory.held()
         self.send(wire.encode_object(Kind.READY, (context,)))
 
@@ -127,14 +130,15 @@ class Host(ABC):
 
         If none can be started now, the trial has run out of memory: neither it nor its lane-mates are to blame.
         """
-        # Without memory for its stack a thread ends before it begins, and start() waits for ever.
-        self.memory.uncap()
         # A trace function left by an earlier trial may raise in every new thread.
         threading.settrace(self._tracing[0])
         threading.setprofile(self._tracing[1])
         sys.excepthook, threading.excepthook = self._excepthooks
+        # Without memory for its stack a thread ends before it begins, and start() waits for ever.
+        self.memory.uncap()
         try:
-            threading.Thread(target=run, name=f"trial-{trial}", daemon=True).start()
+            with self.full_stacks():
+                threading.Thread(target=run, name=f"trial-{trial}", daemon=True).start()
         except RuntimeError as error:
             self.memory.cap()
             self._trials.pop(trial, None)
@@ -142,6 +146,15 @@ class Host(ABC):
             self.send(wire.encode_object(Kind.ENDED, (trial, *ending)))
             return False
         return True
+
+    @contextlib.contextmanager
+    def full_stacks(self) -> Iterator[None]:
+        """Gives threads that are started meanwhile a stack as large as they would have without a lane."""
+        threading.stack_size(0)
+        try:
+            yield
+        finally:
+            threading.stack_size(self._stack)
 
     def adopt(self, trial: ResidentTrial) -> None:
         """Adds a trial to the residents."""

@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 from cotune.errors import NotPicklable
 from cotune.sharing import wire
 from cotune.sharing.inside.habit import SavingHabit
-from cotune.sharing.inside.host import THREAD_STACK, Host
+from cotune.sharing.inside.host import Host
 from cotune.sharing.inside.lane_output import LaneOutput
 from cotune.sharing.inside.ray_session import serve_ray_tune
 from cotune.sharing.inside.resident import ResidentTrial
@@ -120,10 +120,7 @@ class ForkedHost(Host):
             trial = TrialSession(self, self._verdicts[seat], spec)
             self.adopt(trial)
             self.output.put_back()
-            threading.stack_size(0)
             self.begin(trial.trial, trial.run)
-            # For threads that trials start: the memory reserved for stacks counts against the quota of a CPU lane.
-            threading.stack_size(THREAD_STACK)
         elif kind in _TOLD:
             resident = self._trials.get(pickle.loads(payload))
             if resident is not None:
