@@ -5,6 +5,7 @@ Each replacement calls the original, and holds for all experiments in the proces
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import weakref
 from collections.abc import Callable
@@ -52,7 +53,9 @@ class _Spared:
         self._found[fs_path] = fs
         awaited, unsure = self._awaited()
         for path in [path for path in self._found if path not in awaited and not path.startswith(unsure)]:
-            self._delete(self._found.pop(path), path)
+            # What is gone already, as after a restore, is no fault of the trial whose checkpoint comes next.
+            with contextlib.suppress(FileNotFoundError):
+                self._delete(self._found.pop(path), path)
 
     def _awaited(self) -> tuple[set[str], tuple[str, ...]]:
         """Paths of awaited checkpoints, and folders of trials whose checkpoint PBT has asked for and not yet learnt."""

@@ -217,6 +217,27 @@ def test_a_checkpoint_that_another_trial_is_to_go_on_from_is_deleted_once_it_has
     assert [path.name for path in (tmp_path / "a").iterdir()] == ["3"]
 
 
+def test_a_checkpoint_that_is_gone_already_is_no_fault_of_the_trial_that_saves_next(tmp_path, monkeypatch):
+    from ray.train._internal import checkpoint_manager
+    from ray.train._internal.session import _TrainingResult
+    from ray.tune import Checkpoint, CheckpointConfig
+
+    monkeypatch.setattr(checkpoint_manager, "_delete_fs_path", checkpoint_manager._delete_fs_path)
+
+    class Controller(SimpleNamespace):
+        __hash__ = object.__hash__
+
+    mends.keep_awaited_checkpoints(Controller(_scheduler_alg=None, get_live_trials=list))
+    books = checkpoint_manager._CheckpointManager(CheckpointConfig(num_to_keep=1))
+    folders = [tmp_path / str(number) for number in range(3)]
+    for folder in folders:
+        folder.mkdir()
+        books.register_checkpoint(_TrainingResult(Checkpoint(folder), {}))
+        if folder is folders[0]:
+            folder.rmdir()
+    assert list(tmp_path.iterdir()) == folders[2:]
+
+
 def test_a_trial_that_is_about_to_be_paused_ends_with_its_bracket_too():
     from ray.tune.schedulers import HyperBandScheduler
 
