@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from cotune.dashboard.snapshot import RunningView, Snapshot
+from cotune.dashboard.snapshot import RunningView, Snapshot, finished
 from cotune.dashboard.views import View
 from cotune.errors import printable
 from cotune.packer import Packer
@@ -35,6 +35,8 @@ class Display:
         self._records = records
         self._packer = packer
         self._began = time.monotonic()
+        # Finished in earlier sessions of the run.
+        self._finished_before = finished(records.counts)
         self._due = 0.0
 
     def show(self) -> None:
@@ -68,4 +70,14 @@ class Display:
             tuple(running),
             packer.snapshot(),
             printable(self.note),
+            self._seconds_left(len(running)),
         )
+
+    def _seconds_left(self, running: int) -> float | None:
+        """How long the rest takes if it goes on at the pace so far, with running trials half done."""
+        ended = finished(self._records.counts)
+        done = ended - self._finished_before
+        if self._trials is None or not done:
+            return None
+        seconds = time.monotonic() - self._records.first_start
+        return seconds * max(0.0, self._trials - ended - running / 2) / (done + running / 2)

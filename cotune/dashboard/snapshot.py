@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from cotune.packer import PackerView
+
+
+def finished(counts: Mapping[str, int]) -> int:
+    """How many trials have ended, of those in each state."""
+    return sum(counts.get(state, 0) for state in ("done", "stopped", "failed"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +43,7 @@ class Snapshot:
         counts: Trials by state.
         best: Number and metric of the best done trial.
         note: The latest failure or news, in one line.
+        seconds_left: Roughly how long the rest will take; None if unknown.
     """
 
     name: str
@@ -48,10 +55,11 @@ class Snapshot:
     running: tuple[RunningView, ...]
     packer: PackerView
     note: str = ""
+    seconds_left: float | None = None
 
     @property
     def finished(self) -> int:
-        return sum(self.counts.get(state, 0) for state in ("done", "stopped", "failed"))
+        return finished(self.counts)
 
     @property
     def is_starting(self) -> bool:

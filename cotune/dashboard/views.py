@@ -11,6 +11,7 @@ from typing import Any, TextIO
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
+from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
@@ -22,6 +23,8 @@ PLAIN_EVERY = 1.0
 PLAIN_AT_LEAST_EVERY = 60.0
 # Seconds without a running trial; longer than between two trials.
 STUCK_AFTER = 5.0
+# The column of the metric, in which devices show how much of their memory is taken.
+_METRIC = 3
 
 
 def is_terminal(stream: Any) -> bool:
@@ -147,26 +150,44 @@ def table(snapshot: Snapshot, width: int = 80, height: int = 24) -> RenderableTy
 
     Columns that do not fit the width are left out, rows beyond the height are counted, not shown.
     """
-    most = max(4, height - 6)
+    most = max(4, height - 7)
     rows, hidden = _rows(snapshot, max(3, most - len(snapshot.packer.devices)))
     rows, hidden = rows[:most], hidden + len(rows[most:])
     names = ["lane", "trial", "step", snapshot.metric[: max(16, width // 5)], "quota", "peak", "time"]
     widths = [max(len(name), *(len(cells[n]) for cells, _ in rows), 0) for n, name in enumerate(names)]
-    while len(widths) > 4 and sum(widths) + 2 * (len(widths) - 1) > width:
+    while len(widths) > _METRIC + 1 and sum(widths) + 2 * (len(widths) - 1) > width:
         widths.pop()
     # If that is still too wide, the names of devices and lanes are cut, not the values.
     widths[0] = max(8, min(widths[0], width - sum(widths[1:]) - 2 * (len(widths) - 1)))
     grid = Table(box=None, pad_edge=False, header_style="bold")
     for name, wide in zip(names, widths, strict=False):
         grid.add_column(Text(name), justify="left" if name == "lane" else "right", no_wrap=True, width=wide)
-    for cells, style in rows:
-        grid.add_row(*(Text(cell, style=style) for cell in cells[: len(widths)]))
-    lines: list[RenderableType] = [Text(headline(snapshot), overflow="fold"), grid]
+    for cells, taken in rows:
+        style = "" if taken is None else "bold cyan"
+        shown: list[RenderableType] = [Text(cell, style=style) for cell in cells[: len(widths)]]
+        if taken is not None:
+            shown[_METRIC] = ProgressBar(1.0, taken, width=widths[_METRIC])
+        grid.add_row(*shown)
+    lines: list[RenderableType] = [Text(headline(snapshot), overflow="fold")]
+    if snapshot.total:
+        lines.append(_bar(snapshot, snapshot.total, width))
+    lines.append(grid)
     if hidden:
         lines.append(Text(f"  and {hidden} more", style="dim"))
     if snapshot.packer.first:
         lines.append(Text(_waiting(snapshot), style="dim", overflow="ellipsis", no_wrap=True))
     return Group(*lines)
+
+
+def _bar(snapshot: Snapshot, total: int, width: int) -> RenderableType:
+    """How much of a run is done, and how long the rest may take."""
+    share = min(1.0, snapshot.finished / total)
+    said = f"{share:4.0%}"
+    if snapshot.seconds_left is not None:
+        said += f", about {_clock(snapshot.seconds_left)} left"
+    line = Table.grid(padding=(0, 1))
+    line.add_row(ProgressBar(1.0, share, width=max(8, min(40, width - len(said) - 1))), Text(said, no_wrap=True))
+    return line
 
 
 def _waiting(snapshot: Snapshot) -> str:
@@ -182,23 +203,23 @@ def _progress(view: RunningView) -> str:
     return f"trial {view.trial}: {far} after {_clock(view.seconds)}"
 
 
-def _rows(snapshot: Snapshot, room: int) -> tuple[list[tuple[list[str], str]], int]:
-    """The cells and style of every row that fits, and the number of rows that do not."""
+def _rows(snapshot: Snapshot, room: int) -> tuple[list[tuple[list[str], float | None]], int]:
+    """The cells of each row that fits, with the share of memory taken if it is a device's; how many do not fit."""
     running = {view.trial: view for view in snapshot.running}
-    rows: list[tuple[list[str], str]] = []
+    rows: list[tuple[list[str], float | None]] = []
     hidden = 0
     for device in snapshot.packer.devices:
         active = sum(1 for lane in device.lanes if lane.residents)
         head = f"{device.device}  {active}/{device.width} lanes"
         memory = [format_bytes(device.held), f"/ {format_bytes(device.capacity)}"]
-        rows.append(([head, "", "", "", *memory, ""], "bold cyan"))
+        rows.append(([head, "", "", "", *memory, ""], device.held / max(device.capacity, 1)))
         for lane in device.lanes:
             for trial in lane.residents or (None,):
                 if room <= 0:
                     hidden += 1
                     continue
                 room -= 1
-                rows.append((_row(lane, running.get(trial) if trial is not None else None), ""))
+                rows.append((_row(lane, running.get(trial) if trial is not None else None), None))
     return rows, hidden
 
 

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import time
+from types import SimpleNamespace
+
+import pytest
+
 from cotune.dashboard.display import Display
 from cotune.packer import Packer, PackerOptions
 from cotune.paths import RunFolder
@@ -17,3 +22,16 @@ def test_a_note_that_quotes_control_characters_does_nothing_to_a_terminal(tmp_pa
     display.note = "trial 3 failed: ValueError: \x1b[2J\r\x9b31m 日本 \udc80"
     assert display.snapshot().note == "trial 3 failed: ValueError: �[2J��31m 日本 �"
     log.close()
+
+
+def test_the_time_left_goes_by_the_trials_of_this_session_with_running_ones_half_done(monkeypatch):
+    counts = {"done": 10, "stopped": 0, "failed": 0}
+    records = SimpleNamespace(counts=counts, first_start=100.0)
+    display = Display(None, "loss", 40, records, Packer(PackerOptions()))
+    monkeypatch.setattr(time, "monotonic", lambda: 160.0)
+    assert display._seconds_left(4) is None
+    counts.update(done=13, stopped=4, failed=1)
+    # 8 and half of 4 took 60 s; 20 more follow, behind the other half of 4.
+    assert display._seconds_left(4) == pytest.approx(60 * 20 / 10)
+    counts.update(done=36)
+    assert display._seconds_left(0) == 0.0

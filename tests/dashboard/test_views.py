@@ -104,6 +104,24 @@ def test_finished_trials_are_those_that_are_done_stopped_or_failed():
     assert snapshot(counts={"done": 1, "stopped": 2, "failed": 4, "running": 8, "interrupted": 16}).finished == 7
 
 
+# ---- how far it is
+
+
+def test_the_table_tells_how_far_the_run_is_and_how_long_the_rest_may_take():
+    assert " 8%, about 2:22 left" in rendered(snapshot(seconds_left=142.0))
+    text = rendered(snapshot(counts={"done": 50}), 60)
+    assert "50%\n" in text.replace(" ", "")
+    assert "left" not in text
+    assert "%" not in rendered(snapshot(total=None))
+
+
+def test_the_table_draws_how_much_of_each_device_is_taken():
+    full, empty = (replace(device(name, lane(0)), held=held) for name, held in (("cuda:0", 80 * GIB), ("cuda:1", 0)))
+    text = rendered(snapshot(packer=PackerView((full, empty), None, 0)))
+    assert "━" in row(text, "cuda:0")
+    assert "━" not in row(text, "cuda:1")
+
+
 # ---- the table
 
 
