@@ -24,7 +24,7 @@ News = Event | Report | Question
 
 
 @dataclass(frozen=True, slots=True)
-class Slot:
+class Claim:
     """The resources of the cluster that an actor holds.
 
     Attributes:
@@ -41,7 +41,7 @@ class Slot:
 
     @property
     def place(self) -> tuple[int, str]:
-        """Identifies the slot, whatever its size."""
+        """Identifies the claim, whatever its size."""
         return self.gpus, self.node
 
 
@@ -70,18 +70,18 @@ class Member:
 
     Args:
         packed: The trainable.
-        slot: The resources that this actor holds.
+        claim: The resources that this actor holds.
         folder: Folder for logs.
         options: How trials run.
     """
 
-    def __init__(self, packed: Packed, slot: Slot, folder: Path, options: LocalOptions) -> None:
+    def __init__(self, packed: Packed, claim: Claim, folder: Path, options: LocalOptions) -> None:
         self._commands: deque[tuple[str, tuple[Any, ...]]] = deque()
         self._said: list[News | Joined | Down] = []
         self._news = threading.Condition()
         self._engine: LocalEngine | None = None
         self._leaving = False
-        self._thread = threading.Thread(target=self._serve, args=(packed, slot, folder, options), daemon=True)
+        self._thread = threading.Thread(target=self._serve, args=(packed, claim, folder, options), daemon=True)
         self._thread.start()
 
     # ---- called remotely
@@ -108,9 +108,9 @@ class Member:
 
     # ---- on the thread
 
-    def _serve(self, packed: Packed, slot: Slot, folder: Path, options: LocalOptions) -> None:
+    def _serve(self, packed: Packed, claim: Claim, folder: Path, options: LocalOptions) -> None:
         try:
-            info, name = _device_of(slot, options.threads)
+            info, name = _device_of(claim, options.threads)
             engine = LocalEngine(packed, [info], _own_folder(folder), options)
         except BaseException as error:
             self._say([Down(error)])
@@ -144,7 +144,7 @@ def _own_node() -> dict[str, Any]:
     return next(node for node in nodes if node["NodeID"] == own)
 
 
-def _device_of(slot: Slot, threads: int | None) -> tuple[DeviceInfo, str]:
+def _device_of(claim: Claim, threads: int | None) -> tuple[DeviceInfo, str]:
     """The one device of this actor, and its name in the cluster.
 
     The number of its GPU is Ray's. A GPU that exists in name only stands for a share of the node's CPU.
@@ -153,10 +153,10 @@ def _device_of(slot: Slot, threads: int | None) -> tuple[DeviceInfo, str]:
 
     node = _own_node()
     resources, address = node["Resources"], node["NodeManagerAddress"]
-    if not slot.gpus:
+    if not claim.gpus:
         info = find_devices(devices=["cpu:0"], threads=threads)[0]
-        capacity = min(info.capacity, slot.memory or info.capacity)
-        return with_cores(replace(info, capacity=capacity), slot.cpus, threads), f"{address}/cpu:0"
+        capacity = min(info.capacity, claim.memory or info.capacity)
+        return with_cores(replace(info, capacity=capacity), claim.cpus, threads), f"{address}/cpu:0"
     number = ray.get_gpu_ids()[0]
     share = max(1, int(resources["GPU"]))
     cores = max(1, int(resources.get("CPU", 1)) // share)

@@ -14,7 +14,7 @@ from typing import Any
 
 from cotune import errors
 from cotune.engines.local_options import LocalOptions
-from cotune.engines.ray_member import Joined, Member, Slot
+from cotune.engines.ray_member import Claim, Joined, Member
 from cotune.packer import events as ev
 from cotune.sharing.pickling import Packed
 
@@ -35,7 +35,7 @@ class Membership:
     """An actor, as the driver sees it.
 
     Attributes:
-        slot: The resources it holds or has requested.
+        claim: The resources it holds or has requested.
         actor: Its handle.
         hello: Future that is done as soon as Ray has placed the actor.
         asked: When the actor was requested, or when its node had installed the runtime environment, if later.
@@ -45,7 +45,7 @@ class Membership:
         commands: Calls to send with the next batch.
     """
 
-    slot: Slot
+    claim: Claim
     actor: Any
     hello: Any
     asked: float
@@ -112,19 +112,19 @@ class Roster:
             return
         self._look_due = now + LOOK_EVERY
         self._make_do(now)
-        held = self._refused + collections.Counter(member.slot.place for member in self.members)
-        for slot in self._wanted():
-            if held[slot.place]:
-                held[slot.place] -= 1
+        held = self._refused + collections.Counter(member.claim.place for member in self.members)
+        for claim in self._wanted():
+            if held[claim.place]:
+                held[claim.place] -= 1
             else:
-                self._invite(slot)
+                self._invite(claim)
 
     def _make_do(self, now: float) -> None:
         """Halves late requests of nodes that others also use, or cuts them to the free cores if these are fewer.
 
         While no cores are free, requests stay as they are, since they may still get all they ask for.
         """
-        absent = [member for member in self.members if not member.device and member.slot.cpus > 1]
+        absent = [member for member in self.members if not member.device and member.claim.cpus > 1]
         for member in absent:
             if member.probe is not None and self._ray.wait([member.probe], timeout=0)[0]:
                 member.probe, member.asked = None, now
@@ -137,7 +137,7 @@ class Roster:
                 continue
             self.members.discard(member)
             self._ray.kill(member.actor)
-            self._invite(replace(member.slot, cpus=min(member.slot.cpus // 2, free)))
+            self._invite(replace(member.claim, cpus=min(member.claim.cpus // 2, free)))
 
     def warn_if_short(self) -> None:
         if missing := self.gpus_missing():
@@ -154,28 +154,28 @@ class Roster:
     def _gpus_there(self) -> int:
         return int(self._ray.cluster_resources().get("GPU", 0))
 
-    def _wanted(self) -> Iterator[Slot]:
+    def _wanted(self) -> Iterator[Claim]:
         if self.on_gpus:
-            yield from [Slot(gpus=1, cpus=1)] * (self._gpus_there() if self._gpus is None else self._gpus)
+            yield from [Claim(gpus=1, cpus=1)] * (self._gpus_there() if self._gpus is None else self._gpus)
             return
         for node in self._ray.nodes():
             cpus = int(node["Resources"].get("CPU", 0))
             if node["Alive"] and cpus:
-                yield Slot(0, cpus, int(node["Resources"].get("memory", 0)), node["NodeID"])
+                yield Claim(0, cpus, int(node["Resources"].get("memory", 0)), node["NodeID"])
 
-    def _invite(self, slot: Slot) -> None:
+    def _invite(self, claim: Claim) -> None:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        where = NodeAffinitySchedulingStrategy(slot.node, soft=False) if slot.node else "SPREAD"
-        how = {"num_gpus": slot.gpus, "num_cpus": slot.cpus, "scheduling_strategy": where}
+        where = NodeAffinitySchedulingStrategy(claim.node, soft=False) if claim.node else "SPREAD"
+        how = {"num_gpus": claim.gpus, "num_cpus": claim.cpus, "scheduling_strategy": where}
         # One thread for each direction, so that commands arrive in order while a poll waits. Set on the methods, since
         # calls over ray:// cannot choose a concurrency group.
         self._ray.method(concurrency_group="tell")(Member.do)
         self._ray.method(concurrency_group="hear")(Member.poll)
         actor_class = self._ray.remote(concurrency_groups={"tell": 1, "hear": 1}, max_restarts=0, **how)(Member)
-        actor = actor_class.remote(self._packed, slot, self._folder, self._options)
-        member = Membership(slot, actor, actor.do.remote([]), time.monotonic())
-        if self.sets_up and slot.node:
+        actor = actor_class.remote(self._packed, claim, self._folder, self._options)
+        member = Membership(claim, actor, actor.do.remote([]), time.monotonic())
+        if self.sets_up and claim.node:
             member.probe = self._ray.remote(num_cpus=0, scheduling_strategy=where)(_nothing).remote()
         self.members.add(member)
         self._listen(member)
@@ -199,7 +199,7 @@ class Roster:
     # ---- gone
 
     def refuse(self, member: Membership, error: BaseException) -> None:
-        """Removes a member whose body has failed; its slot is not requested again.
+        """Removes a member whose body has failed; its claim is not requested again.
 
         Raises:
             BaseException: Its error, if there is no other member, joined or requested.
@@ -207,7 +207,7 @@ class Roster:
         self.refusal = error
         if not self.members - {member}:
             raise error
-        self._refused[member.slot.place] += 1
+        self._refused[member.claim.place] += 1
         self._book_out(member, f"{type(error).__name__}: {error}")
 
     def leave(self, member: Membership, why: str) -> None:
@@ -232,7 +232,7 @@ class Roster:
         # The actor may be alive but out of reach.
         with contextlib.suppress(Exception):
             self._ray.kill(member.actor)
-        named = f"node {member.slot.node}" if member.slot.node else "a node"
+        named = f"node {member.claim.node}" if member.claim.node else "a node"
         log.warning("%s is lost: %s", member.device or f"{named} that had not joined yet", why)
         self._look_due = 0.0
 

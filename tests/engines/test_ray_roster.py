@@ -36,19 +36,19 @@ def cluster():
 
 @pytest.fixture
 def roster(cluster, clock, monkeypatch):
-    def invite(roster, slot):
-        roster.members.add(Membership(slot, f"actor on {slot.node}", None, clock.time))
+    def invite(roster, claim):
+        roster.members.add(Membership(claim, f"actor on {claim.node}", None, clock.time))
 
     monkeypatch.setattr(Roster, "_invite", invite)
     return Roster(cluster, 0, None, Path(), LocalOptions("loss"), lambda member: None)
 
 
 def asked(roster):
-    return {member.slot.node: member.slot.cpus for member in roster.members}
+    return {member.claim.node: member.claim.cpus for member in roster.members}
 
 
 def join(roster, node):
-    member = next(member for member in roster.members if member.slot.node == node)
+    member = next(member for member in roster.members if member.claim.node == node)
     member.device = node
     roster.by_device[node] = member
     return member
@@ -89,7 +89,7 @@ def test_a_node_that_cannot_go_on_ends_the_run_only_if_there_is_no_other_joined_
     cluster.cores = dict.fromkeys("abcde", 2)
     roster.look()
     for name in "abcd":
-        member = next(member for member in roster.members if member.slot.node == name)
+        member = next(member for member in roster.members if member.claim.node == name)
         roster.refuse(member, StorageError(f"node {name} does not see the run folder", hint=""))
     roster.look()
     assert asked(roster) == {"e": 2}, "the others are not asked for again"

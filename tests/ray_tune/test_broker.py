@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 import sys
 import threading
@@ -239,7 +240,7 @@ def test_what_a_trial_has_every_thread_traced_with_does_not_keep_the_next_from_s
     monkeypatch.setattr(lane.Lane, "_run", lambda process, attempt: begun.set())
     process, host = lane.Lane({}, ()), object.__new__(lane.LaneHost)
     host.memory, host._tracing = SimpleNamespace(uncap=lambda: None), (threading.gettrace(), threading.getprofile())
-    host._excepthooks, host._stack = (sys.excepthook, threading.excepthook), 0
+    host._excepthooks, host.full_stacks = (sys.excepthook, threading.excepthook), contextlib.nullcontext
     process._host = host
     process._opened.set()
     threading.settrace(refuse)
@@ -259,7 +260,7 @@ def test_where_no_further_thread_can_be_had_the_brain_hears_of_it_and_the_call_i
     process._host = host = object.__new__(lane.LaneHost)
     host.memory = SimpleNamespace(cap=lambda: caps.append(1), uncap=lambda: caps.append(-1))
     host._tracing, host._excepthooks = (None, None), (sys.excepthook, threading.excepthook)
-    host._trials, host._outbox, host._stack = {}, process._outbox, 0
+    host._trials, host._outbox, host.full_stacks = {}, process._outbox, contextlib.nullcontext
     process._opened.set()
     monkeypatch.setattr(threading.Thread, "start", refuse)
     with pytest.raises(NotHere):

@@ -78,6 +78,7 @@ class Host(ABC):
         self._shared_bytes = 0
         self._held = (0, 0, False)
         self._stack = 0 if options.uuid else _SMALL_STACK
+        self._stacks = threading.Lock()
         self._warm = False
         self._files = -1
         self._tracing = threading.gettrace(), threading.getprofile()
@@ -150,11 +151,13 @@ class Host(ABC):
     @contextlib.contextmanager
     def full_stacks(self) -> Iterator[None]:
         """Gives threads that are started meanwhile a stack as large as they would have without a lane."""
-        threading.stack_size(0)
-        try:
-            yield
-        finally:
-            threading.stack_size(self._stack)
+        # The size is set for the whole process: another thread must not put it back meanwhile.
+        with self._stacks:
+            threading.stack_size(0)
+            try:
+                yield
+            finally:
+                threading.stack_size(self._stack)
 
     def adopt(self, trial: ResidentTrial) -> None:
         """Adds a trial to the residents."""
