@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import random
-import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -35,23 +36,13 @@ def deterministic(config):
         tune.report({"score": value, "pid_": os.getpid(), "gpu": ray.get_gpu_ids(), "cwd": os.getcwd()})
 
 
-# Takes 3 MiB of stack for `depth_of`.
-DEEP = 20_000
-
-
-def depth_of(levels):
-    """Makes C code call itself as often."""
-    nested = []
-    for _ in range(levels - 1):
-        nested = [nested]
-    limit = sys.getrecursionlimit()
-    sys.setrecursionlimit(3 * levels)
-    try:
-        return repr(nested).count("[")
-    finally:
-        sys.setrecursionlimit(limit)
-        while nested:
-            nested = nested[0]
+def own_stack():
+    """Bytes of the stack of the thread that calls."""
+    libc, attributes, size = ctypes.CDLL(None), ctypes.create_string_buffer(128), ctypes.c_size_t()
+    assert libc.pthread_getattr_np(ctypes.c_void_p(threading.get_ident()), attributes) == 0
+    assert libc.pthread_attr_getstacksize(attributes, ctypes.byref(size)) == 0
+    libc.pthread_attr_destroy(attributes)
+    return size.value
 
 
 def outcome(results):
@@ -88,15 +79,17 @@ def test_the_delays_that_are_left_out_are_those_of_the_thread_that_runs_the_func
     assert result.metrics["counted"] == result.metrics["own"]
 
 
-class Recursive(tune.Trainable):
+class Stacked(tune.Trainable):
     def step(self):
-        return {"depth": depth_of(DEEP), "done": True}
+        return {"stack": own_stack(), "done": True}
 
 
-@pytest.mark.parametrize("trainable", [Recursive, lambda config: tune.report({"depth": depth_of(DEEP)})])
-def test_recursion_may_go_as_deep_as_in_a_program_of_its_own(run_config, trainable):
+@pytest.mark.parametrize("trainable", [Stacked, lambda config: tune.report({"stack": own_stack()})])
+def test_a_trial_has_the_stack_of_any_thread(run_config, trainable):
+    with ThreadPoolExecutor(1) as pool:
+        usual = pool.submit(own_stack).result()
     (result,) = tune.Tuner(trainable, tune_config=tune.TuneConfig(scheduler=colocate()), run_config=run_config()).fit()
-    assert result.metrics["depth"] == DEEP
+    assert result.metrics["stack"] == usual
 
 
 def hungry(config):
