@@ -21,7 +21,7 @@ from optuna.storages._heartbeat import get_heartbeat_thread, is_heartbeat_enable
 from optuna.trial import FrozenTrial, Trial
 from optuna.trial import TrialState as OptunaState
 
-from cotune.errors import CotuneError, LaneDied, RunError, TrialFailed, TrialOverdue, TrialTooLarge
+from cotune.errors import CotuneError, LaneDied, RunError, StorageError, TrialFailed, TrialOverdue, TrialTooLarge
 from cotune.search.proposer import Exhausted, Proposer, Reply, Suggestion, Verdict
 from cotune.search.study_proxy import pack, pack_error, unpack_error
 from cotune.search.telling import settle, take_back, tell
@@ -86,6 +86,8 @@ class StudySearch(Proposer):
         self._catch = catch
         self._callbacks = callbacks
         self._running: dict[int, _Running] = {}
+        # Numbers of all trials that the study has given out.
+        self._asked: set[int] = set()
         self._failure: BaseException | None = None
 
     # ---- for the driver's loop
@@ -166,6 +168,13 @@ class StudySearch(Proposer):
                 warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
                 optuna.storages.fail_stale_trials(self._study)
         trial = self._study.ask()
+        if trial.number in self._asked:
+            # Optuna's journal, for one, goes on in a new file, of which it does not read the first entries.
+            raise StorageError(
+                f"the study has given out trial {trial.number} twice: its storage was removed or replaced meanwhile",
+                hint="leave the storage alone while a study is optimized",
+            )
+        self._asked.add(trial.number)
         heartbeat = get_heartbeat_thread(trial._trial_id, self._study._storage)
         self._running[trial.number] = _Running(trial, heartbeat)
         heartbeat.start()

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import optuna
 import pytest
 
-from cotune.errors import LaneDied
+from cotune.errors import LaneDied, StorageError
 from cotune.search import study_search
 from cotune.search.proposer import PATIENCE, Exhausted, Reply, Suggestion
 from cotune.search.study_search import StudySearch
@@ -89,6 +89,23 @@ def test_a_lane_that_died_is_no_failure_of_the_storage(locked):
     search.ask(1)
     search.serve()
     assert [trial.state.name for trial in study.trials] == ["FAIL"]
+
+
+def test_a_study_that_has_lost_its_storage_is_an_error(tmp_path):
+    path = tmp_path / "journal"
+    backend = optuna.storages.journal.JournalFileBackend(str(path))
+    study = optuna.create_study(storage=optuna.storages.JournalStorage(backend))
+
+    def wake():
+        for answer in search.answers():
+            if type(answer) is Suggestion:
+                path.write_text("")
+                search.ask(1)
+
+    search = StudySearch(study, wake=wake)
+    search.ask(1)
+    with pytest.raises(StorageError, match="removed or replaced"):
+        search.serve()
 
 
 def test_the_timeout_does_not_run_while_no_trial_does(monkeypatch):
