@@ -38,6 +38,11 @@ class Display:
         # Finished in earlier sessions of the run.
         self._finished_before = finished(records.counts)
         self._due = 0.0
+        self._is_ending = False
+
+    def ends(self, note: str) -> None:
+        """The run ends early: what has not begun will not be run."""
+        self.note, self._is_ending = note, True
 
     def show(self) -> None:
         """Updates the view, if an update is due."""
@@ -77,7 +82,7 @@ class Display:
         """How long the rest takes if it goes on at the pace so far, with running trials half done."""
         ended = finished(self._records.counts)
         done = ended - self._finished_before
-        if self._trials is None or not done:
+        if self._trials is None or not done or self._is_ending:
             return None
         seconds = time.monotonic() - self._records.first_start
         return seconds * max(0.0, self._trials - ended - running / 2) / (done + running / 2)

@@ -355,7 +355,8 @@ class Sweep:
         return budget is not None and time.monotonic() - self._began >= budget
 
     def _drain(self, note: str) -> None:
-        self.interrupted, self.display.note = True, note
+        self.interrupted = True
+        self.display.ends(note)
         self._supply.close()
         self._arrivals.put_off()
         for record in self._records.unfinished():

@@ -35,3 +35,5 @@ def test_the_time_left_goes_by_the_trials_of_this_session_with_running_ones_half
     assert display._seconds_left(4) == pytest.approx(60 * 20 / 10)
     counts.update(done=36)
     assert display._seconds_left(0) == 0.0
+    display.ends("interrupted")
+    assert (display.note, display._seconds_left(0)) == ("interrupted", None)
