@@ -186,6 +186,8 @@ def in_ray():
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")
         patch.setenv("RAY_AIR_NEW_OUTPUT", "0")
+        # Tune's handler would stay in this process, and take the Ctrl-C of later tests.
+        patch.setenv("TUNE_DISABLE_SIGINT_HANDLER", "1")
         patch.setenv("RAY_TRAIN_ENABLE_V2_MIGRATION_WARNINGS", "0")
         patch.setenv("PYTHONPATH", os.getcwd())
         # Or tests beside these, which are not as nice, leave its processes next to no CPU time.
