@@ -62,7 +62,7 @@ def test_no_gpus_asked_for_is_the_cpu(four_gpus):
 )
 def test_a_cpu_device_is_read(text, name, size):
     (cpu,) = find_devices(devices=[text])
-    assert (cpu.name, cpu.capacity) == (name, size)
+    assert (cpu.name, cpu.capacity, cpu.total) == (name, size, 0)
 
 
 def test_cpu_devices_without_a_size_share_the_free_memory_and_the_cores():

@@ -60,7 +60,7 @@ class TrialMeter:
     def follow(self) -> None:
         """Measures the delays of the calling thread from now on, which runs the trainable in place of the trial's."""
         if self._delays is not None:
-            self._delays.close()
+            self.close()
             self._delays = ThreadDelays()
             self._delayed_since = self._delays.seconds()
 

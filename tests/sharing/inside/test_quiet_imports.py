@@ -1,3 +1,5 @@
+"""What a trial imports runs within a block that puts its random generators back."""
+
 import importlib
 import importlib.util
 import pickle
