@@ -143,6 +143,8 @@ class Lane:
         self._resized = threading.Condition()
         self._trials: dict[Key, LaneTrial] = {}
         self._inboxes: dict[Key, Inbox] = {}
+        self._closed = Inbox()
+        self._closed.close()
         self._unwanted: set[Key] = set()
         self._registering = threading.Lock()
         self._trainables: dict[int, Future[bytes]] = {}
@@ -313,3 +315,5 @@ class Lane:
     def _forget(self, key: Key) -> None:
         with self._registering:
             self._trials.pop(key, None)
+            # A lane runs thousands of trials: those that are over share an inbox.
+            self._inboxes[key] = self._closed

@@ -74,6 +74,9 @@ class Estimator:
             with open(request, "wb", closefd=False) as file:
                 file.write(blob)
             self._zygote().rehearse(self._count, theirs, request)
+        except BaseException:
+            os.close(answer)
+            raise
         finally:
             os.close(theirs)
             os.close(request)

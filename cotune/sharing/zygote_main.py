@@ -149,10 +149,14 @@ def write_payload(told: bytes, modules: Sequence[str], arguments: Sequence[str],
     """Writes the memory file that `main` reads; returns its descriptor."""
     head = pickle.dumps((list(modules), [str(argument) for argument in arguments]))
     fd = os.memfd_create("cotune-payload", os.MFD_CLOEXEC)
-    with open(fd, "wb", closefd=False) as file:
-        for part in (told, head):
-            file.write(len(part).to_bytes(8, "little") + part)
-        file.write(trainable)
+    try:
+        with open(fd, "wb", closefd=False) as file:
+            for part in (told, head):
+                file.write(len(part).to_bytes(8, "little") + part)
+            file.write(trainable)
+    except BaseException:
+        os.close(fd)
+        raise
     return fd
 
 

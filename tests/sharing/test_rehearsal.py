@@ -292,3 +292,15 @@ def test_only_a_class_with_rehearse_is_rehearsed_and_then_torch_is_imported_ahea
     assert {"torch", "torch._dynamo"} <= set(pack(With).modules)
     assert not pack(Without).rehearses
     assert not pack(Does().rehearse).rehearses
+
+
+def test_a_rehearsal_that_cannot_be_asked_for_leaves_no_pipe_open():
+    def zygote():
+        raise OSError("no zygote")
+
+    estimator = Estimator(selectors.SelectSelector(), zygote, pack(Does).series, [].append)
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises(OSError, match="no zygote"):
+        estimator.begin(7, {})
+    assert os.listdir("/proc/self/fd") == before
+    assert estimator.due == float("inf")
