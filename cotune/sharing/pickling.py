@@ -19,6 +19,7 @@ import cloudpickle
 from cotune.demand import MIB, format_bytes
 from cotune.errors import NotPicklable
 from cotune.process_wide import process_wide
+from cotune.sharing import torch_pickling
 from cotune.sharing.inside.dynamo import NAME as COMPILER
 from cotune.sharing.preload import TORCH, modules_to_preload
 from cotune.sharing.script_imports import script_imports
@@ -203,7 +204,7 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """A cloudpickle pickler with rules for four more kinds of objects.
+    """A cloudpickle pickler with rules for more kinds of objects (see `torch_pickling` for torch's).
 
     Modules of a subclass of `ModuleType`, such as `optuna.integration`, are sent by name, as cloudpickle sends others.
     A user's function wrapped by `functools.cache` is sent with an empty cache; cloudpickle sends its name, which other
@@ -220,7 +221,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             return importlib.import_module, (obj.__name__,)
         if (type(obj).__module__, type(obj).__name__) == ("ray.tune.registry", "_ParameterRegistry"):
             return dict, ({name: obj.get(name) for name in (*obj.to_flush, *obj.references)},)
-        return super().reducer_override(obj)
+        found = super().reducer_override(obj)
+        return torch_pickling.reduced(obj) if found is NotImplemented else found
 
 
 def _cached(function: Any, parameters: dict[str, Any]) -> Any:

@@ -153,7 +153,8 @@ def _heavy_imports(names: set[str]) -> set[str]:
             continue
         if _is_of_a_package(str(origin)):
             waiting |= _torch_if_required(top)
-        else:
+        elif not str(origin).startswith(_PYTHONS):
+            # `test`, CPython's own tests, is not among the names of the standard library.
             sources = _sources(origin.parent) if origin.name == "__init__.py" else iter([origin])
             paths = list(islice(sources, FILES - files))
             files += len(paths)

@@ -14,6 +14,11 @@ def test_what_is_no_python_has_no_tree(source):
     assert parsed(source) is None
 
 
+@pytest.mark.filterwarnings("error")
+def test_what_python_warns_of_when_it_compiles_a_source_is_not_said_twice():
+    assert isinstance(parsed("x = 1 is 1\ny = '\\d'"), ast.Module)
+
+
 def test_two_threads_may_parse_at_once():
     source = "x = [" + ", ".join(f"f({n}, (a.b[{n}] + {n}) * 2)" for n in range(3_000)) + "]"
     found = []

@@ -295,3 +295,16 @@ def test_folders_of_a_package_that_hold_data_are_not_looked_through(project, wit
         return datapackage
 
     assert "torch" not in preload(train)
+
+
+def test_pythons_own_tests_are_not_read_for_a_function_called_test(monkeypatch):
+    def test():
+        return 0.5
+
+    def train(config):
+        return test()
+
+    read = []
+    monkeypatch.setattr("cotune.sharing.preload._imports", lambda path: read.append(path) or set())
+    preload(train)
+    assert read == []

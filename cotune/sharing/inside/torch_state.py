@@ -164,8 +164,9 @@ class TorchState:
         self._hooks = [(module, name, getattr(module, name)) for module, name, _ in self._hooks]
 
 
-# Global hooks of modules and optimizers: module, name, and the table before any trial. Each trial has its own tables,
-# since the turn may change while torch iterates over one.
+# Global hooks of modules and optimizers, and what `parametrize.cached()` keeps: module, name, and the table before any
+# trial. Each trial has its own tables, since the turn may change while torch iterates over one.
+_GLOBAL = ("torch.optim.optimizer", "torch.nn.modules.module", "torch.nn.utils.parametrize")
 _own_hooks: list[tuple[Any, str, Any]] = []
 _flags: list[tuple[Callable[[], Any], Callable[[Any], Any]]] = []
 _flag_defaults: list[Any] = []
@@ -181,7 +182,7 @@ def _defaults(torch: Any) -> list[Any]:
         _flags.extend(_torch_flags(torch))
         _flag_defaults.extend(get() for get, _ in _flags)
         # By import_module: in torch.optim the name `optimizer` may stand for something else.
-        for module in map(importlib.import_module, ("torch.optim.optimizer", "torch.nn.modules.module")):
-            names = [name for name in vars(module) if name.startswith("_global_")]
+        for module in map(importlib.import_module, _GLOBAL):
+            names = [name for name in vars(module) if name.startswith(("_global_", "_cache"))]
             _own_hooks.extend((module, name, _copied(getattr(module, name))) for name in names)
     return _flag_defaults

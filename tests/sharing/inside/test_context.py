@@ -511,6 +511,21 @@ def test_hooks_of_all_modules_and_optimizers_stay_with_their_trial():
     assert both() == []
 
 
+def test_cached_parametrizations_stay_with_their_trial():
+    home, models = Home(), [torch.nn.utils.parametrizations.weight_norm(torch.nn.Linear(1, 1)) for _ in range(2)]
+    first, second = Context(1, home), Context(2, home)
+    first.enter()
+    with torch.nn.utils.parametrize.cached():
+        cached = models[0].weight
+        first.leave()
+        second.enter()
+        assert models[1].weight is not models[1].weight
+        second.leave()
+        first.enter()
+        assert models[0].weight is cached
+    assert models[0].weight is not cached
+
+
 def test_the_environment_of_an_ended_trial_is_gone_for_the_next_one():
     home = Home()
     Context(1, home).enter()

@@ -1,0 +1,88 @@
+"""What torch leaves out of a pickle: hooks of tensors, and most of an optimizer."""
+
+import pickle
+import types
+
+import pytest
+import torch
+
+from cotune.sharing.pickling import dumps
+
+
+def travelled(value):
+    return pickle.loads(dumps(value, "the trainable"))
+
+
+@pytest.fixture
+def script():
+    """A model that trains in its hooks, as in torch's tutorial of optimizer steps in the backward pass."""
+    model = torch.nn.Linear(3, 1)
+    optimizers = {parameter: torch.optim.SGD([parameter], lr=0.1) for parameter in model.parameters()}
+
+    def step(parameter):
+        optimizers[parameter].step()
+        optimizers[parameter].zero_grad()
+
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(step)
+    return types.SimpleNamespace(model=model, optimizers=optimizers)
+
+
+def train(model):
+    for _ in range(3):
+        model(torch.ones(4, 3)).square().mean().backward()
+    return [parameter.detach().clone() for parameter in model.parameters()]
+
+
+def test_a_model_that_trains_in_its_hooks_trains_where_it_is_sent(script):
+    there = travelled(script)
+    assert list(there.optimizers) == list(there.model.parameters())
+    begin = [parameter.detach().clone() for parameter in there.model.parameters()]
+    trained = train(there.model)
+    assert not torch.equal(begin[0], trained[0])
+    assert all(map(torch.equal, trained, train(script.model)))
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_hook_on_a_gradient_travels_unless_torch_is_told_that_it_must_not():
+    tensor = torch.ones(2, requires_grad=True)
+    tensor.register_hook(lambda gradient: 3 * gradient)
+    tensor.register_hook(torch.utils.hooks.unserializable_hook(lambda gradient: 5 * gradient))
+    there = travelled(tensor)
+    there.sum().backward()
+    assert there.grad.tolist() == [3.0, 3.0]
+
+
+# The scheduler's wrapper around `step`, which checks the order of calls, stays behind.
+@pytest.mark.filterwarnings("ignore:Seems like `optimizer.step")
+def test_an_optimizer_travels_with_its_own_attributes_and_hooks():
+    model = torch.nn.Linear(3, 1)
+    optimizer = torch.optim.LBFGS(model.parameters())
+    optimizer.register_step_post_hook(lambda optimizer, arguments, named: steps.append(len(arguments)))
+    steps = []
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    model, optimizer, scheduler, steps = travelled((model, optimizer, scheduler, steps))
+
+    def loss():
+        optimizer.zero_grad()
+        value = model(torch.ones(4, 3)).square().mean()
+        value.backward()
+        return value
+
+    assert optimizer.step(loss) > loss()
+    assert steps == [2]
+    scheduler.step()
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.1)
+    assert optimizer.param_groups[0]["params"][0] is model.weight
+
+
+def test_an_optimizer_that_says_how_it_travels_does_so():
+    class Modest(torch.optim.SGD):
+        def __getstate__(self):
+            return {**super().__getstate__(), "told": True}
+
+    optimizer = Modest([torch.ones(1, requires_grad=True)])
+    optimizer.untold = True
+    there = travelled(optimizer)
+    assert there.told
+    assert not hasattr(there, "untold")
