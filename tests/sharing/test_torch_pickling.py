@@ -1,4 +1,4 @@
-"""What torch leaves out of a pickle: hooks of tensors, and most of an optimizer."""
+"""What torch leaves out of a pickle: hooks and gradients, shared memory, most of an optimizer."""
 
 import pickle
 import types
@@ -51,6 +51,24 @@ def test_a_hook_on_a_gradient_travels_unless_torch_is_told_that_it_must_not():
     there = travelled(tensor)
     there.sum().backward()
     assert there.grad.tolist() == [3.0, 3.0]
+
+
+def test_gradients_travel():
+    model = torch.nn.Linear(2, 1)
+    model(torch.ones(1, 2)).sum().backward()
+    assert travelled(model).weight.grad.tolist() == [[1.0, 1.0]]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8, torch.complex64, torch.bool])
+def test_tensors_that_share_memory_share_it_where_they_are_sent_and_take_it_once(dtype):
+    flat = torch.ones(100_000).to(dtype)
+    parameter = torch.nn.Parameter(flat[:10].view(2, 5), requires_grad=False)
+    assert len(dumps((flat, parameter, flat[3:]), "it")) < 1.1 * flat.nbytes
+    flat, parameter, tail = travelled((flat, parameter, flat[3:]))
+    assert (flat.dtype, parameter.shape, tail.shape) == (dtype, (2, 5), (99_997,))
+    flat.zero_()
+    assert not parameter.any()
+    assert not tail.any()
 
 
 # The scheduler's wrapper around `step`, which checks the order of calls, stays behind.

@@ -164,9 +164,15 @@ class TorchState:
         self._hooks = [(module, name, getattr(module, name)) for module, name, _ in self._hooks]
 
 
-# Global hooks of modules and optimizers, and what `parametrize.cached()` keeps: module, name, and the table before any
-# trial. Each trial has its own tables, since the turn may change while torch iterates over one.
-_GLOBAL = ("torch.optim.optimizer", "torch.nn.modules.module", "torch.nn.utils.parametrize")
+# Global hooks of modules and optimizers, and what contexts of torch note of themselves: module, name, and the value
+# before any trial. Each trial has its own tables, since the turn may change while torch iterates over one.
+_GLOBAL = {
+    "torch.optim.optimizer": "_global_",
+    "torch.nn.modules.module": "_global_",
+    # `cached()`
+    "torch.nn.utils.parametrize": "_cache",
+    "torch.autograd.graph": "_allow_mutation_on_saved_tensors_enabled",
+}
 _own_hooks: list[tuple[Any, str, Any]] = []
 _flags: list[tuple[Callable[[], Any], Callable[[Any], Any]]] = []
 _flag_defaults: list[Any] = []
@@ -182,7 +188,8 @@ def _defaults(torch: Any) -> list[Any]:
         _flags.extend(_torch_flags(torch))
         _flag_defaults.extend(get() for get, _ in _flags)
         # By import_module: in torch.optim the name `optimizer` may stand for something else.
-        for module in map(importlib.import_module, _GLOBAL):
-            names = [name for name in vars(module) if name.startswith(("_global_", "_cache"))]
+        for name, prefix in _GLOBAL.items():
+            module = importlib.import_module(name)
+            names = [name for name in vars(module) if name.startswith(prefix)]
             _own_hooks.extend((module, name, _copied(getattr(module, name))) for name in names)
     return _flag_defaults

@@ -511,6 +511,18 @@ def test_hooks_of_all_modules_and_optimizers_stay_with_their_trial():
     assert both() == []
 
 
+def test_a_context_that_torch_does_not_nest_may_be_open_in_two_trials():
+    home = Home()
+    first, second = Context(1, home), Context(2, home)
+    first.enter()
+    with torch.autograd.graph.allow_mutation_on_saved_tensors():
+        first.leave()
+        second.enter()
+        with torch.autograd.graph.allow_mutation_on_saved_tensors():
+            second.leave()
+            first.enter()
+
+
 def test_cached_parametrizations_stay_with_their_trial():
     home, models = Home(), [torch.nn.utils.parametrizations.weight_norm(torch.nn.Linear(1, 1)) for _ in range(2)]
     first, second = Context(1, home), Context(2, home)
