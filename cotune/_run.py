@@ -219,8 +219,8 @@ def run(
     interrupts = Interrupts(last=2)
     with folder.locked():
         saved = _saved(folder, resume)
-        # Trials that may wait at rungs in one lane.
-        paused = MOST_PAUSED if promotes else 0
+        # Trials that may wait at rungs in one lane, beside those that run.
+        paused = MOST_PAUSED if promotes and options.reuse else 0
         how = LocalOptions(
             metric, threads, lockstep, judged=pruner is not None, residents=options.residents, paused=paused, mps=mps,
             stop=dumps(rule, "stop=") if rule is not None else b"",

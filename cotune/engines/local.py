@@ -42,6 +42,8 @@ from cotune.trial import Estimated, Outcome, TrialSpec
 WATCH_EVERY = 1.0
 QUIET_AFTER = 1.0
 EXIT_WITHIN = 5.0
+# Seconds without a boundary after which nothing runs in a lane, instead of the next trial being about to begin.
+RESTS_AFTER = 1.0
 # Seconds for a forked lane to come up; creating a context on a busy GPU takes a few.
 UP_WITHIN = 300.0
 
@@ -90,12 +92,7 @@ class LocalEngine(Engine):
     def start(self, is_over: Callable[[], bool] = lambda: False) -> list[ev.DeviceFound]:
         self._devices.watch(self._options.mps)
         self._watch_due = self.now() + WATCH_EVERY
-        return [
-            ev.DeviceFound(
-                self.now(), info.name, info.capacity, info.context, info.max_width, idle_width=info.idle_width
-            )
-            for info in self._devices.there.values()
-        ]
+        return self._devices.found(self.now(), self._options.residents + self._options.paused)
 
     def now(self) -> float:
         return time.monotonic()
@@ -266,10 +263,11 @@ class LocalEngine(Engine):
         elif what == "gone" and (handle := self._lanes.get(lane)) is not None:
             detail = ended_how(value, handle.options.log)
             self._lane_gone(handle, detail, value)
-            # An MPS client that did not come up does not count: the next lanes are no clients. If other lanes are up,
-            # the device goes on with these.
-            are_up = any(lane.is_up for lane in self._lanes.on(handle.options.device))
-            if not handle.is_up and not handle.options.is_mps_client and not are_up:
+            # An MPS client that did not come up does not count: the next lanes are no clients. If trials run in other
+            # lanes, the device goes on with these; others may only hold paused trials.
+            lanes = self._lanes.on(handle.options.device)
+            are_running = any(lane.is_up and lane.page.rests < RESTS_AFTER for lane in lanes)
+            if not handle.is_up and not handle.options.is_mps_client and not are_running:
                 self._devices.lane_stillborn(handle.options.device, detail)
 
     def _end_start(self) -> None:

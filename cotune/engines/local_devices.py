@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
+import resource
+import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -10,7 +13,11 @@ from pathlib import Path
 from cotune import errors
 from cotune.engines.local_gpu import LocalGpu
 from cotune.engines.stillborn import Stillborn
+from cotune.packer import DeviceFound
 from cotune.sharing.devices import DeviceInfo
+
+# File descriptors of this process for other things than lanes.
+OTHER_FILES = 64
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +53,30 @@ class LocalDevices:
         self.gpus = {name: made.result() for name, made in begun.items() if made.exception() is None}
         for made in begun.values():
             made.result()
+
+    def found(self, now: float, seats: int) -> list[DeviceFound]:
+        """The events of the devices, with no more lanes than there are files for.
+
+        Args:
+            now: The time.
+            seats: Trials that may be in a lane at once.
+        """
+        files, most = resource.getrlimit(resource.RLIMIT_NOFILE)[0], sys.maxsize
+        if files != resource.RLIM_INFINITY:
+            # A lane takes a socket, and an eventfd per seat.
+            free = files - len(os.listdir("/proc/self/fd")) - OTHER_FILES
+            most = max(1, free // (seats + 1) // len(self.there))
+        return [
+            DeviceFound(
+                now,
+                info.name,
+                info.capacity,
+                info.context,
+                min(info.max_width, most),
+                idle_width=min(info.idle_width, most),
+            )
+            for info in self.there.values()
+        ]
 
     def lane_up(self, device: str) -> None:
         self._stillborn[device].lane_up()

@@ -103,10 +103,15 @@ class Pauses:
         trial.rest = Rest(held, padded(held), movable=event.movable, saved=event.saved)
         if not trial.held:
             self._released[trial.id] = trial
-        if len(lane.paused) > MOST_PAUSED:
+        crowd, most = list(lane.paused.values()), MOST_PAUSED
+        if lane.retiring:
+            # Paused trials with a process of their own would otherwise become as many as memory holds.
+            crowd = [one for one in self._paused_on(lane.device) if one.lane is not None and one.lane.retiring]
+            most *= max(1, lane.device.width.width)
+        if len(crowd) > most:
             # Trials with a checkpoint first, then held ones, then those with the fewest iterations to lose.
             cost = lambda one: (one.rest.is_leaving, not one.rest.saved, not one.held, one.progress.iterations)  # noqa: E731
-            self._evict(min(lane.paused.values(), key=cost))
+            self._evict(min(crowd, key=cost))
         self._ledger.touch(lane.device)
 
     def parked(self, trial: Trial, event: ev.TrialParked) -> None:

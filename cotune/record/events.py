@@ -11,6 +11,8 @@ from typing import Any
 from cotune.errors import StorageError
 
 VERSION = 1
+# The end of the year 9998, in seconds since 1970: other parts of Python know no later dates than the year after.
+LATEST = 253370764800.0
 DAMAGED = (
     "the file was changed by something else: cut off that line and what follows it, to go on from there, "
     "or choose another name="
@@ -115,7 +117,8 @@ def read_events(path: Path) -> Iterator[tuple[dict[str, Any], bytes]]:
                     return
                 try:
                     event = json.loads(line)
-                    event["event"], event["time"]
+                    if not 0.0 <= event["time"] < LATEST or not event["event"]:
+                        raise ValueError(event["time"])
                 except (ValueError, KeyError, TypeError, RecursionError) as error:
                     raise StorageError(
                         f"line {number} of {path} is not an event: {line[:80]!r}",

@@ -133,12 +133,17 @@ def _replay(record: Record, event: dict[str, Any], line: bytes, metric: str) -> 
         record.end = event["time"]
         record.goes_on(event["time"])
         if event["persistent"] is not None:
-            busy = event.get("busy")
             held, taken = operator.index(event["persistent"]), operator.index(event["ephemeral"])
-            record.demand = Demand(held, taken, None if busy is None else float(busy))
+            record.demand = Demand(held, taken, _share(event.get("busy")))
         record.expected = event.get("expected")
         record.slowdown, record.speed = event.get("slowdown"), event.get("speed", 1.0)
         record.ran, record.expected_seconds = event.get("seconds"), event.get("expected_seconds")
         if event["error"] is not None:
             name, message, hint = event["error"]
             record.error = errors.named(name)(message, hint=hint)
+
+
+def _share(busy: Any) -> float | None:
+    if busy is not None and not 0 <= float(busy) < math.inf:
+        raise ValueError(busy)
+    return None if busy is None else float(busy)

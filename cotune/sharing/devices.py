@@ -5,7 +5,6 @@ from __future__ import annotations
 import operator
 import os
 import re
-import resource
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -17,7 +16,6 @@ from cotune.sharing.machine import available_cores, available_memory
 CPU_SHARE = 0.8
 CPU_CONTEXT_GUESS = 16 * MIB
 MAX_WIDTH = 32
-FILES_PER_LANE = 8
 LEAST_CAPACITY = 64 * MIB
 
 
@@ -103,11 +101,7 @@ def with_cores(info: DeviceInfo, cores: int, threads: int | None) -> DeviceInfo:
         threads: Threads per lane.
     """
     width = max(1, cores // (threads or 1))
-    idle, (files, _) = MAX_WIDTH if delays.are_counted() else 0, resource.getrlimit(resource.RLIMIT_NOFILE)
-    if files != resource.RLIM_INFINITY:
-        # Each lane takes some of the driver's file descriptors, which has other uses for them.
-        idle = min(idle, files // FILES_PER_LANE)
-    return replace(info, cores=cores, max_width=width, idle_width=idle)
+    return replace(info, cores=cores, max_width=width, idle_width=MAX_WIDTH if delays.are_counted() else 0)
 
 
 def _chosen(gpus: int | Sequence[int | str], visible: list[cuda.Gpu]) -> list[DeviceInfo]:

@@ -41,6 +41,11 @@ class Page:
         left_out = excused if since == began else 0.0
         return max(0.0, time.monotonic() - began - left_out) if self.holder is not None else 0.0
 
+    @property
+    def rests(self) -> float:
+        """Seconds since any trial last had a boundary there; 0 if one has the turn."""
+        return max(0.0, time.monotonic() - self._numbers[BOUNDARY]) if self.holder is None else 0.0
+
     def excuse(self, seconds: float) -> None:
         """Leaves the last `seconds` of the current iteration out of `quiet`, because no process ran.
 

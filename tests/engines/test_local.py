@@ -72,6 +72,26 @@ def test_a_device_on_which_no_lane_comes_up_is_given_up_unless_it_is_the_last(tm
             heard_after_lanes_on("cpu:0", range(6, 11))
 
 
+@pytest.mark.parametrize("runs", [True, False])
+def test_a_device_goes_on_with_the_lanes_that_are_up_if_trials_run_in_them(tmp_path, monkeypatch, runs):
+    class Stillborn(LaneHandle):
+        def __init__(self, zygote, options, dismiss):
+            super().__init__(zygote, replace(options, log=tmp_path / "nowhere" / "log"), dismiss)
+
+    engine = LocalEngine(behave, find_devices(devices=["cpu:0@4GiB"]), tmp_path, LocalOptions("loss"))
+    with EngineUnderTest(engine, tmp_path) as under_test:
+        under_test.open()
+        if runs:
+            under_test.begin(0, reports=10**6)
+            under_test.wait(Report)
+        monkeypatch.setattr(local, "LaneHandle", Stillborn)
+        with contextlib.nullcontext() if runs else pytest.raises(RunError, match="5 lanes in a row"):
+            for number in range(2, 9):
+                engine.execute(OpenLane(number, "cpu:0", 1 << 28))
+                while not any(isinstance(happened, LaneLost) for happened in engine.poll(30.0)):
+                    pass
+
+
 def test_lanes_that_wait_for_a_zygote_that_is_killed_do_not_cost_their_device(tmp_path):
     engine = LocalEngine(behave, find_devices(devices=["cpu:0@4GiB"]), tmp_path, LocalOptions("loss"))
     with contextlib.closing(engine):
@@ -157,7 +177,7 @@ def clients(tmp_path, monkeypatch):
     class Lane:
         def __init__(self, zygote, options, dismiss):
             self.lane, self.options, self.is_up, self.is_killed = options.lane, options, True, False
-            self.page = mock.Mock(holder=7, held=0)
+            self.page = mock.Mock(holder=7, held=0, rests=0.0)
             self.read, self.write = os.pipe()
             opened[self.lane] = self
 
@@ -254,21 +274,6 @@ def test_a_lane_that_does_not_come_up_in_time_is_killed(tmp_path):
         engine._lanes.add(lane)
     engine._watch()
     assert (slow.kill.called, up.kill.called) == (True, False)
-    engine.close()
-
-
-def test_where_other_lanes_are_up_one_that_does_not_come_up_costs_no_device(tmp_path):
-    engine = LocalEngine(behave, find_devices(devices=["cpu:0@4GiB"]), tmp_path, LocalOptions("loss"))
-    page = mock.Mock(holder=None, quiet=0.0)
-    lanes = [
-        mock.Mock(lane=n, is_up=n == 0, page=page, drain=lambda: iter(()), fileno=lambda n=n: 900 + n) for n in range(8)
-    ]
-    for lane in lanes:
-        lane.options.device, lane.options.is_mps_client = "cpu:0", False
-        engine._lanes.add(lane)
-    for number in range(1, 8):
-        engine._hear_zygote(mock.Mock(receive=lambda number=number: ("gone", number, -errno.EAGAIN)))
-    assert engine._devices.give_up() == []
     engine.close()
 
 

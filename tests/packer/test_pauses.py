@@ -422,6 +422,18 @@ def test_no_more_wait_in_a_lane_than_it_has_seats_for() -> None:
     assert world.packer.held == MOST_PAUSED + 3
 
 
+def test_no_more_wait_in_processes_of_their_own_than_would_in_lanes() -> None:
+    world = make(capacity=64 * GIB, reuse=False)
+    for number in range(MOST_PAUSED + 3):
+        trial = add(world, 10, saves=number != 0)
+        pause(world, trial)
+        world.run_some(1)
+    lanes = world.packer._ledger.lanes.values()
+    assert [len(lane.paused) for lane in lanes] == [1] * MOST_PAUSED
+    assert any(0 in lane.paused for lane in lanes)
+    assert world.packer.held == MOST_PAUSED + 3
+
+
 def test_the_turn_that_a_paused_trial_was_given_is_free() -> None:
     world = make(residents=2)
     low = add(world)

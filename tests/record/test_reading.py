@@ -271,12 +271,22 @@ def test_a_file_without_a_run_is_refused(written):
         {"event": "run", "version": VERSION, "options": None},
         {"event": "end", "state": "done", "error": None, "persistent": "1", "ephemeral": 1},
         {"event": "end", "state": "done", "error": None, "persistent": 1, "ephemeral": 1, "busy": "much"},
+        {"event": "end", "state": "done", "error": None, "persistent": 1, "ephemeral": 1, "busy": math.inf},
     ],
 )
 def test_a_line_that_lacks_something_is_named_with_a_way_out(written, fields):
     with pytest.raises(StorageError, match=r"line 3 of .* makes no sense") as refused:
         written.run().trial().add(**fields, trial=0).read()
     assert "cut off that line" in refused.value.hint
+
+
+@pytest.mark.parametrize("time", [1e308, -1.0, math.nan, "noon", None])
+def test_a_line_with_an_impossible_time_is_named(written, time):
+    written.run().trial().log.close()
+    with open(written.folder.events, "a") as events:
+        events.write(json.dumps({"event": "start", "time": time, "trial": 0, "device": "cpu:0", "lane": 1}) + "\n")
+    with pytest.raises(StorageError, match=r"line 3 of .* is not an event"):
+        read_run(written.folder)
 
 
 def test_a_line_too_deep_to_read_is_named(written):

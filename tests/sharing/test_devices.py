@@ -10,7 +10,7 @@ from cotune.demand import GIB
 from cotune.errors import DeviceError, InputError
 from cotune.sharing import cuda, delays, devices
 from cotune.sharing.cuda import Gpu
-from cotune.sharing.devices import FILES_PER_LANE, MAX_WIDTH, find_devices
+from cotune.sharing.devices import MAX_WIDTH, find_devices
 
 UUIDS = ["GPU-aaaa1111-0000", "GPU-aaaa2222-0000", "GPU-bbbb3333-0000", "GPU-cccc4444-0000"]
 CORES = 8
@@ -76,13 +76,9 @@ def test_threads_bound_the_useful_width_of_a_cpu_device():
     assert cpu.max_width == CORES // 3
 
 
-@pytest.mark.parametrize(
-    ("counted", "files", "width"),
-    [(True, 1024, MAX_WIDTH), (False, 1024, 0), (True, 100, 100 // FILES_PER_LANE), (True, -1, MAX_WIDTH)],
-)
-def test_an_idle_cpu_device_may_have_more_lanes_where_it_can_be_told_that_it_is(monkeypatch, counted, files, width):
+@pytest.mark.parametrize(("counted", "width"), [(True, MAX_WIDTH), (False, 0)])
+def test_an_idle_cpu_device_may_have_more_lanes_where_it_can_be_told_that_it_is(monkeypatch, counted, width):
     monkeypatch.setattr(delays, "are_counted", lambda: counted)
-    monkeypatch.setattr(devices.resource, "getrlimit", lambda what: (files, files))
     (cpu,) = find_devices(devices=["cpu:0"])
     assert cpu.idle_width == width
 

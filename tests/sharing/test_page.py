@@ -5,7 +5,7 @@ from array import array
 
 import pytest
 
-from cotune.sharing.page import BOUNDARY, Page
+from cotune.sharing.page import BOUNDARY, HOLDER, Page
 
 
 def test_what_is_excused_is_left_out_of_the_iteration_under_way_only():
@@ -24,3 +24,11 @@ def test_what_is_excused_is_left_out_of_the_iteration_under_way_only():
 def test_a_lane_without_a_trial_is_not_quiet():
     shown = Page(memoryview(array("d", [-1.0, 0.0, 7.0])))
     assert (shown.holder, shown.quiet, shown.held) == (None, 0.0, 7)
+
+
+def test_a_lane_rests_while_no_trial_has_the_turn():
+    page = memoryview(array("d", [-1.0, time.monotonic() - 100, 0.0]))
+    shown = Page(page)
+    assert shown.rests == pytest.approx(100, abs=5)
+    page[HOLDER] = 7.0
+    assert shown.rests == 0.0

@@ -1,0 +1,23 @@
+"""The devices of this machine, as a run is told of them."""
+
+import os
+import resource
+
+import pytest
+
+from cotune.demand import GIB
+from cotune.engines.local_devices import OTHER_FILES, LocalDevices
+from cotune.sharing.devices import DeviceInfo
+
+
+@pytest.mark.parametrize(
+    ("seats", "lanes_that_fit", "widths"),
+    [(1, 40, (4, 20)), (40, 6, (3, 3)), (40, 0, (1, 1)), (40, None, (4, 32))],
+)
+def test_a_device_has_no_more_lanes_than_there_are_files_for(tmp_path, monkeypatch, seats, lanes_that_fit, widths):
+    used = len(os.listdir("/proc/self/fd")) + OTHER_FILES
+    files = resource.RLIM_INFINITY if lanes_that_fit is None else used + lanes_that_fit * (1 + seats)
+    infos = [DeviceInfo(f"cpu:{n}", GIB, 0, max_width=4, cores=4, idle_width=32) for n in range(2)]
+    monkeypatch.setattr("cotune.engines.local_devices.resource.getrlimit", lambda what: (files, files))
+    for found in LocalDevices(infos, tmp_path).found(0.0, seats):
+        assert (found.max_width, found.idle_width) == widths
