@@ -206,7 +206,8 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     """A cloudpickle pickler with rules for more kinds of objects (see `torch_pickling` for torch's).
 
-    Modules of a subclass of `ModuleType`, such as `optuna.integration`, are sent by name, as cloudpickle sends others.
+    Modules of a subclass of `ModuleType`, such as `optuna.integration`, are sent by name, as cloudpickle sends others;
+    so are those that only their parent knows, such as `torch._C._functions`, to which `once_differentiable` refers.
     A user's function wrapped by `functools.cache` is sent with an empty cache; cloudpickle sends its name, which other
     processes do not find. A `functools.cached_property` is made anew, since it holds a lock before Python 3.12. Values
     of `ray.tune.with_parameters` are sent along, since they may be in the object store of a Ray that lanes do not join.
@@ -219,6 +220,10 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             return _cached_property, (obj.func, obj.attrname)
         if isinstance(obj, ModuleType) and type(obj) is not ModuleType:
             return importlib.import_module, (obj.__name__,)
+        if isinstance(obj, ModuleType) and obj.__name__ not in sys.modules:
+            parent, _, name = obj.__name__.rpartition(".")
+            if getattr(sys.modules.get(parent), name, None) is obj:
+                return getattr, (sys.modules[parent], name)
         if (type(obj).__module__, type(obj).__name__) == ("ray.tune.registry", "_ParameterRegistry"):
             return dict, ({name: obj.get(name) for name in (*obj.to_flush, *obj.references)},)
         found = super().reducer_override(obj)

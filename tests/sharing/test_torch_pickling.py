@@ -53,6 +53,24 @@ def test_a_hook_on_a_gradient_travels_unless_torch_is_told_that_it_must_not():
     assert there.grad.tolist() == [3.0, 3.0]
 
 
+def test_a_function_of_autograd_that_is_differentiable_once_travels():
+    class Double(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, value):
+            return 2 * value
+
+        @staticmethod
+        @torch.autograd.function.once_differentiable
+        def backward(ctx, gradient):
+            return 2 * gradient
+
+    # As for a class of the script.
+    Double.backward.__module__ = Double.__module__ = "__main__"
+    value = torch.ones(1, requires_grad=True)
+    travelled(Double).apply(value).backward()
+    assert value.grad.item() == 2.0
+
+
 def test_gradients_travel():
     model = torch.nn.Linear(2, 1)
     model(torch.ones(1, 2)).sum().backward()
