@@ -416,6 +416,22 @@ def test_a_sequence_goes_on_where_it_was_when_a_run_is_resumed(run):
     assert points("halves", 10) == points("whole", 10)
 
 
+def test_trials_keep_their_numbers_in_a_run_that_is_resumed_where_the_sampler_added_one_of_its_own(run):
+    class Adds(optuna.samplers.RandomSampler):
+        def before_trial(self, study, trial):
+            if trial.number == 1:
+                study.add_trial(optuna.trial.create_trial(value=1.0))
+
+    space = {"x": cotune.uniform(0, 1)}
+    first, second = (
+        run(lambda c: c["x"], space, trials=trials, lanes=1, sampler=Adds(seed=trials), name="it", resume=True)
+        for trials in (4, 6)
+    )
+    assert [trial.id for trial in first] == [0, 1, 3, 4]
+    assert [trial.id for trial in second] == [0, 1, 3, 4, 5, 6]
+    assert [trial.config for trial in second][:4] == [trial.config for trial in first]
+
+
 def test_a_pruner_remembers_the_rungs_of_a_run_that_is_resumed(run):
     def train(config):
         for step in range(1, 5):

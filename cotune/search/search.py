@@ -47,6 +47,7 @@ class PastTrial:
     """A trial of an earlier run that is resumed.
 
     Attributes:
+        number: Its number.
         params: Parameters by flat name.
         values: Step and metric of its reports.
         value: The last reported value of its metric.
@@ -55,6 +56,7 @@ class PastTrial:
         end: When it ended.
     """
 
+    number: int
     params: dict[str, Any]
     values: Sequence[tuple[int, float]]
     value: float | None
@@ -74,7 +76,7 @@ class Search(Proposer):
         direction: `minimize` or `maximize`.
         journal: The file of the study.
         name: The study's name.
-        past: Trials of the run that is resumed, in their order.
+        past: Trials of the run that is resumed, in the order of their numbers.
         noted: State of sampler and pruner in the run that is resumed.
         prepare: As for `Proposer`.
         wake: As for `Proposer`.
@@ -238,10 +240,15 @@ class Search(Proposer):
     def _take_up(self, past: Sequence[PastTrial], noted: SystemAttributes) -> None:
         for name, value in noted.study.items():
             self.study._storage.set_study_system_attr(self.study._study_id, name, value)
-        for number, trial in enumerate(past):
-            self._restore(trial, noted.trials.get(number, {}))
+        made = 0
+        for trial in past:
+            for _ in range(made, trial.number):
+                # The sampler had added a trial of its own to the study.
+                self.study.add_trial(create_trial(state=OptunaState.FAIL))
+            made = trial.number + 1
+            self._restore(trial, noted.trials.get(trial.number, {}))
             if self._rungs is not None:
-                self._rungs.restore(number, trial.values, trial.state in _STATES)
+                self._rungs.restore(trial.number, trial.values, trial.state in _STATES)
         if self._rungs is not None:
             self._rungs.settle()
             self.waiting = self._rungs.waiting
