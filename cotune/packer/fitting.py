@@ -193,13 +193,23 @@ class Fitting:
         taken = [lane for lane in device.lanes.values() if not lane.is_empty and not lane.closing]
         return sum(lane.asked - self.slack(lane) for lane in taken)
 
-    def shared_hole(self, device: Device) -> int:
-        """Most persistent bytes that a further resident of a lane here could have; negative if no lane takes one."""
-        if not self.takes_resident(device):
-            return -1
-        lanes = [lane for lane in device.lanes.values() if self._takes_resident(lane)]
-        room = max(lane.quota - lane.need(resident_demands(lane)) for lane in lanes)
-        return room + device.free if device.free >= 0 else -1
+    def shared_holes(self, device: Device) -> tuple[int, int]:
+        """Most persistent bytes that one more resident of a lane could have: now, and once all unneeded was returned.
+
+        Negative if no lane takes one.
+        """
+        lanes = (
+            [lane for lane in device.lanes.values() if self._takes_resident(lane)]
+            if self.takes_resident(device)
+            else []
+        )
+        if not lanes:
+            return -1, -1
+        needs = {lane.id: lane.need(resident_demands(lane)) for lane in lanes}
+        room = max(lane.quota - needs[lane.id] for lane in lanes)
+        returned = device.capacity - self.kept(device)
+        later = returned + max(lane.asked - self.slack(lane) - needs[lane.id] for lane in lanes)
+        return room + device.free if device.free >= 0 else -1, max(later, 0)
 
     def _cost(self, device: Device, trial: Trial) -> float:
         running = [other for lane in device.lanes.values() for other in lane.residents.values()]

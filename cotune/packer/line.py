@@ -87,12 +87,18 @@ class Line:
         """The first trial in line."""
         return self.next(lambda fits: float("inf"))
 
-    def next(self, limit: Callable[[Fits], float], tried: Mapping[Shape, Mark] | None = None) -> Trial | None:
+    def next(
+        self,
+        limit: Callable[[Fits], float],
+        tried: Mapping[Shape, Mark] | None = None,
+        passes: Callable[[Trial], bool] | None = None,
+    ) -> Trial | None:
         """The first trial in line that is worth considering.
 
         Args:
             limit: Largest size to consider, by what a trial wants.
             tried: By shape, the entry after which to begin.
+            passes: Whether to consider a trial that wants a lane; all are if left out.
         """
         best: tuple[_Order, Entry] | None = None
         limits: dict[Fits, float] = {}
@@ -103,7 +109,7 @@ class Line:
                 most = limits[fits] = limit(fits)
             if queue.least > most:
                 continue
-            entry = queue.first(most, tried.get(shape) if tried else None)
+            entry = queue.first(most, tried.get(shape) if tried else None, passes if fits is _LANE else None)
             if entry is not None:
                 order = self._order(shape.group, entry)
                 if best is None or order < best[0]:

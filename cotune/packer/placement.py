@@ -40,6 +40,20 @@ class _Search:
     tried: dict[Shape, Mark] = field(default_factory=dict)
     passed: int = 0
     turns: bool = True
+    # By priority, if lanes are shared: persistent bytes and peaks of trials for which there is no place.
+    without_place: dict[float, list[tuple[int, int]]] = field(default_factory=dict)
+
+    def passes(self, trial: Trial) -> bool:
+        """Whether no smaller trial has been without a place, given that lanes are shared.
+
+        What a lane needs for another resident, the larger of its peak and of its persistent bytes beside the others'
+        ephemeral ones, grows with both of the trial's figures.
+        """
+        expected, smaller = trial.expected, self.without_place.get(trial.priority)
+        if not smaller or expected is None:
+            return True
+        held, peak = expected.persistent, expected.peak
+        return not any(held >= least and peak >= least_peak for least, least_peak in smaller)
 
 
 class Placement:
@@ -126,7 +140,7 @@ class Placement:
         search, patience = _Search(), SORT_AT_ONCE
         limit = self._limit_for(search)
         while self._pool.with_seat:
-            trial = self._line.next(limit, search.tried)
+            trial = self._line.next(limit, search.tried, search.passes if search.without_place else None)
             if trial is None:
                 return
             if patience and self._line.refresh(trial):
@@ -140,6 +154,8 @@ class Placement:
                 self._reservation.overtaken_by(trial)
                 self._start(trial, place)
                 patience = SORT_AT_ONCE
+                # The lane it has now may be shared.
+                search.without_place.clear()
             else:
                 self._rule_out(search, trial)
 
@@ -156,27 +172,33 @@ class Placement:
                 return most if self._pool.has_unused or is_outdated else -1
             if self._residents == 1:
                 return min(most, self._pool.roomiest)
-            # If it cannot share, it could only get a lane of its own, even after other lanes returned memory.
-            shares = search.turns and self._pool.most_shared >= 0
-            return most if shares else min(most, self._pool.roomiest_later)
+            # A share of a lane, or a lane of its own, both once other lanes have returned memory.
+            shared = self._pool.most_shared_later if search.turns else -1
+            return min(most, max(shared, self._pool.roomiest_later))
 
         return limit
 
     def _rule_out(self, search: _Search, trial: Trial) -> None:
         """Notes what a trial without a place implies for the trials behind it."""
         shape = self._line.shape(trial)
-        others_would_do = trial.exclusive or self._residents > 1
+        others_would_do = trial.exclusive
         if self._company.protection.is_on and search.passed < PASS_OVER:
             # A trial that uses the device less may run where this one may not.
             search.passed += 1
             others_would_do = True
-        if shape.fits[0] != "lane" or not others_would_do:
+        if shape.fits[0] != "lane" or not (others_would_do or self._residents > 1):
             search.limits[shape.fits] = self._line.size(trial) - 1
-        else:
-            search.tried[shape] = self._line.mark(trial)
-            if self._policy.preempts and not self._fitting.is_admitted(trial, self._pool.with_turns(0)):
-                # Trials behind it would not have the turn either: the line has the same order.
-                search.turns = False
+            return
+        search.tried[shape] = self._line.mark(trial)
+        is_admitted = self._fitting.is_admitted(trial, self._pool.with_turns(0))
+        if self._policy.preempts and not is_admitted:
+            # Trials behind it would not have the turn either: the line has the same order.
+            search.turns = False
+        if self._residents > 1 and not others_would_do and trial.expected is not None:
+            # If it may share no lane, nor may others of its priority: only their peaks matter.
+            least = trial.expected.persistent if is_admitted else 0
+            known = search.without_place.setdefault(trial.priority, [])
+            known.append((least, trial.expected.peak))
 
     def _find(self, trial: Trial) -> Place | None:
         """Finds a place that is free now; a share of a running lane only if no room for an own lane is being freed."""

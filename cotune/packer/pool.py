@@ -33,6 +33,7 @@ class Pool:
         self._later: list[_Entry] = []
         self._unused: list[_Entry] = []
         self._shared: list[_Entry] = []
+        self._shared_later: list[_Entry] = []
         self._kept: dict[str, list[tuple[list[_Entry], _Entry]]] = {}
         self._counted: dict[str, tuple[int, int]] = {}
 
@@ -58,9 +59,11 @@ class Pool:
             self._keep(kept, self._later, (later, device.number, device))
             if not active:
                 self._keep(kept, self._unused, (-device.capacity, device.number, device))
-        shared = self._fitting.shared_hole(device)
+        shared, later = self._fitting.shared_holes(device)
         if shared >= 0:
             self._keep(kept, self._shared, (shared, device.number, device))
+        if later >= 0:
+            self._keep(kept, self._shared_later, (later, device.number, device))
 
     def remove(self, device: Device) -> None:
         self._drop(device)
@@ -77,9 +80,12 @@ class Pool:
         return self._later[-1][0] if self._later else -1
 
     @property
-    def most_shared(self) -> int:
-        """Most persistent bytes that one more resident of a lane could have; negative if no lane takes another."""
-        return self._shared[-1][0] if self._shared else -1
+    def most_shared_later(self) -> int:
+        """Most persistent bytes that one more resident of a lane could have, once everything unneeded was returned.
+
+        Negative if no lane takes another.
+        """
+        return self._shared_later[-1][0] if self._shared_later else -1
 
     @property
     def has_unused(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
+from collections.abc import Callable
 
 from cotune.packer.trial import Trial
 
@@ -63,21 +64,23 @@ class Queue:
         if size == self.least:
             self.least = min(self._least, default=0)
 
-    def first(self, limit: float, after: Mark | None = None) -> Entry | None:
-        """The first entry behind `after` whose size is at most `limit`."""
+    def first(
+        self, limit: float, after: Mark | None = None, passes: Callable[[Trial], bool] | None = None
+    ) -> Entry | None:
+        """The first entry behind `after` whose size is at most `limit` and whose trial passes."""
         start = 0
         if after is not None:
             start = bisect_right(self._lasts, after)
             if start < len(self._blocks) and self._least[start] <= limit:
                 block = self._blocks[start]
                 for entry in block[bisect_right(block, after, key=_mark) :]:
-                    if entry[2] <= limit:
+                    if entry[2] <= limit and (passes is None or passes(entry[3])):
                         return entry
             start += 1
         for number, least in enumerate(self._least[start:] if start else self._least, start):
             if least <= limit:
                 for entry in self._blocks[number]:
-                    if entry[2] <= limit:
+                    if entry[2] <= limit and (passes is None or passes(entry[3])):
                         return entry
         return None
 
