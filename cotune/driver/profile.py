@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import astuple
@@ -227,13 +228,19 @@ def _read(path: Path | None) -> _Kept:
             return _Kept([], [])
         samples = [
             _Sample(
-                {str(key): float(value) for key, value in features.items()},
-                Demand(int(persistent), int(ephemeral), busy),
-                seconds,
+                {str(key): _finite(value) for key, value in features.items()},
+                Demand(int(persistent), int(ephemeral), None if busy is None else _finite(busy)),
+                None if seconds is None else _finite(seconds),
                 Estimate(*map(int, estimate)) if estimate else None,
             )
             for features, persistent, ephemeral, busy, seconds, estimate in content["trials"]
         ]
         return _Kept(samples, [_Width(*map(int, width)) for width in content.get("widths", [])])
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError):
         return _Kept([], [])
+
+
+def _finite(value: Any) -> float:
+    if not math.isfinite(value):
+        raise ValueError(value)
+    return float(value)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import functools
+import json
+import math
 import os
 import subprocess
 import sys
@@ -156,6 +158,17 @@ def test_a_file_that_is_not_ours_is_no_harm(tmp_path, content):
     path = tmp_path / "train.json"
     path.write_text(content)
     assert Profile(path).expect({}) == (None, None)
+
+
+@pytest.mark.parametrize("place", range(5))
+@pytest.mark.parametrize("value", [math.inf, math.nan, "much", [1]])
+def test_a_figure_that_cannot_be_one_is_no_harm(tmp_path, place, value):
+    path = tmp_path / "train.json"
+    taught(path, FEW).save()
+    content = json.loads(path.read_text())
+    content["trials"][1][place] = {"n": value} if place == 0 else value
+    path.write_text(json.dumps(content))
+    assert Profile(path).expect({"n": 1.0}) == (None, None)
 
 
 def test_a_folder_that_cannot_be_written_is_no_harm(tmp_path):
