@@ -113,7 +113,7 @@ def run_command(options: argparse.Namespace) -> int:
         outcome = simulate(workload, setting, lambda: progress.advance(ended))
     count = options.devices or workload.devices
     width = options.width and max(options.width, workload.max_width)
-    bound = best_bound(workload, count, memory, width, outcome.ran)
+    bound = best_bound(workload, count, memory, width, outcome.ran, options.residents)
     if options.json:
         print(json.dumps(_plain(workload, outcome, bound), indent=1))
     else:

@@ -99,6 +99,7 @@ class Arrivals:
                 self._refuse(ConcludeTrial(trial, Outcome.FAILED, "InputError", str(error)))
                 continue
             self._has_joined = True
+            self._records.ranked(trial, priority)
             expected, seconds = self._expectations.about(record)
             self._feed(
                 TrialAdded(

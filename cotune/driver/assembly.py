@@ -101,6 +101,7 @@ def assemble(
         constants={name: _kept(value) for name, value in asked.space.constants.items()},
         options={name: kept for name, domain in asked.space.domains.items() if (kept := _options(domain))},
         policy=packer.options.policy.name, residents=packer.options.residents,
+        max_slowdown=packer.options.max_slowdown,
     )  # fmt: skip
     log.flush()
     noted = system_attributes(folder.journal)

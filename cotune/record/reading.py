@@ -66,7 +66,9 @@ def has_started(folder: RunFolder) -> bool:
     """Whether a trial of the run has started; also true if that cannot be read from the file."""
     try:
         events = read_events(folder.events)
-        first, _ = next(events, ({}, b""))
+        first, _ = next(events, (None, b""))
+        if first is None:
+            return False
         if first.get("event") != "run" or first.get("version") != VERSION:
             return True
         return any(event.get("event") == "start" for event, _ in events)

@@ -116,6 +116,11 @@ class Records(Mapping[int, Record]):
         self._log.write("trial", time.time(), trial=trial, params=record.params, seed=seed)
         return record
 
+    def ranked(self, trial: int, priority: float) -> None:
+        """Notes a trial's priority, unless it is the usual one."""
+        if priority:
+            self._log.write("priority", time.time(), trial=trial, priority=priority)
+
     def estimated(self, told: Estimated) -> None:
         self._records[told.trial].estimate = told.estimate
         figures = astuple(told.estimate) if told.estimate else None

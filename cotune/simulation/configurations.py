@@ -42,7 +42,9 @@ def configuration_bound(
     max_width: int | None = None,
     ran: Sequence[int] | None = None,
 ) -> float:
-    """A lower bound of the makespan, in seconds; at least the best of `lower_bounds`, whose arguments it takes.
+    """A lower bound of the makespan, in seconds, of lanes with one resident each.
+
+    It is at least the best of `lower_bounds`, whose arguments it takes.
 
     Memory and load are rounded down to parts and speeds up, which lowers it by some percent. Takes seconds to minutes.
 
@@ -95,9 +97,14 @@ def best_bound(
     capacity: int | None = None,
     max_width: int | None = None,
     ran: Sequence[int] | None = None,
+    residents: int | None = None,
 ) -> float:
-    """The best bound found quickly: `configuration_bound` for few trials and with scipy, otherwise `lower_bounds`."""
-    if len(workload.jobs) <= FEW:
+    """The best bound found quickly: `configuration_bound` for few trials and with scipy, otherwise `lower_bounds`.
+
+    With several residents a lane, trials at once can be faster than `configuration_bound` assumes: the speed at a mean
+    load may exceed the mean of speeds.
+    """
+    if len(workload.jobs) <= FEW and (residents or workload.residents) == 1:
         with contextlib.suppress(InputError):
             return configuration_bound(workload, devices, capacity, max_width, ran)
     return lower_bounds(workload, devices, capacity, max_width, ran).best

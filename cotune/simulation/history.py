@@ -10,6 +10,7 @@ from typing import Any
 
 from cotune.demand import Demand
 from cotune.errors import StorageError
+from cotune.packer import MAX_SLOWDOWN
 from cotune.paths import RunFolder
 from cotune.record import DAMAGED, check_version, read_events
 from cotune.trial import TrialState
@@ -49,12 +50,14 @@ class Past:
     Attributes:
         state: How it ended; None if it has not.
         seconds: How long it had the turn, in its last attempt; None if that was not recorded.
+        priority: Its priority.
     """
 
     attempts: list[Attempt] = field(default_factory=list)
     state: TrialState | None = None
     demand: Demand | None = None
     seconds: float | None = None
+    priority: float = 0.0
 
     @property
     def turns(self) -> float | None:
@@ -107,6 +110,7 @@ class History:
             first lanes are left out: they include preparations of the run, which are no part of a makespan.
         policy: Name of its policy, in the last session; empty if not recorded.
         residents: Most trials that shared a lane, as asked for.
+        max_slowdown: Largest factor by which others might slow a trial with a priority above 0.
     """
 
     trials: dict[int, Past]
@@ -115,6 +119,7 @@ class History:
     opening: float
     policy: str
     residents: int
+    max_slowdown: float
 
 
 def read_history(folder: RunFolder) -> History:
@@ -143,6 +148,7 @@ def read_history(folder: RunFolder) -> History:
         statistics.median(reader.waits) if reader.waits else 0.0,
         reader.policy,
         reader.residents,
+        reader.max_slowdown,
     )
 
 
@@ -154,7 +160,7 @@ class _Reader:
         self.used: dict[str, Hardware] = {}
         self.contexts: list[int] = []
         self.waits: list[float] = []
-        self.policy, self.residents = "", 1
+        self.policy, self.residents, self.max_slowdown = "", 1, MAX_SLOWDOWN
         self._now = 0.0
         self._up_since = math.inf
 
@@ -165,6 +171,7 @@ class _Reader:
             self.cut_off()
             self.is_begun, self.there, self._up_since = True, {}, math.inf
             self.policy, self.residents = str(event.get("policy", "")), int(event.get("residents", 1))
+            self.max_slowdown = float(event.get("max_slowdown", MAX_SLOWDOWN))
         elif kind == "device":
             self.there[event["device"]] = Hardware(
                 event["capacity"], event["context"], event["max_width"], event["lanes"]
@@ -189,6 +196,8 @@ class _Reader:
                 if before.is_running:
                     before.is_running, self._up_since = False, math.inf
             trial.attempts.append(Attempt([Stretch(event["device"] or "", event["lane"], time, time)]))
+        elif kind == "priority":
+            trial.priority = float(event["priority"])
         elif kind == "end":
             trial.state = TrialState(event["state"])
             trial.seconds = event.get("seconds")

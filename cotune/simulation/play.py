@@ -107,6 +107,7 @@ class _Player:
             residents=setting.residents or workload.residents,
             policy=make_policy(setting.policy or workload.policy or None),
             judged=workload.judged or any(job.rungs for job in self._jobs),
+            max_slowdown=workload.max_slowdown,
         )
         self._packer = Packer(options)
         self._notes = Notes(self._jobs, capacity, count, setting.keep)

@@ -66,9 +66,11 @@ def from_csv(path: Path) -> Workload:
     """
     header, single, jobs = None, 0, []
     count = 0
+    forms: dict[tuple[str, ...], bool] = {}
     for row in rows(path):
         header = header or _checked(path, row)
         count += 1
+        row.check_times(forms)
         if 0 < _gpus(row) <= 1:
             single += 1
             if (job := _job(row)) is not None:
@@ -99,7 +101,7 @@ def _with_memory(jobs: list[Job], header: Row) -> tuple[list[Job], str]:
     peaks = [job.peak for job in jobs if job.peak]
     if not peaks:
         sizes = ", ".join(name for name in header.cells if "mem" in name and name not in _READ)
-        unread = f" ({sizes} is not read: call it peak_mib)" if sizes else ""
+        unread = f" ({sizes} is not read: call it peak_mib if it is MiB of the device)" if sizes else ""
         return jobs, f"; no memory is given{unread}, so only lanes are limited"
     if len(peaks) == len(jobs):
         return jobs, ""
@@ -154,7 +156,7 @@ class Row:
         called, text = self.cell(name)
         if not text:
             return default
-        if name in TIMES and ((text[:4].isdecimal() and text[4:5] == "-") or set(text) & set("/:")):
+        if name in TIMES and _is_date(text):
             return self._date(called, text)
         if name in LENGTHS and (span := _SPAN.fullmatch(text)):
             days, hours, minutes, seconds = (float(part or 0) for part in span.groups())
@@ -167,6 +169,23 @@ class Row:
         if name == "busy" and value > 1:
             raise self._wrong(called, "write the share of the device's time that the job uses alone, 0.35 for 35%")
         return value
+
+    def check_times(self, forms: dict[tuple[str, ...], bool]) -> None:
+        """Checks that times that are compared with each other are all dates, or all seconds.
+
+        Args:
+            forms: By column names, whether the rows so far have dates there; is updated.
+
+        Raises:
+            InputError: They are not.
+        """
+        texts = {name: self.cell(name)[1] for name in TIMES}
+        for names in (("arrival", "start"), ("start", "end")):
+            compared = [texts[name] for name in names if texts[name]]
+            for text in compared[:1] if "arrival" in names else compared:
+                if forms.setdefault(names, _is_date(text)) != _is_date(text):
+                    hint = "give all times that are compared as dates, or all as seconds"
+                    raise InputError(f"{self.where}: of {' and '.join(names)} some are dates, some seconds", hint=hint)
 
     def number(self, column: str, least: float = 0.0) -> float:
         """A cell as a finite number, by default 0 or more.
@@ -195,10 +214,16 @@ class Row:
         return (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp()
 
 
+def _is_date(text: str) -> bool:
+    return (text[:4].isdecimal() and text[4:5] == "-") or bool(set(text) & set("/:"))
+
+
 def _job(row: Row) -> Job | None:
     """The job of a row; None if it took no time."""
     get = row.get
     iterations = int(get("iterations", _STEPS))
+    if iterations != get("iterations", _STEPS):
+        raise InputError(f"{row.where}: iterations is {row.cells['iterations']}", hint="write a whole number")
     ran = get("end") - get("start") if row.cell("start")[1] and row.cell("end")[1] else 0.0
     steps = iterations * get("step_seconds") if row.cell("iterations")[1] else 0.0
     seconds = get("seconds", steps or ran)
@@ -242,7 +267,7 @@ def rows(path: Path, columns: Sequence[str] = ()) -> Iterator[Row]:
     """
     text = read_text(path)
     delimiter = max(",\t;", key=text.lstrip().partition("\n")[0].count)
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     hint, count = f"the first line must name {', '.join(columns or ('seconds', 'peak_mib'))}", 0
     try:
         filled = (cells for cells in reader if any(cell.strip() for cell in cells))

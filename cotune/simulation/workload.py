@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from cotune.demand import GIB, MIB
 from cotune.engines.simulated import Costs
+from cotune.packer import MAX_SLOWDOWN
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +69,7 @@ class Workload:
         judged: Some trials were stopped by comparison with earlier ones, which shows in their lengths.
         policy: Name of the policy under which it ran, if it is a run; else empty.
         residents: Most trials that share a lane by taking turns.
+        max_slowdown: Largest factor by which others may slow a trial with a priority above 0.
     """
 
     name: str
@@ -82,3 +84,4 @@ class Workload:
     judged: bool = False
     policy: str = ""
     residents: int = 1
+    max_slowdown: float = MAX_SLOWDOWN

@@ -158,6 +158,15 @@ def test_a_trial_that_starts_up_for_long_is_quiet_until_its_first_iteration():
     assert any(isinstance(event, IterationsDone) for event in heard)
 
 
+def test_a_start_up_of_years_is_simulated_at_once():
+    engine = busy({0: Work(10, 1.0, startup=1e9)})
+    engine.execute(StartTrial(0, 1), TrialSpec(0, 0, {}, 0, Path()))
+    heard = []
+    while not any(isinstance(event, IterationsDone) for event in heard):
+        heard += engine.poll(1e9)
+    assert len(heard) < 1000
+
+
 def test_speed_falls_with_load_and_a_full_device_does_no_less_in_all():
     loads = [number / 16 for number in range(1, 200)]
     speeds = [shared_speed(load) for load in loads]

@@ -8,7 +8,7 @@ import pytest
 from cotune.demand import Demand
 from cotune.errors import LaneDied, StorageError, TrialFailed, TrialTooLarge
 from cotune.paths import RunFolder
-from cotune.record import VERSION, EventLog, Record, read_run
+from cotune.record import VERSION, EventLog, Record, has_started, read_run
 from cotune.record.record import best_of, end_event, json_safe
 from cotune.trial import Report, TrialState
 
@@ -278,6 +278,17 @@ def test_a_line_that_lacks_something_is_named_with_a_way_out(written, fields):
     with pytest.raises(StorageError, match=r"line 3 of .* makes no sense") as refused:
         written.run().trial().add(**fields, trial=0).read()
     assert "cut off that line" in refused.value.hint
+
+
+def test_a_run_has_started_once_a_trial_has_or_its_file_cannot_be_told(written):
+    written.log.flush()
+    assert not has_started(written.folder), "its driver died before the first event"
+    written.run().trial().log.flush()
+    assert not has_started(written.folder)
+    written.start().log.flush()
+    assert has_started(written.folder)
+    written.folder.events.write_text("{}\n")
+    assert has_started(written.folder)
 
 
 @pytest.mark.parametrize("time", [1e308, -1.0, math.nan, "noon", None])

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from cotune.demand import GIB
+from cotune.demand import GIB, MIB
 from cotune.engines.simulated import Costs
 from cotune.packer.interference import shared_speed
 from cotune.simulation import Job, Setting, Workload, lower_bounds, make_workload, simulate
@@ -35,6 +35,16 @@ def test_the_stronger_bound_is_taken_where_it_is_soon_found(monkeypatch: pytest.
     assert best_bound(many, 1) == lower_bounds(many, 1).best
     monkeypatch.setitem(sys.modules, "scipy.optimize", None)
     assert best_bound(few, 1) == lower_bounds(few, 1).best
+
+
+def test_where_lanes_are_shared_the_bound_is_one_that_holds_there() -> None:
+    """The mean load of lane-mates may be worth more than the mean of their loads."""
+    pytest.importorskip("scipy")
+    jobs = [Job(100, seconds, 100 * MIB, 5 * GIB, busy) for seconds, busy in ((100, 1.0), (200, 0.6), (100, 0.05))]
+    workload = Workload("mates", jobs, capacity=12 * GIB, context=0)
+    setting = Setting(policy="fifo", width=2, residents=2, costs=Costs(0, 0, 0, 0))
+    makespan = simulate(workload, setting).figures.makespan
+    assert best_bound(workload, 1, None, 2, residents=2) <= makespan < best_bound(workload, 1, None, 2)
 
 
 def test_no_trial_runs_beside_itself() -> None:

@@ -154,10 +154,10 @@ def test_turns_that_were_not_even_are_taken_as_they_were(write: Write) -> None:
 
 def test_a_run_is_played_under_the_policy_and_with_the_residents_that_it_had(write: Write) -> None:
     run, device = session(0.0, "cpu:0", lanes=1)
-    had = {**run, "policy": "fair", "residents": 2}
+    had = {**run, "policy": "fair", "residents": 2, "max_slowdown": 1.5}
     events = [start(0.0, 0), start(0.0, 1), {**end(20.0, 0), "seconds": 10.0}, {**end(20.0, 1), "seconds": 10.0}]
     workload = from_run(write(had, device, trial(0), trial(1), *events))
-    assert (workload.policy, workload.residents) == ("fair", 2)
+    assert (workload.policy, workload.residents, workload.max_slowdown) == ("fair", 2, 1.5)
     assert simulate(workload).figures.makespan == pytest.approx(20.0, rel=0.01)
     # By turns they are there at once; one after the other they are not.
     assert simulate(workload).figures.waiting < simulate(workload, Setting(residents=1)).figures.waiting
@@ -168,6 +168,12 @@ def test_a_policy_that_is_not_known_here_is_pointed_out(write: Write) -> None:
     workload = from_run(write({**run, "policy": "mine"}, device, trial(0), start(0.0, 0), end(20.0, 0)))
     assert "its policy 'mine' is not known here" in workload.note
     assert workload.policy == ""
+
+
+def test_trials_have_the_priorities_that_they_had(write: Write) -> None:
+    events = [start(0.0, 0), end(20.0, 0), noted("priority", 1.0, 1, priority=2.0), start(20.0, 1), end(25.0, 1)]
+    workload = from_run(write(*session(0.0, "cpu:0"), trial(0), trial(1), *events))
+    assert [job.priority for job in workload.jobs] == [0.0, 2.0]
 
 
 def test_trials_that_failed_are_counted(write: Write) -> None:

@@ -177,7 +177,7 @@ def test_a_table_compressed_with_gzip(tmp_path: Path) -> None:
 
 def test_memory_under_a_name_that_is_not_read_is_pointed_out(tmp_path: Path) -> None:
     workload = from_csv(table(tmp_path, "seconds,gpu_mem_gb\n10,4\n"))
-    assert "no memory is given (gpu_mem_gb is not read: call it peak_mib)" in workload.note
+    assert "no memory is given (gpu_mem_gb is not read: call it peak_mib if it is MiB of the device)" in workload.note
 
 
 def test_a_table_of_times_alone_limits_only_lanes(tmp_path: Path) -> None:
@@ -209,6 +209,11 @@ def test_a_table_of_times_alone_limits_only_lanes(tmp_path: Path) -> None:
         ("seconds,peak_mib\n1,4294967296\n", "'4294967296'\n.*divide those that are bytes"),
         ("seconds,busy\n1,35\n", "busy is '35'\n.*0.35 for 35%"),
         ('name,seconds\n"a,1\n' + "b,1\n" * 40_000, "is a quote left open there"),
+        ('seconds,name\n10,a\n10,"5 in tube\n10,b\n', "is a quote left open there"),
+        ("seconds,arrival\n10,2024-01-01\n10,0\n", "line 3.*of arrival and start some are dates, some seconds"),
+        ("seconds,submit_time,start_time\n10,5,2024-01-01\n10,,2024-01-01\n", "line 3.*of arrival and start"),
+        ("start,end\n0,2024-01-01\n", "line 2.*of start and end some are dates"),
+        (HEADER + "10.9,1,1,1,,,,\n", "line 2.*iterations is 10.9"),
     ],
 )
 def test_a_wrong_table_says_what_is_wrong(tmp_path: Path, text: str, wrong: str) -> None:

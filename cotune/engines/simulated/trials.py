@@ -207,7 +207,8 @@ class Trials:
             self._calendar.say(ev.LaneQuiet(now, run.lane.id, run.trial, now - run.quiet_since, held))
         else:
             run.quiet_since = now
-        self._calendar.later(self._costs.quiet, self._say_quiet, run)
+        # Less and less often: a start-up may take a year.
+        self._calendar.later(max(self._costs.quiet, (now - run.quiet_since) / 32), self._say_quiet, run)
 
     def _finish(self, run: Run, outcome: Outcome, needed: int | None = None, detail: str = "") -> None:
         self.forget(run)

@@ -38,7 +38,7 @@ class Policy(ABC):
     `key` must be given; everything else has a neutral default.
 
     Attributes:
-        name: The name by which it is chosen.
+        name: The name by which it is chosen; that of its class if left out.
         uses_predictions: Whether `key` uses `seconds_left`.
         packs: Run as many lanes as memory holds, instead of searching for the width that pays.
         gain: Factor by which more lanes must raise the sum of normalised speeds to be kept.
@@ -61,6 +61,11 @@ class Policy(ABC):
     places: bool = False
     judged: bool = False
     devices: int = 1
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if not hasattr(cls, "name"):
+            cls.name = cls.__name__
 
     @abstractmethod
     def key(self, waiting: Waiting) -> tuple[float, ...]:

@@ -29,6 +29,14 @@ def order(policy: Policy, seconds: list[float | None]) -> list[int]:
     return [w.trial for w in sorted(waiting, key=policy.key)]
 
 
+def test_a_policy_without_a_name_has_that_of_its_class() -> None:
+    class Mine(Policy):
+        def key(self, waiting: Waiting) -> tuple[float, ...]:
+            return (1.0,)
+
+    assert (make_policy(Mine()).name, Makespan.name) == ("Mine", "makespan")
+
+
 def test_makespan_takes_the_longest_first() -> None:
     assert order(Makespan(), [1.0, 3.0, 2.0]) == [1, 2, 0]
 
