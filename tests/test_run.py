@@ -251,6 +251,8 @@ def test_a_trial_larger_than_any_device_fails_alone_with_figures(run):
     (failed,) = results.errors
     assert isinstance(failed.error, cotune.TrialTooLarge)
     assert "GiB" in failed.error.message
+    assert "; last: " in failed.error.message
+    assert "Unable to allocate" in failed.error.message, "what was refused last, which need not be memory"
     assert failed.error.hint
 
 

@@ -31,8 +31,10 @@ from cotune.simulation import (
     simulate,
 )
 from cotune.simulation.configurations import best_bound
-from cotune.simulation.drawing import chrome_trace, gantt, summary
+from cotune.simulation.drawing import PLAIN, chrome_trace, gantt, summary
 
+# Longer numbers are no counts, and Python converts no more than some thousand digits.
+DIGITS = 20
 _EPILOG = """\
 examples:
   cotune simulate --run my-sweep --gpus 4
@@ -85,9 +87,9 @@ class _Count(argparse.Action):
     """A count of 1 or more; the error names the option as the user wrote it."""
 
     def __call__(self, parser: Any, namespace: argparse.Namespace, text: Any, option: str | None = None) -> None:
-        count = int(text) if text.isascii() and text.isdecimal() else 0
+        count = int(text) if text.isascii() and text.isdecimal() and len(text) < DIGITS else 0
         if count < 1:
-            raise InputError(f"{option} {text} is not a count", hint="give 1 or more")
+            raise InputError(f"{option} {text[:DIGITS]} is not a count", hint="give 1 or more")
         setattr(namespace, self.dest, count)
 
 
@@ -96,7 +98,7 @@ def run_command(options: argparse.Namespace) -> int:
     _check(options)
     workload = _workload(options)
     memory = None if options.memory is None else parse_bytes(options.memory)
-    policy = _policy(options.policy or workload.policy or "makespan")
+    policy = _policy(options.policy if options.policy is not None else workload.policy or "makespan")
     setting = Setting(
         devices=options.devices,
         capacity=memory,
@@ -120,10 +122,20 @@ def run_command(options: argparse.Namespace) -> int:
         print(f"{workload.name} on {count} device(s), policy {policy.name}: {workload.note}")
         print(summary(outcome, bound))
     if options.gantt:
-        print(gantt(outcome.segments, max(20, min(72, shutil.get_terminal_size((90, 24)).columns - 17))))
+        drawn = gantt(outcome.segments, max(20, min(72, shutil.get_terminal_size((90, 24)).columns - 17)))
+        print(drawn if _shows(drawn) else drawn.translate(PLAIN))
     if options.trace:
         _write(options.trace, json.dumps(chrome_trace(outcome.segments, workload.jobs)))
     return 0
+
+
+def _shows(text: str) -> bool:
+    """Whether the terminal can show all characters of a text."""
+    try:
+        text.encode(sys.stdout.encoding or "ascii")
+    except (UnicodeEncodeError, LookupError):
+        return False
+    return True
 
 
 def _plain(workload: Workload, outcome: Outcome, bound: float) -> dict[str, Any]:

@@ -93,7 +93,8 @@ class LiveTable(View):
         self._latest: Snapshot | None = None
         self._changed = threading.Event()
         self._closing = False
-        self._live.start()
+        with contextlib.suppress(OSError, ValueError):
+            self._live.start()
         self._thread = threading.Thread(target=self._draw, name="cotune-dashboard", daemon=True)
         self._thread.start()
 

@@ -161,7 +161,9 @@ class Endings:
         whole = lane.asked >= lane.device.capacity and self._fitting.is_whole(lane.device.capacity)
         had_all = trial.had_all and whole and lane.is_empty and (trial.alone or not lane.residue)
         if had_all or (event.needed or 0) > self._fitting.largest:
-            self.conclude(trial, Outcome.FAILED, "TrialTooLarge", figures)
+            # It may be something else than memory that the system refuses, such as a thread.
+            last = next(iter(event.detail.splitlines()), "")[:200]
+            self.conclude(trial, Outcome.FAILED, "TrialTooLarge", f"{figures}; last: {last}" if last else figures)
             return
         model = self._predictor.model(trial)
         expected = trial.demand or trial.hint or model.demand(trial.features)

@@ -11,6 +11,8 @@ from cotune.simulation.outcome import Outcome, Segment
 from cotune.simulation.workload import Job
 
 _MARKS = {"done": "█", "stopped": "▒", "failed": "x", "out_of_memory": "!", "retried": "!"}
+# For terminals that show ASCII only.
+PLAIN = str.maketrans({"█": "#", "▒": "-", "·": "."})
 MAX_LANES = 64
 
 

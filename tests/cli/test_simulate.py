@@ -104,6 +104,7 @@ def test_a_narrow_terminal_that_knows_few_characters_gets_a_drawing(monkeypatch:
     rows = [line for line in out.getvalue().decode().splitlines() if "gpu 0 lane" in line]
     assert rows
     assert max(map(len, rows)) == 50
+    assert any("#" in row for row in rows)
 
 
 def test_a_trace_that_cannot_be_written_is_refused_before_anything_is_played(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,6 +124,8 @@ def test_a_table_of_jobs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     [
         (["--workload", "nope"], "choose one of salus-100"),
         ([*QUICK[1:], "--policy", "best"], "choose one of makespan"),
+        ([*QUICK[1:], "--policy", ""], "choose one of makespan"),
+        ([*QUICK[1:], "--gpus", "9" * 5000], "--gpus 99999999999999999999 is not a count"),
         ([*QUICK[1:], "--gpus", "0"], "--gpus 0 is not a count"),
         ([*QUICK[1:], "--devices", "many"], "--devices many is not a count"),
         ([*QUICK[1:], "--residents=0"], "--residents 0 is not a count"),
