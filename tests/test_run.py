@@ -866,15 +866,23 @@ def test_a_run_resumed_with_another_space_says_so(run):
 
 @pytest.mark.parametrize("saves", [True, False])
 def test_a_trial_goes_on_from_a_checkpoint_with_the_constants_it_was_made_with(run, saves):
+    class Interrupted(optuna.pruners.BasePruner):
+        """Has the run interrupted at the first report."""
+
+        def prune(self, study, trial):
+            if len(trial.intermediate_values) == 1:
+                os.kill(os.getpid(), signal.SIGINT)
+            return False
+
     def train(config):
         if saves:
             with cotune.checkpoint():
                 pass
-        for _ in range(10**6 if config["goes on"] else 1):
+        for epoch in range(10**6 if config["goes on"] else 1):
             time.sleep(0.01)
-            cotune.report({"loss": 1.0})
+            cotune.report({"loss": 1.0}, step=epoch)
 
-    assert run(train, {"goes on": 1}, trials=1, time_budget=1.0, name="constant").interrupted
+    assert run(train, {"goes on": 1}, trials=1, pruner=Interrupted(), name="constant").interrupted
     if saves:
         with pytest.raises(cotune.RunError, match="the constant 'goes on' was 1"):
             run(train, {"goes on": 0}, trials=1, name="constant", resume=True)

@@ -176,7 +176,12 @@ class Endings:
             trial.out_of_memories += 1
             tries = 1 if event.needed is not None else 2
             trial.alone = trial.alone or trial.out_of_memories > tries or expected is None
-            model.observe_demand(trial.id, trial.features, trial.with_floor(expected or Demand(0, 0)))
+            known = trial.demand or trial.hint
+            if known is None and expected is not None:
+                # Not what the model itself had predicted: it would learn from its own margins, more with each such end.
+                model.observe_peak(trial.id, trial.features, floor)
+            else:
+                model.observe_demand(trial.id, trial.features, trial.with_floor(known or Demand(0, 0)))
         self.retry(trial, f"out of memory: {figures}", event.time)
 
     def _survived_crash(self, trial: Trial, detail: str, now: float) -> None:

@@ -255,6 +255,10 @@ class KindModel:
         if demand.busy is not None:
             self.busy = demand.busy if self.busy is None else 0.9 * self.busy + 0.1 * demand.busy
 
+    def observe_peak(self, trial: int, features: Mapping[str, float], peak: int) -> None:
+        """Notes a peak of which nothing else is known, such as what a trial lacked when it ran out of memory."""
+        self._peak.observe(trial, features, peak)
+
     @property
     def has_grown(self) -> bool:
         return bool(self._growths)

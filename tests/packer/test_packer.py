@@ -704,6 +704,22 @@ def test_one_that_waits_after_out_of_memory_believes_what_others_came_to_need_me
     assert 320 * MIB < expected.peak < 360 * MIB
 
 
+def test_predictions_do_not_grow_by_their_own_margins_when_many_run_out_of_memory() -> None:
+    world = make(9, capacity=16 * GIB)
+    world.add(0, 100 * MIB, 50 * MIB, steps=2)
+    world.finish(0)
+    for trial in range(1, 9):
+        world.add(trial, 400 * MIB, 50 * MIB)
+    world.settle()
+    for trial in range(1, 9):
+        world.step(trial)
+    world.settle()
+    assert len(world.retries) == 8
+    expected = world.packer._learning._predictor.model(world.packer._trials[8]).demand({})
+    assert expected
+    assert 450 * MIB < expected.peak < 1.1 * 1.25 * 450 * MIB
+
+
 def test_memory_that_was_asked_for_when_an_iteration_had_begun_is_not_what_it_had() -> None:
     world = taught(2)
     world.add(1, 100 * MIB, 50 * MIB, steps=6, late=300 * MIB)
