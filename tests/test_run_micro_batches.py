@@ -100,7 +100,10 @@ def test_lockstep_lends_nothing_and_grants_can_be_switched_off(tmp_path, monkeyp
 
 
 def swell(config):
-    """Trains a model whose micro-batches take much more as soon as several run at once."""
+    """Trains a model whose micro-batches take much more as soon as several run at once, in groups as on a GPU."""
+    from cotune.sharing.concurrent import ThreadStage
+
+    ThreadStage.groups = True
     torch.manual_seed(0)
     net = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.BatchNorm1d(8), torch.nn.Dropout(0.2))
     optimizer = torch.optim.SGD(net.parameters(), lr=0.0)

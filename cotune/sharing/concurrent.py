@@ -20,13 +20,26 @@ from cotune.sharing.splitting import tensors
 # As Any: parts of torch.cuda have no types.
 _cuda: Any = torch.cuda
 _THREAD_STACK = 8 * MIB
+# Most elements of a bool buffer that is no mask.
+_FLAGS = 1024
+_CHANGED = "modified by an inplace operation"
 _THREAD_ROOM = 64 * MIB
 
 
+class NotAtOnce(MemoryError):
+    """Micro-batches that cannot run at once; handled like memory that runs out: they run again one at a time."""
+
+
 class Stage(Protocol):
-    """The streams or threads on which the forwards of a group run."""
+    """The streams or threads on which the forwards of a group run.
+
+    Attributes:
+        is_ordered: Whether forwards run one after the other anyway.
+        groups: Whether several micro-batches share one backward.
+    """
 
     is_ordered: bool
+    groups: bool
 
     def begin(self, slot: int, data: Any) -> None:
         """Starts a micro-batch: the computations that follow belong to it."""
@@ -38,9 +51,13 @@ class Stage(Protocol):
 
 
 class ThreadStage:
-    """On the CPU micro-batches run one after the other, and each operation also uses the threads of idle lanes."""
+    """On the CPU micro-batches run one after the other, and each operation also uses the threads of idle lanes.
+
+    To put backwards off would gain nothing here, take memory, and change the order in which a loop does things.
+    """
 
     is_ordered = True
+    groups = False
 
     def __init__(self, loan: Loan) -> None:
         self._before = before = torch.get_num_threads()
@@ -66,6 +83,7 @@ class StreamStage:
     """
 
     is_ordered = False
+    groups = True
     _streams: list[torch.cuda.Stream] = []  # noqa: RUF012 - made once a process, from torch's own fixed pool
 
     def __init__(self, loan: Loan) -> None:
@@ -109,10 +127,20 @@ def stage_for(loan: Loan) -> Iterator[Stage]:
 
 
 def joint_backward(losses: Sequence[Tensor]) -> None:
-    """Runs one backward of all losses; each part runs on its forward's stream, joined where gradients accumulate."""
-    if losses:
+    """Runs one backward of all losses; each part runs on its forward's stream, joined where gradients accumulate.
+
+    Raises:
+        NotAtOnce: A forward has changed in place what the backward of another needs.
+    """
+    if not losses:
+        return
+    try:
         with _quiet_about_streams():
             torch.autograd.backward(list(losses))
+    except RuntimeError as error:
+        if _CHANGED in str(error) and len(losses) > 1:
+            raise NotAtOnce(str(error)) from error
+        raise
 
 
 @contextlib.contextmanager
@@ -180,13 +208,17 @@ class Buffers:
         if not self._is_ordered and id(module) in self._called:
             _cuda.current_stream().wait_event(self._called[id(module)])
         if self._keeps and id(module) not in self._kept:
-            # bool buffers are taken for masks, which are constant and may be large.
-            found = {name: b for name, b in module._buffers.items() if b is not None and b.dtype != torch.bool}
+            # Large bool buffers are taken for masks, which are constant; small ones may be flags.
+            found = {name: b for name, b in module._buffers.items() if b is not None and not _is_mask(b)}
             self._kept[id(module)] = module, {name: (b, b.detach().clone()) for name, b in found.items()}
 
     def _after_forward(self, module: Any, _args: Any, _output: Any) -> None:
         if not self._is_ordered and module._buffers and threading.get_ident() == self._thread:
             self._called[id(module)] = _cuda.current_stream().record_event()
+
+
+def _is_mask(buffer: Tensor) -> bool:
+    return buffer.dtype == torch.bool and buffer.numel() > _FLAGS
 
 
 class Generators:

@@ -5,11 +5,13 @@
     optimizer.step()
 
 Without a grant, and outside of a run, this is the plain loop: a forward and a backward for one micro-batch after the
-other. With a grant the forwards of a group run at once and share one backward.
+other. With a grant on a GPU the forwards of a group run at once and share one backward; on a CPU it is the plain loop
+with more threads.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -59,7 +61,7 @@ class MicroBatch:
         if self._group is None:
             _backward(parts)
         else:
-            self._group.add(parts)
+            self._group.add(parts, self.is_last)
 
 
 class MicroBatches:
@@ -103,7 +105,7 @@ class MicroBatches:
         loan = _loan(len(self))
         done: list[Tensor] = []
         micros = list(self._micros)
-        if loan is not None and loan.concurrency > 1:
+        if loan is not None and loan.concurrency > 1 and not loan.is_open:
             done = self._grouped(micros, loan, loss_of)
         done += [_at_once(micro, loss_of) for micro in micros[len(done) :]]
         return _total(done)
@@ -114,12 +116,19 @@ class MicroBatches:
         """Yields the micro-batches, and puts backwards off until a group is full or the room is used up."""
         from cotune.sharing.concurrent import Buffers, stage_for
 
-        with stage_for(loan) as stage, Buffers(stage.is_ordered, keeps=False):
-            group = _Group(loan, stage)
+        if loan.is_open:
+            # Within another loop, which has the threads or streams.
+            yield from self._micros
+            return
+        with contextlib.ExitStack() as opened:
+            stage = opened.enter_context(stage_for(loan))
+            if stage.groups:
+                opened.enter_context(Buffers(stage.is_ordered, keeps=False))
+            opened.callback(self._leave_group)
+            # After the last backward all is as before, even if the iterator is kept somewhere.
+            group = _Group(loan, stage, opened.close)
             try:
                 for micro in self._micros:
-                    if group.is_full:
-                        group.flush()
                     group.begin(micro.data)
                     micro._group = group
                     yield micro
@@ -131,46 +140,62 @@ class MicroBatches:
                 raise
             finally:
                 group.losses.clear()
-                for micro in self._micros:
-                    micro._group = None
+
+    def _leave_group(self) -> None:
+        for micro in self._micros:
+            micro._group = None
 
     def _grouped(self, micros: Sequence[MicroBatch], loan: Loan, loss_of: Callable[..., Any]) -> list[Tensor]:
         """Runs groups as long as there is a grant; returns the losses of the micro-batches that were run."""
         from cotune.sharing.concurrent import Buffers, stage_for
 
         done: list[Tensor] = []
-        with stage_for(loan) as stage, Buffers(stage.is_ordered, keeps=True) as buffers:
-            while len(done) < len(micros) and loan.concurrency > 1:
-                done += _run_group(micros[len(done) :], loan, stage, buffers, loss_of)
+        with stage_for(loan) as stage:
+            if not stage.groups:
+                return [_at_once(micro, loss_of) for micro in micros]
+            with Buffers(stage.is_ordered, keeps=True) as buffers:
+                while len(done) < len(micros) and loan.concurrency > 1:
+                    done += _run_group(micros[len(done) :], loan, stage, buffers, loss_of)
         return done
 
 
 class _Group:
     """Micro-batches whose backward is still to come.
 
+    Args:
+        end: Called after the last backward.
+
     Attributes:
         losses: Weighted losses of the forwards that have run.
     """
 
-    def __init__(self, loan: Loan, stage: Stage) -> None:
+    def __init__(self, loan: Loan, stage: Stage, end: Callable[[], None] = lambda: None) -> None:
         self.losses: list[Tensor] = []
         self._loan = loan
         self._stage = stage
+        self._end = end
         self._begun = 0
 
     @property
     def is_full(self) -> bool:
         """Whether another micro-batch would exceed the grant, or might exceed the lane's quota."""
-        loan = self._loan
-        return self._begun >= loan.concurrency or (self._begun > 0 and loan.room() < loan.need)
+        loan, most = self._loan, self._loan.concurrency if self._stage.groups else 1
+        return self._begun >= most or (self._begun > 0 and loan.room() < loan.need)
 
     def begin(self, data: Any) -> None:
+        if self.is_full:
+            self.flush()
         self._stage.begin(self._begun, data)
         self._begun += 1
 
-    def add(self, losses: list[Tensor]) -> None:
+    def add(self, losses: list[Tensor], is_last: bool) -> None:
         self.losses += losses
         self._stage.home()
+        if is_last or not self._stage.groups:
+            self.flush()
+        if is_last:
+            # The loop may make its optimizer step before it ends: `if micro.is_last: optimizer.step()`.
+            self._end()
 
     def flush(self) -> None:
         from cotune.sharing.concurrent import joint_backward
@@ -212,12 +237,14 @@ def _run_group(
             group.begin(micro.data)
             mine = _weighted(micro, _losses(loss_of, micro))
             given.append(_total(mine))
-            group.add(mine)
+            group.add(mine, is_last=False)
         leaves = Leaves(group.losses)
         group.flush()
         return given
     except Exception as error:
         if not out_of_memory(error)[0]:
+            # As in a plain loop, what came before the error counts.
+            group.flush()
             raise
         clear_frames(error)
     stage.home()

@@ -95,7 +95,9 @@ def _lengths(part: Any, name: str) -> Iterator[tuple[str, int]]:
 def _cut(part: Any, start: int, length: int) -> Any:
     """The same nest with `length` samples of every tensor, from `start` on."""
     if _is_tensor(part):
-        return part.narrow(0, start, length)
+        piece = part.narrow(0, start, length)
+        # Views count changes in place together: one in this piece would be taken for one in the others.
+        return piece if piece.requires_grad else piece.data
     if isinstance(part, Mapping):
         values = {key: _cut(value, start, length) for key, value in part.items()}
         try:

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 import cotune
 from cotune import session
 from cotune.errors import InputError
+from cotune.sharing import concurrent
 
 Pair = namedtuple("Pair", "x y")
 # The absolute part is for gradients that are zero but for rounding: of a bias in front of a BatchNorm.
@@ -52,8 +53,7 @@ class Session:
         return self.loan
 
 
-@pytest.fixture
-def granted():
+def lends():
     """Has the test run as a trial with a grant."""
 
     def start(concurrency):
@@ -69,6 +69,26 @@ def granted():
     torch.set_num_threads(threads)
     assert not torch.nn.modules.module._global_forward_pre_hooks
     assert not torch.nn.modules.module._global_forward_hooks
+
+
+@pytest.fixture(params=[True, False], ids=["groups", "one by one"])
+def granted(request, monkeypatch):
+    """A grant, used as on a GPU and as on a CPU."""
+    monkeypatch.setattr(concurrent.ThreadStage, "groups", request.param)
+    yield from lends()
+
+
+@pytest.fixture
+def grouped(monkeypatch):
+    """A grant, used as on a GPU."""
+    monkeypatch.setattr(concurrent.ThreadStage, "groups", True)
+    yield from lends()
+
+
+@pytest.fixture
+def ungrouped():
+    """A grant, used as on a CPU."""
+    yield from lends()
 
 
 def model(seed=0):
@@ -297,17 +317,17 @@ def test_idle_threads_are_used_within_the_loop_only(granted):
         assert torch.get_num_threads() < 100
 
 
-def test_hooks_behind_accumulation_are_called_once_a_group(granted):
+def test_hooks_behind_accumulation_are_called_once_a_group(grouped):
     net = nn.Linear(2, 1)
     calls = []
     net.weight.register_post_accumulate_grad_hook(calls.append)
-    granted(2)
+    grouped(2)
     cotune.micro_batches(torch.ones(8, 2), 2).backward(lambda x: net(x).mean())
     assert len(calls) == 2
 
 
-def test_what_the_room_does_not_hold_is_not_begun(granted):
-    loan = granted(4)
+def test_what_the_room_does_not_hold_is_not_begun(grouped):
+    loan = grouped(4)
     loan.need, loan.left = 10, 9
     net, alive = nn.Linear(2, 1), []
     for micro in cotune.micro_batches(torch.ones(8, 2), 2):
@@ -348,16 +368,16 @@ def test_a_loop_that_is_left_has_counted_what_it_was_given(granted, stop_after, 
     assert not loan.is_open
 
 
-def test_a_trial_that_is_to_stop_does_not_compute_what_nobody_wants(granted):
-    loan, net = granted(8), ready()
+def test_a_trial_that_is_to_stop_does_not_compute_what_nobody_wants(grouped):
+    loan, net = grouped(8), ready()
     loan.is_stopping = True
     with pytest.raises(cotune.TrialStopped):
         partial(net, 3, cotune.TrialStopped())
     assert all(p.grad is None for p in net.parameters())
 
 
-def test_memory_that_runs_out_when_a_loop_is_left_fails_the_trial_later(granted):
-    loan, net, fuse = granted(8), nn.Linear(2, 1), Fuse(blows=1)
+def test_memory_that_runs_out_when_a_loop_is_left_fails_the_trial_later(grouped):
+    loan, net, fuse = grouped(8), nn.Linear(2, 1), Fuse(blows=1)
     for micro in cotune.micro_batches(torch.ones(8, 2), 2):
         micro.backward(fuse(net(micro.data)).mean())
         if micro.index == 1:
@@ -365,21 +385,142 @@ def test_memory_that_runs_out_when_a_loop_is_left_fails_the_trial_later(granted)
     assert "allocate memory" in str(loan.failures[0])
 
 
-def test_a_loss_that_raises_ends_the_call_and_leaves_nothing(granted):
-    loan, net = granted(3), ready()
-    calls = []
+def test_a_loss_that_raises_ends_the_call_and_what_came_before_counts(granted):
+    plain = ready()
+    lent = copy.deepcopy(plain)
+    for net, concurrency in ((plain, None), (lent, 3)):
+        loan = granted(concurrency) if concurrency else None
+        calls = []
 
-    def loss(x, y):
-        calls.append(1)
-        if len(calls) == 2:
-            raise KeyError("mine")
-        return F.cross_entropy(net(x), y)
+        def loss(x, y, net=net, calls=calls):
+            calls.append(1)
+            if len(calls) == 2:
+                raise KeyError("mine")
+            return F.cross_entropy(net(x), y)
 
-    with pytest.raises(KeyError):
-        cotune.micro_batches(data(), 4).backward(loss)
-    assert all(p.grad is None for p in net.parameters())
+        torch.manual_seed(7)
+        with pytest.raises(KeyError):
+            cotune.micro_batches(data(), 4).backward(loss)
+    assert any(p.grad is not None for p in plain.parameters())
+    assert_same(state(lent), state(plain))
     assert not loan.ran_out_with
     assert not loan.is_open
+
+
+# ---- loops as people write them
+
+
+def in_the_loop(net, optimizer):
+    for micro in cotune.micro_batches(data(), 4):
+        x, y = micro.data
+        micro.backward(F.cross_entropy(net(x), y))
+        if micro.is_last:
+            nn.utils.clip_grad_norm_(net.parameters(), 0.1)
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def kept(net, optimizer, keep=[]):  # noqa: B006 - keeps the iterator
+    pairs = zip(range(len(cotune.micro_batches(data(), 4))), cotune.micro_batches(data(), 4), strict=False)
+    keep.append(pairs)
+    for _, micro in pairs:
+        x, y = micro.data
+        micro.backward(F.cross_entropy(net(x), y))
+    optimizer.step()
+
+
+def two_at_once(net, optimizer):
+    for one, other in zip(cotune.micro_batches(data(), 4), cotune.micro_batches(data(), 4), strict=True):
+        for micro in (one, other):
+            x, y = micro.data
+            micro.backward(F.cross_entropy(net(x), y))
+    optimizer.step()
+
+
+def nested(net, optimizer):
+    for outer in cotune.micro_batches(data(), 8):
+        cotune.micro_batches(outer.data, 3).backward(
+            lambda x, y, outer=outer: outer.weight * F.cross_entropy(net(x), y)
+        )
+    optimizer.step()
+
+
+def changes_its_data(net, optimizer):
+    for micro in cotune.micro_batches(data(), 4):
+        x, y = micro.data
+        x.mul_(2.0)
+        micro.backward(F.cross_entropy(net(x), y))
+    optimizer.step()
+
+
+@pytest.mark.parametrize("loop", [in_the_loop, kept, two_at_once, nested, changes_its_data])
+def test_a_loop_gives_the_same_weights_and_leaves_nothing_under_a_grant(granted, loop):
+    plain = ready()
+    lent = copy.deepcopy(plain)
+    for net, concurrency in ((plain, None), (lent, 3)):
+        loan = granted(concurrency) if concurrency else None
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.5)
+        for _ in range(2):
+            torch.manual_seed(7)
+            loop(net, optimizer)
+            assert torch.get_num_threads() == 1
+    torch.testing.assert_close(lent.state_dict(), plain.state_dict(), rtol=1e-5, atol=1e-6)
+    assert not loan.failures
+    assert not loan.is_open
+
+
+class Scaled(nn.Module):
+    """Divides by a running scale, which it changes in place: the backward needs it as it was."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(2, 1)
+        self.register_buffer("scale", torch.ones(()))
+
+    def forward(self, x):
+        self.scale.mul_(0.9).add_(0.1 * x.detach().abs().mean())
+        return self.linear(x) / self.scale
+
+
+def test_forwards_that_change_what_the_backward_of_others_needs_run_one_at_a_time(grouped):
+    plain = Scaled()
+    lent, looped = copy.deepcopy(plain), copy.deepcopy(plain)
+    batch = torch.rand(8, 2)
+    cotune.micro_batches(batch, 2).backward(lambda x: plain(x).mean())
+    loan = grouped(4)
+    cotune.micro_batches(batch, 2).backward(lambda x: lent(x).mean())
+    assert loan.ran_out_with == [4]
+    torch.testing.assert_close(lent.linear.weight.grad, plain.linear.weight.grad, **TIGHT)
+    torch.testing.assert_close(lent.scale, plain.scale, **TIGHT)
+    grouped(4)
+
+    def loop():
+        for micro in cotune.micro_batches(batch, 2):
+            micro.backward(looped(micro.data).mean())
+
+    # As when memory runs out in a loop: the trial starts again, without a grant.
+    with pytest.raises(MemoryError, match="modified by an inplace operation"):
+        loop()
+
+
+@pytest.mark.parametrize("form", ["loop", "call"])
+def test_on_a_cpu_backwards_are_not_put_off(ungrouped, form):
+    plain, lent, calls = Scaled(), Scaled(), []
+    lent.load_state_dict(plain.state_dict())
+    lent.linear.weight.register_post_accumulate_grad_hook(calls.append)
+    batch = torch.rand(8, 2)
+    cotune.micro_batches(batch, 2).backward(lambda x: plain(x).mean())
+    loan = ungrouped(4)
+    if form == "call":
+        cotune.micro_batches(batch, 2).backward(lambda x: lent(x).mean())
+    else:
+        for micro in cotune.micro_batches(batch, 2):
+            assert len(calls) == micro.index
+            micro.backward(lent(micro.data).mean())
+    assert len(calls) == 4
+    assert not loan.ran_out_with
+    torch.testing.assert_close(lent.linear.weight.grad, plain.linear.weight.grad, **TIGHT)
+    torch.testing.assert_close(lent.scale, plain.scale, **TIGHT)
 
 
 def test_backward_after_the_loop_is_done_at_once(granted):
@@ -441,7 +582,7 @@ class TwoParts(nn.Module):
 
 @pytest.mark.parametrize("filled", [False, True])
 @pytest.mark.parametrize("where", ["first forward", "third forward", "backward"])
-def test_memory_that_runs_out_under_a_grant_changes_no_number(granted, where, filled):
+def test_memory_that_runs_out_under_a_grant_changes_no_number(grouped, where, filled):
     nets = [TwoParts(Fuse(0)), TwoParts(Fuse(1 if where == "backward" else 0))]
     for net in nets:
         for p in net.parameters():
@@ -449,7 +590,7 @@ def test_memory_that_runs_out_under_a_grant_changes_no_number(granted, where, fi
     torch.manual_seed(7)
     expected = cotune.micro_batches(data(), 4).backward(lambda x, y: F.cross_entropy(nets[0](x), y))
     after = torch.get_rng_state()
-    loan = granted(4)
+    loan = grouped(4)
     calls = []
 
     def loss(x, y):
@@ -482,13 +623,13 @@ def test_a_backward_that_fails_has_finished_some_parameters_and_not_begun_others
     assert all(p.grad is None for p in net.one.parameters())
 
 
-def test_memory_that_runs_out_one_at_a_time_is_raised(granted):
-    granted(2)
+def test_memory_that_runs_out_one_at_a_time_is_raised(grouped):
+    grouped(2)
     with pytest.raises(RuntimeError, match="allocate memory"):
         cotune.micro_batches(torch.ones(4, 2), 1).backward(lambda x: refuse())
 
 
-def test_other_generators_are_put_back_too(granted):
+def test_other_generators_are_put_back_too(grouped):
     import random
 
     import numpy as np
@@ -509,7 +650,7 @@ def test_other_generators_are_put_back_too(granted):
         return drawn[-3:]
 
     expected = draws(None)
-    assert draws(granted(3)) == expected
+    assert draws(grouped(3)) == expected
 
 
 # ---- streams

@@ -61,6 +61,8 @@ class Checkpoints:
         try:
             yield path
         except BaseException as error:
+            if os.getpid() != process:
+                raise
             refused = _refused(error, path)
             shutil.rmtree(path, ignore_errors=True)
             if refused is not None:

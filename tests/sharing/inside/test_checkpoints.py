@@ -1,6 +1,7 @@
 """Checkpoints that find no room."""
 
 import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -56,3 +57,20 @@ def test_an_interruption_is_no_matter_of_room(checkpoints):
 def test_a_directory_that_is_gone_when_its_block_ends_is_no_matter_of_room(checkpoints):
     with pytest.raises(InputError, match="is gone"), checkpoints.save() as path:
         path.rename(path.with_name("mine"))
+
+
+def test_a_forked_process_that_leaves_the_block_with_an_error_takes_nothing_along(checkpoints):
+    def block():
+        with checkpoints.save() as path:
+            (path / "weights").touch()
+            child = os.fork()
+            if child == 0:
+                raise ValueError
+            os.waitpid(child, 0)
+            return (path / "weights").exists()
+
+    try:
+        is_there = block()
+    except ValueError:
+        os._exit(0)
+    assert is_there
