@@ -16,6 +16,10 @@ def checkpoints(tmp_path):
     return Checkpoints(3, TrialFolder(tmp_path), lambda: (1, False))
 
 
+class Leaving(Exception):
+    pass
+
+
 def fails(checkpoints, error):
     with checkpoints.save():
         raise error
@@ -65,12 +69,12 @@ def test_a_forked_process_that_leaves_the_block_with_an_error_takes_nothing_alon
             (path / "weights").touch()
             child = os.fork()
             if child == 0:
-                raise ValueError
+                raise Leaving
             os.waitpid(child, 0)
             return (path / "weights").exists()
 
     try:
         is_there = block()
-    except ValueError:
+    except Leaving:
         os._exit(0)
     assert is_there
