@@ -26,6 +26,8 @@ SET_UP_WITHIN = 600.0
 _SET_UPS = ("pip", "uv", "conda", "image_uri", "container")
 LEAVE_WITHIN = 5.0
 MAX_LOST_IN_A_ROW = 3
+# Most seconds before an actor is requested again on a node on which none has come up.
+MOST_WAIT = 300.0
 
 log = logging.getLogger(__name__)
 
@@ -97,6 +99,8 @@ class Roster:
         self._options = options
         self._listen = listen
         self._refused: collections.Counter[tuple[int, str]] = collections.Counter()
+        # By node on which no actor comes up, as while it is drained: when to request one again, and how long that was.
+        self._shunned: dict[str, tuple[float, float]] = {}
         self._lost: list[str] = []
         self._lost_in_a_row = 0
         self._look_due = 0.0
@@ -116,7 +120,7 @@ class Roster:
         for claim in self._wanted():
             if held[claim.place]:
                 held[claim.place] -= 1
-            else:
+            elif now >= self._shunned.get(claim.node, (0.0, 0.0))[0]:
                 self._invite(claim)
 
     def _make_do(self, now: float) -> None:
@@ -185,6 +189,7 @@ class Roster:
     def joined(self, member: Membership, joined: Joined, now: float) -> ev.DeviceFound:
         """Notes that an actor is up; returns its device, with a name that is unique in the run."""
         self._lost_in_a_row = 0
+        self._shunned.pop(member.claim.node, None)
         member.device = self._free_name(joined)
         member.local = joined.device.device
         self.by_device[member.device] = member
@@ -214,11 +219,15 @@ class Roster:
         """Removes a member that is lost.
 
         Raises:
-            RunError: Too many were lost in a row, and none is left.
+            RunError: Too many were lost in a row, and none is left or on its way.
         """
         self._book_out(member, why)
         self._lost_in_a_row += 1
-        if self._lost_in_a_row >= MAX_LOST_IN_A_ROW and not self.by_device:
+        if member.claim.node and not member.device:
+            _, wait = self._shunned.get(member.claim.node, (0.0, LOOK_EVERY / 2))
+            wait = min(2 * wait, MOST_WAIT)
+            self._shunned[member.claim.node] = time.monotonic() + wait, wait
+        if self._lost_in_a_row >= MAX_LOST_IN_A_ROW and not self.by_device and not self.members:
             raise errors.RunError(
                 f"{self._lost_in_a_row} nodes in a row were lost, and none is left; the last: {why}",
                 hint="see `ray status`; what has run is kept, resume=True goes on with it",

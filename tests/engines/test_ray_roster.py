@@ -1,5 +1,6 @@
 """Who is asked for on a Ray cluster, without Ray."""
 
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -8,7 +9,7 @@ import pytest
 from cotune.engines import ray_roster
 from cotune.engines.local_options import LocalOptions
 from cotune.engines.ray_roster import Membership, Roster
-from cotune.errors import StorageError
+from cotune.errors import RunError, StorageError
 
 
 @pytest.fixture
@@ -95,3 +96,19 @@ def test_a_node_that_cannot_go_on_ends_the_run_only_if_there_is_no_other_joined_
     assert asked(roster) == {"e": 2}, "the others are not asked for again"
     with pytest.raises(StorageError, match="node e"):
         roster.refuse(*roster.members, StorageError("node e does not see the run folder", hint=""))
+
+
+def test_a_node_on_which_nothing_comes_up_is_asked_less_and_less_often_while_another_comes_up(roster, cluster, clock):
+    cluster.cores = {"drained": 2, "fine": 2}
+    asked_at = []
+    for _ in range(60):
+        roster.look()
+        for member in [member for member in roster.members if member.claim.node == "drained"]:
+            asked_at.append(clock.time)
+            roster.leave(member, "the node is drained")
+        clock.time += 1.0
+    assert asked(roster) == {"fine": 2}
+    assert [later - sooner for sooner, later in pairwise(asked_at)] == pytest.approx([5.0, 10.0, 20.0], abs=5.0)
+    (member,) = roster.members
+    with pytest.raises(RunError, match="nodes in a row were lost, and none is left"):
+        roster.leave(member, "it is gone, too")
