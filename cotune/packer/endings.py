@@ -13,7 +13,7 @@ from cotune.packer.line import Line
 from cotune.packer.options import PackerOptions
 from cotune.packer.predictor import Predictor
 from cotune.packer.state import Lane
-from cotune.packer.trial import Progress, Trial
+from cotune.packer.trial import Progress, Trial, padded
 from cotune.trial import Outcome
 
 # A trial fails when this many lane processes have died under it.
@@ -146,9 +146,15 @@ class Endings:
         is_short = lane.device.held > lane.device.capacity and event.needed is not None
         least = 0 if is_short else had
         # The refused allocation need not be the last the trial would have made.
-        floor = max(trial.floor, least + least // 2, (event.needed or 0) * 5 // 4)
+        guess = max(least + least // 2, (event.needed or 0) * 5 // 4)
         if event.needed is None:
-            floor += UNKNOWN
+            guess += UNKNOWN
+        told = guess
+        if event.needed is not None and guess > self._fitting.largest_room:
+            # What it lacked may fit beside others, before it has to run alone.
+            told = max(least, event.needed)
+            guess = padded(told)
+        floor = max(trial.floor, guess)
         if trial.demand is None and trial.out_of_memories == 0:
             self._predictor.judge_hint(trial, floor)
         trial.floor, trial.lacked = floor, max(trial.lacked, least, event.needed or 0)
@@ -179,7 +185,7 @@ class Endings:
             known = trial.demand or trial.hint
             if known is None and expected is not None:
                 # Not what the model itself had predicted: it would learn from its own margins, more with each such end.
-                model.observe_peak(trial.id, trial.features, floor)
+                model.observe_peak(trial.id, trial.features, told)
             else:
                 model.observe_demand(trial.id, trial.features, trial.with_floor(known or Demand(0, 0)))
         self.retry(trial, f"out of memory: {figures}", event.time)

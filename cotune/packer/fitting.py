@@ -84,7 +84,9 @@ class Fitting:
             # Bytes of a grant are free only once the trial has stopped using them.
             if trial.alone or trial.is_probe or trial.granted > 1:
                 return 0
-        spare = lane.quota - max(lane.need(resident_demands(lane)), lane.least)
+        # A new lane has yet to build the objects that its trials share.
+        unbuilt = 0 if lane.has_iterated or lane.served else max(0, lane.device.shared - lane.shared)
+        spare = lane.quota - max(lane.need(resident_demands(lane)) + unbuilt, lane.least)
         return spare if spare > max(padded(0), lane.quota // 50) else 0
 
     def is_whole(self, quota: int) -> bool:

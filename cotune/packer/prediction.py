@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from cotune.demand import MIB, Demand
+from cotune.packer.trial import MARGIN
 
 QUANTILE = 0.95
-MARGIN = 1.05
 FEW_SAMPLES, MAX_SAMPLES = 8, 512
 TINY = 1e-12
 HUGE = 1e100
@@ -53,9 +53,9 @@ class Prediction:
         self._changes = changes or Changes()
         self._floor = floor
         self._upper = upper
-        self._quantile, self._margin = (QUANTILE, MARGIN) if upper else (0.5, 1.0)
+        self._quantile = QUANTILE if upper else 0.5
         # Factor by which a value may exceed its estimate without being a surprise.
-        self._slack = 1.0 if upper else 2.0
+        self._slack = MARGIN if upper else 2.0
         self._names: tuple[str, ...] = ()
         # Rows of the two arrays, by trial, oldest first.
         self._rows: dict[int, int] = {}
@@ -119,11 +119,11 @@ class Prediction:
             self._fit()
 
     def estimate(self, features: Mapping[str, float]) -> float | None:
-        """The estimate with its margin, or None before the first measurement."""
+        """The estimate, or None before the first measurement. `Trial.needing` adds a margin."""
         if not self.is_known:
             return None
         if self._terms is None:
-            return (self._largest if self._upper else self._middle) * self._margin
+            return self._largest if self._upper else self._middle
         log_value = self._base
         for name, is_log, weight in self._terms:
             value = features.get(name, 0.0)
@@ -131,7 +131,7 @@ class Prediction:
                 value = _number(features, name)
             log_value += weight * (math.log(value if value > TINY else TINY) if is_log else value)
         # Beyond the values seen, a power law is a guess: it is trusted up to four times the largest.
-        return math.exp(min(log_value, math.log(4 * self._largest))) * self._margin
+        return math.exp(min(log_value, math.log(4 * self._largest)))
 
     def _rename(self, features: Mapping[str, float]) -> None:
         """Adds columns for new features."""
@@ -262,6 +262,11 @@ class KindModel:
     @property
     def has_grown(self) -> bool:
         return bool(self._growths)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether any trial has ended with as much as it had grown to."""
+        return any(is_all for _, _, is_all in self._growths.values())
 
     def observe_growth(self, trial: int, early: int, peak: int, is_all: bool) -> None:
         """Notes how much more a trial came to need than in its first iterations.

@@ -5,13 +5,14 @@ from __future__ import annotations
 from cotune.demand import Demand
 from cotune.packer.fitting import Fitting
 from cotune.packer.prediction import Changes, KindModel
-from cotune.packer.trial import Trial
+from cotune.packer.trial import Trial, padded
 
 # Hints are believed until more than this share of them (and more than two) was too low.
 HINTS_SHORT = 0.05
 # A hint counts as growth only if it exceeds the first iterations by this factor: a smaller hint was just too high.
 FAR = 2.0
-# If the predicted peak exceeds what a trial ran out of memory with by this factor, it replaces the guess in `floor`.
+# If the predicted peak exceeds what a trial ran out of memory with by this factor, or just exceeds it and siblings have
+# ended with no more, it replaces the guess in `floor`.
 ENOUGH = 1.25
 
 
@@ -50,7 +51,8 @@ class Predictor:
         if trial.early:
             # Siblings may have shown more growth since it ran.
             trial.later = self.later(trial)
-            if trial.later > ENOUGH * trial.lacked:
+            has_ended = self.model(trial).has_ended
+            if trial.later > ENOUGH * trial.lacked or (has_ended and padded(trial.later) >= trial.lacked):
                 trial.floor = trial.lacked
         known = trial.grown(trial.demand) if trial.demand else self._predicted(trial)
         trial.expected = expected = trial.needing(known) if known else self.model(trial).assumed

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, cast
 
+import ray
 from ray import cloudpickle
 from ray.tune.schedulers import FIFOScheduler, ResourceChangingScheduler, TrialScheduler, create_scheduler
 
@@ -288,8 +289,10 @@ def _broker(trial: Any, options: Options, most: int | None) -> Broker:
 
 def _environment(cores: float) -> dict[str, str]:
     told = {name: value for name, value in os.environ.items() if name.startswith(_PROPAGATED)}
-    # The values that Ray sets for an actor with so many CPUs.
-    return {"PL_DISABLE_FORK": "1", "OMP_NUM_THREADS": str(max(1, int(cores)))} | told
+    given = ray.get_runtime_context().runtime_env.get("env_vars") or {}
+    # The values that Ray sets for an actor with so many CPUs, unless the user has set others for the job.
+    usual = {"PL_DISABLE_FORK": "1", "OMP_NUM_THREADS": str(max(1, int(cores)))}
+    return {name: value for name, value in usual.items() if name not in given} | told
 
 
 def _modules(trainable: Any) -> list[str]:

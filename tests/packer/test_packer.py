@@ -135,6 +135,36 @@ def test_what_lanes_held_that_are_gone_is_not_expected_of_others() -> None:
     assert device.shared == 0
 
 
+def test_room_for_shared_objects_stays_with_a_new_lane_until_it_has_built_them() -> None:
+    world = make(4)
+    world.add(0, 20 * MIB, steps=50)
+    world.go(0, 1)
+    world.send(ev.LaneHolds(0.0, 1, 260 * MIB, 0))
+    world.go(0, 1)
+    for trial in range(1, 6):
+        world.add(trial, 20 * MIB, steps=50)
+    world.settle()
+    ledger = world.packer._ledger
+    new = [lane for lane in ledger.lanes.values() if lane.id != 1]
+    assert len(new) == 2, "a third has no room for the objects"
+    assert all(lane.asked >= CONTEXT + 280 * MIB for lane in new)
+
+
+def test_what_a_trial_lacked_is_tried_beside_others_before_it_has_to_run_alone() -> None:
+    world = make(4, capacity=600 * MIB, context=10 * MIB)
+    world.add(0, 30 * MIB, steps=2)
+    world.finish(0)
+    world.add(1, 30 * MIB, steps=100)
+    world.add(2, 492 * MIB, steps=2)
+    world.settle()
+    world.go(2)
+    assert [retry.trial for retry in world.retries] == [2]
+    assert world.where[2] is not None, "a quarter more than it lacked is more than the device has"
+    world.finish(2)
+    assert world.outcome(2) is Outcome.DONE
+    assert 1 not in world.concluded
+
+
 def test_a_lane_that_was_measured_to_cost_too_much_is_forgotten_with_it() -> None:
     world = taught()
     world.add(1, 100 * MIB, 50 * MIB)
@@ -244,7 +274,7 @@ def test_idle_lane_that_is_being_shrunk_takes_a_trial_at_the_same_time() -> None
     world.change("gpu 0", GIB)
     assert [type(i) for i in world.log[-1:]] == [do.ResizeLane]
     assert world.add(1, 100 * MIB, 50 * MIB)[-1] == do.StartTrial(1, 1)
-    assert world.lanes[1].quota == need(105 * MIB, 52 * MIB + MIB // 2)
+    assert world.lanes[1].quota == need(100 * MIB, 50 * MIB), "one margin, not one on top of another"
     world.settle()
     world.finish(1)
     assert world.outcome(1) is Outcome.DONE

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
@@ -49,3 +50,13 @@ def test_how_long_a_trial_goes_on_follows_from_its_own_pace_and_the_steps_that_o
     assert predictor.seconds_left(trial) == pytest.approx(140.0)
     trial.max_steps = 10
     assert predictor.seconds_left(trial) == 40.0
+
+
+@pytest.mark.parametrize("is_all", [True, False])
+def test_what_a_sibling_ended_with_replaces_the_guess_after_out_of_memory(is_all: bool) -> None:
+    predictor = Predictor(cast(Fitting, SimpleNamespace(largest_room=4096 * MIB)))
+    trial = Trial(0, 0, "", {}, 0.0)
+    trial.early, trial.lacked, trial.floor = 20 * MIB, 252 * MIB, 315 * MIB
+    predictor.model(trial).observe_growth(1, 20 * MIB, 250 * MIB, is_all=is_all)
+    predictor.appraise(trial)
+    assert trial.floor == (252 * MIB if is_all else 315 * MIB)

@@ -275,3 +275,10 @@ def test_what_tensorboard_was_told_is_kept_where_a_trial_goes_on_within_the_seco
     logger._trial_writer[trial].close()
     assert len(list(tmp_path.glob("events.out.tfevents.*"))) == 3
     assert all(b"ray/tune/loss" in file.read_bytes() for file in tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("given", "threads"), [({}, "2"), ({"env_vars": {"OMP_NUM_THREADS": "3"}}, None)])
+def test_a_number_of_threads_that_the_user_has_set_for_the_job_stays(monkeypatch, given, threads):
+    context = SimpleNamespace(runtime_env=given)
+    monkeypatch.setattr(scheduler.ray, "get_runtime_context", lambda: context)
+    assert scheduler._environment(2.0).get("OMP_NUM_THREADS") == threads

@@ -62,6 +62,7 @@ class Host(ABC):
 
     Attributes:
         shared: Objects built once for all trials.
+        sharing: Held while one of them is built.
         level: Bytes in use when the turn last ended; the next peak is counted from there.
         home: The process-wide state that every trial starts with.
         process: This process's id, which tells it from a process that a trial has forked.
@@ -72,6 +73,7 @@ class Host(ABC):
         self.page = page
         self.turns = Turns()
         self.shared: dict[str, Any] = {}
+        self.sharing = threading.RLock()
         self.level = 0
         self._trials: dict[int, ResidentTrial] = {}
         self._context_level = 0

@@ -45,7 +45,8 @@ def plain(name: str, value: Any, depth: int = 0) -> Any:
         value = value.item()
     for kind in (bool, int, float, str):
         if isinstance(value, kind):
-            return plain(name, kind(value))
+            # Not str(value): an enum's members and others say something else there.
+            return plain(name, str.__str__(value) if kind is str else kind(value))
     if isinstance(value, (list, tuple)):
         return [plain(name, element, depth + 1) for element in value]
     if hasattr(type(value), "__float__"):

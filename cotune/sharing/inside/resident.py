@@ -304,17 +304,24 @@ class ResidentTrial(session.Session):
     def shared(self, key: str, factory: Callable[[], T]) -> T:
         host = self._host
         if key not in host.shared:
-            before = host.memory.read()[0]
-            self._building.append(None)
-            try:
-                host.shared[key] = factory()
-            finally:
-                self._building.pop()
-            grown = host.memory.read()[0] - before
-            self._meter.shared(grown)
-            host.hold_shared(grown)
+            # Several threads of a trial may ask for it.
+            with host.sharing:
+                if key not in host.shared:
+                    self._build(key, factory)
         value: T = host.shared[key]
         return value
+
+    def _build(self, key: str, factory: Callable[[], Any]) -> None:
+        host = self._host
+        before = host.memory.read()[0]
+        self._building.append(None)
+        try:
+            host.shared[key] = factory()
+        finally:
+            self._building.pop()
+        grown = host.memory.read()[0] - before
+        self._meter.shared(grown)
+        host.hold_shared(grown)
 
     # ---- the end
 
