@@ -330,6 +330,33 @@ def test_what_lane_mates_share_is_built_once_also_if_that_takes_iterations(run, 
     assert len(list(tmp_path.glob("[01]"))) == 1
 
 
+def test_what_threads_of_a_trial_share_is_built_once(run):
+    def train(config):
+        import threading
+
+        built, found, asking = [], [], threading.Semaphore(0)
+
+        def build():
+            built.append(None)
+            for _ in range(4):
+                asking.acquire(timeout=30)
+            return object()
+
+        def look():
+            asking.release()
+            found.append(cotune.shared("teacher", build))
+
+        threads = [threading.Thread(target=look) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return {"loss": float(len(built)), "objects": len(set(map(id, found)))}
+
+    results = run(train, {"x": 1}, trials=1)
+    assert results.best.metrics == {"loss": 1.0, "objects": 1}
+
+
 def test_nested_and_constant_parts_of_the_space_reach_the_trainable(run):
     def train(config):
         assert config["model"]["act"] is len

@@ -200,18 +200,14 @@ class Fitting:
 
         Negative if no lane takes one.
         """
-        lanes = (
-            [lane for lane in device.lanes.values() if self._takes_resident(lane)]
-            if self.takes_resident(device)
-            else []
-        )
-        if not lanes:
+        if not self.takes_resident(device):
             return -1, -1
+        lanes = [lane for lane in device.lanes.values() if self._takes_resident(lane)]
         needs = {lane.id: lane.need(resident_demands(lane)) for lane in lanes}
-        room = max(lane.quota - needs[lane.id] for lane in lanes)
+        now = device.free + max(lane.quota - needs[lane.id] for lane in lanes)
         returned = device.capacity - self.kept(device)
         later = returned + max(lane.asked - self.slack(lane) - needs[lane.id] for lane in lanes)
-        return room + device.free if device.free >= 0 else -1, max(later, 0)
+        return now if device.free >= 0 else -1, max(later, 0)
 
     def _cost(self, device: Device, trial: Trial) -> float:
         running = [other for lane in device.lanes.values() for other in lane.residents.values()]

@@ -19,6 +19,15 @@ class Kind(enum.StrEnum):
     SMALL = "small"
 
 
+class Colour(str, enum.Enum):  # noqa: UP042 - `str()` of its members says more than their value
+    RED = "red"
+
+
+class Text(str):
+    def __str__(self):
+        return self
+
+
 class Level(enum.IntEnum):
     HIGH = 3
 
@@ -51,6 +60,8 @@ def read(metrics, metric="loss", is_first=False, step=1):
         (np.array([[3]]), 3),
         (Kind.SMALL, "small"),
         (Level.HIGH, 3),
+        (Colour.RED, "red"),
+        (Text("fine"), "fine"),
         (decimal.Decimal("1.5"), 1.5),
         (fractions.Fraction(3, 2), 1.5),
     ],
