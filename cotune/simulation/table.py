@@ -66,7 +66,7 @@ def from_csv(path: Path) -> Workload:
     """
     header, single, jobs = None, 0, []
     count = 0
-    forms: dict[tuple[str, ...], bool] = {}
+    forms: dict[str, bool] = {}
     for row in rows(path):
         header = header or _checked(path, row)
         count += 1
@@ -170,22 +170,21 @@ class Row:
             raise self._wrong(called, "write the share of the device's time that the job uses alone, 0.35 for 35%")
         return value
 
-    def check_times(self, forms: dict[tuple[str, ...], bool]) -> None:
+    def check_times(self, forms: dict[str, bool]) -> None:
         """Checks that times that are compared with each other are all dates, or all seconds.
 
         Args:
-            forms: By column names, whether the rows so far have dates there; is updated.
+            forms: By what is compared, whether the rows so far have dates there; is updated.
 
         Raises:
             InputError: They are not.
         """
-        texts = {name: self.cell(name)[1] for name in TIMES}
-        for names in (("arrival", "start"), ("start", "end")):
-            compared = [texts[name] for name in names if texts[name]]
-            for text in compared[:1] if "arrival" in names else compared:
-                if forms.setdefault(names, _is_date(text)) != _is_date(text):
+        arrival, start, end = (self.cell(name)[1] for name in TIMES)
+        for what, texts in (("arrival and start", [arrival or start]), ("start and end", [start, end])):
+            for text in filter(None, texts):
+                if forms.setdefault(what, _is_date(text)) != _is_date(text):
                     hint = "give all times that are compared as dates, or all as seconds"
-                    raise InputError(f"{self.where}: of {' and '.join(names)} some are dates, some seconds", hint=hint)
+                    raise InputError(f"{self.where}: of {what} some are dates, some seconds", hint=hint)
 
     def number(self, column: str, least: float = 0.0) -> float:
         """A cell as a finite number, by default 0 or more.
