@@ -58,11 +58,8 @@ def check_trainable(trainable: Any) -> str:
         return trainable.__name__
     if not callable(trainable):
         raise InputError(f"trainable={trainable!r} cannot be called", hint="pass a function of the config")
-    if (
-        inspect.iscoroutinefunction(trainable)
-        or inspect.isgeneratorfunction(trainable)
-        or inspect.isasyncgenfunction(trainable)
-    ):
+    kinds = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
+    if any(is_kind(run) for is_kind in kinds for run in (trainable, type(trainable).__call__)):
         raise InputError(
             f"{_name(trainable)} is a coroutine or generator function: calling it would run nothing",
             hint="pass a plain function; it may call asyncio.run() itself",
@@ -147,17 +144,10 @@ def _run_steps(cls: type, config: Mapping[str, Any]) -> Any:
             session.leave_if_over()
         if not is_saved:
             save()
-    except BaseException:
+    finally:
         try:
-            _clean_up(trial)
+            if hasattr(trial, "cleanup"):
+                trial.cleanup()
         except Exception:
-            # Often for want of what `setup` did not come to make: raised, it would hide the cause.
+            # Raised, it would hide why the trial ends, or fail one that has all its results.
             traceback.print_exc()
-        raise
-    _clean_up(trial)
-    return None
-
-
-def _clean_up(trial: Any) -> None:
-    if hasattr(trial, "cleanup"):
-        trial.cleanup()

@@ -197,14 +197,17 @@ def test_a_step_class_cleans_up_also_after_an_error():
     assert cleaned == [True]
 
 
-def test_what_cleaning_up_raises_does_not_hide_why_the_trial_failed(capsys):
-    class Fails(Steps):
-        def setup(self, config):
-            raise ZeroDivisionError
-
+def test_what_cleaning_up_raises_is_told_and_changes_no_outcome(capsys):
+    class CannotCleanUp(Steps):
         def cleanup(self):
             self.file.close()
 
+    class Fails(CannotCleanUp):
+        def setup(self, config):
+            raise ZeroDivisionError
+
+    call(CannotCleanUp, {"steps": 1})
+    assert "no attribute 'file'" in capsys.readouterr().err
     with pytest.raises(ZeroDivisionError):
         call(Fails, {})
     assert "no attribute 'file'" in capsys.readouterr().err
@@ -345,6 +348,10 @@ def test_coroutine_and_generator_functions_are_refused():
     async def both(config):
         yield 1.0
 
-    for refused in (coroutine, generator, both):
+    class Called:
+        async def __call__(self, config):
+            return 1.0
+
+    for refused in (coroutine, generator, both, Called()):
         with pytest.raises(InputError, match="would run nothing"):
             check_trainable(refused)

@@ -12,6 +12,7 @@ with more threads.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -289,10 +290,12 @@ def _weighted(micro: MicroBatch, losses: Sequence[Any]) -> list[Tensor]:
 
 
 def _total(losses: Sequence[Tensor]) -> Tensor:
-    total = losses[0].detach()
-    for loss in losses[1:]:
-        total = total + loss.detach()
-    return total
+    import torch
+
+    losses = [loss.detach() for loss in losses]
+    dtype = functools.reduce(torch.promote_types, [loss.dtype for loss in losses])
+    # In half precision the last of many addends would be lost.
+    return sum(losses[1:], losses[0].to(torch.promote_types(dtype, torch.float32))).to(dtype)
 
 
 def _backward(losses: Sequence[Tensor]) -> None:

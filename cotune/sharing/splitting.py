@@ -66,6 +66,11 @@ def _whole(size: Any) -> int:
 
 def _lengths(part: Any, name: str) -> Iterator[tuple[str, int]]:
     """Names of the tensors in a batch, each with its number of samples."""
+    if kind := _uncut(part):
+        raise InputError(
+            f"{name} is a {kind}, whose samples cannot be cut out",
+            hint="pass padded, dense tensors (and their lengths), and convert each part within the loop",
+        )
     if _is_tensor(part):
         if part.dim() == 0:
             raise InputError(
@@ -111,6 +116,19 @@ def _cut(part: Any, start: int, length: int) -> Any:
     if isinstance(part, list):
         return in_order
     return type(part)(*in_order) if hasattr(part, "_fields") else tuple(in_order)
+
+
+def _uncut(part: Any) -> str | None:
+    """What a tensor, or tensors, whose dim 0 cannot be cut into samples is called."""
+    import torch
+
+    if isinstance(part, torch.nn.utils.rnn.PackedSequence):
+        return "PackedSequence"
+    if not isinstance(part, torch.Tensor):
+        return None
+    if part.is_nested:
+        return "nested tensor"
+    return None if part.layout is torch.strided else f"tensor of layout {part.layout}"
 
 
 def _is_tensor(part: Any) -> bool:

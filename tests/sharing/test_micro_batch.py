@@ -178,12 +178,26 @@ def test_a_micro_batch_says_what_it_is():
         (torch.ones(0, 3), 2, "no samples"),
         ({"x": torch.ones(2), "texts": ["a", "b"]}, 2, r"batch\['texts'\].* holds no tensor"),
         ({"x": torch.ones(2), "o": object()}, 2, r"batch\['o'\] is a object"),
+        (torch.nn.utils.rnn.pack_sequence([torch.ones(3, 2)]), 2, "batch is a PackedSequence"),
+        ([torch.eye(4), torch.eye(4).to_sparse()], 2, r"batch\[1\] is a tensor of layout torch.sparse_coo"),
+        (
+            torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged),
+            2,
+            "batch is a nested tensor",
+        ),
     ],
 )
 def test_a_batch_that_cannot_be_split_is_refused_with_a_hint(batch, size, words):
     with pytest.raises(InputError, match=words) as caught:
         cotune.micro_batches(batch, size)
     assert caught.value.hint
+
+
+def test_losses_of_half_precision_are_not_lost_in_their_sum():
+    w = torch.zeros(1, dtype=torch.bfloat16, requires_grad=True)
+    batch = cotune.micro_batches(torch.ones(1024, dtype=torch.bfloat16), 1, reduction="sum")
+    loss = batch.backward(lambda x: (x + w).sum())
+    assert (loss.item(), loss.dtype) == (1024.0, torch.bfloat16)
 
 
 def test_an_unknown_reduction_is_refused():

@@ -6,6 +6,7 @@ import contextlib
 import json
 import math
 import operator
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -128,7 +129,11 @@ def read_report(
     """
     if not isinstance(metrics, Mapping):
         raise MetricError(f"report() got {metrics!r}", hint="report a dict, such as report({'loss': 0.1})")
-    values = {name: plain(name, value) for name, value in flat(metrics)}
+    told = list(flat(metrics))
+    values = {name: plain(name, value) for name, value in told}
+    if len(values) < len(told):
+        twice = Counter(name for name, _ in told).most_common(1)[0][0]
+        raise MetricError(f"metric {twice!r} is reported twice in one report", hint="give one of them another name")
     if metric in values:
         value = number(metric, values[metric])
     elif is_first:

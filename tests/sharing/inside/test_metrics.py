@@ -143,6 +143,11 @@ def test_nested_metrics_are_told_by_path():
     assert line["metrics"] == {"eval/loss": 0.5, "eval/top/k": 5, "epoch": 3}
 
 
+def test_two_metrics_of_one_path_are_refused():
+    with pytest.raises(MetricError, match="'eval/loss' is reported twice"):
+        read({"loss": 0.5, "eval/loss": 0.25, "eval": {"loss": 0.5}})
+
+
 def test_what_went_wrong_in_computing_a_number_is_told_and_not_taken_for_its_shape():
     """As on a GPU, where a failed kernel is heard of only when a number is asked for."""
     torch = pytest.importorskip("torch")
