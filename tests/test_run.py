@@ -187,6 +187,28 @@ def test_residents_of_one_lane_compute_the_same_bits_as_trials_alone(run):
         assert [r["loss"] for r in a.history] == [r["loss"] for r in b.history]
 
 
+def test_residents_of_one_lane_compute_with_their_own_classes_and_globals(run, tmp_path):
+    rate = {}
+
+    class Model:
+        rates = ()
+
+        def rate(self):
+            return rate["now"]
+
+    def train(config):
+        rate["now"] = config["rate"]
+        Model.rates = (*Model.rates, config["rate"])
+        (tmp_path / str(config["rate"])).touch()
+        while len(list(tmp_path.glob("[12]"))) < 2:
+            cotune.report({"loss": 0.0})
+        cotune.report({"loss": Model().rate(), "rates": Model.rates})
+
+    for trial in run(train, {"rate": cotune.choice([1, 2])}, sampler="grid", lanes=1, residents=2):
+        assert trial.metrics["loss"] == trial.config["rate"]
+        assert trial.metrics["rates"] == [trial.config["rate"]]
+
+
 def test_what_modules_draw_when_they_are_imported_is_missing_in_no_trial(run, tmp_path):
     (tmp_path / "draws.py").write_text(
         "import random, numpy, torch\nrandom.random(), numpy.random.rand(), torch.rand(1)\n"

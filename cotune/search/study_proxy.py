@@ -17,11 +17,10 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar, cast
 
-import cloudpickle
 import optuna
 from optuna.storages import InMemoryStorage
 
-from cotune import session
+from cotune import by_value, session
 from cotune.errors import RunError, TrialFailed
 from cotune.plain import SCALARS, is_plain
 from cotune.process_wide import process_wide
@@ -304,8 +303,8 @@ def _told(value: Any) -> Any:
 
 def pack(value: Any) -> bytes:
     """Pickles a value; objects that the other side cannot import are pickled by value."""
-    # cloudpickle takes 50 us even for plain values, which are nearly all that is sent.
-    return pickle.dumps(value) if is_plain(value) else bytes(cloudpickle.dumps(value))
+    # The second takes 50 us even for plain values, which are nearly all that is sent.
+    return pickle.dumps(value) if is_plain(value) else by_value.dumps(value)
 
 
 def pack_error(error: BaseException, depth: int = CAUSES) -> bytes:

@@ -16,6 +16,7 @@ from typing import Any
 
 import cloudpickle
 
+from cotune import by_value
 from cotune.demand import MIB, format_bytes
 from cotune.errors import NotPicklable
 from cotune.process_wide import process_wide
@@ -203,8 +204,8 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
         yield from vars(value).items() if hasattr(value, "__dict__") else ()
 
 
-class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """A cloudpickle pickler with rules for more kinds of objects (see `torch_pickling` for torch's).
+class _Pickler(by_value.Pickler):
+    """A pickler with rules for more kinds of objects (see `torch_pickling` for torch's).
 
     Modules of a subclass of `ModuleType`, such as `optuna.integration`, are sent by name, as cloudpickle sends others;
     so are those that only their parent knows, such as `torch._C._functions`, to which `once_differentiable` refers.

@@ -22,6 +22,7 @@ from cotune.sharing.inside.library_state import LibraryState
 from cotune.sharing.inside.main_module import MainModule
 from cotune.sharing.inside.numpy_random import NumpyRandom
 from cotune.sharing.inside.python_random import PythonRandom
+from cotune.sharing.inside.script_classes import ScriptClasses
 from cotune.sharing.inside.torch_state import TorchState
 
 
@@ -31,9 +32,10 @@ class Context:
     Args:
         seed: Seeds torch, numpy and random.
         home: The state that every trial starts with.
+        alone: Whether there is no other trial in the lane.
     """
 
-    def __init__(self, seed: int, home: Home) -> None:
+    def __init__(self, seed: int, home: Home, *, alone: bool = True) -> None:
         self._seed = seed
         self._python = PythonRandom(seed)
         self._numpy = NumpyRandom(seed)
@@ -48,6 +50,7 @@ class Context:
         self._mask = self._home_mask = home.mask
         self._main: MainModule | None = None
         self._libraries = LibraryState()
+        self._classes = ScriptClasses(alone=alone)
         # Per trial, which may redirect them.
         self._streams = home.streams()
 
@@ -86,6 +89,7 @@ class Context:
         self._interpreter.apply(left._interpreter if left is not None else None)
         os.umask(self._mask)
         self._libraries.enter()
+        self._classes.enter()
         sys.stdout, sys.stderr = self._streams
         if self._main is not None:
             self._main.enter()
@@ -113,6 +117,7 @@ class Context:
         self._interpreter = Interpreter.now()
         self._mask = os.umask(self._home_mask)
         self._libraries.leave()
+        self._classes.leave()
         self._streams = _streams()
         _left = self if here is not None else None
 

@@ -177,6 +177,11 @@ class Host(ABC):
             self.memory.read()
             self.page[HELD] = self.memory.held()
 
+    @property
+    def has_trials(self) -> bool:
+        """Whether there are trials in the lane, running or paused."""
+        return bool(self._trials)
+
     # ---- for the trial that has the turn
 
     def prepare_thread(self) -> None:

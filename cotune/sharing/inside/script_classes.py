@@ -1,0 +1,44 @@
+"""The classes of a user's script, of which each trial has its own."""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from typing import Any
+
+from cotune import by_value
+
+# cloudpickle's own table of the classes that it has made or pickled, and that of the copy in Ray.
+_TABLE = "_DYNAMIC_CLASS_TRACKER_BY_ID"
+_LIBRARIES = ("cloudpickle.cloudpickle", "ray.cloudpickle.cloudpickle")
+
+
+class ScriptClasses:
+    """One trial's classes, by cloudpickle's ids.
+
+    A trial that found the class of another would set its methods to functions with its own globals.
+
+    Args:
+        alone: Whether there is no other trial in the lane. Then classes of ended trials that are still alive become
+            this one's, set anew, so that objects of `cotune.shared` are instances of its classes.
+    """
+
+    def __init__(self, *, alone: bool) -> None:
+        self._inherits = alone
+        self._kept: dict[str, Any] = {}
+
+    def enter(self) -> None:
+        if self._inherits:
+            self._inherits = False
+            by_value.forget_classes()
+            return
+        for module in _loaded():
+            setattr(module, _TABLE, self._kept.get(module.__name__) or weakref.WeakValueDictionary())
+
+    def leave(self) -> None:
+        self._kept = {module.__name__: getattr(module, _TABLE) for module in _loaded()}
+
+
+def _loaded() -> list[Any]:
+    modules = [sys.modules.get(name) for name in _LIBRARIES]
+    return [module for module in modules if hasattr(module, _TABLE)]
