@@ -1,13 +1,21 @@
-"""Pickles what other processes cannot import by value, with cloudpickle."""
+"""Pickles what other processes cannot import by value: cloudpickle, with further rules.
+
+cloudpickle makes a class once per process. What is loaded later finds that class and sets its attributes again: in the
+driver to copies from a lane, in a lane to what they were when the trial began. Here a class stays as it is.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import enum
 import functools
+import importlib
 import io
+import sys
+import typing
 import weakref
 from collections.abc import Callable
-from enum import Enum
-from types import CodeType
+from types import CellType, CodeType, FunctionType, ModuleType
 from typing import Any
 
 import cloudpickle
@@ -16,25 +24,8 @@ import cloudpickle
 _FILE = 10
 # Classes that have all their attributes in this process.
 _complete: weakref.WeakSet[type] = weakref.WeakSet()
-
-
-class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """A cloudpickle pickler that leaves the classes of the process that loads as they are.
-
-    cloudpickle makes a class once per process. What is loaded later finds that class and sets its attributes again: in
-    the driver to copies from a lane, in a lane to what they were when the trial began.
-    """
-
-    def reducer_override(self, obj: Any) -> Any:
-        if type(obj) is CodeType:
-            make, args = self.dispatch_table[CodeType](obj)
-            # cloudpickle 3.1.3 leaves out the file, by which tracebacks and inspect.getsource() find the source.
-            return make, (*args[:_FILE], obj.co_filename, *args[_FILE + 1 :])
-        found = super().reducer_override(obj)
-        if isinstance(obj, type) and isinstance(found, tuple) and len(found) == 6:
-            _complete.add(obj)
-            return *found[:5], functools.partial(_complete_class, found[5])
-        return found
+_NAMED = (typing.NewType, typing.ParamSpec, typing.TypeVarTuple)
+_SENTINELS = {id(getattr(dataclasses, name)): name for name in ("MISSING", "KW_ONLY")}
 
 
 def dumps(value: Any) -> bytes:
@@ -49,6 +40,110 @@ def forget_classes() -> None:
     _complete.clear()
 
 
+def is_complete(cls: Any) -> bool:
+    """Whether a class has been loaded, or pickled, since `forget_classes`."""
+    return cls in _complete
+
+
+class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """A cloudpickle pickler with rules for more kinds of objects.
+
+    Functions share the variables that they share (`nonlocal`), and know their file, by which tracebacks and
+    `inspect.getsource` find the source: cloudpickle 3.1.3 leaves it out. Enums keep aliases, named combinations,
+    members that are functions, and what `__init__` and `__new__` gave their members. Weak references are sent with what
+    they refer to. Modules of a subclass of `ModuleType`, such as `optuna.integration`, are sent by name, as cloudpickle
+    sends others; so are those that only their parent knows, such as `torch._C._functions`, to which
+    `once_differentiable` refers. A user's function wrapped by `functools.cache` is sent with an empty cache;
+    cloudpickle sends its name, which other processes do not find. A `functools.cached_property` is made anew, since it
+    holds a lock before Python 3.12.
+
+    Attributes:
+        cells: By id, the variables that functions pickled so far share with others, each with what stands for it.
+    """
+
+    def __init__(self, file: typing.IO[bytes]) -> None:
+        super().__init__(file)
+        self.cells: dict[int, tuple[CellType, _Cell]] = {}
+
+    def reducer_override(self, obj: Any) -> Any:
+        if type(obj) is CodeType:
+            make, args = self.dispatch_table[CodeType](obj)
+            return make, (*args[:_FILE], obj.co_filename, *args[_FILE + 1 :])
+        if isinstance(obj, functools._lru_cache_wrapper) and not is_found_by_name(obj):
+            return _cached, (obj.__wrapped__, obj.cache_parameters())
+        if type(obj) is functools.cached_property:
+            return _cached_property, (obj.func, obj.attrname)
+        if isinstance(obj, ModuleType):
+            return self._module(obj)
+        if type(obj) is weakref.ref:
+            return _weakly, (obj(),)
+        if type(obj) in (weakref.WeakKeyDictionary, weakref.WeakValueDictionary):
+            return type(obj), (dict(obj),)
+        if id(obj) in _SENTINELS:
+            return getattr, (dataclasses, _SENTINELS[id(obj)])
+        if type(obj) in _NAMED and not is_found_by_name(obj):
+            supertype = (obj.__supertype__,) if type(obj) is typing.NewType else ()
+            return type(obj), (obj.__name__, *supertype)
+        found = super().reducer_override(obj)
+        if found is NotImplemented or len(found) != 6:
+            return found
+        if isinstance(obj, FunctionType):
+            make, (*args, closure), *rest = found
+            return make, (*args, closure and tuple(map(self._cell, obj.__closure__ or ()))), *rest
+        _complete.add(obj)
+        if isinstance(obj, enum.EnumType):
+            return _enum(obj, *found)
+        return *found[:5], functools.partial(_complete_class, found[5])
+
+    def _module(self, module: ModuleType) -> Any:
+        if type(module) is not ModuleType:
+            return importlib.import_module, (module.__name__,)
+        if module.__name__ not in sys.modules:
+            parent, _, name = module.__name__.rpartition(".")
+            if getattr(sys.modules.get(parent), name, None) is module:
+                return getattr, (sys.modules[parent], name)
+        return NotImplemented
+
+    def _cell(self, cell: CellType) -> _Cell:
+        return self.cells.setdefault(id(cell), (cell, _Cell()))[1]
+
+
+class _Cell:
+    """Stands for a variable that functions share; cloudpickle sets it once the functions are there."""
+
+    def __reduce__(self) -> Any:
+        return CellType, ()
+
+
+def is_found_by_name(value: Any) -> bool:
+    """Whether another process finds the value by importing its module."""
+    if value.__module__ == "__main__" or value.__module__ in cloudpickle.list_registry_pickle_by_value():
+        return False
+    found: Any = sys.modules.get(value.__module__)
+    for name in getattr(value, "__qualname__", value.__name__).split("."):
+        found = getattr(found, name, None)
+    return found is value
+
+
+def _cached(function: Any, parameters: dict[str, Any]) -> Any:
+    return functools.lru_cache(**parameters)(function)
+
+
+def _cached_property(function: Any, name: str) -> Any:
+    made = functools.cached_property(function)
+    made.__set_name__(type(None), name)
+    return made
+
+
+def _weakly(referent: Any) -> Any:
+    # A reference to what is gone is one to what goes at once.
+    return weakref.ref(_Gone() if referent is None else referent)
+
+
+class _Gone:
+    """What dead references refer to."""
+
+
 def _complete_class(fill: Callable[[type, Any], Any], cls: type, state: tuple[dict[str, Any], Any]) -> None:
     """Gives a class its attributes, unless it has them.
 
@@ -59,10 +154,36 @@ def _complete_class(fill: Callable[[type, Any], Any], cls: type, state: tuple[di
     """
     if cls in _complete:
         return
-    if not issubclass(cls, Enum):
-        for name, value in list(vars(cls).items()):
-            # What an earlier trial has added. A slot is an attribute that knows its class.
-            if name not in state[0] and not name.startswith("__") and not hasattr(value, "__objclass__"):
-                delattr(cls, name)
+    for name, value in list(vars(cls).items()):
+        # What an earlier trial has added. A slot is an attribute that knows its class.
+        if name not in state[0] and not name.startswith("__") and not hasattr(value, "__objclass__"):
+            delattr(cls, name)
     fill(cls, state)
     _complete.add(cls)
+
+
+def _enum(cls: Any, make: Any, args: Any, state: Any, *rest: Any) -> Any:
+    bases, name, qualname, _, *others = args
+    members = {name: _member_value(member.value) for name, member in cls.__members__.items()}
+    attributes = {name: value for name, value in state[0].items() if name not in members}
+    own = {name: _attributes(member) for name, member in cls.__members__.items()}
+    fill = functools.partial(_complete_enum, rest[2])
+    return make, (bases, name, qualname, members, *others), (attributes, state[1], own), None, None, fill
+
+
+def _member_value(value: Any) -> Any:
+    # A function would become a method.
+    return enum.member(value) if hasattr(value, "__get__") else value
+
+
+def _attributes(member: Any) -> dict[str, Any]:
+    """What `__init__` or `__new__` has given a member of an enum."""
+    return {name: value for name, value in vars(member).items() if not (name[0] == name[-1] == "_")}
+
+
+def _complete_enum(fill: Callable[[type, Any], Any], cls: Any, state: tuple[Any, Any, dict[str, Any]]) -> None:
+    if cls not in _complete:
+        fill(cls, state[:2])
+        for name, attributes in state[2].items():
+            vars(cls.__members__[name]).update(attributes)
+        _complete.add(cls)

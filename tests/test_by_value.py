@@ -1,13 +1,36 @@
 """Objects of a script reach another process and come back without changing the classes there."""
 
+import dataclasses
+import enum
+import functools
+import gc
 import pickle
 import traceback
+import typing
+import weakref
 from collections import ChainMap
 from types import CodeType
 
 import pytest
 
 from cotune import by_value
+from cotune.sharing.inside.script_classes import ScriptClasses
+
+
+def travelled(value):
+    return pickle.loads(by_value.dumps(value))
+
+
+def as_elsewhere(cls):
+    """The class as a process makes it that does not have it."""
+    blob = by_value.dumps(cls)
+    here, there = ScriptClasses(alone=True), ScriptClasses(alone=False)
+    here.enter()
+    here.leave()
+    there.enter()
+    made = pickle.loads(blob)
+    here.enter()
+    return made
 
 
 def test_an_object_that_comes_back_is_of_the_class_it_was_and_leaves_it_as_it_is():
@@ -40,3 +63,123 @@ def test_functions_keep_the_file_they_are_in(monkeypatch):
     with pytest.raises(ZeroDivisionError) as raised:
         pickle.loads(by_value.dumps(fails))()
     assert 'raise ZeroDivisionError("there")' in "".join(traceback.format_exception(raised.value))
+
+
+def test_functions_share_the_variables_they_share():
+    best = 0.0
+
+    def update(value):
+        nonlocal best
+        best = max(best, value)
+
+    def read():
+        return best
+
+    update, read, also = travelled((update, read, lambda: read()))
+    update(3.0)
+    assert (read(), also(), best) == (3.0, 3.0, 0.0)
+
+
+def test_a_function_that_calls_itself_travels():
+    def factorial(number):
+        return number * factorial(number - 1) if number else 1
+
+    assert travelled(factorial)(5) == 120
+
+
+def enums():
+    class Size(enum.Enum):
+        SMALL = (1, 2)
+        LARGE = (3, 4)
+
+        def __init__(self, width, depth):
+            self.width = width
+
+    class Operation(str, enum.Enum):  # noqa: UP042 - StrEnum takes no second value
+        def __new__(cls, value, arity):
+            made = str.__new__(cls, value)
+            made._value_, made.arity = value, arity
+            return made
+
+        ADD = ("add", 2)
+        PLUS = ("add", 2)
+
+    class Function(enum.Enum):
+        HALF = enum.member(lambda value: value / 2)
+
+    class Access(enum.Flag):
+        READ = 1
+        WRITE = 2
+        BOTH = 3
+
+    return Size, Operation, Function, Access
+
+
+def test_enums_keep_all_that_their_members_are_and_have():
+    size, operation, function, access = map(as_elsewhere, enums())
+    assert (size.LARGE.width, size((1, 2)).width) == (3, 1)
+    assert (operation.PLUS is operation.ADD, operation("add").arity, operation.ADD == "add") == (True, 2, True)
+    assert function.HALF.value(3.0) == 1.5
+    assert (access.BOTH.name, list(access.__members__)) == ("BOTH", ["READ", "WRITE", "BOTH"])
+
+
+def test_the_sentinels_of_dataclasses_are_those_of_the_process_that_loads():
+    @dataclasses.dataclass
+    class Settings:
+        rate: float
+        _: dataclasses.KW_ONLY
+        width: int = 3
+
+    there = as_elsewhere(Settings)
+    assert dataclasses.fields(there)[0].default is dataclasses.MISSING
+
+    @dataclasses.dataclass
+    class More(there):
+        depth: int = 1
+
+    with pytest.raises(TypeError):
+        More()
+
+
+def test_names_for_types_travel():
+    metres, params, types = typing.NewType("Metres", float), typing.ParamSpec("P"), typing.TypeVarTuple("Ts")
+    there = travelled([metres, params, types, metres])
+    assert there[0](2.0) == 2.0
+    assert [one.__name__ for one in there] == ["Metres", "P", "Ts", "Metres"]
+    assert there[3] is there[0]
+    assert travelled(Imported) is Imported
+
+
+Imported = typing.NewType("Imported", int)
+
+
+def test_functions_that_go_by_type_travel():
+    @functools.singledispatch
+    def show(value):
+        return "anything"
+
+    @show.register
+    def _(value: int):
+        return "a number"
+
+    assert show(3) == "a number"
+    show = travelled(show)
+    show.register(str, lambda value: "a text")
+    assert [show(3), show("3"), show(None)] == ["a number", "a text", "anything"]
+
+
+def test_weak_references_travel_with_what_they_refer_to():
+    class Node:
+        pass
+
+    node, gone = Node(), Node()
+    weak = [
+        weakref.ref(node),
+        weakref.ref(gone),
+        weakref.WeakKeyDictionary({node: 1}),
+        weakref.WeakValueDictionary(a=node),
+    ]
+    del gone
+    there, (alive, dead, by_key, values) = travelled((node, weak))
+    gc.collect()
+    assert (alive(), dead(), by_key[there], values["a"]) == (there, None, 1, there)

@@ -187,6 +187,21 @@ def test_residents_of_one_lane_compute_the_same_bits_as_trials_alone(run):
         assert [r["loss"] for r in a.history] == [r["loss"] for r in b.history]
 
 
+def test_a_hook_that_a_trial_adds_takes_the_place_of_none_of_the_script(run):
+    import torch
+
+    model, called = torch.nn.Linear(1, 1), []
+    for number in range(3):
+        model.register_forward_hook(lambda *_, number=number: called.append(number))
+
+    def train(config):
+        model.register_forward_hook(lambda *_: called.append("own"))
+        model(torch.ones(1, 1))
+        return len(called)
+
+    assert [trial.metrics["loss"] for trial in run(train, {"x": 1}, trials=2, lanes=1)] == [4, 4]
+
+
 def test_residents_of_one_lane_compute_with_their_own_classes_and_globals(run, tmp_path):
     rate = {}
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib
 import inspect
 import io
 import sys
@@ -110,8 +109,9 @@ class Series:
         self._known: dict[int, Any] = {}
         self.first = self._dumps(value, what)
         self._known = self._pickler.memo.copy()
-        # A copy: keys are ids of namespaces, and another object may get the id once a config is gone.
+        # Copies: keys are ids, and another object may get the id once a config is gone.
         self._globals = dict(self._pickler.globals_ref)
+        self._cells = dict(self._pickler.cells)
 
     def then(self, value: Any, what: str) -> bytes:
         """Pickles another object, which may refer to parts of the first, and of no other.
@@ -119,7 +119,8 @@ class Series:
         Raises:
             NotPicklable: The object holds something that cannot leave this process.
         """
-        self._pickler.memo, self._pickler.globals_ref = self._known, dict(self._globals)
+        pickler = self._pickler
+        pickler.memo, pickler.globals_ref, pickler.cells = self._known, dict(self._globals), dict(self._cells)
         return self._dumps(value, what)
 
     def _dumps(self, value: Any, what: str) -> bytes:
@@ -205,50 +206,17 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 class _Pickler(by_value.Pickler):
-    """A pickler with rules for more kinds of objects (see `torch_pickling` for torch's).
+    """A pickler for trainables and configs.
 
-    Modules of a subclass of `ModuleType`, such as `optuna.integration`, are sent by name, as cloudpickle sends others;
-    so are those that only their parent knows, such as `torch._C._functions`, to which `once_differentiable` refers.
-    A user's function wrapped by `functools.cache` is sent with an empty cache; cloudpickle sends its name, which other
-    processes do not find. A `functools.cached_property` is made anew, since it holds a lock before Python 3.12. Values
-    of `ray.tune.with_parameters` are sent along, since they may be in the object store of a Ray that lanes do not join.
+    It has torch's rules besides (`torch_pickling`). Values of `ray.tune.with_parameters` are sent along, since they may
+    be in the object store of a Ray that lanes do not join.
     """
 
     def reducer_override(self, obj: Any) -> Any:
-        if isinstance(obj, functools._lru_cache_wrapper) and not _is_found_by_name(obj):
-            return _cached, (obj.__wrapped__, obj.cache_parameters())
-        if type(obj) is functools.cached_property:
-            return _cached_property, (obj.func, obj.attrname)
-        if isinstance(obj, ModuleType) and type(obj) is not ModuleType:
-            return importlib.import_module, (obj.__name__,)
-        if isinstance(obj, ModuleType) and obj.__name__ not in sys.modules:
-            parent, _, name = obj.__name__.rpartition(".")
-            if getattr(sys.modules.get(parent), name, None) is obj:
-                return getattr, (sys.modules[parent], name)
         if (type(obj).__module__, type(obj).__name__) == ("ray.tune.registry", "_ParameterRegistry"):
             return dict, ({name: obj.get(name) for name in (*obj.to_flush, *obj.references)},)
         found = super().reducer_override(obj)
         return torch_pickling.reduced(obj) if found is NotImplemented else found
-
-
-def _cached(function: Any, parameters: dict[str, Any]) -> Any:
-    return functools.lru_cache(**parameters)(function)
-
-
-def _cached_property(function: Any, name: str) -> Any:
-    made = functools.cached_property(function)
-    made.__set_name__(type(None), name)
-    return made
-
-
-def _is_found_by_name(value: Any) -> bool:
-    """Whether another process finds the value by importing its module."""
-    if value.__module__ == "__main__" or value.__module__ in cloudpickle.list_registry_pickle_by_value():
-        return False
-    found: Any = sys.modules.get(value.__module__)
-    for name in value.__qualname__.split("."):
-        found = getattr(found, name, None)
-    return found is value
 
 
 def _unimportable_module(value: Any) -> ModuleType | None:

@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 
 
 class _Extras(NamedTuple):
-    """What torch leaves out of a pickled tensor."""
+    """What torch leaves out of a pickled tensor; hooks in the tables that their handles know."""
 
     gradient: Any
-    hooks: list[Any]
-    post_accumulate_hooks: list[Any]
+    hooks: dict[int, Any] | None
+    post_accumulate_hooks: dict[int, Any] | None
 
 
 def reduced(value: Any) -> Any:
@@ -35,39 +35,44 @@ def reduced(value: Any) -> Any:
         return _typed, (value._untyped_storage, value.dtype)
     if isinstance(value, untyped):
         # By way of a typed one: torch cannot load the pickle of an untyped one.
-        return _untyped, _typed(value, torch.uint8).__reduce__()
+        is_shared = value.device.type == "cpu" and value.is_shared()
+        return _untyped, (*_typed(value, torch.uint8).__reduce__(), is_shared)
     optimizer: Any = getattr(getattr(torch, "optim", None), "Optimizer", ())
     if isinstance(value, optimizer) and type(value).__getstate__ is optimizer.__getstate__:
-        # A scheduler of learning rates wraps `step` in what cannot be pickled, to check the order of calls.
-        state = {name: part for name, part in vars(value).items() if name != "step"}
-        return copyreg.__newobj__, (type(value),), state  # type: ignore[attr-defined]
+        return copyreg.__newobj__, (type(value),), dict(vars(value))  # type: ignore[attr-defined]
     return NotImplemented
 
 
 def _tensor(tensor: Any) -> Any:
+    torch: Any = sys.modules["torch"]
     hooks = map(_kept, (tensor._backward_hooks, getattr(tensor, "_post_accumulate_grad_hooks", None)))
     extras = _Extras(tensor.grad if tensor.is_leaf else None, *hooks)
-    if extras.gradient is None and not any(extras[1:]):
-        return NotImplemented
     with warnings.catch_warnings():
         # torch warns that it leaves the hooks out.
         warnings.simplefilter("ignore")
-        made = tensor.__reduce_ex__(2)
+        make, args, *state = tensor.__reduce_ex__(2)
+    if isinstance(args[0], torch.storage.UntypedStorage):
+        # For new dtypes (float8, uint16): what loads them reads a typed storage.
+        args = (_typed(args[0], torch.uint8), *args[1:])
     # A subclass with a state of its own is pickled as it wants to be.
-    return (*made, extras, None, None, _add) if len(made) == 2 else made
+    if state or (extras.gradient is None and not any(extras[1:])):
+        return make, args, *state
+    return make, args, extras, None, None, _add
 
 
-def _kept(hooks: Any) -> list[Any]:
+def _kept(hooks: Any) -> Any:
     """The hooks that may be pickled: all but those marked by `torch.utils.hooks.unserializable_hook`."""
-    return [hook for hook in (hooks or {}).values() if not hasattr(hook, "__torch_unserializable__")]
+    if any(hasattr(hook, "__torch_unserializable__") for hook in (hooks or {}).values()):
+        return {number: hook for number, hook in hooks.items() if not hasattr(hook, "__torch_unserializable__")}
+    return hooks
 
 
 def _add(tensor: Any, extras: _Extras) -> None:
     tensor.grad = extras.gradient
-    for hook in extras.hooks:
-        tensor.register_hook(hook)
-    for hook in extras.post_accumulate_hooks:
-        tensor.register_post_accumulate_grad_hook(hook)
+    if extras.hooks:
+        tensor._backward_hooks = extras.hooks
+    if extras.post_accumulate_hooks:
+        tensor._post_accumulate_grad_hooks = extras.post_accumulate_hooks
 
 
 def _typed(untyped: Any, dtype: Any) -> Any:
@@ -75,5 +80,6 @@ def _typed(untyped: Any, dtype: Any) -> Any:
     return torch.storage.TypedStorage(wrap_storage=untyped, dtype=dtype, _internal=True)
 
 
-def _untyped(load: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-    return load(*arguments)._untyped_storage
+def _untyped(load: Callable[..., Any], arguments: tuple[Any, ...], is_shared: bool) -> Any:
+    storage = load(*arguments)._untyped_storage
+    return storage.share_memory_() if is_shared else storage

@@ -77,7 +77,13 @@ def test_gradients_travel():
     assert travelled(model).weight.grad.tolist() == [[1.0, 1.0]]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8, torch.complex64, torch.bool])
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        *(torch.float32, torch.bfloat16, torch.int8, torch.complex64, torch.bool),
+        *(torch.uint16, torch.float8_e5m2),
+    ],
+)
 def test_tensors_that_share_memory_share_it_where_they_are_sent_and_take_it_once(dtype):
     flat = torch.ones(100_000).to(dtype)
     parameter = torch.nn.Parameter(flat[:10].view(2, 5), requires_grad=False)
@@ -85,12 +91,48 @@ def test_tensors_that_share_memory_share_it_where_they_are_sent_and_take_it_once
     flat, parameter, tail = travelled((flat, parameter, flat[3:]))
     assert (flat.dtype, parameter.shape, tail.shape) == (dtype, (2, 5), (99_997,))
     flat.zero_()
-    assert not parameter.any()
-    assert not tail.any()
+    assert not parameter.view(torch.int8).any()
+    assert not tail.view(torch.int8).any()
 
 
-# The scheduler's wrapper around `step`, which checks the order of calls, stays behind.
-@pytest.mark.filterwarnings("ignore:Seems like `optimizer.step")
+def test_the_handle_of_a_hook_removes_it_where_it_is_sent():
+    tensor = torch.ones(1, requires_grad=True)
+    handles = [
+        tensor.register_hook(lambda gradient: 3 * gradient),
+        tensor.register_post_accumulate_grad_hook(lambda tensor: tensor.grad.mul_(5) and None),
+    ]
+    tensor, handles = travelled((tensor, handles))
+    tensor.backward()
+    assert tensor.grad.item() == 15.0
+    tensor.grad = None
+    for handle in handles:
+        handle.remove()
+    tensor.backward()
+    assert tensor.grad.item() == 1.0
+
+
+def test_memory_that_processes_share_is_shared_where_it_is_sent():
+    assert travelled(torch.ones(2).share_memory_()).is_shared()
+    assert not travelled(torch.ones(2)).is_shared()
+
+
+def test_a_step_that_the_script_has_put_in_place_of_an_optimizers_travels():
+    parameter = torch.nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.SGD([parameter], lr=1.0)
+    plain = optimizer.step
+
+    def clipped():
+        torch.nn.utils.clip_grad_value_([parameter], 0.5)
+        return plain()
+
+    optimizer.step = clipped
+    parameter, optimizer = travelled((parameter, optimizer))
+    parameter.grad = torch.ones(1)
+    optimizer.step()
+    assert parameter.item() == -0.5
+
+
+@pytest.mark.filterwarnings("error")
 def test_an_optimizer_travels_with_its_own_attributes_and_hooks():
     model = torch.nn.Linear(3, 1)
     optimizer = torch.optim.LBFGS(model.parameters())

@@ -56,7 +56,7 @@ class Context:
 
     def adopt(self, trainable: Any) -> None:
         """Puts the names that the trainable brought from its script into the main module."""
-        self._main = MainModule(trainable)
+        self._main = MainModule(trainable, self._classes.now())
         self._main.enter()
 
     def close(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import gc
+import importlib
 import os
 import resource
 import signal
@@ -40,6 +41,8 @@ from cotune.trial import Outcome
 _SMALL_STACK = 2 * MIB
 # Seconds without a boundary after which the memory figures on the page are read anew.
 LOOK_AFTER = 1.0
+# The number of the first hook of torch that is registered in a lane.
+FIRST_HOOK = 1 << 32
 # Most files that ended trials may leave open.
 MOST_FILES = 64
 # Limits that a trial may change at the expense of its lane-mates and successors; all but RLIMIT_DATA, a lane's quota.
@@ -298,6 +301,9 @@ class Host(ABC):
     def _torch_loaded(self) -> None:
         """Called once torch is imported; does the part of the running trial's set-up that needs torch."""
         defer_dynamo(self.memory.loading)
+        # Hooks of the script come with their numbers. One that a trial adds must not take the place of one of them.
+        handles: Any = importlib.import_module("torch.utils.hooks").RemovableHandle
+        handles.next_id = max(handles.next_id, FIRST_HOOK)
         holder = self.turns.holder
         if isinstance(holder, ResidentTrial):
             holder.torch_loaded()

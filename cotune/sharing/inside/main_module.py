@@ -1,12 +1,13 @@
 """Puts a trainable's part of the user's script into the main module of its lane.
 
-A lane runs no script: what the trainable uses of its script travels in its pickle. `pickle`, and so multiprocessing in
-a trial, looks such functions up by name in the main module, where they would be missing.
+A lane runs no script: what the trainable uses of its script travels in its pickle. `pickle`, and so `torch.save` and
+multiprocessing in a trial, looks functions and classes up by name in the main module, where they would be missing.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from types import FunctionType
 from typing import Any
 
@@ -18,14 +19,15 @@ class MainModule:
 
     Args:
         trainable: The unpickled trainable.
+        classes: Classes that came with it, among them those of objects whose class it does not name.
     """
 
-    def __init__(self, trainable: Any) -> None:
+    def __init__(self, trainable: Any, classes: Iterable[type] = ()) -> None:
         found = _function_of(trainable)
-        self._names: dict[str, Any] = {}
+        self._names: dict[str, Any] = {cls.__name__: cls for cls in classes if _is_of_script(cls)}
         if found is not None and found.__globals__.get("__name__") == "__main__":
             own = {name: value for name, value in found.__globals__.items() if not name.startswith("__")}
-            self._names = {found.__name__: found} | own
+            self._names |= {found.__name__: found} | own
 
     def enter(self) -> None:
         """Puts the names into the main module."""
@@ -39,6 +41,10 @@ class MainModule:
             if main.get(name) is value:
                 del main[name]
         self._names = {}
+
+
+def _is_of_script(cls: type) -> bool:
+    return cls.__module__ == "__main__" and cls.__qualname__ == cls.__name__
 
 
 def _function_of(trainable: Any) -> FunctionType | None:

@@ -35,6 +35,10 @@ class ScriptClasses:
         for module in _loaded():
             setattr(module, _TABLE, self._kept.get(module.__name__) or weakref.WeakValueDictionary())
 
+    def now(self) -> list[type]:
+        """What the trial, which has the turn, has of them by now."""
+        return [cls for module in _loaded() for cls in getattr(module, _TABLE).values() if by_value.is_complete(cls)]
+
     def leave(self) -> None:
         self._kept = {module.__name__: getattr(module, _TABLE) for module in _loaded()}
 

@@ -54,6 +54,17 @@ def test_functions_of_the_script_can_be_pickled_by_name(script, form):
     assert not hasattr(sys.modules["__main__"], "helper_of_the_script")
 
 
+def test_classes_that_came_with_objects_can_be_pickled_by_name(script):
+    settings = type("SettingsOfTheScript", (), {"__module__": "__main__"})
+    inner = type("Inner", (), {"__module__": "__main__", "__qualname__": "Outer.Inner"})
+    main = MainModule(script, [settings, inner, int])
+    main.enter()
+    assert type(pickle.loads(pickle.dumps(settings()))) is settings
+    assert not hasattr(sys.modules["__main__"], "Inner")
+    main.leave()
+    assert not hasattr(sys.modules["__main__"], "SettingsOfTheScript")
+
+
 def test_a_successor_with_the_same_names_keeps_its_own(script):
     other = FunctionType(code.__code__, {"__name__": "__main__", "helper_of_the_script": 2}, "train")
     first, second = MainModule(script), MainModule(other)
