@@ -7,11 +7,13 @@ import random
 import resource
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.nn.parameter import is_lazy
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from cotune.demand import MIB
 from cotune.session import Loan
@@ -159,12 +161,28 @@ def _quiet_about_streams() -> Iterator[None]:
         put(before)
 
 
+@contextlib.contextmanager
+def before_optimizer_steps(run: Callable[[], None]) -> Iterator[None]:
+    """Runs something before every step that an optimizer makes in this thread within the block."""
+    thread = threading.get_ident()
+
+    def before(*_: object) -> None:
+        if threading.get_ident() == thread:
+            run()
+
+    hook = register_optimizer_step_pre_hook(before)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
 class Buffers:
     """Buffers of the modules that a forward calls, such as the running statistics of BatchNorm.
 
-    Two forwards on different streams would read and write them at the same time. So each module with buffers waits for
-    its own previous call, with the result of sequential forwards. For a repeat, their values from before a group are
-    kept. Global hooks see every module that is called; they are installed only under a grant.
+    Two forwards on different streams would read and write them at the same time. So each module that its forward may
+    change waits for its own previous call, with the result of sequential forwards. For a repeat, buffers as they were
+    before a group are kept. Global hooks see every module that is called; they are installed only under a grant.
 
     Args:
         is_ordered: Whether forwards run one after the other anyway.
@@ -174,7 +192,7 @@ class Buffers:
     def __init__(self, is_ordered: bool, keeps: bool) -> None:
         self._is_ordered = is_ordered
         self._keeps = keeps
-        self._kept: dict[int, tuple[Any, dict[str, tuple[Tensor, Tensor]]]] = {}
+        self._kept: dict[int, tuple[Any, dict[str, tuple[Tensor | None, Tensor | None]]]] = {}
         self._called: dict[int, torch.cuda.Event] = {}
         self._thread = threading.get_ident()
 
@@ -198,27 +216,38 @@ class Buffers:
         with torch.no_grad():
             for module, buffers in self._kept.values():
                 for name, (buffer, value) in buffers.items():
-                    buffer.copy_(value)
+                    # What is equal may be an expanded view, into which nothing can be copied.
+                    if buffer is not None and value is not None and not torch.equal(buffer, value):
+                        buffer.copy_(value)
                     module._buffers[name] = buffer
         self._kept.clear()
 
     def _before_forward(self, module: Any, _args: Any) -> None:
-        if not module._buffers or threading.get_ident() != self._thread:
+        if not _changes(module) or threading.get_ident() != self._thread:
             return
         if not self._is_ordered and id(module) in self._called:
             _cuda.current_stream().wait_event(self._called[id(module)])
         if self._keeps and id(module) not in self._kept:
-            # Large bool buffers are taken for masks, which are constant; small ones may be flags.
-            found = {name: b for name, b in module._buffers.items() if b is not None and not _is_mask(b)}
-            self._kept[id(module)] = module, {name: (b, b.detach().clone()) for name, b in found.items()}
+            found = {name: (b, _copied(b)) for name, b in module._buffers.items() if b is None or not _is_constant(b)}
+            self._kept[id(module)] = module, found
 
     def _after_forward(self, module: Any, _args: Any, _output: Any) -> None:
-        if not self._is_ordered and module._buffers and threading.get_ident() == self._thread:
+        if not self._is_ordered and _changes(module) and threading.get_ident() == self._thread:
             self._called[id(module)] = _cuda.current_stream().record_event()
 
 
-def _is_mask(buffer: Tensor) -> bool:
-    return buffer.dtype == torch.bool and buffer.numel() > _FLAGS
+def _changes(module: Any) -> bool:
+    """Whether a forward may change the module: its buffers, or the rows that an embedding with `max_norm` scales."""
+    return bool(module._buffers) or getattr(module, "max_norm", None) is not None
+
+
+def _is_constant(buffer: Tensor) -> bool:
+    # Large bool buffers are taken for masks, which are constant; small ones may be flags. A lazy one is yet to be made.
+    return is_lazy(buffer) or (buffer.dtype == torch.bool and buffer.numel() > _FLAGS)
+
+
+def _copied(buffer: Tensor | None) -> Tensor | None:
+    return buffer.detach().clone() if buffer is not None else None
 
 
 class Generators:
@@ -268,9 +297,9 @@ def _leaves(losses: Sequence[Tensor]) -> Iterator[Tensor]:
     seen = set(stack)
     while stack:
         node = stack.pop()
-        leaf = getattr(node, "variable", None)
-        if leaf is not None:
-            yield leaf
+        # Not any node with such an attribute: that of a user's function is the context of its forward.
+        if type(node).__name__ == "AccumulateGrad":
+            yield node.variable
         for following, _ in node.next_functions:
             if following is not None and following not in seen:
                 seen.add(following)

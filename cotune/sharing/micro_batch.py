@@ -115,7 +115,7 @@ class MicroBatches:
 
     def _in_groups(self, loan: Loan) -> Iterator[MicroBatch]:
         """Yields the micro-batches, and puts backwards off until a group is full or the room is used up."""
-        from cotune.sharing.concurrent import Buffers, stage_for
+        from cotune.sharing.concurrent import Buffers, before_optimizer_steps, stage_for
 
         if loan.is_open:
             # Within another loop, which has the threads or streams.
@@ -123,11 +123,12 @@ class MicroBatches:
             return
         with contextlib.ExitStack() as opened:
             stage = opened.enter_context(stage_for(loan))
-            if stage.groups:
-                opened.enter_context(Buffers(stage.is_ordered, keeps=False))
-            opened.callback(self._leave_group)
             # After the last backward all is as before, even if the iterator is kept somewhere.
             group = _Group(loan, stage, opened.close)
+            if stage.groups:
+                opened.enter_context(Buffers(stage.is_ordered, keeps=False))
+                opened.enter_context(before_optimizer_steps(group.flush))
+            opened.callback(self._leave_group)
             try:
                 for micro in self._micros:
                     group.begin(micro.data)
@@ -188,6 +189,12 @@ class _Group:
             self.flush()
         self._stage.begin(self._begun, data)
         self._begun += 1
+        if self._stage.groups:
+            import torch
+
+            # Weights that autocast has cast on another stream may not be there yet, and shared by micro-batches their
+            # gradients would be added up in half precision.
+            torch.clear_autocast_cache()
 
     def add(self, losses: list[Tensor], is_last: bool) -> None:
         self.losses += losses
@@ -286,7 +293,8 @@ def _weighted(micro: MicroBatch, losses: Sequence[Any]) -> list[Tensor]:
                 f"the loss of micro-batch {micro.index} is {given}, not a single number",
                 hint="reduce it over its samples, as reduction='mean' does in torch's losses",
             )
-    return [loss if micro.weight == 1.0 else loss * micro.weight for loss in losses]
+    # Always another tensor: a loop may change its own in place before the backward that was put off.
+    return [loss * micro.weight for loss in losses]
 
 
 def _total(losses: Sequence[Tensor]) -> Tensor:

@@ -467,7 +467,37 @@ def changes_its_data(net, optimizer):
     optimizer.step()
 
 
-@pytest.mark.parametrize("loop", [in_the_loop, kept, two_at_once, nested, changes_its_data])
+def under_autocast(net, optimizer):
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        for micro in cotune.micro_batches(data(), 4):
+            x, y = micro.data
+            micro.backward(F.cross_entropy(net(x), y))
+    optimizer.step()
+
+
+def logs_in_place(net, optimizer):
+    for micro in cotune.micro_batches(data(), 4, reduction="sum"):
+        x, y = micro.data
+        loss = F.cross_entropy(net(x), y, reduction="sum") / 22
+        micro.backward(loss)
+        with torch.no_grad():
+            loss *= 22
+    optimizer.step()
+
+
+def steps_within(net, optimizer):
+    for micro in cotune.micro_batches(data(), 4):
+        x, y = micro.data
+        micro.backward(F.cross_entropy(net(x), y))
+        if micro.index % 2:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+@pytest.mark.parametrize(
+    "loop",
+    [in_the_loop, kept, two_at_once, nested, changes_its_data, under_autocast, logs_in_place, steps_within],
+)
 def test_a_loop_gives_the_same_weights_and_leaves_nothing_under_a_grant(granted, loop):
     plain = ready()
     lent = copy.deepcopy(plain)
@@ -515,6 +545,25 @@ def test_forwards_that_change_what_the_backward_of_others_needs_run_one_at_a_tim
     # As when memory runs out in a loop: the trial starts again, without a grant.
     with pytest.raises(MemoryError, match="modified by an inplace operation"):
         loop()
+
+
+class Squares(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        ctx.variable = "mine"
+        return x * x
+
+    @staticmethod
+    def backward(ctx, grad):
+        return 2 * ctx.saved_tensors[0] * grad
+
+
+def test_what_a_function_of_the_user_keeps_is_not_taken_for_a_parameter(grouped):
+    grouped(2)
+    weight = torch.ones(1, requires_grad=True)
+    cotune.micro_batches(torch.ones(4), 2).backward(lambda x: Squares.apply(weight * x).mean())
+    assert weight.grad.item() == 2.0
 
 
 @pytest.mark.parametrize("form", ["loop", "call"])
@@ -637,6 +686,37 @@ def test_a_backward_that_fails_has_finished_some_parameters_and_not_begun_others
     assert all(p.grad is None for p in net.one.parameters())
 
 
+class OddBuffers(nn.Module):
+    """Has buffers that cannot be copied into, that are yet to be made, and that its first forward makes."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.LazyBatchNorm1d()
+        self.register_buffer("ones", torch.ones(1).expand(2))
+        self.register_buffer("mean", None)
+
+    def forward(self, x):
+        here = x.detach().mean()
+        self.mean = here if self.mean is None else 0.5 * (self.mean + here)
+        return (self.norm(x) * self.ones - self.mean).square().mean()
+
+
+def test_buffers_of_any_kind_are_put_back_before_a_repeat(grouped):
+    nets = [OddBuffers(), OddBuffers()]
+    batch = torch.arange(16.0).view(8, 2)
+    cotune.micro_batches(batch, 2).backward(nets[0])
+    loan, calls = grouped(4), []
+
+    def loss(x):
+        calls.append(1)
+        return nets[1](x) if len(calls) != 3 else refuse()
+
+    cotune.micro_batches(batch, 2).backward(loss)
+    assert loan.ran_out_with == [4]
+    torch.testing.assert_close(nets[1].mean, nets[0].mean)
+    assert_same((state(nets[1])[0], {}), (state(nets[0])[0], {}))
+
+
 def test_memory_that_runs_out_one_at_a_time_is_raised(grouped):
     grouped(2)
     with pytest.raises(RuntimeError, match="allocate memory"):
@@ -712,10 +792,14 @@ class FakeCuda:
 class Traced(nn.Module):
     """Notes which calls of it, and what on the trial's own stream, came before each call."""
 
-    def __init__(self, cuda):
+    def __init__(self, cuda, has_buffer):
         super().__init__()
         self.weight = nn.Parameter(torch.ones(()))
-        self.register_buffer("calls", torch.zeros(()))
+        if has_buffer:
+            self.register_buffer("calls", torch.zeros(()))
+        else:
+            # As an embedding, whose forward then scales rows of its weight.
+            self.max_norm = 1.0
         self.cuda_before = []
         self._fake = cuda
 
@@ -726,13 +810,14 @@ class Traced(nn.Module):
 
 
 @pytest.mark.parametrize("loop", [True, False])
-def test_streams_wait_for_what_they_need_and_for_no_more(granted, monkeypatch, loop):
+@pytest.mark.parametrize("has_buffer", [True, False])
+def test_streams_wait_for_what_they_need_and_for_no_more(grouped, monkeypatch, loop, has_buffer):
     cuda = FakeCuda()
     home = cuda.now
     monkeypatch.setattr("cotune.sharing.concurrent._cuda", cuda)
     monkeypatch.setattr("cotune.sharing.concurrent.StreamStage._streams", [])
-    granted(2)
-    net, free = Traced(cuda), []
+    grouped(2)
+    net, free = Traced(cuda, has_buffer), []
     home.done.add("optimizer step")
     used = []
 
