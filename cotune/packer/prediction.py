@@ -190,6 +190,18 @@ def _most(found: Sequence[tuple[float, bool]]) -> float:
     return max(value for value, _ in found)
 
 
+def _alike(found: Sequence[tuple[float, int, bool]], factor: float, more: int) -> str:
+    """Whether `factor` or `more` bytes tells better what trials came to need; empty if neither, or too few ended."""
+    by_factor = by_bytes = 0.0
+    grown = [(each, count, count / (each - 1.0)) for each, count, is_all in found if is_all and each > 1.0]
+    for each, count, early in grown:
+        by_factor += abs(math.log(factor / each))
+        by_bytes += abs(math.log((early + more) / (early + count)))
+    if len(grown) < ENOUGH or by_factor == by_bytes:
+        return ""
+    return "factor" if by_factor < by_bytes else "bytes"
+
+
 def _quantile(ordered: np.ndarray[Any, Any], share: float) -> float:
     """Same as numpy's quantile in a twentieth of the time; it is needed twice per fit."""
     place = share * (len(ordered) - 1)
@@ -235,6 +247,8 @@ class KindModel:
         # By trial: growth as a factor, growth in bytes, and whether the trial needed no more than that.
         self._growths: dict[int, tuple[float, int, bool]] = {}
         self._growth = 1.0, 0
+        # By which of the two siblings have grown alike: "factor", "bytes", or "" if that cannot be told.
+        self._grows_by = ""
 
     def assume(self, demand: Demand) -> None:
         """Assumes a demand until one is measured, unless an assumption was proved wrong before."""
@@ -285,13 +299,19 @@ class KindModel:
             del self._growths[next(iter(self._growths))]
         factor = _most([(factor, is_all) for factor, _, is_all in self._growths.values()])
         more = int(_most([(more, is_all) for _, more, is_all in self._growths.values()]))
+        self._grows_by = _alike(list(self._growths.values()), factor, more)
         before, self._growth = self._growth, (factor, more) if factor > LITTLE else (1.0, 0)
         self._changes.count += not 1 / LITTLE < (1 + before[1]) / (1 + self._growth[1]) < LITTLE
 
     def grown(self, early: int) -> int:
-        """Later need of a trial that needs `early` at first: the lesser of the usual growth by factor and by bytes."""
+        """Later need of a trial that needs `early` at first, by the usual factor or bytes, whichever tells it better.
+
+        Larger models come to need larger activations for their validation, while a library's workspace is the same for
+        all. Where siblings do not tell these apart, the lesser.
+        """
         factor, count = self._growth
-        return int(min(early * factor, early + count))
+        needs = {"factor": early * factor, "bytes": early + count}
+        return int(needs.get(self._grows_by, min(needs.values())))
 
     def observe_pace(self, trial: int, features: Mapping[str, float], seconds: float) -> None:
         """Notes the seconds per iteration of a trial."""

@@ -13,6 +13,7 @@ from cotune.errors import StorageError
 from cotune.packer import MAX_SLOWDOWN
 from cotune.paths import RunFolder
 from cotune.record import DAMAGED, check_version, read_events
+from cotune.simulation.workload import features
 from cotune.trial import TrialState
 
 
@@ -51,6 +52,7 @@ class Past:
         state: How it ended; None if it has not.
         seconds: How long it had the turn, in its last attempt; None if that was not recorded.
         priority: Its priority.
+        features: What its memory and length were predicted from.
     """
 
     attempts: list[Attempt] = field(default_factory=list)
@@ -58,6 +60,7 @@ class Past:
     demand: Demand | None = None
     seconds: float | None = None
     priority: float = 0.0
+    features: dict[str, float] = field(default_factory=dict)
 
     @property
     def turns(self) -> float | None:
@@ -177,7 +180,7 @@ class _Reader:
                 event["capacity"], event["context"], event["max_width"], event["lanes"]
             )
         elif kind == "trial":
-            self.trials[event["trial"]] = Past()
+            self.trials[event["trial"]] = Past(features=features(dict(event["params"])))
         elif number in self.trials:
             self._of_trial(self.trials[number], event)
         self._now = event["time"]

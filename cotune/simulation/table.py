@@ -18,7 +18,7 @@ from pathlib import Path
 
 from cotune.demand import MIB, format_bytes
 from cotune.errors import InputError
-from cotune.simulation.workload import Job, Workload
+from cotune.simulation.workload import Job, Workload, features
 
 # Our name first, then the names that published traces use.
 NAMES = {
@@ -43,6 +43,8 @@ MOST_SECONDS = 1e11
 MOST_MIB = 1e7
 # A column in percent of a GPU, where the others count GPUs.
 _PERCENT = "plan_gpu"
+# Columns of hyperparameters, as in the table of a study of Optuna.
+_PARAMETER = "params_"
 _NOTHING = ("none", "null", "nan", "na", "n/a", "\\n")
 _STEPS = 100
 # A duration as pandas and Python write it.
@@ -55,9 +57,9 @@ def from_csv(path: Path) -> Workload:
     How long a job takes alone is `iterations` and `step_seconds`, or `seconds` (with `iterations`, if there), or the
     time from `start` to `end`; what it needs is `persistent_mib` and `ephemeral_mib`, or `peak_mib` and perhaps one of
     these, or nothing.
-    `name`, `busy`, `startup`, `arrival`, `kind`, `priority` are optional. Times are seconds, or dates in ISO 8601,
-    and begin with the first arrival; without `arrival`, jobs arrive at their `start`, and without either at the
-    beginning. `NAMES` has further names for these columns.
+    `name`, `busy`, `startup`, `arrival`, `kind`, `priority`, and hyperparameters as `params_...` are optional. Times
+    are seconds, or dates in ISO 8601, and begin with the first arrival; without `arrival`, jobs arrive at their
+    `start`, and without either at the beginning. `NAMES` has further names for these columns.
     Jobs of no GPU or of several (`gpus`, of each of its `instances`), and those that took no time or have no end, are
     left out; a job of part of a GPU uses no more than that part. The file may be compressed with gzip.
 
@@ -245,6 +247,7 @@ def _job(row: Row) -> Job | None:
         get("startup"),
         get("arrival", get("start", math.nan)),
         row.cell("kind")[1],
+        features({name: text for name, text in row.cells.items() if name.startswith(_PARAMETER) and text}),
         priority=get("priority"),
         name=row.cell("name")[1],
     )

@@ -53,9 +53,8 @@ def from_run(folder: RunFolder, busy: float | None = None) -> Workload:
     for counted, trial in sorted(ran, key=lambda it: it[0][0].start):
         seconds = sum(_alone(it, devices[it.device], lanes[it.device, it.lane], share, trial.turns) for it in counted)
         demand = trial.demand or usual
-        jobs.append(
-            Job(_STEPS, seconds / _STEPS, demand.persistent, demand.ephemeral, busy=share, priority=trial.priority)
-        )
+        job = Job(_STEPS, seconds / _STEPS, demand.persistent, demand.ephemeral, busy=share)
+        jobs.append(replace(job, priority=trial.priority, features=trial.features))
     if not jobs:
         raise InputError(f"no trial of {folder.path} has run to its end", hint="choose a run with finished trials")
     note = f"{len(jobs)} trials of {folder.path.name}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -85,3 +86,15 @@ class Workload:
     policy: str = ""
     residents: int = 1
     max_slowdown: float = MAX_SLOWDOWN
+
+
+def features(params: Mapping[str, object]) -> dict[str, float]:
+    """Hyperparameters as features of the prediction: numbers as they are, others one-hot, as in `cotune.run`."""
+    found: dict[str, float] = {}
+    for name, value in params.items():
+        try:
+            number = float(value)  # type: ignore[arg-type]
+        except (TypeError, ValueError, OverflowError):
+            number = math.nan
+        found |= {name: number} if math.isfinite(number) else {f"{name}={value}": 1.0}
+    return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given, settings
@@ -181,3 +182,23 @@ def test_what_most_came_to_need_in_the_end_is_expected_of_the_next() -> None:
     for trial, peak in enumerate((20, 20, 30, 90)):
         model.observe_growth(trial, 10 * MIB, peak * MIB, is_all=True)
     assert model.grown(10 * MIB) == 30 * MIB
+
+
+@pytest.mark.parametrize(
+    ("later", "expected"),
+    [
+        pytest.param(lambda early: 3 * early, 1200, id="as many times as much"),
+        pytest.param(lambda early: early + 300, 700, id="as much more"),
+    ],
+)
+def test_a_large_trial_grows_in_the_way_in_which_others_have(later: Callable[[int], int], expected: int) -> None:
+    model = KindModel()
+    for trial, early in enumerate((20, 40, 60, 200)):
+        model.observe_growth(trial, early * MIB, later(early) * MIB, is_all=True)
+    assert model.grown(400 * MIB) == expected * MIB
+
+
+def test_with_one_that_has_grown_the_lesser_growth_is_expected() -> None:
+    model = KindModel()
+    model.observe_growth(0, 20 * MIB, 60 * MIB, is_all=True)
+    assert (model.grown(10 * MIB), model.grown(40 * MIB)) == (30 * MIB, 80 * MIB)

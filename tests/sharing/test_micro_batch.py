@@ -480,8 +480,7 @@ def logs_in_place(net, optimizer):
         x, y = micro.data
         loss = F.cross_entropy(net(x), y, reduction="sum") / 22
         micro.backward(loss)
-        with torch.no_grad():
-            loss *= 22
+        loss *= 22
     optimizer.step()
 
 

@@ -160,6 +160,12 @@ def test_a_peak_beside_one_of_its_parts(tmp_path: Path) -> None:
     assert found == [(1000, 6000), (1000, 1000), (0, 6000), (4000, 6000)]
 
 
+def test_hyperparameters_are_what_predictions_go_by(tmp_path: Path) -> None:
+    text = "number,duration,params_lr,params_Optimizer,value\n0,0 days 00:00:10,0.01,sgd,1\n1,0 days 00:00:10,,,1\n"
+    jobs = from_csv(table(tmp_path, text)).jobs
+    assert [job.features for job in jobs] == [{"params_lr": 0.01, "params_optimizer=sgd": 1.0}, {}]
+
+
 def test_jobs_that_do_not_say_what_they_need_take_the_median_of_the_others(tmp_path: Path) -> None:
     workload = from_csv(table(tmp_path, "seconds,peak_mib\n1,100\n1,300\n1,\n1,NaN\n1,900\n"))
     assert [job.peak for job in workload.jobs] == [100 * MIB, 300 * MIB, 300 * MIB, 300 * MIB, 900 * MIB]
@@ -231,7 +237,8 @@ def a_run(tmp_path: Path, ends: int = 4) -> RunFolder:
     events: list[dict[str, object]] = [{"event": "run", "time": 0.0, "version": 1, "metric": "loss"}]
     for trial in range(4):
         start = 10.0 * (trial // 2)
-        events.append({"event": "trial", "time": 0.0, "trial": trial, "params": {}, "seed": 0})
+        params = {"lr": 0.1, "depth": trial, "bias": True, "optimizer": "sgd"}
+        events.append({"event": "trial", "time": 0.0, "trial": trial, "params": params, "seed": 0})
         events.append({"event": "start", "time": start, "trial": trial, "lane": trial % 2, "device": "cpu:0"})
         if trial < ends:
             sizes = (
@@ -255,6 +262,7 @@ def test_what_a_run_would_have_cost_on_more_devices(tmp_path: Path) -> None:
     assert simulate(workload, Setting(width=2)).figures.makespan == pytest.approx(20.0, abs=2.0)
     assert {job.peak for job in workload.jobs} == {150 * MIB}
     assert {job.busy for job in workload.jobs} == {0.5}
+    assert workload.jobs[1].features == {"lr": 0.1, "depth": 1.0, "bias": 1.0, "optimizer=sgd": 1.0}
     one, four = (simulate(workload, Setting(devices=count)).figures.makespan for count in (1, 4))
     assert four < one
 
