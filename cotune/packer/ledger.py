@@ -21,6 +21,7 @@ class Ledger:
         lanes: By number, over all devices.
         pool: Devices where another trial could run.
         version: Counts changes to the largest device or the largest room.
+        changes: Counts changes to any device or lane.
         capacity: Bytes of all devices.
         stirred: Devices that have changed since this set was cleared.
         out: Instructions that were not collected yet.
@@ -36,7 +37,7 @@ class Ledger:
         self.devices: dict[str, Device] = {}
         self.lanes: dict[int, Lane] = {}
         self.pool = Pool(fitting)
-        self.version = 0
+        self.version = self.changes = 0
         self.capacity = 0
         self.stirred: set[Device] = set()
         self.out: list[do.Instruction] = []
@@ -79,6 +80,7 @@ class Ledger:
         if device.held > device.capacity:
             self.reclaim(device, device.held - device.capacity, partly=True)
         self.stirred.add(device)
+        self.changes += 1
         _learn_lanes(device)
         device.holes = None
         if device.room != (room := _room(device)):
@@ -133,6 +135,7 @@ class Ledger:
     def resize(self, lane: Lane, quota: int) -> None:
         if quota == lane.asked:
             return
+        self.changes += 1
         lane.asked = quota
         lane.unanswered += 1
         if quota > lane.quota:
@@ -194,6 +197,7 @@ class Ledger:
             if under_way < wanted:
                 under_way += lane.asked
                 lane.closing = True
+                self.changes += 1
                 self.out.append(do.CloseLane(lane.id))
         if len(self.out) > said:
             device.holes = None

@@ -58,6 +58,7 @@ class Line:
         seconds: Sum of the times that waiting trials are expected to take alone.
         work: The same sum in seconds of device time.
         volume: The same sum in bytes times seconds.
+        changes: Counts changes to the trials in line, their order and their sizes.
 
     Args:
         options: The policy orders trials of the same priority. If lanes have several residents, a trial's size is its
@@ -74,6 +75,7 @@ class Line:
         self._queues: dict[Shape, Queue] = {}
         # By trial, least recently appraised first.
         self._spots: OrderedDict[int, _Spot] = OrderedDict()
+        self.changes = 0
         self._version = 0
         self._outdated = 0
 
@@ -92,6 +94,7 @@ class Line:
         limit: Callable[[Fits], float],
         tried: Mapping[Shape, Mark] | None = None,
         passes: Callable[[Trial], bool] | None = None,
+        found: dict[Shape, Entry | None] | None = None,
     ) -> Trial | None:
         """The first trial in line that is worth considering.
 
@@ -99,6 +102,8 @@ class Line:
             limit: Largest size to consider, by what a trial wants.
             tried: By shape, the entry after which to begin.
             passes: Whether to consider a trial that wants a lane; all are if left out.
+            found: By shape, what an earlier call has found since when limits have fallen and fewer pass, and nothing
+                else has changed; is updated.
         """
         best: tuple[_Order, Entry] | None = None
         limits: dict[Fits, float] = {}
@@ -109,7 +114,15 @@ class Line:
                 most = limits[fits] = limit(fits)
             if queue.least > most:
                 continue
-            entry = queue.first(most, tried.get(shape) if tried else None, passes if fits is _LANE else None)
+            after, check = tried.get(shape) if tried else None, passes if fits is _LANE else None
+            if found is not None and shape in found:
+                entry = found[shape]
+                if entry is not None and (entry[:2] == after or entry[2] > most or (check and not check(entry[3]))):
+                    entry = queue.first(most, entry[:2], check)
+            else:
+                entry = queue.first(most, after, check)
+            if found is not None:
+                found[shape] = entry
             if entry is not None:
                 order = self._order(shape.group, entry)
                 if best is None or order < best[0]:
@@ -233,6 +246,7 @@ class Line:
         )
 
     def _put(self, trial: Trial, spot: _Spot) -> None:
+        self.changes += 1
         self._spots[trial.id] = spot
         queue = self._queues.get(spot.shape)
         if queue is None:
@@ -243,6 +257,7 @@ class Line:
     def _take(self, trial: Trial) -> _Spot | None:
         spot = self._spots.pop(trial.id, None)
         if spot is not None:
+            self.changes += 1
             queue = self._queues[spot.shape]
             queue.remove((spot.key, trial.arrival))
             if not queue:

@@ -20,7 +20,7 @@ from cotune.packer.ledger import Ledger
 from cotune.packer.line import SORT_AT_ONCE, Fits, Line, Shape
 from cotune.packer.options import PackerOptions
 from cotune.packer.predictor import Predictor
-from cotune.packer.queue import Mark
+from cotune.packer.queue import Entry, Mark
 from cotune.packer.reservation import Reservation
 from cotune.packer.state import Device
 from cotune.packer.trial import Trial
@@ -40,8 +40,11 @@ class _Search:
     tried: dict[Shape, Mark] = field(default_factory=dict)
     passed: int = 0
     turns: bool = True
-    # By priority, if lanes are shared: persistent bytes and peaks of trials for which there is no place.
+    # By priority, if lanes are shared: persistent bytes and peaks of trials for which there is no place, without those
+    # that others imply.
     without_place: dict[float, list[tuple[int, int]]] = field(default_factory=dict)
+    # By shape: what the line has found since.
+    found: dict[Shape, Entry | None] = field(default_factory=dict)
 
     def passes(self, trial: Trial) -> bool:
         """Whether no smaller trial has been without a place, given that lanes are shared.
@@ -54,6 +57,16 @@ class _Search:
             return True
         held, peak = expected.persistent, expected.peak
         return not any(held >= least and peak >= least_peak for least, least_peak in smaller)
+
+    def has_no_place(self, priority: float, least: int, peak: int) -> None:
+        """Notes a trial that passed, for which there is no place."""
+        others = self.without_place.get(priority, ())
+        self.without_place[priority] = [it for it in others if it[0] < least or it[1] < peak] + [(least, peak)]
+
+    def start_over(self) -> None:
+        """Forgets what holds only until a trial starts or the line changes."""
+        self.without_place.clear()
+        self.found.clear()
 
 
 class Placement:
@@ -95,6 +108,8 @@ class Placement:
         )
         # Version of the devices as of the latest idle moment in which the whole line was sorted.
         self._devices = 0
+        # What there was when a search along the line came to its end.
+        self._searched: tuple[int, ...] = ()
 
     def place(self, is_idle: bool) -> None:
         """Starts what fits.
@@ -137,27 +152,43 @@ class Placement:
     # ---- in order
 
     def _place_in_order(self) -> None:
+        if self._residents > 1 and self._searched and self._searched == self._state():
+            # Most events tell of progress, and where lanes are shared a search looks at many trials.
+            return
         search, patience = _Search(), SORT_AT_ONCE
         limit = self._limit_for(search)
         while self._pool.with_seat:
-            trial = self._line.next(limit, search.tried, search.passes if search.without_place else None)
+            trial = (
+                self._line.next(limit, search.tried)
+                if self._residents == 1
+                else self._line.next(limit, search.tried, search.passes, search.found)
+            )
             if trial is None:
+                self._searched = self._state()
                 return
             if patience and self._line.refresh(trial):
                 # Its prediction has changed: search again, as its position may have changed too.
                 patience -= 1
+                search.found.clear()
                 continue
             place = self._find(trial)
             if place is not None and self._reservation.gives_way(trial):
+                search.found.clear()
                 continue
             if place is not None:
                 self._reservation.overtaken_by(trial)
                 self._start(trial, place)
                 patience = SORT_AT_ONCE
                 # The lane it has now may be shared.
-                search.without_place.clear()
+                search.start_over()
             else:
                 self._rule_out(search, trial)
+
+    def _state(self) -> tuple[int, ...]:
+        """Changes whenever a search may find another place; empty if progress alone may lead to one."""
+        if self._policy.preempts or self._company.protection.is_on:
+            return ()
+        return self._ledger.changes, self._line.changes, self._predictor.version
 
     def _limit_for(self, search: _Search) -> Callable[[Fits], float]:
         """Returns a function: the largest size worth considering, by what a trial wants."""
@@ -197,8 +228,7 @@ class Placement:
         if self._residents > 1 and not others_would_do and trial.expected is not None:
             # If it may share no lane, nor may others of its priority: only their peaks matter.
             least = trial.expected.persistent if is_admitted else 0
-            known = search.without_place.setdefault(trial.priority, [])
-            known.append((least, trial.expected.peak))
+            search.has_no_place(trial.priority, least, trial.expected.peak)
 
     def _find(self, trial: Trial) -> Place | None:
         """Finds a place that is free now; a share of a running lane only if no room for an own lane is being freed."""
