@@ -156,3 +156,38 @@ def test_memory_that_runs_out_in_a_real_lane_is_made_good_within_the_iteration(t
 
 def _numbers(line):
     return json.loads(line)["metrics"]
+
+
+class Refused(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: 12 bytes")
+
+
+@pytest.mark.parametrize("reports", [0, 1])
+def test_a_trial_whose_put_off_backward_failed_as_it_left_the_loop_is_not_done(reports, tmp_path):
+    def train(config):
+        from cotune import session
+        from cotune.sharing import concurrent
+
+        model = torch.nn.Linear(2, 1)
+        cotune.report({"loss": 1.0})
+        # As on a GPU, under a grant.
+        concurrent.ThreadStage.groups = True
+        session.current()._loan.concurrency = 4
+        for micro in cotune.micro_batches(torch.ones(8, 2), 2):
+            micro.backward(Refused.apply(model(micro.data)).mean())
+            if micro.index == 1:
+                break
+        for _ in range(reports):
+            cotune.report({"loss": 0.0})
+
+    (trial,) = cotune.run(
+        train, {"x": 1}, metric="loss", trials=1, devices=["cpu:0@2GiB"], lanes=1, storage=tmp_path, dashboard=False
+    )
+    assert trial.state == "failed"
+    assert "memory" in str(trial.error)

@@ -15,6 +15,12 @@ if TYPE_CHECKING:
 class TrialLoan:
     """How many micro-batches a trial may run at once; a grant of the driver holds from the next boundary on.
 
+    Args:
+        host: The lane.
+        trial: The trial's number.
+        is_stopping: Whether the trial is to stop.
+        hasten: Has the next boundary look at the loan.
+
     Attributes:
         concurrency: The number now.
         need: Most bytes a micro-batch takes, measured while one ran at a time.
@@ -24,7 +30,9 @@ class TrialLoan:
         is_open: Whether a batch runs under the grant, which does not change before the batch is over.
     """
 
-    def __init__(self, host: Host, trial: int, is_stopping: Callable[[], bool]) -> None:
+    def __init__(
+        self, host: Host, trial: int, is_stopping: Callable[[], bool], hasten: Callable[[], None] = lambda: None
+    ) -> None:
         self.concurrency = 1
         self.need = 0
         self.splits = 0
@@ -34,6 +42,7 @@ class TrialLoan:
         self._host = host
         self._trial = trial
         self._is_stopping = is_stopping
+        self._hasten = hasten
         self._asked: int | None = None
 
     # ---- asked for by the lane's main thread
@@ -58,10 +67,14 @@ class TrialLoan:
             self.need = max(self.need, ephemeral)
         self.most = self.concurrency
 
-    def settle(self) -> None:
-        """Takes up the new grant, or raises `failure`, which could not be raised where it happened."""
+    def check(self) -> None:
+        """Raises `failure`, which could not be raised where it happened."""
         if self.failure is not None:
             raise self.failure
+
+    def settle(self) -> None:
+        """Takes up the new grant, unless the trial has failed."""
+        self.check()
         asked, self._asked = self._asked, None
         if asked is not None:
             self._use(asked)
@@ -97,3 +110,4 @@ class TrialLoan:
 
     def fail(self, error: Exception) -> None:
         self.failure = error
+        self._hasten()

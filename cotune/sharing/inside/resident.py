@@ -100,7 +100,7 @@ class ResidentTrial(session.Session):
         self._iterations = 0
         self._sent_iterations = 0
         self._meter = TrialMeter(host)
-        self._loan = TrialLoan(host, spec.trial, lambda: self._stop)
+        self._loan = TrialLoan(host, spec.trial, lambda: self._stop, self._hasten)
         self._waits = TrialWaits(self, host, spec.trial, verdicts, self._meter)
 
     @property
@@ -141,6 +141,9 @@ class ResidentTrial(session.Session):
 
     def grant(self, concurrency: int) -> None:
         self._loan.grant(concurrency)
+        self._hasten()
+
+    def _hasten(self) -> None:
         self._due = 0.0
 
     def turn_wanted(self) -> None:

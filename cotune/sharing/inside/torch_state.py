@@ -3,107 +3,95 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import importlib
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+# Getters and setters in torch._C of process-wide flags that change numerics; not every torch has all of them. torch's
+# wrappers in Python take four times as long. The older flags of precision come first: their setters write others, too.
+_IN_C = {
+    "_get_float32_matmul_precision": "_set_float32_matmul_precision",
+    "_get_cudnn_allow_tf32": "_set_cudnn_allow_tf32",
+    **{
+        f"_get_{name}": f"_set_{name}"
+        for name in (
+            "cublas_allow_fp16_reduced_precision_reduction",
+            "cublas_allow_bf16_reduced_precision_reduction",
+            "cublas_allow_fp16_accumulation",
+            "cpu_allow_fp16_reduced_precision_reduction",
+            "math_sdp_allow_fp16_bf16_reduction",
+            "cudnn_benchmark",
+            "cudnn_deterministic",
+            "cudnn_enabled",
+            "cudnn_depthwise_kernel",
+            "mkldnn_enabled",
+            "mkldnn_deterministic",
+            "nnpack_enabled",
+            "qengine",
+            "linalg_preferred_backend",
+            "blas_preferred_backend",
+            "sdp_priority_order",
+            "deterministic_fill_uninitialized_memory",
+        )
+    },
+    **{
+        f"_get_{kind}_sdp_enabled": f"_set_sdp_use_{kind}"
+        for kind in ("flash", "mem_efficient", "math", "cudnn", "fa3", "overrideable")
+    },
+    "_cuda_get_cudnn_benchmark_limit": "_cuda_set_cudnn_benchmark_limit",
+    "_check_sparse_tensor_invariants": "_set_check_sparse_tensor_invariants",
+}
+
 
 def _torch_flags(torch: Any) -> list[tuple[Callable[[], Any], Callable[[Any], Any]]]:
     """Getters and setters of torch's process-wide flags that change numerics."""
-    backends = torch.backends
+    backends, future, c = torch.backends, torch.__future__, torch._C
 
-    def behind(name: str, get: Callable[[], Any]) -> Callable[[], Any]:
-        # The C function is four times faster than torch's Python wrapper, and even more so with cold caches.
-        return getattr(torch._C, name, None) or get
-
-    def attribute(owner: Any, name: str, getter: str = "") -> tuple[Callable[[], Any], Callable[[Any], Any]]:
-        return behind(getter, lambda: getattr(owner, name)), lambda value: setattr(owner, name, value)
-
-    def attention(kind: str) -> tuple[Callable[[], Any], Callable[[Any], Any]]:
-        name = f"{kind}_sdp_enabled"
-        return behind(f"_get_{name}", getattr(backends.cuda, name)), getattr(backends.cuda, f"enable_{kind}_sdp")
-
-    def old(get: Callable[[], Any], put: Callable[[Any], Any]) -> tuple[Callable[[], Any], Callable[[Any], Any]]:
-        """An older flag, which torch refuses to read once a trial has set its replacement; that is swapped too."""
+    def in_c(getter: str, setter: str) -> tuple[Callable[[], Any], Callable[[Any], Any]]:
+        get, put = getattr(c, getter), getattr(c, setter)
 
         def told() -> Any:
+            # torch refuses to read an older flag once a trial has set its replacement; that is swapped too.
             try:
                 return get()
             except RuntimeError:
                 return None
 
-        return told, lambda value: None if value is None else put(value)
-
-    def newer(getter: str, setter: str) -> list[tuple[Callable[[], Any], Callable[[Any], Any]]]:
-        """A flag that not every torch has; a torch without CUDA may refuse a value that was read there."""
-        if not (hasattr(torch._C, getter) and hasattr(torch._C, setter)):
-            return []
-
-        def put(value: Any) -> None:
+        def set_to(value: Any) -> None:
+            # A torch without CUDA may refuse a value that was read there.
             with contextlib.suppress(RuntimeError):
-                getattr(torch._C, setter)(value)
+                if value is not None:
+                    put(*value) if isinstance(value, tuple) else put(value)
 
-        return [(getattr(torch._C, getter), put)]
+        return told, set_to
 
-    accumulation = []
-    if hasattr(torch._C, "_get_cublas_allow_fp16_accumulation"):
-        name = "allow_fp16_accumulation"
-        accumulation = [attribute(backends.cuda.matmul, name, f"_get_cublas_{name}")]
-    precision = [
-        old(
-            behind("_get_float32_matmul_precision", torch.get_float32_matmul_precision),
-            torch.set_float32_matmul_precision,
-        ),
-        old(*attribute(backends.cudnn, "allow_tf32", "_get_cudnn_allow_tf32")),
-    ]
+    def attribute(owner: Any, name: str) -> tuple[Callable[[], Any], Callable[[Any], Any]]:
+        return lambda: getattr(owner, name), lambda value: setattr(owner, name, value)
+
+    units = []
     if hasattr(backends, "fp32_precision"):
         # After the old flags, whose setters write these too; what others follow before those.
         units = [("generic", "all"), ("cuda", "all"), ("cuda", "matmul"), ("cuda", "conv"), ("cuda", "rnn")]
         units += [("mkldnn", "all"), ("mkldnn", "matmul"), ("mkldnn", "conv"), ("mkldnn", "rnn")]
-        precision += [_fp32_precision(torch, *unit) for unit in units]
-    reduced = "_get_cublas_allow_{}_reduced_precision_reduction"
     return [
         (torch.get_default_dtype, torch.set_default_dtype),
         (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
-        *precision,
-        attribute(backends.cuda.matmul, "allow_fp16_reduced_precision_reduction", reduced.format("fp16")),
-        attribute(backends.cuda.matmul, "allow_bf16_reduced_precision_reduction", reduced.format("bf16")),
-        *accumulation,
-        attribute(backends.cudnn, "benchmark", "_get_cudnn_benchmark"),
-        attribute(backends.cudnn, "deterministic", "_get_cudnn_deterministic"),
-        attribute(backends.cudnn, "enabled", "_get_cudnn_enabled"),
-        attribute(backends.mkldnn, "enabled", "_get_mkldnn_enabled"),
-        *map(attention, ("flash", "mem_efficient", "math", "cudnn")),
+        *(in_c(*pair) for pair in _IN_C.items() if all(hasattr(c, name) for name in pair)),
+        *(_fp32_precision(torch, *unit) for unit in units),
         (
             lambda: (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()),
             lambda value: torch.set_anomaly_enabled(*value),
         ),
         (backends.mha.get_fastpath_enabled, backends.mha.set_fastpath_enabled),
-        (
-            getattr(backends.opt_einsum, "_get_enabled", lambda: backends.opt_einsum.enabled),
-            attribute(backends.opt_einsum, "enabled")[1],
-        ),
-        (torch._C._get_qengine, torch._C._set_qengine),
-        *newer("_get_nnpack_enabled", "_set_nnpack_enabled"),
-        *newer("_get_linalg_preferred_backend", "_set_linalg_preferred_backend"),
-        *newer("_get_blas_preferred_backend", "_set_blas_preferred_backend"),
-        *newer("_get_sdp_priority_order", "_set_sdp_priority_order"),
-        *newer("_cuda_get_cudnn_benchmark_limit", "_cuda_set_cudnn_benchmark_limit"),
+        attribute(backends.opt_einsum, "enabled"),
+        attribute(backends.opt_einsum, "strategy"),
         (torch.multiprocessing.get_sharing_strategy, torch.multiprocessing.set_sharing_strategy),
-        (torch._C._check_sparse_tensor_invariants, torch._C._set_check_sparse_tensor_invariants),
         attribute(torch.distributions.Distribution, "_validate_args"),
-        (
-            torch.__future__.get_overwrite_module_params_on_conversion,
-            torch.__future__.set_overwrite_module_params_on_conversion,
-        ),
-        attribute(
-            torch.utils.deterministic, "fill_uninitialized_memory", "_get_deterministic_fill_uninitialized_memory"
-        ),
         *(
-            [attribute(backends.mkldnn, "deterministic", "_get_mkldnn_deterministic")]
-            if hasattr(backends.mkldnn, "deterministic")
-            else []
+            tuple(getattr(future, f"{act}_{kind}_module_params_on_conversion") for act in ("get", "set"))
+            for kind in ("overwrite", "swap")
         ),
     ]
 
@@ -172,6 +160,10 @@ _GLOBAL = {
     # `cached()`
     "torch.nn.utils.parametrize": "_cache",
     "torch.autograd.graph": "_allow_mutation_on_saved_tensors_enabled",
+    # `set_checkpoint_early_stop()`
+    "torch.utils.checkpoint": "_enable_checkpoint_early_stop",
+    # `set_printoptions()`
+    "torch._tensor_str": "PRINT_OPTS",
 }
 _own_hooks: list[tuple[Any, str, Any]] = []
 _flags: list[tuple[Callable[[], Any], Callable[[Any], Any]]] = []
@@ -179,8 +171,8 @@ _flag_defaults: list[Any] = []
 
 
 def _copied(hooks: Any) -> Any:
-    # Ten times faster than copy.copy(), at every start of a trial. Values that are no dict are flags.
-    return hooks.copy() if isinstance(hooks, dict) else hooks
+    # Ten times faster than copy.copy(), at every start of a trial.
+    return hooks.copy() if isinstance(hooks, dict) else copy.copy(hooks)
 
 
 def _defaults(torch: Any) -> list[Any]:

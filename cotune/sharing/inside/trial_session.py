@@ -288,6 +288,7 @@ class TrialSession(ResidentTrial):
             self._stop_rule = host.load_stop()
             returned = self._call(function, config)
             self._leave_if_forked()
+            self._loan.check()
             del config
             del function
             if isinstance(returned, Mapping):
