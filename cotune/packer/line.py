@@ -82,9 +82,6 @@ class Line:
     def __len__(self) -> int:
         return len(self._spots)
 
-    def __contains__(self, trial: Trial) -> bool:
-        return trial.id in self._spots
-
     def head(self) -> Trial | None:
         """The first trial in line."""
         return self.next(lambda fits: float("inf"))

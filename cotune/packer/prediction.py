@@ -56,8 +56,8 @@ class Prediction:
         self._quantile = QUANTILE if upper else 0.5
         # Factor by which a value may exceed its estimate without being a surprise.
         self._slack = MARGIN if upper else 2.0
-        self._names: tuple[str, ...] = ()
-        # Rows of the two arrays, by trial, oldest first.
+        # Columns of the first array, by feature, and rows of both, by trial, oldest first.
+        self._columns: dict[str, int] = {}
         self._rows: dict[int, int] = {}
         self._table = np.zeros((FEW_SAMPLES, 0))
         self._values = np.zeros(FEW_SAMPLES)
@@ -92,8 +92,8 @@ class Prediction:
     def observe(self, trial: int, features: Mapping[str, float], value: float) -> None:
         """Notes a measurement; a later one of the same trial replaces it."""
         value = max(float(value), self._floor)
-        if len(features) != len(self._names) or any(name not in features for name in self._names):
-            self._rename(features)
+        if any(name not in self._columns for name in features):
+            self._widen(features)
         row, before = self._rows.get(trial), 0.0
         if row is not None:
             before = self._values[row]
@@ -102,7 +102,7 @@ class Prediction:
             self._rows[trial] = row = self._rows.pop(next(iter(self._rows))) if is_full else len(self._rows)
             if row == len(self._values):
                 self._extend()
-        self._table[row] = [_number(features, name) for name in self._names]
+        self._table[row] = [_number(features, name) for name in self._columns]
         self._values[row] = value
         count = len(self._rows)
         expected = self.estimate(features)
@@ -133,12 +133,12 @@ class Prediction:
         # Beyond the values seen, a power law is a guess: it is trusted up to four times the largest.
         return math.exp(min(log_value, math.log(4 * self._largest)))
 
-    def _rename(self, features: Mapping[str, float]) -> None:
+    def _widen(self, features: Mapping[str, float]) -> None:
         """Adds columns for new features."""
-        names = tuple(sorted({*self._names, *features}))
-        table = np.zeros((len(self._table), len(names)))
-        table[:, [names.index(name) for name in self._names]] = self._table
-        self._names, self._table = names, table
+        for name in features:
+            self._columns.setdefault(name, len(self._columns))
+        new = len(self._columns) - self._table.shape[1]
+        self._table = np.concatenate([self._table, np.zeros((len(self._table), new))], axis=1)
 
     def _extend(self) -> None:
         """Doubles the arrays: there may be thousands of kinds with a few trials each."""
@@ -149,7 +149,7 @@ class Prediction:
         self._changes.count += 1
         self._fitted_on = count = len(self._rows)
         self._surprises = 0
-        names: Sequence[str] = self._names
+        names: Sequence[str] = list(self._columns)
         table = self._table[:count]
         varying = np.ptp(table, axis=0) > 0 if names else np.zeros(0, dtype=bool)
         if count < int(varying.sum()) + 3:
