@@ -50,14 +50,22 @@ class Expectations:
         return self._profile.expect(self.features(record), record.estimate)
 
     def of_device(self, found: DeviceFound) -> DeviceFound:
-        """The device with the number of lanes to begin with, and at most while idle, filled in."""
+        """The device with what earlier runs tell of it, and with its most lanes while idle, filled in."""
         idle = found.idle_width if self._most_lanes is None else min(found.idle_width, self._most_lanes)
-        return replace(found, width=self._profile.begin_with(found.capacity, found.max_width), idle_width=idle)
+        width = self._profile.begin_with(found.capacity, found.max_width)
+        return replace(found, width=width, idle_width=idle, shared=self._profile.shared)
 
-    def learn_widths(self, proven: Iterable[tuple[int, int, int]]) -> None:
-        """Notes how many lanes paid, as (bytes of the device, its most lanes, lanes that paid)."""
+    def learn_devices(self, proven: Iterable[tuple[int, int, int]], shared: int | None) -> None:
+        """Notes what was found out about devices.
+
+        Args:
+            proven: How many lanes paid, as (bytes of the device, its most lanes, lanes that paid).
+            shared: Bytes of objects that a lane's trials share, if known.
+        """
         for capacity, most, lanes in proven:
             self._profile.learn_width(capacity, most, lanes)
+        if shared is not None:
+            self._profile.shared = shared
 
     def compare(self, record: Record, demand: Demand | None) -> None:
         """Compares a running trial's measured demand with its estimate, to calibrate other estimates."""

@@ -16,7 +16,7 @@ import contextlib
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import astuple
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -59,8 +59,9 @@ class _Width(NamedTuple):
 class _Kept(NamedTuple):
     """The content of a profile file."""
 
-    samples: list[_Sample]
-    widths: list[_Width]
+    samples: Sequence[_Sample] = ()
+    widths: Sequence[_Width] = ()
+    shared: int = 0
 
 
 class Profile:
@@ -71,6 +72,7 @@ class Profile:
 
     Attributes:
         knows_seconds: Whether earlier trials' seconds are known.
+        shared: Bytes of objects that a lane's trials share.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -88,6 +90,7 @@ class Profile:
         self._found: list[_Width] = []
         earlier = _read(path)
         self._widths = earlier.widths
+        self.shared = earlier.shared
         for sample in earlier.samples:
             self.recall(*sample)
 
@@ -198,7 +201,7 @@ class Profile:
         written = self._path.with_suffix(f".{os.getpid()}")
         with contextlib.suppress(OSError):
             self._path.parent.mkdir(exist_ok=True)
-            content = {"version": VERSION, "trials": rows, "widths": widths}
+            content = {"version": VERSION, "trials": rows, "widths": widths, "shared": self.shared}
             try:
                 written.write_text(json.dumps(content), encoding="utf-8")
                 written.replace(self._path)
@@ -225,7 +228,7 @@ def _read(path: Path | None) -> _Kept:
     try:
         content = json.loads(path.read_text(encoding="utf-8")) if path else {}
         if content.get("version") != VERSION:
-            return _Kept([], [])
+            return _Kept()
         samples = [
             _Sample(
                 {str(key): _finite(value) for key, value in features.items()},
@@ -235,9 +238,10 @@ def _read(path: Path | None) -> _Kept:
             )
             for features, persistent, ephemeral, busy, seconds, estimate in content["trials"]
         ]
-        return _Kept(samples, [_Width(*map(int, width)) for width in content.get("widths", [])])
+        widths = [_Width(*map(int, width)) for width in content.get("widths", [])]
+        return _Kept(samples, widths, max(0, int(content.get("shared", 0))))
     except (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError):
-        return _Kept([], [])
+        return _Kept()
 
 
 def _finite(value: Any) -> float:

@@ -159,7 +159,7 @@ class Sweep:
             try:
                 self._loop()
             finally:
-                self._expectations.learn_widths(self._packer.proven_widths())
+                self._expectations.learn_devices(self._packer.proven_widths(), self._packer.shared())
 
     def _loop(self) -> None:
         devices = self._engine.start(lambda: self._signals > 0 or self._is_late())

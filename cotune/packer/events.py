@@ -41,6 +41,7 @@ class DeviceFound(Event):
         max_width: Most lanes that can pay (cores of a CPU device, client limit of a GPU).
         idle_width: Most lanes while the running ones leave the device idle; 0 if idleness cannot be measured.
         width: Lanes to begin with, if an earlier sweep found out.
+        shared: Bytes of objects that a lane's trials share, as far as an earlier sweep found out.
     """
 
     device: str
@@ -49,6 +50,7 @@ class DeviceFound(Event):
     max_width: int = 16
     width: int = 1
     idle_width: int = 0
+    shared: int = 0
 
 
 @dataclass(frozen=True, slots=True)

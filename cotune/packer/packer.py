@@ -159,6 +159,10 @@ class Packer:
         devices = self._ledger.devices.values()
         return [(device.full, device.most, device.width.proven) for device in devices if device.width.proven]
 
+    def shared(self) -> int | None:
+        """Bytes of objects that a lane's trials share, as far as known; None without a device."""
+        return max((device.shared for device in self._ledger.devices.values()), default=None)
+
     def slowdown_of(self, trial: int) -> float | None:
         """Measured average factor by which others slowed an unfinished trial with priority."""
         return self._company.protection.slowdown_of(self._trials[trial]) if trial in self._trials else None
@@ -213,6 +217,7 @@ class Packer:
             width,
             most=event.max_width,
             full=event.capacity,
+            shared=event.shared,
         )
         self._ledger.add(device)
         policy.devices = len(self._ledger.devices)

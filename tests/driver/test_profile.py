@@ -240,3 +240,14 @@ def test_how_many_lanes_paid_holds_for_devices_alike_and_the_last_says_most(tmp_
     assert later.begin_with(39 * GIB, 32) == 6
     assert later.begin_with(200 * GIB, 32) == 1
     assert later.begin_with(80 * GIB, 48) == 1
+
+
+def test_what_the_trials_of_a_lane_share_is_kept(tmp_path):
+    path = tmp_path / "one.json"
+    for known in (0, 150 * MIB):
+        profile = Profile(path)
+        assert profile.shared == 0
+        profile.learn({}, Demand(MIB, MIB), 1.0)
+        profile.shared = known
+        profile.save()
+    assert Profile(path).shared == 150 * MIB

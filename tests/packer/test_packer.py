@@ -150,6 +150,18 @@ def test_room_for_shared_objects_stays_with_a_new_lane_until_it_has_built_them()
     assert all(lane.asked >= CONTEXT + 280 * MIB for lane in new)
 
 
+def test_where_an_earlier_sweep_had_shared_objects_the_first_lanes_have_room_for_them() -> None:
+    world = World(PackerOptions(width=4))
+    world.device("gpu 0", GIB, CONTEXT, shared=260 * MIB)
+    for trial in range(5):
+        world.add(trial, 20 * MIB, steps=50, hint=1.0)
+    world.settle()
+    lanes = world.packer._ledger.lanes.values()
+    assert len(lanes) == 3, "a fourth has no room for the objects"
+    assert all(lane.asked >= CONTEXT + 280 * MIB for lane in lanes)
+    assert world.packer.shared() == 260 * MIB
+
+
 def test_what_a_trial_lacked_is_tried_beside_others_before_it_has_to_run_alone() -> None:
     world = make(4, capacity=600 * MIB, context=10 * MIB)
     world.add(0, 30 * MIB, steps=2)

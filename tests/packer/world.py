@@ -136,9 +136,10 @@ class World:
         real_context: int | None = None,
         width: int = 16,
         idle_width: int = 0,
+        shared: int = 0,
     ) -> None:
         self.devices[name] = WorldDevice(capacity, capacity, context, context if real_context is None else real_context)
-        self.send(ev.DeviceFound(self.time, name, capacity, context, width, idle_width=idle_width))
+        self.send(ev.DeviceFound(self.time, name, capacity, context, width, idle_width=idle_width, shared=shared))
 
     def change(self, name: str, capacity: int) -> list[do.Instruction]:
         device = self.devices[name]
