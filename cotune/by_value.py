@@ -70,9 +70,9 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             make, args = self.dispatch_table[CodeType](obj)
             return make, (*args[:_FILE], obj.co_filename, *args[_FILE + 1 :])
         if isinstance(obj, functools._lru_cache_wrapper) and not is_found_by_name(obj):
-            return _cached, (obj.__wrapped__, obj.cache_parameters())
-        if type(obj) is functools.cached_property:
-            return _cached_property, (obj.func, obj.attrname)
+            return _cached, (obj.__wrapped__, obj.cache_parameters()), dict(vars(obj))
+        if isinstance(obj, functools.cached_property):
+            return _cached_property, (type(obj), obj.func, obj.attrname)
         if isinstance(obj, ModuleType):
             return self._module(obj)
         if type(obj) is weakref.ref:
@@ -96,13 +96,10 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         return *found[:5], functools.partial(_complete_class, found[5])
 
     def _module(self, module: ModuleType) -> Any:
-        if type(module) is not ModuleType:
-            return importlib.import_module, (module.__name__,)
-        if module.__name__ not in sys.modules:
-            parent, _, name = module.__name__.rpartition(".")
-            if getattr(sys.modules.get(parent), name, None) is module:
-                return getattr, (sys.modules[parent], name)
-        return NotImplemented
+        parent, _, name = module.__name__.rpartition(".")
+        if module.__name__ not in sys.modules and getattr(sys.modules.get(parent), name, None) is module:
+            return getattr, (sys.modules[parent], name)
+        return NotImplemented if type(module) is ModuleType else (importlib.import_module, (module.__name__,))
 
     def _cell(self, cell: CellType) -> _Cell:
         return self.cells.setdefault(id(cell), (cell, _Cell()))[1]
@@ -120,7 +117,8 @@ def is_found_by_name(value: Any) -> bool:
     if value.__module__ == "__main__" or value.__module__ in cloudpickle.list_registry_pickle_by_value():
         return False
     found: Any = sys.modules.get(value.__module__)
-    for name in getattr(value, "__qualname__", value.__name__).split("."):
+    # What is cached may be no function, and have no name.
+    for name in getattr(value, "__qualname__", getattr(value, "__name__", "")).split("."):
         found = getattr(found, name, None)
     return found is value
 
@@ -129,8 +127,8 @@ def _cached(function: Any, parameters: dict[str, Any]) -> Any:
     return functools.lru_cache(**parameters)(function)
 
 
-def _cached_property(function: Any, name: str) -> Any:
-    made = functools.cached_property(function)
+def _cached_property(cls: Any, function: Any, name: str) -> Any:
+    made = cls(function)
     made.__set_name__(type(None), name)
     return made
 

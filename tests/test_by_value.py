@@ -183,3 +183,26 @@ def test_weak_references_travel_with_what_they_refer_to():
     there, (alive, dead, by_key, values) = travelled((node, weak))
     gc.collect()
     assert (alive(), dead(), by_key[there], values["a"]) == (there, None, 1, there)
+
+
+def test_functions_with_a_cache_keep_their_attributes_and_need_no_name():
+    @functools.cache
+    def doubled(value):
+        return 2 * value
+
+    doubled.tag = "mine"
+    there, first = travelled([doubled, functools.cache(functools.partial(max, 3))])
+    assert (there(2), there.tag, there.__wrapped__(3), there.cache_info().currsize, first(2)) == (4, "mine", 6, 1, 3)
+
+
+def test_a_kind_of_cached_property_travels_as_what_it_is():
+    class Kept(functools.cached_property):
+        pass
+
+    class Item:
+        @Kept
+        def value(self):
+            return [1]
+
+    item = travelled(Item)()
+    assert item.value is item.value

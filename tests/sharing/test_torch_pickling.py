@@ -71,6 +71,10 @@ def test_a_function_of_autograd_that_is_differentiable_once_travels():
     assert value.grad.item() == 2.0
 
 
+def test_a_namespace_of_operations_travels_by_name():
+    assert travelled(torch.ops.aten) is torch.ops.aten
+
+
 def test_gradients_travel():
     model = torch.nn.Linear(2, 1)
     model(torch.ones(1, 2)).sum().backward()
