@@ -21,6 +21,9 @@ from cotune.sharing import pickling
 from cotune.sharing.devices import find_devices
 from cotune.sharing.mps import MpsDaemon
 
+# Tests are collected by path, not as packages.
+sys.path.insert(0, str(Path(__file__).parent / "fakes"))
+
 
 @functools.cache
 def missing_gpu() -> str | None:

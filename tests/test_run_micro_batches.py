@@ -6,6 +6,7 @@ import time
 
 import pytest
 import torch
+from fake_cuda import FakeCuda
 from optuna.samplers import TPESampler
 
 import cotune
@@ -101,29 +102,30 @@ def test_lockstep_lends_nothing_and_grants_can_be_switched_off(tmp_path, monkeyp
 
 def swell(config):
     """Trains a model whose micro-batches take much more as soon as several run at once, in groups as on a GPU."""
-    from cotune.sharing.concurrent import ThreadStage
+    from cotune import session
+    from cotune.sharing import concurrent
 
-    ThreadStage.groups = True
+    concurrent._cuda = FakeCuda()
     torch.manual_seed(0)
     net = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.BatchNorm1d(8), torch.nn.Dropout(0.2))
     optimizer = torch.optim.SGD(net.parameters(), lr=0.0)
-    x, width = torch.randn(14, 8), []
+    x, at_once = torch.randn(14, 8), []
 
     def loss(part):
-        width.append(torch.get_num_threads())
-        large = (80 * MIB if width[0] > 1 else MIB) // 4
+        at_once.append(session.current()._loan.concurrency)
+        large = (80 * MIB if at_once[0] > 1 else MIB) // 4
         # Squaring keeps its input for the backward: that is what each of them takes.
         ballast = (part.new_ones(large) * net[0].bias[0]).square().mean()
         return net(part).square().mean() + 0.0 * ballast
 
     while True:
-        width.clear()
+        at_once.clear()
         torch.manual_seed(1)
         optimizer.zero_grad()
         total = cotune.micro_batches(x, 4).backward(loss)
         grads = torch.cat([p.grad.flatten() for p in net.parameters()])
         told = {"loss": float(total), "grad": float(grads.abs().sum()), "drawn": float(torch.rand(()))}
-        cotune.report({**told, "forwards": len(width), "threads": width[0]})
+        cotune.report({**told, "forwards": len(at_once), "at once": at_once[0]})
         optimizer.step()
         with torch.no_grad():
             net[1].running_mean.zero_()
@@ -148,7 +150,7 @@ def test_memory_that_runs_out_in_a_real_lane_is_made_good_within_the_iteration(t
         reports = [_numbers(line) for line in lines]
         repeated, usual = reports[0], reports[-1]
         assert repeated.pop("forwards") > usual.pop("forwards") == 4
-        assert repeated.pop("threads") > usual.pop("threads") == 1
+        assert repeated.pop("at once") > usual.pop("at once") == 1
         assert repeated == pytest.approx(usual, rel=1e-6)
         body.engine.execute(StopTrial(0))
         assert body.collect(0)[1].outcome is Outcome.STOPPED
@@ -177,7 +179,7 @@ def test_a_trial_whose_put_off_backward_failed_as_it_left_the_loop_is_not_done(r
         model = torch.nn.Linear(2, 1)
         cotune.report({"loss": 1.0})
         # As on a GPU, under a grant.
-        concurrent.ThreadStage.groups = True
+        concurrent._cuda = FakeCuda()
         session.current()._loan.concurrency = 4
         for micro in cotune.micro_batches(torch.ones(8, 2), 2):
             micro.backward(Refused.apply(model(micro.data)).mean())

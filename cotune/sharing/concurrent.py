@@ -1,4 +1,4 @@
-"""Running several micro-batches at once: streams or threads, what must keep its order, what a repeat must undo."""
+"""Micro-batches under a grant: streams or threads, what must keep its order, what a repeat must undo."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import resource
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,71 +32,25 @@ class NotAtOnce(MemoryError):
     """Micro-batches that cannot run at once; handled like memory that runs out: they run again one at a time."""
 
 
-class Stage(Protocol):
-    """The streams or threads on which the forwards of a group run.
-
-    Attributes:
-        is_ordered: Whether forwards run one after the other anyway.
-        groups: Whether several micro-batches share one backward.
-    """
-
-    is_ordered: bool
-    groups: bool
-
-    def begin(self, slot: int, data: Any) -> None:
-        """Starts a micro-batch: the computations that follow belong to it."""
-
-    def home(self) -> None:
-        """Orders the computations that follow after all micro-batches begun so far."""
-
-    def close(self) -> None: ...
-
-
-class ThreadStage:
-    """On the CPU micro-batches run one after the other, and each operation also uses the threads of idle lanes.
-
-    To put backwards off would gain nothing here, take memory, and change the order in which a loop does things.
-    """
-
-    is_ordered = True
-    groups = False
-
-    def __init__(self, loan: Loan) -> None:
-        self._before = before = torch.get_num_threads()
-        soft, _ = resource.getrlimit(resource.RLIMIT_STACK)
-        stack = soft if soft != resource.RLIM_INFINITY else _THREAD_STACK
-        # OpenMP ends the process if it cannot start a thread, and bytes reserved for stacks count against the quota.
-        affordable = int(max(0, loan.room() + _THREAD_ROOM) // max(stack, MIB))
-        torch.set_num_threads(before + min(before * (loan.concurrency - 1), affordable))
-
-    def begin(self, slot: int, data: Any) -> None: ...
-
-    def home(self) -> None: ...
-
-    def close(self) -> None:
-        torch.set_num_threads(self._before)
-
-
-class StreamStage:
+class Streams:
     """On a GPU each micro-batch of a group has a stream of its own.
 
     The streams wait for the work given to the trial's own stream before the group. The trial's stream waits for each
     of them as soon as its micro-batch was handed to `backward()`, so that a loop may use the loss after that.
     """
 
-    is_ordered = False
-    groups = True
-    _streams: list[torch.cuda.Stream] = []  # noqa: RUF012 - made once a process, from torch's own fixed pool
+    _pool: list[torch.cuda.Stream] = []  # noqa: RUF012 - made once a process, from torch's own fixed pool
 
     def __init__(self, loan: Loan) -> None:
         self._home = _cuda.current_stream()
         self._away: torch.cuda.Stream | None = None
-        while len(self._streams) < loan.concurrency:
-            self._streams.append(_cuda.Stream())
+        while len(self._pool) < loan.concurrency:
+            self._pool.append(_cuda.Stream())
 
     def begin(self, slot: int, data: Any) -> None:
+        """Starts a micro-batch: the computations that follow belong to it."""
         self.home()
-        self._away = stream = self._streams[slot]
+        self._away = stream = self._pool[slot]
         if slot == 0:
             # The trial's own stream has updated the weights and made the batch.
             self._ready = self._home.record_event()
@@ -105,27 +59,60 @@ class StreamStage:
             if tensor.is_cuda:
                 tensor.record_stream(stream)
         _cuda.set_stream(stream)
+        # Weights that autocast has cast on another stream may not be there yet, and shared by micro-batches their
+        # gradients would be added up in half precision.
+        torch.clear_autocast_cache()
 
     def home(self) -> None:
+        """Orders the computations that follow after all micro-batches begun so far."""
         if self._away is not None:
             self._home.wait_stream(self._away)
             _cuda.set_stream(self._home)
             self._away = None
 
-    def close(self) -> None:
-        self.home()
+
+def on_gpu() -> bool:
+    """Whether the trial computes on a GPU."""
+    return bool(_cuda.is_available() and _cuda.is_initialized())
 
 
 @contextlib.contextmanager
-def stage_for(loan: Loan) -> Iterator[Stage]:
-    """Streams if the trial computes on a GPU, else threads; closed at the end of the block, even after an error."""
-    stage: Stage = StreamStage(loan) if _cuda.is_available() and _cuda.is_initialized() else ThreadStage(loan)
+def in_use(loan: Loan) -> Iterator[None]:
+    """Marks a loan as used within the block."""
     loan.is_open = True
     try:
-        yield stage
+        yield
     finally:
-        stage.close()
         loan.is_open = False
+
+
+@contextlib.contextmanager
+def streams(loan: Loan) -> Iterator[Streams]:
+    """Streams for micro-batches; at the end of the block, even after an error, the trial's own is the current one."""
+    made = Streams(loan)
+    try:
+        yield made
+    finally:
+        made.home()
+
+
+@contextlib.contextmanager
+def more_threads(loan: Loan) -> Iterator[None]:
+    """Lets each operation within the block also use the threads of idle lanes.
+
+    On the CPU micro-batches run one after the other. To put backwards off would gain nothing there, take memory, and
+    change the order in which a loop does things.
+    """
+    before = torch.get_num_threads()
+    soft, _ = resource.getrlimit(resource.RLIMIT_STACK)
+    stack = soft if soft != resource.RLIM_INFINITY else _THREAD_STACK
+    # OpenMP ends the process if it cannot start a thread, and bytes reserved for stacks count against the quota.
+    affordable = int(max(0, loan.room() + _THREAD_ROOM) // max(stack, MIB))
+    torch.set_num_threads(before + min(before * (loan.concurrency - 1), affordable))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def joint_backward(losses: Sequence[Tensor]) -> None:
@@ -185,12 +172,10 @@ class Buffers:
     before a group are kept. Global hooks see every module that is called; they are installed only under a grant.
 
     Args:
-        is_ordered: Whether forwards run one after the other anyway.
         keeps: Whether values are kept for `restore()`.
     """
 
-    def __init__(self, is_ordered: bool, keeps: bool) -> None:
-        self._is_ordered = is_ordered
+    def __init__(self, keeps: bool) -> None:
         self._keeps = keeps
         self._kept: dict[int, tuple[Any, dict[str, tuple[Tensor | None, Tensor | None]]]] = {}
         self._called: dict[int, torch.cuda.Event] = {}
@@ -225,14 +210,14 @@ class Buffers:
     def _before_forward(self, module: Any, _args: Any) -> None:
         if not _changes(module) or threading.get_ident() != self._thread:
             return
-        if not self._is_ordered and id(module) in self._called:
+        if id(module) in self._called:
             _cuda.current_stream().wait_event(self._called[id(module)])
         if self._keeps and id(module) not in self._kept:
             found = {name: (b, _copied(b)) for name, b in module._buffers.items() if b is None or not _is_constant(b)}
             self._kept[id(module)] = module, found
 
     def _after_forward(self, module: Any, _args: Any, _output: Any) -> None:
-        if not self._is_ordered and _changes(module) and threading.get_ident() == self._thread:
+        if _changes(module) and threading.get_ident() == self._thread:
             self._called[id(module)] = _cuda.current_stream().record_event()
 
 

@@ -25,7 +25,7 @@ from cotune.sharing.splitting import split
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from cotune.sharing.concurrent import Buffers, Stage
+    from cotune.sharing.concurrent import Buffers, Streams
 
 REDUCTIONS = ("mean", "sum")
 
@@ -47,7 +47,7 @@ class MicroBatch:
         self.index = index
         self.is_last = is_last
         self.weight = weight
-        self._group: _Group | None = None
+        self._run: Callable[[list[Tensor]], None] = _backward
 
     def backward(self, *losses: Tensor) -> None:
         """Adds the gradients of these losses, weighted, now or together with those of other micro-batches.
@@ -58,11 +58,7 @@ class MicroBatch:
         Raises:
             InputError: There is no loss, or one is not a single number.
         """
-        parts = _weighted(self, losses)
-        if self._group is None:
-            _backward(parts)
-        else:
-            self._group.add(parts, self.is_last)
+        self._run(_weighted(self, losses))
 
 
 class MicroBatches:
@@ -85,7 +81,7 @@ class MicroBatches:
         loan = _loan(len(self))
         if loan is None or loan.concurrency < 2:
             return iter(self._micros)
-        return self._in_groups(loan)
+        return self._lent(loan)
 
     def backward(self, loss_of: Callable[..., Any]) -> Tensor:
         """Adds the gradients of the whole batch.
@@ -107,108 +103,119 @@ class MicroBatches:
         done: list[Tensor] = []
         micros = list(self._micros)
         if loan is not None and loan.concurrency > 1 and not loan.is_open:
-            done = self._grouped(micros, loan, loss_of)
+            from cotune.sharing.concurrent import in_use, more_threads, on_gpu
+
+            with in_use(loan):
+                if on_gpu():
+                    done = self._grouped(micros, loan, loss_of)
+                else:
+                    with more_threads(loan):
+                        done = [_at_once(micro, loss_of) for micro in micros]
         done += [_at_once(micro, loss_of) for micro in micros[len(done) :]]
         return _total(done)
 
     # ---- under a grant
 
-    def _in_groups(self, loan: Loan) -> Iterator[MicroBatch]:
-        """Yields the micro-batches, and puts backwards off until a group is full or the room is used up."""
-        from cotune.sharing.concurrent import Buffers, before_optimizer_steps, stage_for
+    def _lent(self, loan: Loan) -> Iterator[MicroBatch]:
+        """Yields the micro-batches; after the last backward all is as before, even if the iterator is kept."""
+        from cotune.sharing.concurrent import in_use, more_threads, on_gpu
 
         if loan.is_open:
             # Within another loop, which has the threads or streams.
             yield from self._micros
             return
         with contextlib.ExitStack() as opened:
-            stage = opened.enter_context(stage_for(loan))
-            # After the last backward all is as before, even if the iterator is kept somewhere.
-            group = _Group(loan, stage, opened.close)
-            if stage.groups:
-                opened.enter_context(Buffers(stage.is_ordered, keeps=False))
-                opened.enter_context(before_optimizer_steps(group.flush))
-            opened.callback(self._leave_group)
-            try:
-                for micro in self._micros:
-                    group.begin(micro.data)
-                    micro._group = group
-                    yield micro
-                group.flush()
-            except GeneratorExit:
-                # The loop was left by `break` or by an error, which cannot be told apart here. In a plain loop the
-                # losses already handed to backward() would count.
-                group.leave()
-                raise
-            finally:
-                group.losses.clear()
+            opened.enter_context(in_use(loan))
+            opened.callback(self._run_by, _backward, _backward)
+            if on_gpu():
+                yield from self._in_groups(loan, opened)
+                return
+            opened.enter_context(more_threads(loan))
 
-    def _leave_group(self) -> None:
+            def last(losses: list[Tensor]) -> None:
+                _backward(losses)
+                opened.close()
+
+            self._run_by(_backward, last)
+            yield from self._micros
+
+    def _in_groups(self, loan: Loan, opened: contextlib.ExitStack) -> Iterator[MicroBatch]:
+        """Puts backwards off until a group is full or the room is used up."""
+        from cotune.sharing.concurrent import Buffers, before_optimizer_steps, streams
+
+        group = _Group(loan, opened.enter_context(streams(loan)))
+        opened.enter_context(Buffers(keeps=False))
+        opened.enter_context(before_optimizer_steps(group.flush))
+
+        def last(losses: list[Tensor]) -> None:
+            group.add(losses)
+            # The loop may make its optimizer step before it ends: `if micro.is_last: optimizer.step()`.
+            group.flush()
+            opened.close()
+
+        self._run_by(group.add, last)
+        try:
+            for micro in self._micros:
+                group.begin(micro.data)
+                yield micro
+            group.flush()
+        except GeneratorExit:
+            # The loop was left by `break` or by an error, which cannot be told apart here. In a plain loop the losses
+            # already handed to backward() would count.
+            group.leave()
+            raise
+        finally:
+            group.losses.clear()
+
+    def _run_by(self, run: Callable[[list[Tensor]], None], last: Callable[[list[Tensor]], None]) -> None:
+        """Has the backwards run by these functions, that of the last micro-batch by the second."""
         for micro in self._micros:
-            micro._group = None
+            micro._run = last if micro.is_last else run
 
     def _grouped(self, micros: Sequence[MicroBatch], loan: Loan, loss_of: Callable[..., Any]) -> list[Tensor]:
         """Runs groups as long as there is a grant; returns the losses of the micro-batches that were run."""
-        from cotune.sharing.concurrent import Buffers, stage_for
+        from cotune.sharing.concurrent import Buffers, streams
 
         done: list[Tensor] = []
-        with stage_for(loan) as stage:
-            if not stage.groups:
-                return [_at_once(micro, loss_of) for micro in micros]
-            with Buffers(stage.is_ordered, keeps=True) as buffers:
-                while len(done) < len(micros) and loan.concurrency > 1:
-                    done += _run_group(micros[len(done) :], loan, stage, buffers, loss_of)
+        with streams(loan) as made, Buffers(keeps=True) as buffers:
+            while len(done) < len(micros) and loan.concurrency > 1:
+                done += _run_group(micros[len(done) :], loan, made, buffers, loss_of)
         return done
 
 
 class _Group:
     """Micro-batches whose backward is still to come.
 
-    Args:
-        end: Called after the last backward.
-
     Attributes:
         losses: Weighted losses of the forwards that have run.
     """
 
-    def __init__(self, loan: Loan, stage: Stage, end: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, loan: Loan, streams: Streams) -> None:
         self.losses: list[Tensor] = []
         self._loan = loan
-        self._stage = stage
-        self._end = end
+        self._streams = streams
         self._begun = 0
 
     @property
     def is_full(self) -> bool:
         """Whether another micro-batch would exceed the grant, or might exceed the lane's quota."""
-        loan, most = self._loan, self._loan.concurrency if self._stage.groups else 1
-        return self._begun >= most or (self._begun > 0 and loan.room() < loan.need)
+        loan = self._loan
+        return self._begun >= loan.concurrency or (self._begun > 0 and loan.room() < loan.need)
 
     def begin(self, data: Any) -> None:
         if self.is_full:
             self.flush()
-        self._stage.begin(self._begun, data)
+        self._streams.begin(self._begun, data)
         self._begun += 1
-        if self._stage.groups:
-            import torch
 
-            # Weights that autocast has cast on another stream may not be there yet, and shared by micro-batches their
-            # gradients would be added up in half precision.
-            torch.clear_autocast_cache()
-
-    def add(self, losses: list[Tensor], is_last: bool) -> None:
+    def add(self, losses: list[Tensor]) -> None:
         self.losses += losses
-        self._stage.home()
-        if is_last or not self._stage.groups:
-            self.flush()
-        if is_last:
-            # The loop may make its optimizer step before it ends: `if micro.is_last: optimizer.step()`.
-            self._end()
+        self._streams.home()
 
     def flush(self) -> None:
         from cotune.sharing.concurrent import joint_backward
 
-        self._stage.home()
+        self._streams.home()
         losses, self.losses = self.losses, []
         self._begun = 0
         joint_backward(losses)
@@ -225,7 +232,7 @@ class _Group:
 
 
 def _run_group(
-    micros: Sequence[MicroBatch], loan: Loan, stage: Stage, buffers: Buffers, loss_of: Callable[..., Any]
+    micros: Sequence[MicroBatch], loan: Loan, streams: Streams, buffers: Buffers, loss_of: Callable[..., Any]
 ) -> list[Tensor]:
     """Runs one group, and runs it again one at a time if memory runs out.
 
@@ -234,7 +241,7 @@ def _run_group(
     """
     from cotune.sharing.concurrent import Generators, Leaves, set_aside
 
-    generators, leaves, group = Generators(), None, _Group(loan, stage)
+    generators, leaves, group = Generators(), None, _Group(loan, streams)
     buffers.begin()
     given: list[Tensor] = []
     mine: list[Tensor] = []
@@ -245,7 +252,7 @@ def _run_group(
             group.begin(micro.data)
             mine = _weighted(micro, _losses(loss_of, micro))
             given.append(_total(mine))
-            group.add(mine, is_last=False)
+            group.add(mine)
         leaves = Leaves(group.losses)
         group.flush()
         return given
@@ -255,7 +262,7 @@ def _run_group(
             group.flush()
             raise
         clear_frames(error)
-    stage.home()
+    streams.home()
     count = max(len(given), 1)
     finished = leaves.finished() if leaves is not None else []
     for held in (given, group.losses, mine):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from fake_cuda import FakeCuda
 from torch import nn
 from torch.nn import functional as F
 
@@ -71,23 +72,43 @@ def lends():
     assert not torch.nn.modules.module._global_forward_hooks
 
 
-@pytest.fixture(params=[True, False], ids=["groups", "one by one"])
+@pytest.fixture
+def cuda(monkeypatch):
+    """Streams without a GPU."""
+    fake = FakeCuda()
+    home = fake.now
+    monkeypatch.setattr(concurrent, "_cuda", fake)
+    monkeypatch.setattr(concurrent.Streams, "_pool", [])
+    yield fake
+    assert fake.now is home
+
+
+@pytest.fixture(params=["groups", "one by one"])
 def granted(request, monkeypatch):
     """A grant, used as on a GPU and as on a CPU."""
-    monkeypatch.setattr(concurrent.ThreadStage, "groups", request.param)
+    if request.param == "groups":
+        request.getfixturevalue("cuda")
+    else:
+        monkeypatch.setattr(concurrent, "on_gpu", lambda: False)
     yield from lends()
 
 
 @pytest.fixture
-def grouped(monkeypatch):
+def grouped(cuda):
     """A grant, used as on a GPU."""
-    monkeypatch.setattr(concurrent.ThreadStage, "groups", True)
     yield from lends()
 
 
 @pytest.fixture
-def ungrouped():
+def on_cuda():
+    """A grant, on a GPU."""
+    yield from lends()
+
+
+@pytest.fixture
+def ungrouped(monkeypatch):
     """A grant, used as on a CPU."""
+    monkeypatch.setattr(concurrent, "on_gpu", lambda: False)
     yield from lends()
 
 
@@ -318,8 +339,8 @@ def test_a_scaled_loss_clipping_and_an_optimizer_step_are_the_same_under_a_grant
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
 
 
-def test_idle_threads_are_used_within_the_loop_only(granted):
-    loan = granted(3)
+def test_idle_threads_are_used_within_the_loop_only(ungrouped):
+    loan = ungrouped(3)
     before = torch.get_num_threads()
     seen = [torch.get_num_threads() for _ in cotune.micro_batches(torch.ones(4), 1)]
     assert seen == [3 * before] * 4
@@ -749,45 +770,6 @@ def test_other_generators_are_put_back_too(grouped):
 # ---- streams
 
 
-class FakeStream:
-    """A stream that knows what has been done before what is given to it next."""
-
-    def __init__(self):
-        self.done = set()
-
-    def record_event(self):
-        return frozenset(self.done)
-
-    def wait_event(self, event):
-        self.done |= event
-
-    def wait_stream(self, other):
-        self.done |= other.done
-
-
-class FakeCuda:
-    """As much of `torch.cuda` as micro-batches use."""
-
-    Stream = FakeStream
-
-    def __init__(self):
-        self.now = FakeStream()
-
-    def is_available(self):
-        return True
-
-    is_initialized = is_available
-
-    def current_stream(self):
-        return self.now
-
-    def set_stream(self, stream):
-        self.now = stream
-
-    def get_rng_state(self):
-        return None
-
-
 class Traced(nn.Module):
     """Notes which calls of it, and what on the trial's own stream, came before each call."""
 
@@ -810,11 +792,8 @@ class Traced(nn.Module):
 
 @pytest.mark.parametrize("loop", [True, False])
 @pytest.mark.parametrize("has_buffer", [True, False])
-def test_streams_wait_for_what_they_need_and_for_no_more(grouped, monkeypatch, loop, has_buffer):
-    cuda = FakeCuda()
+def test_streams_wait_for_what_they_need_and_for_no_more(grouped, cuda, loop, has_buffer):
     home = cuda.now
-    monkeypatch.setattr("cotune.sharing.concurrent._cuda", cuda)
-    monkeypatch.setattr("cotune.sharing.concurrent.StreamStage._streams", [])
     grouped(2)
     net, free = Traced(cuda, has_buffer), []
     home.done.add("optimizer step")
@@ -852,13 +831,13 @@ def test_streams_wait_for_what_they_need_and_for_no_more(grouped, monkeypatch, l
 @pytest.mark.gpu
 @pytest.mark.parametrize("concurrency", [2, 4])
 @pytest.mark.parametrize("form", [by_loop, by_call])
-def test_streams_change_no_number(granted, concurrency, form):
+def test_streams_change_no_number(on_cuda, concurrency, form):
     torch.backends.cudnn.deterministic = True
     plain = ready().cuda().double()
     lent = copy.deepcopy(plain)
     home = torch.cuda.current_stream()
     expected = form(plain, 4)
-    granted(concurrency)
+    on_cuda(concurrency)
     for _ in range(20):
         lent.zero_grad()
         lent.load_state_dict(ready().double().state_dict())
@@ -872,8 +851,8 @@ def test_streams_change_no_number(granted, concurrency, form):
 
 
 @pytest.mark.gpu
-def test_losses_added_up_behind_backward_are_right_on_streams(granted):
-    granted(4)
+def test_losses_added_up_behind_backward_are_right_on_streams(on_cuda):
+    on_cuda(4)
     net = nn.Sequential(*[nn.Linear(512, 512) for _ in range(20)], nn.Linear(512, 1)).cuda()
     x = torch.randn(64, 512, device="cuda")
     total, alone = torch.zeros((), device="cuda"), []
@@ -886,7 +865,7 @@ def test_losses_added_up_behind_backward_are_right_on_streams(granted):
 
 
 @pytest.mark.gpu
-def test_memory_that_runs_out_on_streams_changes_no_number(granted):
+def test_memory_that_runs_out_on_streams_changes_no_number(on_cuda):
     """Four times 256 MiB of activations do not fit 700 MiB, one does."""
     net = nn.Sequential(nn.Linear(1024, 1024), nn.Dropout(0.1), nn.Linear(1024, 1)).cuda()
     x = torch.randn(4 * 32768, 1024, device="cuda")
@@ -905,7 +884,7 @@ def test_memory_that_runs_out_on_streams_changes_no_number(granted):
     torch.cuda.empty_cache()
     torch.cuda.set_per_process_memory_fraction(room / torch.cuda.get_device_properties(0).total_memory)
     try:
-        loan = granted(4)
+        loan = on_cuda(4)
         total, lent = step()
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
