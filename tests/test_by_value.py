@@ -24,7 +24,7 @@ def travelled(value):
 def as_elsewhere(cls):
     """The class as a process makes it that does not have it."""
     blob = by_value.dumps(cls)
-    here, there = ScriptClasses(alone=True), ScriptClasses(alone=False)
+    here, there = ScriptClasses(inherits=True), ScriptClasses(inherits=False)
     here.enter()
     here.leave()
     there.enter()

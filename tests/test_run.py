@@ -202,6 +202,29 @@ def test_a_hook_that_a_trial_adds_takes_the_place_of_none_of_the_script(run):
     assert [trial.metrics["loss"] for trial in run(train, {"x": 1}, trials=2, lanes=1)] == [4, 4]
 
 
+@pytest.mark.parametrize("shares", [True, False])
+def test_a_class_of_the_script_is_anew_for_each_trial_and_that_of_a_shared_object(run, shares):
+    class Item:
+        count = 0
+
+    def keep():
+        import typing
+
+        # typing's own cache keeps the class alive.
+        return typing.List[Item]  # noqa: UP006
+
+    def train(config):
+        item = cotune.shared("item", Item) if shares else Item()
+        keep()
+        Item.count += 1
+        cached = hasattr(Item, "cache")
+        Item.cache = [1]
+        return {"loss": float(Item.count), "cached": cached, "is of it": isinstance(item, Item)}
+
+    for trial in run(train, {"x": 1}, trials=3, lanes=1):
+        assert trial.metrics == {"loss": 1.0, "cached": False, "is of it": True}
+
+
 def test_residents_of_one_lane_compute_with_their_own_classes_and_globals(run, tmp_path):
     rate = {}
 

@@ -20,13 +20,17 @@ from cotune.session import TrialStopped
 from cotune.sharing.inside.context import Context, Home
 
 
+def lane(home=None, **what):
+    return SimpleNamespace(home=home or Home(), has_shared_classes=False, **what)
+
+
 def test_each_trial_draws_numbers_of_its_own(tmp_path):
     home = Home()
     before = Context(0, home)
     before.leave()
     drawn = []
     for seed in (1, 2):
-        trial = LaneTrial(SimpleNamespace(home=home), 0, seed, tmp_path, dict, Inbox())
+        trial = LaneTrial(lane(home), 0, seed, tmp_path, dict, Inbox())
         trial._context.enter()
         drawn.append((torch.rand(1).item(), np.random.rand(), random.random()))
         trial._context.leave()
@@ -35,7 +39,7 @@ def test_each_trial_draws_numbers_of_its_own(tmp_path):
 
 
 def test_a_trial_that_says_by_itself_that_it_was_stopped_has_failed(tmp_path):
-    trial = LaneTrial(SimpleNamespace(home=Home(), survives=lambda error: True), 0, 1, tmp_path, dict, Inbox())
+    trial = LaneTrial(lane(survives=lambda error: True), 0, 1, tmp_path, dict, Inbox())
     ended = []
     trial._end, trial._ran_out = ended.append, lambda error: (False, None)
     told = trial._fails(TrialStopped())
@@ -44,13 +48,13 @@ def test_a_trial_that_says_by_itself_that_it_was_stopped_has_failed(tmp_path):
 
 
 def test_a_class_that_reports_is_told_to_return_its_metrics(tmp_path):
-    trial = LaneTrial(SimpleNamespace(home=Home()), 0, 1, tmp_path, dict, Inbox())
+    trial = LaneTrial(lane(), 0, 1, tmp_path, dict, Inbox())
     with pytest.raises(InputError, match=r"(?s)class Trainable.*return the metrics"):
         trial.report({"loss": 1.0}, None)
 
 
 def test_what_is_no_exception_is_told_with_where_it_was_raised(tmp_path):
-    trial = LaneTrial(SimpleNamespace(home=Home(), survives=lambda error: True), 0, 1, tmp_path, dict, Inbox())
+    trial = LaneTrial(lane(survives=lambda error: True), 0, 1, tmp_path, dict, Inbox())
     trial._end, trial._ran_out = [].append, lambda error: (False, None)
     try:
         sys.exit(3)
@@ -63,7 +67,7 @@ def test_what_is_no_exception_is_told_with_where_it_was_raised(tmp_path):
 
 def test_a_trial_that_catches_up_lets_its_lane_mates_run_and_stops_where_it_was(tmp_path):
     passed = []
-    host = SimpleNamespace(home=Home(), turns=SimpleNamespace(pass_on=passed.append))
+    host = lane(turns=SimpleNamespace(pass_on=passed.append))
     trial = LaneTrial(host, 0, 1, tmp_path, dict, Inbox(), 3)
     trial.iteration_done = lambda: None
     trial._trainable = SimpleNamespace(iteration=1)

@@ -32,10 +32,10 @@ class Context:
     Args:
         seed: Seeds torch, numpy and random.
         home: The state that every trial starts with.
-        alone: Whether there is no other trial in the lane.
+        inherits: Whether it takes over the script's classes of ended trials (`ScriptClasses`).
     """
 
-    def __init__(self, seed: int, home: Home, *, alone: bool = True) -> None:
+    def __init__(self, seed: int, home: Home, *, inherits: bool = False) -> None:
         self._seed = seed
         self._python = PythonRandom(seed)
         self._numpy = NumpyRandom(seed)
@@ -50,7 +50,7 @@ class Context:
         self._mask = self._home_mask = home.mask
         self._main: MainModule | None = None
         self._libraries = LibraryState()
-        self._classes = ScriptClasses(alone=alone)
+        self._classes = ScriptClasses(inherits=inherits)
         # Per trial, which may redirect them.
         self._streams = home.streams()
 

@@ -181,9 +181,9 @@ class Host(ABC):
             self.page[HELD] = self.memory.held()
 
     @property
-    def has_trials(self) -> bool:
-        """Whether there are trials in the lane, running or paused."""
-        return bool(self._trials)
+    def has_shared_classes(self) -> bool:
+        """Whether there are shared objects, and no trial, even a paused one, whose classes a new trial would take."""
+        return bool(self.shared) and not self._trials
 
     # ---- for the trial that has the turn
 

@@ -75,7 +75,7 @@ class ResidentTrial(session.Session):
         self.gate.acquire()
         self._host = host
         self._folder = TrialFolder(spec.folder)
-        self._context: Context | None = Context(spec.seed, host.home, alone=not host.has_trials)
+        self._context: Context | None = Context(spec.seed, host.home, inherits=host.has_shared_classes)
         # Held while the attempt is booked out, which happens once, and while a frame is sent for it.
         self._booking = threading.Lock()
         self._over = False

@@ -19,12 +19,12 @@ class ScriptClasses:
     A trial that found the class of another would set its methods to functions with its own globals.
 
     Args:
-        alone: Whether there is no other trial in the lane. Then classes of ended trials that are still alive become
-            this one's, set anew, so that objects of `cotune.shared` are instances of its classes.
+        inherits: Whether classes of ended trials that are still alive become this one's, set anew: no other trial uses
+            them, and objects of `cotune.shared` are instances of the classes of this trial, too.
     """
 
-    def __init__(self, *, alone: bool) -> None:
-        self._inherits = alone
+    def __init__(self, *, inherits: bool) -> None:
+        self._inherits = inherits
         self._kept: dict[str, Any] = {}
 
     def enter(self) -> None:

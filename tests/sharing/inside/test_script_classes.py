@@ -27,24 +27,24 @@ def script_class():
 @pytest.fixture(autouse=True)
 def lane():
     """What is known before any trial is put back."""
-    before = ScriptClasses(alone=True)
+    before = ScriptClasses(inherits=True)
     before.enter()
     before.leave()
     yield
     before.enter()
 
 
-def begin(*, alone):
-    trial = ScriptClasses(alone=alone)
+def begin(*, inherits):
+    trial = ScriptClasses(inherits=inherits)
     trial.enter()
     return trial
 
 
 def test_trials_beside_each_other_have_different_ones_with_globals_of_their_own():
     blob = by_value.dumps(script_class())
-    begin(alone=False).leave()
+    begin(inherits=False).leave()
     one = pickle.loads(blob)
-    begin(alone=False).leave()
+    begin(inherits=False).leave()
     other = pickle.loads(blob)
     assert one is not other
     one.scaled.__globals__["SCALE"]["by"] = 2.0
@@ -54,11 +54,11 @@ def test_trials_beside_each_other_have_different_ones_with_globals_of_their_own(
 def test_what_reaches_a_trial_later_is_of_its_classes_and_does_not_set_them_back():
     cls = script_class()
     first, later = by_value.dumps(cls), by_value.dumps(cls())
-    one = begin(alone=False)
+    one = begin(inherits=False)
     mine = pickle.loads(first)
     mine.kind = "changed by the trial"
     one.leave()
-    other = begin(alone=False)
+    other = begin(inherits=False)
     pickle.loads(first)
     other.leave()
     one.enter()
@@ -66,14 +66,14 @@ def test_what_reaches_a_trial_later_is_of_its_classes_and_does_not_set_them_back
     assert mine.kind == "changed by the trial"
 
 
-def test_those_that_outlive_their_trial_are_set_anew_for_one_that_is_alone():
+def test_those_that_outlive_their_trial_are_set_anew_for_one_that_takes_them_over():
     blob = by_value.dumps(script_class())
-    begin(alone=False).leave()
+    begin(inherits=False).leave()
     cls = pickle.loads(blob)
     shared, method = cls(), cls.scaled
     shared.value = 7
     cls.kind, cls.cache = "changed by the trial", [1]
-    begin(alone=True)
+    begin(inherits=True)
     assert pickle.loads(blob) is cls
     assert isinstance(shared, cls)
     assert (cls.kind, hasattr(cls, "cache"), shared.value) == ("as in the script", False, 7)
@@ -85,8 +85,8 @@ def test_enums_keep_their_members():
         RED = 1
 
     blob = by_value.dumps(Colour)
-    begin(alone=False)
+    begin(inherits=False)
     found = pickle.loads(blob)
-    begin(alone=True)
+    begin(inherits=True)
     assert pickle.loads(blob) is found
     assert [member.name for member in found] == ["RED"]
