@@ -12,6 +12,7 @@ import functools
 import importlib
 import io
 import sys
+import threading
 import typing
 import weakref
 from collections.abc import Callable
@@ -72,7 +73,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if isinstance(obj, functools._lru_cache_wrapper) and not is_found_by_name(obj):
             return _cached, (obj.__wrapped__, obj.cache_parameters()), dict(vars(obj))
         if isinstance(obj, functools.cached_property):
-            return _cached_property, (type(obj), obj.func, obj.attrname)
+            return _cached_property, (type(obj),), {name: it for name, it in vars(obj).items() if name != "lock"}
         if isinstance(obj, ModuleType):
             return self._module(obj)
         if type(obj) is weakref.ref:
@@ -127,9 +128,10 @@ def _cached(function: Any, parameters: dict[str, Any]) -> Any:
     return functools.lru_cache(**parameters)(function)
 
 
-def _cached_property(cls: Any, function: Any, name: str) -> Any:
-    made = cls(function)
-    made.__set_name__(type(None), name)
+def _cached_property(cls: Any) -> Any:
+    made = cls.__new__(cls)
+    if sys.version_info < (3, 12):
+        made.lock = threading.RLock()
     return made
 
 

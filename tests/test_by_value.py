@@ -24,8 +24,7 @@ def travelled(value):
 def as_elsewhere(cls):
     """The class as a process makes it that does not have it."""
     blob = by_value.dumps(cls)
-    here, there = ScriptClasses(inherits=True), ScriptClasses(inherits=False)
-    here.enter()
+    here, there = ScriptClasses(inherits=False), ScriptClasses(inherits=False)
     here.leave()
     there.enter()
     made = pickle.loads(blob)
@@ -197,12 +196,17 @@ def test_functions_with_a_cache_keep_their_attributes_and_need_no_name():
 
 def test_a_kind_of_cached_property_travels_as_what_it_is():
     class Kept(functools.cached_property):
-        pass
+        def __init__(self, function, ttl):
+            super().__init__(function)
+            self.ttl = ttl
 
     class Item:
-        @Kept
-        def value(self):
+        def _value(self):
             return [1]
 
-    item = travelled(Item)()
+        value = Kept(_value, ttl=3)
+
+    there = as_elsewhere(Item)
+    item = there()
     assert item.value is item.value
+    assert vars(there)["value"].ttl == 3

@@ -43,8 +43,9 @@ class _Search:
     # By priority, if lanes are shared: persistent bytes and peaks of trials for which there is no place, without those
     # that others imply.
     without_place: dict[float, list[tuple[int, int]]] = field(default_factory=dict)
-    # By shape: what the line has found since.
+    # By shape: what the line has found, as of so many changes to it.
     found: dict[Shape, Entry | None] = field(default_factory=dict)
+    changes: int = -1
 
     def passes(self, trial: Trial) -> bool:
         """Whether no smaller trial has been without a place, given that lanes are shared.
@@ -63,10 +64,11 @@ class _Search:
         others = self.without_place.get(priority, ())
         self.without_place[priority] = [it for it in others if it[0] < least or it[1] < peak] + [(least, peak)]
 
-    def start_over(self) -> None:
-        """Forgets what holds only until a trial starts or the line changes."""
-        self.without_place.clear()
-        self.found.clear()
+    def on(self, changes: int) -> dict[Shape, Entry | None]:
+        """What the line has found; empty if it has changed since."""
+        if changes != self.changes:
+            self.changes, self.found = changes, {}
+        return self.found
 
 
 class Placement:
@@ -161,7 +163,7 @@ class Placement:
             trial = (
                 self._line.next(limit, search.tried)
                 if self._residents == 1
-                else self._line.next(limit, search.tried, search.passes, search.found)
+                else self._line.next(limit, search.tried, search.passes, search.on(self._line.changes))
             )
             if trial is None:
                 self._searched = self._state()
@@ -169,18 +171,16 @@ class Placement:
             if patience and self._line.refresh(trial):
                 # Its prediction has changed: search again, as its position may have changed too.
                 patience -= 1
-                search.found.clear()
                 continue
             place = self._find(trial)
             if place is not None and self._reservation.gives_way(trial):
-                search.found.clear()
                 continue
             if place is not None:
                 self._reservation.overtaken_by(trial)
                 self._start(trial, place)
                 patience = SORT_AT_ONCE
                 # The lane it has now may be shared.
-                search.start_over()
+                search.without_place.clear()
             else:
                 self._rule_out(search, trial)
 

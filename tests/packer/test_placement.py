@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 from world import MIB, Job, World
 
@@ -266,3 +268,22 @@ def test_of_two_that_are_to_be_apart_the_smaller_starts_where_lanes_are_shared_a
         world.crash(lane)
     world.settle()
     assert world.waiting() == [0]
+
+
+@pytest.mark.parametrize("seed", [5, 8, 11])
+def test_a_search_of_shared_lanes_ends_where_trials_want_a_device_to_themselves(seed: int) -> None:
+    """In these a trial's prediction, and so its place in line, changes while no place is found for it."""
+    rng = random.Random(seed)
+    options = PackerOptions(residents=rng.choice([2, 3]), policy=Fluid(), width=rng.choice([None, 1, 2, 3]))
+    world = World(options)
+    for number in range(1 + seed % 3):
+        world.device(f"gpu {number}", 1000 * MIB, 20 * MIB)
+    count = rng.randrange(6, 25)
+    for trial in range(count):
+        x, y = rng.choice([1, 2, 4, 8]), rng.randrange(1, 5)
+        steps = 3 * y + rng.randrange(3)
+        seconds, busy = x * (1 + rng.random() * 0.5), rng.choice([0.2, 0.6, 1.0])
+        features = {"x": float(x), "y": float(y)}
+        world.add(trial, 40 * x * MIB, 20 * y * MIB, steps=steps, seconds=seconds, features=features, busy=busy)
+    world.run(3000)
+    assert len(world.concluded) == count

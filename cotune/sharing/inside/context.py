@@ -32,7 +32,7 @@ class Context:
     Args:
         seed: Seeds torch, numpy and random.
         home: The state that every trial starts with.
-        inherits: Whether it takes over the script's classes of ended trials (`ScriptClasses`).
+        inherits: Whether it takes over the classes of shared objects (`ScriptClasses`).
     """
 
     def __init__(self, seed: int, home: Home, *, inherits: bool = False) -> None:
@@ -58,6 +58,10 @@ class Context:
         """Puts the names that the trainable brought from its script into the main module."""
         self._main = MainModule(trainable, self._classes.now())
         self._main.enter()
+
+    def share(self) -> None:
+        """Notes that an object made by this trial, which has the turn, is for later trials, too."""
+        self._classes.share()
 
     def close(self) -> None:
         """Releases what is kept for this trial; called while it has the turn."""

@@ -322,6 +322,8 @@ class ResidentTrial(session.Session):
             host.shared[key] = factory()
         finally:
             self._building.pop()
+        if self._context is not None:
+            self._context.share()
         grown = host.memory.read()[0] - before
         self._meter.shared(grown)
         host.hold_shared(grown)

@@ -6,6 +6,7 @@ import pickle
 import pytest
 
 from cotune import by_value
+from cotune.sharing.inside import script_classes
 from cotune.sharing.inside.script_classes import ScriptClasses
 
 SCALE = {"by": 1.0}
@@ -25,10 +26,10 @@ def script_class():
 
 
 @pytest.fixture(autouse=True)
-def lane():
+def lane(monkeypatch):
     """What is known before any trial is put back."""
-    before = ScriptClasses(inherits=True)
-    before.enter()
+    monkeypatch.setattr(script_classes, "_of_shared", {})
+    before = ScriptClasses(inherits=False)
     before.leave()
     yield
     before.enter()
@@ -66,13 +67,17 @@ def test_what_reaches_a_trial_later_is_of_its_classes_and_does_not_set_them_back
     assert mine.kind == "changed by the trial"
 
 
-def test_those_that_outlive_their_trial_are_set_anew_for_one_that_takes_them_over():
+def test_those_of_shared_objects_are_set_anew_for_a_trial_that_is_alone():
     blob = by_value.dumps(script_class())
-    begin(inherits=False).leave()
+    first = begin(inherits=False)
     cls = pickle.loads(blob)
     shared, method = cls(), cls.scaled
+    first.share()
     shared.value = 7
     cls.kind, cls.cache = "changed by the trial", [1]
+    # Others that have classes of their own come and go.
+    begin(inherits=False)
+    assert pickle.loads(blob) is not cls
     begin(inherits=True)
     assert pickle.loads(blob) is cls
     assert isinstance(shared, cls)
@@ -85,8 +90,9 @@ def test_enums_keep_their_members():
         RED = 1
 
     blob = by_value.dumps(Colour)
-    begin(inherits=False)
+    first = begin(inherits=False)
     found = pickle.loads(blob)
+    first.share()
     begin(inherits=True)
     assert pickle.loads(blob) is found
     assert [member.name for member in found] == ["RED"]
