@@ -50,8 +50,11 @@ def _tensor(tensor: Any) -> Any:
     with warnings.catch_warnings():
         # torch warns that it leaves the hooks out.
         warnings.simplefilter("ignore")
-        make, args, *state = tensor.__reduce_ex__(2)
-    if isinstance(args[0], torch.storage.UntypedStorage):
+        made = tensor.__reduce_ex__(2)
+    if isinstance(made, str):
+        return made
+    make, args, *state = made
+    if args and isinstance(args[0], torch.storage.UntypedStorage):
         # For new dtypes (float8, uint16): what loads them reads a typed storage.
         args = (_typed(args[0], torch.uint8), *args[1:])
     # A subclass with a state of its own is pickled as it wants to be.

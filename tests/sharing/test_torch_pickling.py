@@ -9,6 +9,20 @@ import torch
 from cotune.sharing.pickling import dumps
 
 
+class Own(torch.Tensor):
+    """Says by itself how it is pickled."""
+
+    def __reduce_ex__(self, protocol):
+        return "NAMED" if self is NAMED else (empty, ())
+
+
+def empty():
+    return torch.ones(0)
+
+
+NAMED = torch.ones(2).as_subclass(Own)
+
+
 def travelled(value):
     return pickle.loads(dumps(value, "the trainable"))
 
@@ -156,6 +170,11 @@ def test_an_optimizer_travels_with_its_own_attributes_and_hooks():
     scheduler.step()
     assert optimizer.param_groups[0]["lr"] == pytest.approx(0.1)
     assert optimizer.param_groups[0]["params"][0] is model.weight
+
+
+def test_a_tensor_that_says_how_it_travels_does_so():
+    assert travelled(torch.ones(2).as_subclass(Own)).numel() == 0
+    assert travelled(NAMED) is NAMED
 
 
 def test_an_optimizer_that_says_how_it_travels_does_so():
