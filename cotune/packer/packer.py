@@ -160,8 +160,8 @@ class Packer:
         return [(device.full, device.most, device.width.proven) for device in devices if device.width.proven]
 
     def shared(self) -> int | None:
-        """Bytes of objects that a lane's trials share, as far as known; None without a device."""
-        return max((device.shared for device in self._ledger.devices.values()), default=None)
+        """Bytes of objects that a lane's trials share, the most of all lanes; None if no lane tells."""
+        return max((lane.shared for lane in self._ledger.lanes.values() if lane.has_iterated), default=None)
 
     def slowdown_of(self, trial: int) -> float | None:
         """Measured average factor by which others slowed an unfinished trial with priority."""
@@ -217,7 +217,8 @@ class Packer:
             width,
             most=event.max_width,
             full=event.capacity,
-            shared=event.shared,
+            # Most of the device would be left to few trials, if to any, and the figure be corrected late.
+            shared=event.shared if event.shared <= event.capacity // 2 else 0,
         )
         self._ledger.add(device)
         policy.devices = len(self._ledger.devices)

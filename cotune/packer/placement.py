@@ -19,6 +19,7 @@ from cotune.packer.kept import KeptDevice
 from cotune.packer.ledger import Ledger
 from cotune.packer.line import SORT_AT_ONCE, Fits, Line, Shape
 from cotune.packer.options import PackerOptions
+from cotune.packer.policies import Policy
 from cotune.packer.predictor import Predictor
 from cotune.packer.queue import Entry, Mark
 from cotune.packer.reservation import Reservation
@@ -97,6 +98,7 @@ class Placement:
         forecast: Forecast,
     ) -> None:
         self._policy = options.policy
+        self._excludes = type(options.policy).exclusive is not Policy.exclusive
         self._residents = options.residents
         self._ledger = ledger
         self._pool = ledger.pool
@@ -186,7 +188,7 @@ class Placement:
 
     def _state(self) -> tuple[int, ...]:
         """Changes whenever a search may find another place; empty if progress alone may lead to one."""
-        if self._policy.preempts or self._company.protection.is_on:
+        if self._policy.preempts or self._excludes or self._company.protection.is_on:
             return ()
         return self._ledger.changes, self._line.changes, self._predictor.version
 

@@ -159,7 +159,18 @@ def test_where_an_earlier_sweep_had_shared_objects_the_first_lanes_have_room_for
     lanes = world.packer._ledger.lanes.values()
     assert len(lanes) == 3, "a fourth has no room for the objects"
     assert all(lane.asked >= CONTEXT + 280 * MIB for lane in lanes)
-    assert world.packer.shared() == 260 * MIB
+    assert world.packer.shared() is None, "no lane tells yet"
+    world.send(ev.LaneHolds(0.0, 1, 200 * MIB, 0))
+    world.go(0, 1)
+    assert world.packer.shared() == 200 * MIB
+
+
+def test_an_earlier_sweeps_shared_objects_that_leave_little_room_are_no_reason_not_to_try() -> None:
+    world = World(PackerOptions(width=4))
+    world.device("gpu 0", GIB, CONTEXT, shared=GIB)
+    world.add(0, 20 * MIB)
+    world.finish(0)
+    assert world.outcome(0) is Outcome.DONE
 
 
 def test_what_a_trial_lacked_is_tried_beside_others_before_it_has_to_run_alone() -> None:
