@@ -51,12 +51,12 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 
     Functions share the variables that they share (`nonlocal`), and know their file, by which tracebacks and
     `inspect.getsource` find the source: cloudpickle 3.1.3 leaves it out. Enums keep aliases, named combinations,
-    members that are functions, and attributes that `__init__` or `__new__` gave members. Weak references are sent with
-    what they refer to. Modules of a subclass of `ModuleType`, such as `optuna.integration`, are sent by name, as cloudpickle
-    sends others; so are those that only their parent knows, such as `torch._C._functions`, to which
+    members that are functions, and attributes that `__init__` or `__new__` gave members. Weak references are sent
+    with what they refer to. Modules of a subclass of `ModuleType`, such as `optuna.integration`, are sent by name, as
+    cloudpickle sends others; so are those that only their parent knows, such as `torch._C._functions`, to which
     `once_differentiable` refers. A user's function wrapped by `functools.cache` is sent with an empty cache;
-    cloudpickle sends its name, which other processes do not find. A `functools.cached_property` is made anew, since it
-    holds a lock before Python 3.12.
+    cloudpickle sends its name, which other processes do not find. A `functools.cached_property` is made anew, since
+    it holds a lock before Python 3.12.
 
     Attributes:
         cells: By id, the variables that functions pickled so far share with others, each with what stands for it.
