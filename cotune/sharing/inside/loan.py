@@ -30,9 +30,7 @@ class TrialLoan:
         is_open: Whether a batch runs under the grant, which does not change before the batch is over.
     """
 
-    def __init__(
-        self, host: Host, trial: int, is_stopping: Callable[[], bool], hasten: Callable[[], None] = lambda: None
-    ) -> None:
+    def __init__(self, host: Host, trial: int, is_stopping: Callable[[], bool], hasten: Callable[[], None]) -> None:
         self.concurrency = 1
         self.need = 0
         self.splits = 0

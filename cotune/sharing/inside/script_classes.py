@@ -11,8 +11,6 @@ from cotune import by_value
 # cloudpickle's own table of the classes that it has made or pickled, and that of the copy in Ray.
 _TABLE = "_DYNAMIC_CLASS_TRACKER_BY_ID"
 _LIBRARIES = ("cloudpickle.cloudpickle", "ray.cloudpickle.cloudpickle")
-
-
 # By module, the classes that were there when objects of `cotune.shared` were made.
 _of_shared: dict[str, Any] = {}
 
