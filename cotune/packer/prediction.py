@@ -246,9 +246,8 @@ class KindModel:
         self.was_wrong = False
         # By trial: growth as a factor, growth in bytes, and whether the trial needed no more than that.
         self._growths: dict[int, tuple[float, int, bool]] = {}
-        self._growth = 1.0, 0
-        # By which of the two siblings have grown alike: "factor", "bytes", or "" if that cannot be told.
-        self._grows_by = ""
+        # The usual factor and bytes, and by which of the two siblings have grown alike: "factor", "bytes", or "".
+        self._growth = 1.0, 0, ""
 
     def assume(self, demand: Demand) -> None:
         """Assumes a demand until one is measured, unless an assumption was proved wrong before."""
@@ -299,9 +298,10 @@ class KindModel:
             del self._growths[next(iter(self._growths))]
         factor = _most([(factor, is_all) for factor, _, is_all in self._growths.values()])
         more = int(_most([(more, is_all) for _, more, is_all in self._growths.values()]))
-        self._grows_by = _alike(list(self._growths.values()), factor, more)
-        before, self._growth = self._growth, (factor, more) if factor > LITTLE else (1.0, 0)
-        self._changes.count += not 1 / LITTLE < (1 + before[1]) / (1 + self._growth[1]) < LITTLE
+        alike = _alike(list(self._growths.values()), factor, more)
+        before, self._growth = self._growth, (factor, more, alike) if factor > LITTLE else (1.0, 0, "")
+        is_other = before[2] != self._growth[2]
+        self._changes.count += is_other or not 1 / LITTLE < (1 + before[1]) / (1 + self._growth[1]) < LITTLE
 
     def grown(self, early: int) -> int:
         """Later need of a trial that needs `early` at first, by the usual factor or bytes, whichever tells it better.
@@ -309,9 +309,9 @@ class KindModel:
         Larger models come to need larger activations for their validation, while a library's workspace is the same for
         all. Where siblings do not tell these apart, the lesser.
         """
-        factor, count = self._growth
+        factor, count, alike = self._growth
         needs = {"factor": early * factor, "bytes": early + count}
-        return int(needs.get(self._grows_by, min(needs.values())))
+        return int(needs.get(alike, min(needs.values())))
 
     def observe_pace(self, trial: int, features: Mapping[str, float], seconds: float) -> None:
         """Notes the seconds per iteration of a trial."""
