@@ -13,6 +13,7 @@ import importlib
 import io
 import sys
 import threading
+import types
 import typing
 import weakref
 from collections.abc import Callable
@@ -21,10 +22,15 @@ from typing import Any
 
 import cloudpickle
 
+from cotune import named
+
 # The place of the file's name among the arguments of a code object.
 _FILE = 10
 # Classes that have all their attributes in this process.
 _complete: weakref.WeakSet[type] = weakref.WeakSet()
+# Of classes loaded here, the globals of their script that their annotations name.
+_names: weakref.WeakKeyDictionary[type, dict[str, Any]] = weakref.WeakKeyDictionary()
+_HOOK = "__init_subclass__"
 _NAMED = (typing.NewType, typing.ParamSpec, typing.TypeVarTuple)
 _SENTINELS = {id(getattr(dataclasses, name)): name for name in ("MISSING", "KW_ONLY")}
 
@@ -88,13 +94,16 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         found = super().reducer_override(obj)
         if found is NotImplemented or len(found) != 6:
             return found
+        make, args, state, *rest, fill = found
         if isinstance(obj, FunctionType):
-            make, (*args, closure), *rest = found
-            return make, (*args, closure and tuple(map(self._cell, obj.__closure__ or ()))), *rest
+            *args, closure = args
+            state[1]["__globals__"] |= named.by_function(obj)
+            return make, (*args, closure and tuple(map(self._cell, obj.__closure__ or ()))), state, *rest, fill
         _complete.add(obj)
         if isinstance(obj, enum.EnumType):
             return _enum(obj, *found)
-        return *found[:5], functools.partial(_complete_class, found[5])
+        state = *state, named.by_class(obj)
+        return _made_once, (make, *args), state, *rest, functools.partial(_complete_class, fill)
 
     def _module(self, module: ModuleType) -> Any:
         parent, _, name = module.__name__.rpartition(".")
@@ -144,13 +153,50 @@ class _Gone:
     """What dead references refer to."""
 
 
-def _complete_class(fill: Callable[[type, Any], Any], cls: type, state: tuple[dict[str, Any], Any]) -> None:
+def _made_once(make: Any, *args: Any) -> Any:
+    """A class, made if cloudpickle's table has none with its number.
+
+    `__init_subclass__` of classes that were pickled too is left out: what that has done, as to add the class to some
+    table, has travelled.
+
+    Args:
+        make: cloudpickle's function that makes the class.
+        args: The function's arguments.
+    """
+    _, _, bases, _, number, _ = args
+    known = cloudpickle.cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID.get(number)
+    if known is not None:
+        return known
+    own = cloudpickle.cloudpickle._DYNAMIC_CLASS_TRACKER_BY_CLASS
+    above = {cls for base in types.resolve_bases(bases) for cls in base.__mro__ if _HOOK in vars(cls) and cls in own}
+    hooks = {cls: vars(cls)[_HOOK] for cls in above}
+    try:
+        for cls in above:
+            type.__setattr__(cls, _HOOK, classmethod(functools.partial(_next_hook, cls)))
+        return make(*args)
+    finally:
+        for cls, hook in hooks.items():
+            type.__setattr__(cls, _HOOK, hook)
+
+
+def _next_hook(above: Any, cls: Any) -> None:
+    super(above, cls).__init_subclass__()
+
+
+def names_beside(cls: type) -> dict[str, Any]:
+    """Globals of the script that annotations of a loaded class name."""
+    return _names.get(cls, {})
+
+
+def _complete_class(
+    fill: Callable[[type, Any], Any], cls: type, state: tuple[dict[str, Any], Any, dict[str, Any]]
+) -> None:
     """Gives a class its attributes, unless it has them.
 
     Args:
         fill: cloudpickle's function for it.
         cls: The class, just made or found.
-        state: Its attributes by name, without its slots; and nothing.
+        state: Its attributes by name, without its slots; nothing; and the globals that its annotations name.
     """
     if cls in _complete:
         return
@@ -158,7 +204,9 @@ def _complete_class(fill: Callable[[type, Any], Any], cls: type, state: tuple[di
         # What an earlier trial has added. A slot is an attribute that knows its class.
         if name not in state[0] and not name.startswith("__") and not hasattr(value, "__objclass__"):
             delattr(cls, name)
-    fill(cls, state)
+    fill(cls, state[:2])
+    if state[2]:
+        _names[cls] = state[2]
     _complete.add(cls)
 
 

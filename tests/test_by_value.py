@@ -210,3 +210,31 @@ def test_a_kind_of_cached_property_travels_as_what_it_is():
     item = there()
     assert item.value is item.value
     assert vars(there)["value"].ttl == 3
+
+
+def test_classes_are_not_made_anew_for_the_hooks_of_their_bases():
+    known = []
+
+    class Base:
+        def __init_subclass__(cls, key, **others):
+            super().__init_subclass__(**others)
+            known.append((key, cls))
+
+    class Model(Base, key="model"):
+        pass
+
+    class Small(Model, key="small"):
+        pass
+
+    blob = by_value.dumps((known, Small))
+    assert pickle.loads(blob)[1] is Small
+    assert len(known) == 2
+    here, there = ScriptClasses(inherits=False), ScriptClasses(inherits=False)
+    here.leave()
+    there.enter()
+    found, small = pickle.loads(blob)
+    here.enter()
+    assert [key for key, _ in found] == ["model", "small"]
+    assert found[1][1] is small is not Small
+    with pytest.raises(TypeError, match="key"):
+        type("More", (small,), {})

@@ -15,7 +15,21 @@ PACKAGE = Path(cotune.__file__).parent
 
 # Lowest first. A line holds siblings, which do not import each other; within a group everything may.
 LAYERS = [
-    [{"errors", "demand", "plain", "trial", "paths", "session", "trainable", "stopping", "process_wide", "by_value"}],
+    [
+        {
+            "errors",
+            "demand",
+            "plain",
+            "trial",
+            "paths",
+            "session",
+            "trainable",
+            "stopping",
+            "process_wide",
+            "named",
+            "by_value",
+        }
+    ],
     [{"packer"}, {"sharing"}, {"search"}],
     [{"results", "accuracy", "record", "_arguments"}],
     [{"engines"}, {"dashboard"}],

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from types import FunctionType
 from typing import Any
 
+from cotune import by_value
 from cotune.trainable import unwrapped
 
 
@@ -24,7 +25,12 @@ class MainModule:
 
     def __init__(self, trainable: Any, classes: Iterable[type] = ()) -> None:
         found = _function_of(trainable)
-        self._names: dict[str, Any] = {cls.__name__: cls for cls in classes if _is_of_script(cls)}
+        self._names: dict[str, Any] = {}
+        for cls in classes:
+            if cls.__module__ == "__main__":
+                self._names |= by_value.names_beside(cls)
+                if cls.__qualname__ == cls.__name__:
+                    self._names[cls.__name__] = cls
         if found is not None and found.__globals__.get("__name__") == "__main__":
             own = {name: value for name, value in found.__globals__.items() if not name.startswith("__")}
             self._names |= {found.__name__: found} | own
@@ -41,10 +47,6 @@ class MainModule:
             if main.get(name) is value:
                 del main[name]
         self._names = {}
-
-
-def _is_of_script(cls: type) -> bool:
-    return cls.__module__ == "__main__" and cls.__qualname__ == cls.__name__
 
 
 def _function_of(trainable: Any) -> FunctionType | None:
