@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import reprlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -26,7 +26,7 @@ MEASURES = (
     *("persistent", "ephemeral", "expected", "slowdown", "seconds", "expected_seconds"),
     *("device", "lane", "start", "end", "attempts"),
 )
-# Columns of the dataframe; a metric of the same name gets the prefix `metrics/` there.
+# Columns of the dataframe.
 _COLUMNS = {"trial", "state", "error", *MEASURES}
 
 
@@ -82,9 +82,10 @@ class TrialResult:
 
     @cached_property
     def history(self) -> list[dict[str, Any]]:
-        """Every report, in order: its metrics, with `step` and `time`."""
+        """Every report, in order: its metrics, with `step` and `time`; metrics of these names as `metrics/...`."""
         reports = (json.loads(line) for line in self._lines)
-        return [{"step": report["step"], "time": report["time"], **report["metrics"]} for report in reports]
+        own = ("step", "time")
+        return [{name: it[name] for name in own} | _apart(it["metrics"], own) for it in reports]
 
     @cached_property
     def metrics(self) -> dict[str, Any]:
@@ -186,7 +187,7 @@ class Results(Sequence[TrialResult]):
             {
                 "trial": t.id,
                 "state": str(t.state),
-                **{f"metrics/{name}" if name in _COLUMNS else name: value for name, value in t.metrics.items()},
+                **_apart(t.metrics, _COLUMNS),
                 **{f"config/{name}": value for name, value in flat(t.config)},
                 **{name: getattr(t, name) for name in MEASURES},
                 "error": None if t.error is None else str(t.error.message),
@@ -247,3 +248,8 @@ def flat(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield from flat(value, f"{prefix}{name}/")
         else:
             yield f"{prefix}{name}", value
+
+
+def _apart(metrics: Mapping[str, Any], taken: Container[str]) -> dict[str, Any]:
+    """The metrics, with the prefix `metrics/` where a name is taken."""
+    return {f"metrics/{name}" if name in taken else name: value for name, value in metrics.items()}

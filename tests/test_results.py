@@ -104,6 +104,12 @@ def test_the_history_has_every_report_in_order():
     ]
 
 
+def test_metrics_named_step_or_time_leave_those_of_the_history_alone():
+    assert trial(0, b'{"time":1.5,"step":0,"metrics":{"time":0.25,"step":100}}\n').history == [
+        {"step": 0, "time": 1.5, "metrics/time": 0.25, "metrics/step": 100}
+    ]
+
+
 def test_the_history_has_values_that_strict_json_does_not_know():
     (report,) = trial(0, b'{"time":1.0,"step":1,"metrics":{"grad":NaN,"max":Infinity,"ok":true,"none":null}}\n').history
     assert report["grad"] != report["grad"]

@@ -209,7 +209,7 @@ def _take_up(asked: Asked, folder: RunFolder, settings: Mapping[str, Any], earli
         )
     for record in earlier:
         if record.state is TrialState.FAILED and not record.attempts:
-            # It never ran: `priority=` or `max_steps=` raised for it, or its last device was lost.
+            # It never ran: `priority=` or `max_steps=` raised for it.
             record.state, record.error, record.end = TrialState.WAITING, None, None
         try:
             record.config.update(asked.space.config(record.params))

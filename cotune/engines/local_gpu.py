@@ -18,7 +18,8 @@ from cotune.sharing.wire import FAULTED
 log = logging.getLogger(__name__)
 
 BUSY_AFTER = 2.0
-SILENT_AFTER = 1.0
+# Twice the time between two looks of a lane at what it holds (`Host.look`).
+STALE_AFTER = 2.0
 # Seconds of a failed start of MPS above which there is a warning.
 LONG = 5.0
 
@@ -39,7 +40,6 @@ class LocalGpu:
 
     def __init__(self, info: DeviceInfo, mps: bool | None) -> None:
         self.name = info.name
-        self._capacity = info.capacity
         self._mps = _daemon(info, mps)
         self._clients: set[int] = set()
         self._is_shut = False
@@ -57,7 +57,7 @@ class LocalGpu:
         if self._mps is None or apart or self._is_shut:
             return None
         self._clients.add(lane)
-        return self._mps.environment(self._capacity)
+        return self._mps.environment()
 
     def dismiss(self, process: int) -> None:
         """Ends a lane's work on the GPU, so that it can be killed without harm to others; from any thread."""
@@ -100,8 +100,8 @@ class LocalGpu:
         Args:
             lanes: All our lanes on the GPU.
         """
-        # Bytes that a lane has taken since its last boundary are not in its own figure yet.
-        if any(not lane.is_up or lane.page.quiet > SILENT_AFTER for lane in lanes):
+        # A lane that native code keeps from looking at what it holds may have taken more.
+        if any(not lane.is_up or lane.page.age > STALE_AFTER for lane in lanes):
             self._others.unsettled()
         return self._others.changed_capacity(self._watch.used(), sum(lane.page.held for lane in lanes))
 

@@ -100,6 +100,7 @@ class Roster:
         self._listen = listen
         self._refused: collections.Counter[tuple[int, str]] = collections.Counter()
         # By node on which no actor comes up, as while it is drained: when to request one again, and how long that was.
+        # GPUs are asked of no node in particular: all have the node "".
         self._shunned: dict[str, tuple[float, float]] = {}
         self._lost: list[str] = []
         self._lost_in_a_row = 0
@@ -223,7 +224,7 @@ class Roster:
         """
         self._book_out(member, why)
         self._lost_in_a_row += 1
-        if member.claim.node and not member.device:
+        if not member.device:
             _, wait = self._shunned.get(member.claim.node, (0.0, LOOK_EVERY / 2))
             wait = min(2 * wait, MOST_WAIT)
             self._shunned[member.claim.node] = time.monotonic() + wait, wait
@@ -246,9 +247,7 @@ class Roster:
         self._look_due = 0.0
 
     def losses(self, now: float) -> list[ev.DeviceLost]:
-        """Lost devices; none as long as no other device is there, since without any the brain would give up."""
-        if not self.by_device:
-            return []
+        """Devices lost since the last call."""
         lost, self._lost = self._lost, []
         return [ev.DeviceLost(now, device) for device in lost]
 

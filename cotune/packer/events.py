@@ -147,7 +147,7 @@ class LaneResized(LaneEvent):
 
 @dataclass(frozen=True, slots=True)
 class LaneHolds(LaneEvent):
-    """What a lane holds on behalf of no single trial.
+    """What a lane holds on behalf of no single trial; when one ends, sent before `TrialEnded`.
 
     Attributes:
         shared: Bytes of objects shared by its trials (`cotune.shared`).

@@ -88,10 +88,10 @@ class LaneEvents:
 
     def _holds(self, lane: Lane, event: ev.LaneHolds) -> None:
         lane.shared, lane.residue = event.shared, event.residue
-        if lane.first_residue is None and lane.served:
-            lane.first_residue = event.residue
-        grown = 0 if lane.first_residue is None else event.residue - lane.first_residue
-        leaked = grown > LEAK_GROWTH or event.residue > lane.device.full // 4
+        if lane.served < 2:
+            # The second trial's end is yet to come.
+            lane.usual_residue = event.residue
+        leaked = event.residue - lane.usual_residue > LEAK_GROWTH or event.residue > lane.device.full // 4
         lane.retiring = lane.retiring or event.tainted or leaked
         self._ledger.ensure_need(lane)
         self._ledger.recycle(lane)

@@ -244,10 +244,6 @@ class Packer:
         for trial in self._ledger.remove(device):
             self._left(trial)
             self._endings.device_lost(trial, event.device, trial.id in paused, event.time)
-        if not self._ledger.devices:
-            reason = f"{event.device}, the last device, is gone"
-            for trial in list(self._trials.values()):
-                self._endings.conclude(trial, Outcome.FAILED, "DeviceError", reason)
 
     # ---- trials
 
@@ -309,7 +305,7 @@ class Packer:
         self._learning.left(lane, event.time)
         self._left(trial)
         self._endings.attempt(trial, lane, granted, was_paused, event)
-        lane.served = True
+        lane.served += 1
         self._ledger.recycle(lane)
         self._ledger.touch(lane.device)
 

@@ -26,6 +26,8 @@ class Reasons:
 
     def why(self, trial: Trial) -> str:
         """Why the trial waits, with figures."""
+        if not self._ledger.devices:
+            return "there is no device now"
         if not self._ledger.pool.with_seat:
             return self._company.explain_no_seat(self._ledger.devices.values()) or self._no_lane()
         devices = [device for device in self._ledger.pool.with_seat.values() if device.reserved_for in (None, trial)]

@@ -27,8 +27,8 @@ class Lane:
         opened: When `OpenLane` was given.
         shared: Bytes of objects shared by the lane's trials.
         residue: Bytes left behind by ended trials.
-        first_residue: What the first trial left (imports, caches): the price of a warm lane, not a leak.
-        served: A trial has ended in the lane.
+        usual_residue: What the first two trials left (imports, caches): the price of a warm lane, not a leak.
+        served: Trials that have ended in the lane.
         has_iterated: A trial has made an iteration here, so set-up of the process is done; reset on idle lanes when the
             width grows.
         is_stalled: The lane has gone so long without an iteration that others no longer wait for it.
@@ -48,8 +48,8 @@ class Lane:
     least: int = 0
     shared: int = 0
     residue: int = 0
-    first_residue: int | None = None
-    served: bool = False
+    usual_residue: int = 0
+    served: int = 0
     has_iterated: bool = False
     is_stalled: bool = False
     residents: dict[int, Trial] = field(default_factory=dict)

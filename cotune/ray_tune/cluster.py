@@ -155,10 +155,8 @@ class Cluster:
         if self.is_watch_due:
             self._watch()
         happened, self._pending = self._pending, []
-        if self._lost and self._slots.up:
-            # Held back until another device is up: without any device the brain would give up.
-            happened += [ev.DeviceLost(self.now(), device) for device in self._lost]
-            self._lost = []
+        happened += [ev.DeviceLost(self.now(), device) for device in self._lost]
+        self._lost = []
         return happened
 
     def _hear_slot(self, slot: Slot, answer: Any) -> None:
@@ -266,8 +264,9 @@ class Cluster:
         self._pending.append(ev.Tick(now))
 
     def _watch_others(self, slot: Slot, others: OthersOnGpu) -> None:
-        beats = [lane.last for lane in slot.lanes.values() if lane.ready]
-        known = [beat for beat in beats if beat.used is not None and beat.quiet < WATCH_EVERY]
+        since = self.now() - 2 * WATCH_EVERY
+        beats = [lane.last for lane in slot.lanes.values() if lane.ready and lane.last_at >= since]
+        known = [beat for beat in beats if beat.used is not None]
         if len(known) < len(slot.lanes):
             others.unsettled()
         used = max((beat.used or 0 for beat in known), default=None)

@@ -103,7 +103,7 @@ class LaneHost(Host):
     """What the trials of a lane share; it sends frames to an outbox, and Ray collects what trials print."""
 
     def __init__(self, options: LaneOptions, outbox: Outbox) -> None:
-        numbers = memoryview(array.array("d", [NOBODY, time.monotonic(), 0.0]))
+        numbers = memoryview(array.array("d", [NOBODY, time.monotonic(), 0.0, 0.0]))
         super().__init__(options, cast("memoryview[float]", numbers))
         self.shown = Page(self.page)
         self._outbox = outbox

@@ -20,7 +20,6 @@ import tempfile
 import time
 from pathlib import Path
 
-from cotune.demand import MIB
 from cotune.errors import DeviceError
 from cotune.sharing.logs import last_lines
 
@@ -79,16 +78,9 @@ class MpsDaemon:
             self.close()
             raise
 
-    def environment(self, memory: int | None = None) -> dict[str, str]:
-        """Environment variables that make a process a client, if set before it touches CUDA.
-
-        Args:
-            memory: Most bytes of device memory the process may take, its context included.
-        """
-        found = dict(self._own)
-        if memory is not None:
-            found["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] = f"0={max(1, memory // MIB)}M"
-        return found
+    def environment(self) -> dict[str, str]:
+        """Environment variables that make a process a client, if set before it touches CUDA."""
+        return dict(self._own)
 
     def servers(self) -> list[int]:
         """Process ids of the servers that run now.

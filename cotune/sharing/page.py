@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 
 # Indices: the trial that has the turn, negative for none; the time of the last iteration boundary, by the monotonic
-# clock; and the bytes that the process keeps from others on its device, as of its last reading.
-HOLDER, BOUNDARY, HELD = range(3)
+# clock; the bytes that the process keeps from others on its device, as of its last reading; and the time of that.
+HOLDER, BOUNDARY, HELD, READ = range(4)
 NOBODY = -1.0
 
 
@@ -32,6 +32,11 @@ class Page:
     def held(self) -> int:
         """Bytes the process keeps from others on its device, as of its last reading."""
         return int(self._numbers[HELD])
+
+    @property
+    def age(self) -> float:
+        """Seconds since `held` was read; 0 if no trial has the turn, since nothing changes then."""
+        return time.monotonic() - self._numbers[READ] if self.holder is not None else 0.0
 
     @property
     def quiet(self) -> float:

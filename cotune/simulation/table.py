@@ -247,10 +247,17 @@ def _job(row: Row) -> Job | None:
         get("startup"),
         get("arrival", get("start", math.nan)),
         row.cell("kind")[1],
-        features({name: text for name, text in row.cells.items() if name.startswith(_PARAMETER) and text}),
+        features({name: _value(text) for name, text in row.cells.items() if name.startswith(_PARAMETER) and text}),
         priority=get("priority"),
         name=row.cell("name")[1],
     )
+
+
+def _value(text: str) -> float | str:
+    try:
+        return float(text)
+    except ValueError:
+        return text
 
 
 def _gpus(row: Row) -> float:

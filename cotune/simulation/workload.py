@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -92,9 +92,8 @@ def features(params: Mapping[str, object]) -> dict[str, float]:
     """Hyperparameters as features of the prediction: numbers as they are, others one-hot, as in `cotune.run`."""
     found: dict[str, float] = {}
     for name, value in params.items():
-        try:
-            number = float(value)  # type: ignore[arg-type]
-        except (TypeError, ValueError, OverflowError):
-            number = math.nan
-        found |= {name: number} if math.isfinite(number) else {f"{name}={value}": 1.0}
+        # Booleans are choices.
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        is_number = is_number and abs(value) <= sys.float_info.max  # type: ignore[arg-type]
+        found |= {name: float(value)} if is_number else {f"{name}={value}": 1.0}  # type: ignore[arg-type]
     return found

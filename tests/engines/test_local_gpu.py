@@ -41,8 +41,8 @@ def info(max_width=32):
     return DeviceInfo("cuda:0", 16 * GIB - cuda.RESERVE, 0, max_width, 2, "GPU-0", 16 * GIB)
 
 
-def lane(held, quiet=0.0, is_up=True):
-    return SimpleNamespace(lane=1, is_up=is_up, page=SimpleNamespace(held=held, quiet=quiet))
+def lane(held, age=0.0, is_up=True):
+    return SimpleNamespace(lane=1, is_up=is_up, page=SimpleNamespace(held=held, age=age))
 
 
 def settled(gpu, lanes):
@@ -54,10 +54,10 @@ def test_what_no_lane_of_ours_holds_is_taken_by_others(gpu):
     assert settled(gpu, [lane(2 * GIB), lane(GIB)]) == 12 * GIB - cuda.RESERVE
 
 
-@pytest.mark.parametrize("young", [{"is_up": False}, {"quiet": 3.0}])
-def test_nothing_is_concluded_beside_a_lane_whose_figure_is_old(gpu, young):
+@pytest.mark.parametrize("other", [{"is_up": False}, {"age": 3.0}])
+def test_nothing_is_concluded_beside_a_lane_whose_figure_is_not_known(gpu, other):
     gpu._watch.bytes = 7 * GIB
-    assert settled(gpu, [lane(GIB), lane(0, **young)]) is None
+    assert settled(gpu, [lane(GIB), lane(0, **other)]) is None
 
 
 def test_nothing_is_concluded_when_a_lane_has_just_gone(gpu):
@@ -102,8 +102,8 @@ def daemons(monkeypatch):
                 raise DeviceError("MPS cannot be used: nvidia-cuda-mps-control is not installed")
             started.append(self)
 
-        def environment(self, memory):
-            return {"limit": str(memory)}
+        def environment(self):
+            return {"pipe": "its own"}
 
         def close(self):
             started.remove(self)
@@ -115,7 +115,7 @@ def daemons(monkeypatch):
 
 def test_lanes_are_mps_clients_wherever_they_can_be_and_several_may_run(daemons):
     gpu = LocalGpu(info(), mps=None)
-    assert gpu.client_environment(1, apart=False) == {"limit": str(16 * GIB - cuda.RESERVE)}
+    assert gpu.client_environment(1, apart=False) == {"pipe": "its own"}
     assert gpu.client_environment(2, apart=True) is None
     assert gpu.busy(0, 10.0, lanes=1) is gpu.busy(0, 20.0, lanes=1) is None, "what one does is not taken from others"
     gpu.close()

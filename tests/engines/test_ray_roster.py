@@ -112,3 +112,29 @@ def test_a_node_on_which_nothing_comes_up_is_asked_less_and_less_often_while_ano
     (member,) = roster.members
     with pytest.raises(RunError, match="nodes in a row were lost, and none is left"):
         roster.leave(member, "it is gone, too")
+
+
+def test_a_gpu_on_which_nothing_comes_up_is_asked_for_less_and_less_often(cluster, clock, request):
+    cluster.cluster_resources = lambda: {"GPU": 2.0}
+    request.getfixturevalue("roster")
+    roster = Roster(cluster, 2, None, Path(), LocalOptions("loss"), lambda member: None)
+    roster.look()
+    sound, *_ = roster.members
+    sound.device = "sound"
+    roster.by_device["sound"] = sound
+    asked_at = []
+    for _ in range(60):
+        roster.look()
+        for member in roster.members - {sound}:
+            asked_at.append(clock.time)
+            roster.leave(member, "its driver fails")
+        clock.time += 1.0
+    assert [later - sooner for sooner, later in pairwise(asked_at)] == pytest.approx([5.0, 10.0, 20.0], abs=5.0)
+
+
+def test_the_last_device_that_is_lost_is_said_to_be(roster, cluster, clock):
+    cluster.cores = {"only": 2}
+    roster.look()
+    roster.leave(join(roster, "only"), "the node is gone")
+    assert [lost.device for lost in roster.losses(clock.time)] == ["only"]
+    assert roster.losses(clock.time) == []

@@ -75,6 +75,7 @@ class WorldLane:
     confirmed: int
     context: int
     residue: int = 0
+    leaves: int = 0
     unanswered: list[int] = field(default_factory=list)
     residents: dict[int, Job] = field(default_factory=dict)
     mail: deque[ev.Event] = field(default_factory=deque)
@@ -239,10 +240,12 @@ class World:
             self._mail(dying, ev.LaneLost(self.time, lane, holder, "killed by signal 11"))
 
     def leave_behind(self, lane: int, residue: int, tainted: bool = False) -> list[do.Instruction]:
-        """The lane says at once what ended trials left in it; nothing new, if none has ended since one began."""
-        residue = residue if self.lanes[lane].served else self.lanes[lane].residue
-        self.lanes[lane].residue = residue
-        return self.send(ev.LaneHolds(self.time, lane, 0, residue, tainted))
+        """The lane says what ended trials left in it: at once, or with the next end if none was since a trial began."""
+        holder = self.lanes[lane]
+        holder.leaves = residue
+        if holder.served:
+            holder.residue = residue
+        return self.send(ev.LaneHolds(self.time, lane, 0, holder.residue, tainted))
 
     def deliver(self, lane: int) -> list[do.Instruction]:
         """The oldest message of one lane."""
@@ -466,6 +469,9 @@ class World:
     ) -> None:
         del lane.residents[job.trial]
         lane.served = True
+        if lane.leaves != lane.residue:
+            lane.residue = lane.leaves
+            self._mail(lane, ev.LaneHolds(self.time, lane.lane, 0, lane.residue))
         self._mail(lane, ev.TrialEnded(self.time, job.trial, outcome, needed, detail=detail, final=final))
 
     # ---- what must always hold

@@ -31,7 +31,10 @@ def gpu():
     slot = Slot(None, 4, 1.0, None, "gpu:0", others=OthersOnGpu(16 * GIB, 16 * GIB, lambda free: free))
 
     def look(*beats):
-        slot.lanes = {n: SimpleNamespace(ready=beat is not None, last=beat) for n, beat in enumerate(beats)}
+        slot.lanes = {
+            n: SimpleNamespace(ready=beat is not None, last=beat, last_at=0.0 if beat == SILENT else cluster.now())
+            for n, beat in enumerate(beats)
+        }
         cluster._watch_others(slot, slot.others)
         told, cluster._pending = [event.capacity for event in cluster._pending], []
         return told
@@ -41,8 +44,11 @@ def gpu():
     return look
 
 
-def beat(held, used, quiet=0.0):
-    return Beat([], None, quiet, held, used)
+def beat(held, used):
+    return Beat([], None, 3.0, held, used)
+
+
+SILENT = beat(GIB + 1, 7 * GIB)
 
 
 def test_what_no_lane_holds_is_taken_by_others(gpu):
@@ -52,7 +58,7 @@ def test_what_no_lane_holds_is_taken_by_others(gpu):
     assert gpu(beat(2 * GIB, 6 * GIB), beat(GIB, 7 * GIB)) == []
 
 
-@pytest.mark.parametrize("other", [None, beat(GIB, None), beat(GIB, 7 * GIB, quiet=3.0)])
+@pytest.mark.parametrize("other", [None, beat(GIB, None), SILENT])
 def test_nothing_is_concluded_beside_a_lane_whose_figure_is_not_known(gpu, other):
     assert gpu(beat(GIB, 7 * GIB), other) == []
     assert gpu(beat(GIB, 7 * GIB), beat(GIB, 7 * GIB)) == [], "nor at once when it is"

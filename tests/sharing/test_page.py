@@ -5,11 +5,11 @@ from array import array
 
 import pytest
 
-from cotune.sharing.page import BOUNDARY, HOLDER, Page
+from cotune.sharing.page import BOUNDARY, HOLDER, READ, Page
 
 
 def test_what_is_excused_is_left_out_of_the_iteration_under_way_only():
-    page = memoryview(array("d", [7.0, time.monotonic() - 100, 0.0]))
+    page = memoryview(array("d", [7.0, time.monotonic() - 100, 0.0, 0.0]))
     shown = Page(page)
     shown.excuse(60)
     shown.excuse(30)
@@ -22,13 +22,19 @@ def test_what_is_excused_is_left_out_of_the_iteration_under_way_only():
 
 
 def test_a_lane_without_a_trial_is_not_quiet():
-    shown = Page(memoryview(array("d", [-1.0, 0.0, 7.0])))
-    assert (shown.holder, shown.quiet, shown.held) == (None, 0.0, 7)
+    shown = Page(memoryview(array("d", [-1.0, 0.0, 7.0, 0.0])))
+    assert (shown.holder, shown.quiet, shown.held, shown.age) == (None, 0.0, 7, 0.0)
 
 
 def test_a_lane_rests_while_no_trial_has_the_turn():
-    page = memoryview(array("d", [-1.0, time.monotonic() - 100, 0.0]))
+    page = memoryview(array("d", [-1.0, time.monotonic() - 100, 0.0, 0.0]))
     shown = Page(page)
     assert shown.rests == pytest.approx(100, abs=5)
     page[HOLDER] = 7.0
     assert shown.rests == 0.0
+
+
+def test_what_is_held_is_as_old_as_its_reading():
+    page = memoryview(array("d", [7.0, time.monotonic() - 100, 0.0, 0.0]))
+    page[READ] = time.monotonic() - 30
+    assert Page(page).age == pytest.approx(30, abs=5)

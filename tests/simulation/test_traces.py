@@ -262,7 +262,7 @@ def test_what_a_run_would_have_cost_on_more_devices(tmp_path: Path) -> None:
     assert simulate(workload, Setting(width=2)).figures.makespan == pytest.approx(20.0, abs=2.0)
     assert {job.peak for job in workload.jobs} == {150 * MIB}
     assert {job.busy for job in workload.jobs} == {0.5}
-    assert workload.jobs[1].features == {"lr": 0.1, "depth": 1.0, "bias": 1.0, "optimizer=sgd": 1.0}
+    assert workload.jobs[1].features == {"lr": 0.1, "depth": 1.0, "bias=True": 1.0, "optimizer=sgd": 1.0}
     one, four = (simulate(workload, Setting(devices=count)).figures.makespan for count in (1, 4))
     assert four < one
 

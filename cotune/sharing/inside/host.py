@@ -33,7 +33,7 @@ from cotune.sharing.inside.resident import Ending, ResidentTrial
 from cotune.sharing.inside.turns import Turns
 from cotune.sharing.lane_options import LaneOptions
 from cotune.sharing.memory import LaneMemory
-from cotune.sharing.page import BOUNDARY, HELD, HOLDER, NOBODY
+from cotune.sharing.page import BOUNDARY, HELD, HOLDER, NOBODY, READ
 from cotune.sharing.wire import Kind
 from cotune.trial import Outcome
 
@@ -128,7 +128,7 @@ class Host(ABC):
         self._context_level = self.level = self.memory.read()[0]
         self.memory.set_quota(self.options.quota)
         threading.stack_size(self._stack)
-        self.page[HELD] = self.memory.held()
+        self.show_held()
         self.send(wire.encode_object(Kind.READY, (context,)))
 
     def begin(self, trial: int, run: Callable[[], None]) -> bool:
@@ -171,14 +171,18 @@ class Host(ABC):
     def resize(self, quota: int) -> None:
         """Changes the quota, in bytes, and tells the driver which one now holds."""
         quota = self.memory.set_quota(quota)
-        self.page[HELD] = self.memory.held()
+        self.show_held()
         self.send(wire.encode_object(Kind.RESIZED, (quota,)))
+
+    def show_held(self) -> None:
+        """Puts the bytes held, as of the last reading, on the page."""
+        self.page[HELD], self.page[READ] = self.memory.held(), time.monotonic()
 
     def look(self) -> None:
         """Updates the bytes held on the page while a trial takes long to reach a boundary."""
         if self.page[HOLDER] >= 0 and time.monotonic() - self.page[BOUNDARY] > LOOK_AFTER:
             self.memory.read()
-            self.page[HELD] = self.memory.held()
+            self.show_held()
 
     @property
     def has_shared_classes(self) -> bool:

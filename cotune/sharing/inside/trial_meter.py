@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from cotune.sharing.delays import ThreadDelays
-from cotune.sharing.page import HELD
 
 if TYPE_CHECKING:
     from cotune.sharing.inside.host import Host
@@ -79,7 +78,7 @@ class TrialMeter:
             self._ephemeral = max(self._ephemeral, peak - level)
         self._level = host.level = level
         host.memory.reset_peak()
-        host.page[HELD] = host.memory.held()
+        host.show_held()
         self._seconds += now - self._since
         self._since = now
         before, self._busy_since = self._busy_since, host.memory.busy_seconds()

@@ -41,7 +41,8 @@ class Waiter:
     def call_here(self) -> None:
         """Makes the waiting thread wake on the core of the calling thread."""
         if len(self._cores) > 1:
-            with contextlib.suppress(OSError):
+            # The number is -1 if a sandbox forbids to ask for it.
+            with contextlib.suppress(OSError, ValueError):
                 os.sched_setaffinity(self._thread, (_libc.sched_getcpu(),))
 
     def go_anywhere(self) -> None:

@@ -17,10 +17,8 @@ class Lane:
         self.level = 0
         self.used: float | None = 0.0
         self.waited = 0.0
-        self.page = [0.0] * 16
-        self.memory = SimpleNamespace(
-            read=lambda: (0, 0), held=lambda: 0, reset_peak=lambda: None, busy_seconds=lambda: self.used
-        )
+        self.show_held = lambda: None
+        self.memory = SimpleNamespace(read=lambda: (0, 0), reset_peak=lambda: None, busy_seconds=lambda: self.used)
 
 
 @pytest.fixture

@@ -2,9 +2,11 @@
 
 import os
 import threading
+from types import SimpleNamespace
 
 import pytest
 
+from cotune.sharing.inside import turns as turns_module
 from cotune.sharing.inside.turns import Turns, Waiter
 
 PATIENCE = 20
@@ -305,3 +307,11 @@ def test_a_trial_may_run_on_all_its_cores_again_once_its_turn_begins(actor):
     b.finished()
     assert b.resident.cores == os.sched_getaffinity(0)
     b.does()
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="there is one core only")
+def test_a_sandbox_may_hide_on_which_core_a_thread_runs(monkeypatch):
+    monkeypatch.setattr(turns_module, "_libc", SimpleNamespace(sched_getcpu=lambda: -1))
+    everywhere = os.sched_getaffinity(0)
+    Waiter().call_here()
+    assert os.sched_getaffinity(0) == everywhere
