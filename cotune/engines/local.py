@@ -81,9 +81,9 @@ class LocalEngine(Engine):
         self._bell = Bell()
         # The data of a key is the function to call when it is readable.
         self._selector.register(self._bell, selectors.EVENT_READ, self._bell.hush)
-        self._zygote = LocalZygote(
-            self._selector, self._hear_zygote, modules, packed.blob, self._threads, folder / "zygote.log"
-        )
+        log = folder / "zygote.log"
+        start = partial(Zygote, modules, packed.blob, self._threads, log, packed.own)
+        self._zygote = LocalZygote(self._selector, self._hear_zygote, start, log)
         self._estimator = Estimator(
             self._selector, self._zygote.get, self._series, lambda told: self._pending.append(told)
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import selectors
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -20,9 +20,7 @@ class LocalZygote:
     Args:
         selector: Waits for the zygote's messages.
         hear: Called with the zygote when a message arrives.
-        modules: Modules that the zygote imports.
-        trainable: The pickled trainable.
-        threads: Threads per operation in its lanes.
+        start: Starts a zygote.
         log: File for the zygote's own output.
     """
 
@@ -30,14 +28,12 @@ class LocalZygote:
         self,
         selector: selectors.BaseSelector,
         hear: Callable[[Zygote], None],
-        modules: Sequence[str],
-        trainable: bytes,
-        threads: int,
+        start: Callable[[], Zygote],
         log: Path,
     ) -> None:
         self._selector = selector
         self._hear = hear
-        self._start = partial(Zygote, modules, trainable, threads, log)
+        self._start = start
         self._log = log
         self._zygote: Zygote | None = None
         # A zygote was killed before it was up, perhaps for lack of memory; a second try may succeed.

@@ -56,7 +56,7 @@ class RayEngine(Engine):
 
     def __init__(self, cluster: str, trainable: Any, gpus: int | None, folder: Path, options: LocalOptions) -> None:
         packed = trainable if isinstance(trainable, Packed) else pack(trainable)
-        self._series, packed = packed.series, replace(packed, series=None)
+        self._series, packed = packed.series, replace(packed, own={}, series=None)
         self._by_lane: dict[int, Membership] = {}
         self._by_trial: dict[int, Membership] = {}
         # Ends of trials whose configs could not be sent.

@@ -9,7 +9,7 @@ import io
 import sys
 import warnings
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -21,6 +21,7 @@ from cotune.errors import NotPicklable
 from cotune.process_wide import process_wide
 from cotune.sharing import torch_pickling
 from cotune.sharing.inside.dynamo import NAME as COMPILER
+from cotune.sharing.own_modules import OwnModule, own_modules
 from cotune.sharing.preload import TORCH, modules_to_preload
 from cotune.sharing.script_imports import script_imports
 
@@ -36,6 +37,7 @@ class Packed:
         blob: The pickled trainable.
         modules: Modules that a zygote imports for it.
         imports: The user's own modules that a lane imports before it loads the trainable.
+        own: All of them, by name.
         rehearses: Whether it can be rehearsed.
         series: Pickles configs in the series of `blob`; None outside the driver, or if all configs are plain.
     """
@@ -43,6 +45,7 @@ class Packed:
     blob: bytes
     modules: tuple[str, ...]
     imports: tuple[str, ...] = ()
+    own: Mapping[str, OwnModule] = field(default_factory=dict)
     rehearses: bool = False
     series: Series | None = None
 
@@ -73,7 +76,8 @@ def pack(trainable: Any, *, plainly: bool = False) -> Packed:
     if rehearses:
         # Fake tensors use the compiler.
         modules += [name for name in (*TORCH, COMPILER) if name not in modules]
-    return Packed(blob, tuple(modules), tuple(own), rehearses, None if plainly and not rehearses else series)
+    kept = None if plainly and not rehearses else series
+    return Packed(blob, tuple(modules), tuple(own), own_modules(), rehearses, kept)
 
 
 def dumps(value: Any, what: str) -> bytes:
@@ -106,9 +110,9 @@ class Series:
         self._module = _unimportable_module(value)
         self._buffer = io.BytesIO()
         self._pickler = _Pickler(self._buffer)
-        self._known: dict[int, Any] = {}
+        # What the pickler knows after the first object; copied only when there is another, since it may be a lot.
+        self._known: dict[int, Any] | None = None
         self.first = self._dumps(value, what)
-        self._known = self._pickler.memo.copy()
         # Copies: keys are ids, and another object may get the id once a config is gone.
         self._globals = dict(self._pickler.globals_ref)
         self._cells = dict(self._pickler.cells)
@@ -120,6 +124,8 @@ class Series:
             NotPicklable: The object holds something that cannot leave this process.
         """
         pickler = self._pickler
+        if self._known is None:
+            self._known = pickler.memo.copy()
         pickler.memo, pickler.globals_ref, pickler.cells = self._known, dict(self._globals), dict(self._cells)
         return self._dumps(value, what)
 

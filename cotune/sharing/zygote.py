@@ -12,12 +12,14 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from cotune.process_wide import IN_LANE
 from cotune.sharing.logs import last_lines
+from cotune.sharing.own_modules import OwnModule
 from cotune.sharing.process_groups import kill_group
 from cotune.sharing.zygote_main import write_payload
 
@@ -41,18 +43,26 @@ class Zygote:
         trainable: The pickled trainable, which all lanes read from the same memory.
         threads: Threads per operation in its lanes.
         log: File for the zygote's own output.
+        own: The user's own modules by name, which are not read again.
 
     Attributes:
         is_up: Whether it has imported everything.
     """
 
-    def __init__(self, modules: Sequence[str], trainable: bytes, threads: int, log: Path) -> None:
+    def __init__(
+        self,
+        modules: Sequence[str],
+        trainable: bytes,
+        threads: int,
+        log: Path,
+        own: Mapping[str, OwnModule] = MappingProxyType({}),
+    ) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.settimeout(None)
         # Imports ignore entries of sys.path that are not strings, such as a pathlib.Path.
         path = [entry or _here() for entry in sys.path if isinstance(entry, str)]
         # Not on the command line: some paths are longer than an argument may be.
-        payload = write_payload(json.dumps([path, _levels()]).encode(), modules, sys.argv, trainable)
+        payload = write_payload(json.dumps([path, _levels()]).encode(), modules, sys.argv, dict(own), trainable)
         environment = dict(os.environ)
         # torch.cuda.is_available() in the zygote must not start CUDA, or no lane could be forked any more.
         environment["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"

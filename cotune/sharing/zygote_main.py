@@ -28,6 +28,7 @@ from typing import Any, NoReturn
 
 from cotune.sharing.inside.dynamo import NAME as COMPILER
 from cotune.sharing.inside.dynamo import defer_dynamo
+from cotune.sharing.own_modules import Finder, OwnModule
 from cotune.sharing.process_groups import kill_children, kill_group
 
 _PR_SET_PDEATHSIG = 1
@@ -43,8 +44,8 @@ def main(control: int, payload: int, levels: Mapping[str, int] | None) -> NoRetu
 
     Args:
         control: A sequenced-packet socket to the driver.
-        payload: A memory file: `sys.path` and `levels` as JSON; the modules to import and the script's `sys.argv`,
-            pickled; then the pickled trainable. All but the last are preceded by their length.
+        payload: A memory file: `sys.path` and `levels` as JSON; the modules to import, the script's `sys.argv` and the
+            user's own modules, pickled; then the pickled trainable. All but the last are preceded by their length.
         levels: Levels of the driver's loggers by name, so that trials log alike, to their logs; None if the driver has
             no log handlers.
     """
@@ -63,7 +64,8 @@ def main(control: int, payload: int, levels: Mapping[str, int] | None) -> NoRetu
     if _is_over(sock):
         # The driver died before PR_SET_PDEATHSIG was set.
         _leave()
-    told, modules, sys.argv[:], trainable = _read_payload(payload)
+    told, (modules, sys.argv[:], own), trainable = _read_payload(payload)
+    sys.meta_path.insert(0, Finder(own))
     os.set_inheritable(payload, False)
     # Imports make objects that stay: collecting garbage among them takes half a second in all, and finds next to none.
     gc.disable()
@@ -79,7 +81,7 @@ def main(control: int, payload: int, levels: Mapping[str, int] | None) -> NoRetu
     safe = [name for name in modules if name.split(".")[0] in _SAFE]
     if safe != modules and _touched_cuda():
         # A package started CUDA at its import, after which lanes cannot be forked: start again without such packages.
-        again = write_payload(told, safe, sys.argv, trainable)
+        again = write_payload(told, safe, sys.argv, own, trainable)
         os.set_inheritable(again, True)
         os.execv(sys.executable, [*sys.orig_argv[:-1], str(again)])
     signal.signal(signal.SIGTERM, _note)
@@ -145,9 +147,15 @@ def _leave(*_signal: Any) -> NoReturn:
     os._exit(0)
 
 
-def write_payload(told: bytes, modules: Sequence[str], arguments: Sequence[str], trainable: bytes | memoryview) -> int:
+def write_payload(
+    told: bytes,
+    modules: Sequence[str],
+    arguments: Sequence[str],
+    own: Mapping[str, OwnModule],
+    trainable: bytes | memoryview,
+) -> int:
     """Writes the memory file that `main` reads; returns its descriptor."""
-    head = pickle.dumps((list(modules), [str(argument) for argument in arguments]))
+    head = pickle.dumps((list(modules), [str(argument) for argument in arguments], own))
     fd = os.memfd_create("cotune-payload", os.MFD_CLOEXEC)
     try:
         with open(fd, "wb", closefd=False) as file:
@@ -160,15 +168,14 @@ def write_payload(told: bytes, modules: Sequence[str], arguments: Sequence[str],
     return fd
 
 
-def _read_payload(payload: int) -> tuple[bytes, list[str], list[str], memoryview]:
+def _read_payload(payload: int) -> tuple[bytes, tuple[list[str], list[str], dict[str, OwnModule]], memoryview]:
     view = memoryview(mmap.mmap(payload, 0, prot=mmap.PROT_READ))
     parts = []
     for _ in range(2):
         end = 8 + int.from_bytes(view[:8], "little")
         parts.append(view[8:end])
         view = view[end:]
-    modules, arguments = pickle.loads(parts[1])
-    return bytes(parts[0]), modules, arguments, view
+    return bytes(parts[0]), pickle.loads(parts[1]), view
 
 
 def _preload(modules: list[str]) -> None:

@@ -195,8 +195,8 @@ def clients(tmp_path, monkeypatch):
         def __init__(self, uuid):
             self.uuid = uuid
 
-        def environment(self, memory):
-            return {"CUDA_MPS_PIPE_DIRECTORY": f"/mps/{self.uuid}", "limit": str(memory)}
+        def environment(self):
+            return {"CUDA_MPS_PIPE_DIRECTORY": f"/mps/{self.uuid}"}
 
         def close(self):
             closed.append(self.uuid)
@@ -226,7 +226,7 @@ def test_after_a_fault_others_are_mps_clients_as_before_and_who_may_be_at_fault_
     lane, gone = clients
     first = lane(1)
     assert first.is_mps_client
-    assert first.environment == {"CUDA_MPS_PIPE_DIRECTORY": "/mps/GPU-0", "limit": str(1 << 30)}
+    assert first.environment == {"CUDA_MPS_PIPE_DIRECTORY": "/mps/GPU-0"}
     assert "broke the device context" in gone(1, FAULTED << 8).detail
     apart = lane(2, apart=True)
     assert (apart.is_mps_client, apart.environment) == (False, {})

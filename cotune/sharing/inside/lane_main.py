@@ -191,6 +191,14 @@ class ForkedHost(Host):
         return is_sound
 
 
+_NOT_FOUND = "lanes look for modules in the folders of sys.path: put the module's folder there before cotune is called"
+_MADE_ANEW = (
+    "what the script makes, such as a progress bar, may not survive the way to another process: make it inside the "
+    "trainable, or in a module that the script imports. Lanes import modules anew: what can be done only once belongs "
+    "under `if __name__ == '__main__':`"
+)
+
+
 @contextlib.contextmanager
 def _loading(what: str) -> Iterator[None]:
     try:
@@ -198,7 +206,5 @@ def _loading(what: str) -> Iterator[None]:
     except Exception as error:
         raise NotPicklable(
             f"{what} cannot be loaded in a lane process: {type(error).__name__}: {error}",
-            hint="what the script makes, such as a progress bar, may not survive the way to another process: make it "
-            "inside the trainable, or in a module that the script imports. Lanes import modules anew: what can be done "
-            "only once belongs under `if __name__ == '__main__':`",
+            hint=_NOT_FOUND if isinstance(error, ModuleNotFoundError) else _MADE_ANEW,
         ) from error

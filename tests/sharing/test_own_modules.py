@@ -1,0 +1,67 @@
+"""What a call knows of the user's own modules."""
+
+import importlib
+import sys
+
+import pytest
+
+import cotune
+from cotune.sharing import own_modules as module_under_test
+from cotune.sharing.own_modules import Finder, own_modules
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    """A package of the user's with one module, of which `write` changes the value; both are loaded."""
+    package = tmp_path / "project_of_ours"
+    package.mkdir()
+
+    def write(value):
+        (package / "settings.py").write_text(f"VALUE = {value}  # {'x' * value}\n")
+
+    (package / "__init__.py").write_text("")
+    write(1)
+    monkeypatch.syspath_prepend(tmp_path)
+    importlib.import_module("project_of_ours.settings")
+    yield write
+    forget()
+
+
+def forget():
+    for name in [name for name in sys.modules if name.startswith("project_of_ours")]:
+        del sys.modules[name]
+
+
+def test_a_module_is_found_as_it_was_whatever_became_of_its_file(project, tmp_path, monkeypatch):
+    found = own_modules()
+    project(2)
+    monkeypatch.setattr(sys, "meta_path", [Finder(found), *sys.meta_path])
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry != str(tmp_path)])
+    forget()
+    settings = importlib.import_module("project_of_ours.settings")
+    assert (settings.VALUE, settings.__file__) == (1, str(tmp_path / "project_of_ours" / "settings.py"))
+    assert sys.modules["project_of_ours"].__path__ == [str(tmp_path / "project_of_ours")]
+
+
+def test_only_modules_of_the_users_own_that_are_loaded_are_kept(project):
+    found = own_modules()
+    assert {"project_of_ours", "project_of_ours.settings"} <= found.keys()
+    assert not {"json", "pytest", "cotune", module_under_test.__name__} & found.keys()
+    sys.modules["project_of_ours"].__spec__._initializing = True
+    assert "project_of_ours" not in own_modules(), "it would call us again"
+
+
+def test_a_file_that_is_broken_by_now_is_left_to_who_imports_it(project, tmp_path):
+    (tmp_path / "project_of_ours" / "settings.py").write_text("VALUE = (\n")
+    assert "project_of_ours.settings" not in own_modules()
+
+
+def test_all_trials_of_a_run_have_the_modules_as_they_were_when_it_began(project, tmp_path):
+    def train(config):
+        from project_of_ours import settings
+
+        cotune.report({"loss": settings.VALUE})
+
+    run = {"metric": "loss", "trials": 3, "lanes": 1, "devices": ["cpu:0@1GiB"], "storage": tmp_path / "runs"}
+    results = cotune.run(train, {"x": cotune.uniform(0, 1)}, reuse=False, callbacks=[lambda ended: project(2)], **run)
+    assert [trial.metrics["loss"] for trial in results] == [1, 1, 1]
