@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from bisect import insort
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from cotune.errors import InputError
 
@@ -49,7 +49,9 @@ class Rungs:
         # For each rung: value and trial, the best first; and the trials that have gone on from there, or are over.
         self._entries: defaultdict[int, list[tuple[float, int]]] = defaultdict(list)
         self._gone: defaultdict[int, set[int]] = defaultdict(set)
+        # The rung that a trial waits on or will come to next, and its last report: step and value.
         self._at: dict[int, int] = {}
+        self._last: dict[int, tuple[int, float]] = {}
         self._waiting: set[int] = set()
 
     @property
@@ -65,48 +67,38 @@ class Rungs:
         """
         if math.isnan(value):
             return trial in self._waiting, []
-        promoted: list[int] = []
-        if trial not in self._waiting:
-            self._at.setdefault(trial, 0)
-            while trial not in self._waiting and step >= self._step(self._at[trial]):
-                rung = self._at[trial]
-                insort(self._entries[rung], (self._sign * value, trial))
-                self._waiting.add(trial)
-                promoted += self._promote(rung)
-        return trial in self._waiting, [other for other in promoted if other != trial]
+        self._at.setdefault(trial, 0)
+        self._last[trial] = step, value
+        promoted = dict.fromkeys(self._climb(trial))
+        return trial in self._waiting, [other for other in promoted if other not in (trial, *self._waiting)]
 
     def restore(self, trial: int, values: Iterable[tuple[int, float]], is_over: bool) -> None:
         """Takes in a trial of an earlier session; which waiting trials go on is decided in `settle`."""
-        rung, has_gone_on = -1, True
         for step, value in values:
             if math.isnan(value):
                 continue
-            # A report after the one on a rung shows that the trial was promoted from there.
-            has_gone_on = True
-            if step >= self._step(rung + 1):
-                self._gone[rung].add(trial)
-                rung, has_gone_on = rung + 1, False
-                insort(self._entries[rung], (self._sign * value, trial))
-        if rung < 0:
-            return
-        self._at[trial] = rung
+            if trial in self._last:
+                # A report after another shows that the trial was promoted from the rungs up to that one.
+                self._pass(trial)
+            self._at.setdefault(trial, 0)
+            self._last[trial] = step, value
+        if trial in self._last and self._is_on_rung(trial):
+            self._enter(trial)
         if is_over:
             self.over(trial)
-        elif has_gone_on:
-            self._go_on(trial, rung)
-        else:
-            self._waiting.add(trial)
 
     def settle(self) -> None:
         """Promotes all restored trials that are good enough."""
         for rung in list(self._entries):
-            self._promote(rung)
+            for _ in self._promote(rung):
+                pass
 
     def over(self, trial: int) -> None:
         """Notes that a trial will not go on; its places on the rungs stay."""
         self._waiting.discard(trial)
         if trial in self._at:
             self._gone[self._at.pop(trial)].add(trial)
+            del self._last[trial]
 
     def best_waiting(self) -> int | None:
         """Promotes the best waiting trial on the highest rung, whatever its share; None if no trial waits."""
@@ -114,16 +106,37 @@ class Rungs:
             for _, trial in self._entries[rung]:
                 if trial in self._waiting and self._at.get(trial) == rung:
                     self._go_on(trial, rung)
+                    self._pass(trial)
                     return trial
         return None
 
-    def _promote(self, rung: int) -> list[int]:
+    def _is_on_rung(self, trial: int) -> bool:
+        return self._last[trial][0] >= self._step(self._at[trial])
+
+    def _enter(self, trial: int) -> None:
+        """Has the trial wait on its rung, with the value of its last report."""
+        insort(self._entries[self._at[trial]], (self._sign * self._last[trial][1], trial))
+        self._waiting.add(trial)
+
+    def _pass(self, trial: int) -> None:
+        """Lets the trial go on past all rungs up to its last report."""
+        while self._is_on_rung(trial):
+            self._enter(trial)
+            self._go_on(trial, self._at[trial])
+
+    def _climb(self, trial: int) -> Iterator[int]:
+        """Lets the trial pass rungs up to its last report, as long as it is good enough; yields who is promoted."""
+        while trial not in self._waiting and self._is_on_rung(trial):
+            self._enter(trial)
+            yield from self._promote(self._at[trial])
+
+    def _promote(self, rung: int) -> Iterator[int]:
         entries, gone = self._entries[rung], self._gone[rung]
         room = len(entries) // self._rule.reduction_factor
-        chosen = [trial for _, trial in entries[:room] if trial not in gone]
-        for trial in chosen:
+        for trial in [trial for _, trial in entries[:room] if trial not in gone]:
             self._go_on(trial, rung)
-        return chosen
+            yield trial
+            yield from self._climb(trial)
 
     def _go_on(self, trial: int, rung: int) -> None:
         self._gone[rung].add(trial)

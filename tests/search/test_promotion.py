@@ -58,6 +58,21 @@ def test_whoever_is_over_keeps_its_place_and_is_not_promoted():
     assert found.report(2, 1, 0.3) == (True, [])
 
 
+def test_a_report_that_passes_several_rungs_counts_on_all_of_them_whenever_its_trial_is_promoted():
+    """Rungs at 1, 2, 4; two reports would pass the first two at once."""
+    found = rungs(factor=2)
+    assert found.report(0, 3, 0.5) == (True, [])
+    assert found.report(1, 3, 0.7) == (True, []), "of two on the first rung one goes on: to the next, where it is alone"
+    assert found.report(2, 3, 0.1) == (False, []), "the better of two there"
+    assert found.report(3, 3, 0.2) == (True, [])
+    assert found.report(4, 3, 0.6) == (True, [])
+    again = rungs(factor=2)
+    for trial, value in enumerate([0.5, 0.7, 0.1, 0.2, 0.6]):
+        again.restore(trial, [(3, value)], is_over=False)
+    again.settle()
+    assert again.waiting == found.waiting
+
+
 def test_at_the_end_the_best_on_the_highest_rung_goes_on():
     found = rungs()
     for trial, value in enumerate((0.3, 0.2, 0.4)):
