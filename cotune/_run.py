@@ -225,7 +225,12 @@ def run(
             metric, threads, lockstep, judged=pruner is not None, residents=options.residents, paused=paused, mps=mps,
             stop=dumps(rule, "stop=") if rule is not None else b"",
         )  # fmt: skip
-        engine = _engine(pack(trainable, plainly=tree.is_plain), found, cluster, gpus, folder, how)
+        packed = pack(trainable, plainly=tree.is_plain)
+        if packed.series is not None:
+            # Now, and not when a trial first draws it.
+            for name, value in tree.objects():
+                packed.series.then(value, f"{name!r} of the space")
+        engine = _engine(packed, found, cluster, gpus, folder, how)
         with interrupts.handled(signal.SIGTERM), contextlib.ExitStack() as stack:
             stack.callback(engine.close)
             # Imported only now: Optuna takes long to import, and the zygote starts meanwhile.

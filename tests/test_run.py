@@ -829,9 +829,10 @@ def test_what_the_space_and_the_trainable_both_hold_is_one_object_in_a_trial_too
     assert sorted(trial.metrics["loss"] for trial in results) == [2.0, 2.0, 3.0, 3.0, 3.0, 3.0, 4.0, 4.0]
 
 
-def test_a_config_that_cannot_travel_is_refused_by_name(run):
-    with pytest.raises(cotune.NotPicklable, match="config of trial 0"):
-        run(lambda config: 1.0, {"x": threading.Lock()}, trials=1)
+@pytest.mark.parametrize("x", [threading.Lock(), cotune.choice(["a", "b", threading.Lock()])])
+def test_what_cannot_travel_is_refused_by_name_whoever_would_draw_it(run, x):
+    with pytest.raises(cotune.NotPicklable, match="'in/x' of the space cannot be sent"):
+        run(lambda config: 1.0, {"in": {"x": x}}, trials=1)
 
 
 def test_a_trial_without_a_report_and_a_nan_fail_by_name(run):

@@ -59,8 +59,12 @@ class Space:
     @property
     def is_plain(self) -> bool:
         """Whether every config is made of scalars, lists and dicts only."""
-        options = (domain.options for domain in self.domains.values() if isinstance(domain, Choice))
-        return is_plain([*self.constants.values(), *chain.from_iterable(options)])
+        return not any(self.objects())
+
+    def objects(self) -> Iterator[tuple[str, Any]]:
+        """Constants and options that are no plain values, each with its flat name."""
+        options = ((name, one) for name, it in self.domains.items() if isinstance(it, Choice) for one in it.options)
+        return ((name, value) for name, value in chain(self.constants.items(), options) if not is_plain(value))
 
     def distributions(self) -> dict[str, BaseDistribution]:
         """The domains as Optuna's distributions, by flat name, for `study.ask()`."""
