@@ -59,6 +59,11 @@ def printable(text: str, keep: str = "") -> str:
     return "".join(char if char.isprintable() or char in keep else "\N{REPLACEMENT CHARACTER}" for char in text)
 
 
+def first_line(said: object, most: int = 200) -> str:
+    """The first line of a text, or of what an error says; empty if it says nothing."""
+    return next(iter(str(said).strip().splitlines()), "")[:most]
+
+
 def _rebuild(cls: type[CotuneError], message: str, hint: str) -> CotuneError:
     return cls(message, hint=hint)
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from cotune.dashboard.display import Display
+from cotune.errors import first_line
 from cotune.packer import ConcludeTrial, Outcome
 from cotune.record import Record, Records, error_of
 from cotune.results import TrialResult
@@ -71,7 +72,7 @@ class Conclusions:
         error = record.error = error_of(conclusion)
         if conclusion.error in _FATAL and not self._records.have_reports:
             raise error
-        said = next(iter(conclusion.reason.splitlines()), "")[:100] or conclusion.error
+        said = first_line(conclusion.reason, 100) or conclusion.error
         self._display.note = f"trial {record.trial} failed: {said}"
 
     def _call_back(self, record: Record) -> None:

@@ -336,7 +336,7 @@ class Sweep:
         record = self._records[retry.trial]
         self._records.retried(record, retry.reason)
         if record.state is TrialState.WAITING:
-            self.display.note = f"trial {retry.trial} starts again: {next(iter(retry.reason.splitlines()), '')[:100]}"
+            self.display.note = f"trial {retry.trial} starts again: {errors.first_line(retry.reason, 100)}"
 
     # ---- the end
 

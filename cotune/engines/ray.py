@@ -180,7 +180,7 @@ class RayEngine(Engine):
             items = answer.result()
         except RayError as error:
             self._forget(member)
-            self._roster.leave(member, str(error).splitlines()[0])
+            self._roster.leave(member, errors.first_line(error) or type(error).__name__)
             return []
         self._listen(member)
         happened: list[News] = []
@@ -254,7 +254,7 @@ def _connect(cluster: str) -> tuple[Any, bool]:
                 "Ray is imported; cluster='auto' does so by itself on the cluster's own machine",
             ) from error
         raise errors.DeviceError(
-            f"there is no Ray cluster at {_meant(cluster)!r}: {str(error).partition(chr(10))[0]}",
+            f"there is no Ray cluster at {_meant(cluster)!r}: {errors.first_line(error)}",
             hint="start one with `ray start --head`, pass its address as cluster=, or leave cluster= out",
         ) from error
     return ray, True

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from cotune.demand import MIB, Demand, format_bytes
+from cotune.errors import first_line
 from cotune.packer import events as ev
 from cotune.packer import instructions as do
 from cotune.packer.fitting import Fitting
@@ -168,7 +169,7 @@ class Endings:
         had_all = trial.had_all and whole and lane.is_empty and (trial.alone or not lane.residue)
         if had_all or (event.needed or 0) > self._fitting.largest:
             # It may be something else than memory that the system refuses, such as a thread.
-            last = next(iter(event.detail.splitlines()), "")[:200]
+            last = first_line(event.detail)
             self.conclude(trial, Outcome.FAILED, "TrialTooLarge", f"{figures}; last: {last}" if last else figures)
             return
         model = self._predictor.model(trial)

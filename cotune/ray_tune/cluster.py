@@ -13,7 +13,7 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayError
 from cotune.engines.others import OthersOnGpu
 from cotune.engines.stillborn import Stillborn
 from cotune.engines.translation import event_of
-from cotune.errors import RunError
+from cotune.errors import RunError, first_line
 from cotune.packer import events as ev
 from cotune.packer import instructions as do
 from cotune.ray_tune.lane import Beat
@@ -168,7 +168,7 @@ class Cluster:
                 self._pending.append(self._slots.came_up(slot, answer, self.now()))
         except RayError as error:
             self._drop(slot)
-            self._stillborn.another(_first_line(getattr(error, "cause", None) or error))
+            self._stillborn.another(_said(getattr(error, "cause", None) or error))
 
     def _hear_opening(self, lane: LaneHandle) -> None:
         opening, lane.opening = lane.opening, None
@@ -179,7 +179,7 @@ class Cluster:
             return
         except RayError as error:
             # The lane counts as lost once its beat fails, too.
-            lane.fault = _first_line(getattr(error, "cause", None) or error)
+            lane.fault = _said(getattr(error, "cause", None) or error)
             kill(lane.actor)
             return
         lane.opened(site.pid)
@@ -219,7 +219,7 @@ class Cluster:
             slot.others.unsettled()
         # The actor may be alive and only out of reach.
         kill(lane.actor)
-        detail = lane.fault or _first_line(error)
+        detail = lane.fault or _said(error)
         self._pending.append(ev.LaneLost(self.now(), lane.lane, lane.last.holder, detail))
         if lane.fault or not lane.ready:
             self._lane_stillborn(slot, detail)
@@ -284,6 +284,5 @@ class Cluster:
         self._pending.clear()
 
 
-def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0][:300] if lines else type(error).__name__
+def _said(error: BaseException) -> str:
+    return first_line(error, 300) or type(error).__name__

@@ -26,6 +26,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from cotune.demand import MIB, Estimate
+from cotune.errors import first_line
 from cotune.sharing.inside.boundary import on_optimizer_step
 from cotune.sharing.wire import load_series
 
@@ -54,7 +55,7 @@ def serve(answer: int, request: int, trainable: bytes | memoryview) -> NoReturn:
         series = load_series(trainable, Path(f"/proc/self/fd/{request}").read_bytes())
         told: Estimate | str = rehearse(next(series), next(series))
     except BaseException as error:
-        told = f"{type(error).__name__}: {error}".splitlines()[0][:300]
+        told = first_line(f"{type(error).__name__}: {error}", 300)
     os.write(answer, pickle.dumps(told))
     os._exit(0)
 
