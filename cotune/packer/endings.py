@@ -160,9 +160,10 @@ class Endings:
             self._predictor.judge_hint(trial, floor)
         trial.floor, trial.lacked = floor, max(trial.lacked, least, event.needed or 0)
         largest = max(0, self._fitting.largest_room)
+        # A system that refuses memory may not say how much was asked for.
+        needs = "" if event.needed is None else f"it needs {format_bytes(max(event.needed, least))} or more; "
         figures = (
-            f"it needs {format_bytes(max(event.needed or 0, least))} or more; "
-            f"it had {format_bytes(had)} in a lane of {format_bytes(lane.asked)}; "
+            f"{needs}it had {format_bytes(had)} in a lane of {format_bytes(lane.asked)}; "
             f"the largest device leaves {format_bytes(largest)} to one trial"
         )
         whole = lane.asked >= lane.device.capacity and self._fitting.is_whole(lane.device.capacity)

@@ -43,8 +43,8 @@ class Fitting:
     """Answers where a trial fits.
 
     Attributes:
-        largest: Bytes of the largest device when other programs use none of it.
-        largest_room: Largest peak that fits on any device when nothing else runs there.
+        largest: Bytes of the largest device when other programs use none of it; also if it is gone, and may come back.
+        largest_room: Largest peak that fits on any of these devices when nothing else runs there.
         admits: Whether a trial should share a lane with its residents.
 
     Args:

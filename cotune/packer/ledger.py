@@ -44,9 +44,12 @@ class Ledger:
         self.now = 0.0
         self._fitting = fitting
         self._opened = 0
+        # Sizes and rooms of all devices, also of those that are gone.
         self._sizes, self._rooms = Largest(), Largest()
+        self._gone: dict[str, Device] = {}
 
     def add(self, device: Device) -> None:
+        self._forget(self._gone.pop(device.name, None))
         self.devices[device.name] = device
         self.capacity += device.capacity
         device.room = _room(device)
@@ -64,14 +67,31 @@ class Ledger:
         self.touch(device)
 
     def remove(self, device: Device) -> list[Trial]:
-        """Removes a device with its lanes; returns the trials that were in them."""
+        """Removes a device with its lanes; returns the trials that were in them.
+
+        It may come back, so trials that only it can hold wait for it until `give_up_gone`.
+        """
         del self.devices[device.name]
+        self._gone[device.name] = device
         self.capacity -= device.capacity
+        self.changes += 1
         self.pool.remove(device)
-        self._sizes.remove(device.full)
-        self._rooms.remove(device.room)
-        self._note_largest()
         return [trial for lane in list(device.lanes.values()) for trial in self.forget(lane)]
+
+    def give_up_gone(self) -> bool:
+        """Forgets devices that are gone, unless memory is still being returned; returns whether it has."""
+        if not self._gone or any(lane.closing or lane.unanswered for lane in self.lanes.values()):
+            return False
+        gone, self._gone = self._gone, {}
+        for device in gone.values():
+            self._forget(device)
+        self._note_largest()
+        return True
+
+    def _forget(self, device: Device | None) -> None:
+        if device is not None:
+            self._sizes.remove(device.full)
+            self._rooms.remove(device.room)
 
     def touch(self, device: Device) -> None:
         """Updates derived state; call after every change to a device or its lanes."""
@@ -92,7 +112,9 @@ class Ledger:
 
     def _note_largest(self) -> None:
         largest, room = self._sizes.get(0), self._rooms.get(-1)
-        self.version += (largest, room) != (self._fitting.largest, self._fitting.largest_room)
+        is_new = (largest, room) != (self._fitting.largest, self._fitting.largest_room)
+        self.version += is_new
+        self.changes += is_new
         self._fitting.largest, self._fitting.largest_room = largest, room
 
     # ---- lanes

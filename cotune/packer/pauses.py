@@ -148,10 +148,18 @@ class Pauses:
             if place.missing > 0:
                 if not self._ledger.reclaim(place.device, place.missing, keep=lane):
                     returnable = self._ledger.returnable(place.device, keep=lane)
-                    self._free(place.device, place.missing - returnable, trial)
+                    if not self._free(place.device, place.missing - returnable, trial) and self._is_stranded(trial):
+                        self._evict(trial)
                 continue
             self._ledger.resize(lane, place.quota)
             self._go_on(trial, lane)
+
+    def _is_stranded(self, trial: Trial) -> bool:
+        """Whether nothing will free the room that a trial lacks in its lane, as when others have left memory there."""
+        assert trial.lane is not None
+        device = trial.lane.device
+        may_change = device.active or device.capacity < device.full
+        return not may_change and (trial.rest.saved or not self._anything_runs)
 
     def make_room(self) -> None:
         """Has paused trials make room: on devices that have shrunk or are kept free, and for the first in line."""

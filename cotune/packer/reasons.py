@@ -58,6 +58,9 @@ class Reasons:
 
     def _unfit(self, trial: Trial, devices: list[Device]) -> str:
         """Why no device has a place for the trial."""
+        needs = min(self._fitting.needs(trial, device) for device in devices)
+        if max(device.full for device in self._ledger.devices.values()) < needs <= self._fitting.largest:
+            return f"needs {format_bytes(needs)}, and a device with that much is gone; it may come back"
         if trial.expected is not None and not trial.wants_all:
             roomy = [device for device in devices if device.seats]
             if not roomy:

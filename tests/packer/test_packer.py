@@ -813,9 +813,7 @@ def test_given_up_with_figures_only_after_the_largest_device_was_its_own() -> No
     world.go(0)
     assert world.error(0) == "TrialTooLarge"
     reason = world.concluded[0].reason
-    assert reason == (
-        "it needs 974 MiB or more; it had 974 MiB in a lane of 1.0 GiB; the largest device leaves 974 MiB to one trial"
-    )
+    assert reason == ("it had 974 MiB in a lane of 1.0 GiB; the largest device leaves 974 MiB to one trial")
 
 
 def test_trial_that_fits_the_large_device_is_not_tried_on_the_small_one_for_ever() -> None:
@@ -1240,6 +1238,24 @@ def test_trials_wait_while_there_is_no_device() -> None:
     assert world.outcome(1) is Outcome.STOPPED
     world.device("gpu 1", GIB)
     assert world.running() == [0]
+
+
+def test_a_trial_that_only_a_lost_device_could_hold_waits_for_it_while_others_run() -> None:
+    world = taught(4)
+    world.device("gpu 1", 4 * GIB)
+    for trial, size in ((1, 3000), (2, 3000), (3, 100)):
+        world.add(trial, size * MIB, 50 * MIB, kind=str(size), hint=1.0, steps=20)
+    world.go(1, 2)
+    world.go(3, 2)
+    world.lose("gpu 1")
+    assert world.running() == [3]
+    assert "gone; it may come back" in str(world.why(1))
+    world.device("gpu 1", 4 * GIB)
+    assert world.running() == [1, 3]
+    world.lose("gpu 1")
+    world.finish(3)
+    world.run()
+    assert [world.error(trial) for trial in (1, 2)] == ["TrialTooLarge"] * 2, "nothing else was left to run"
 
 
 def test_device_nobody_knows_cannot_be_lost() -> None:

@@ -475,6 +475,21 @@ def test_a_lane_that_takes_no_further_trial_goes_with_the_last_that_waits_in_it(
     assert world.lane_of(second).lane != 1
 
 
+@pytest.mark.parametrize("saves", [True, False])
+def test_a_trial_that_others_have_left_no_room_in_its_lane_goes_on_in_another(saves: bool) -> None:
+    world = make(capacity=GIB)
+    first = add(world, 750, saves=saves)
+    world.go(first, 2)
+    pause(world, first)
+    second = add(world, 50, steps=2)
+    world.leave_behind(1, 240 * MIB)
+    world.finish(second)
+    world.release(first)
+    world.run_some(4)
+    assert runs(world, first)
+    assert world.lane_of(first).lane != 1
+
+
 def test_a_lane_whose_last_trials_leave_it_makes_room_with_all_it_holds() -> None:
     world = World(PackerOptions(width=2))
     world.device("gpu 0", GIB, 200 * MIB)
