@@ -1,73 +1,73 @@
-"""What annotations name reaches another process with the function or class."""
+"""What annotations of the script's classes name reaches another process with them."""
 
 from __future__ import annotations
 
-import dataclasses
 import pickle
+import sqlite3
 import sys
 import typing
 from pathlib import Path as Folder
 
-import numpy as np
+import pytest
 
 from cotune import by_value, named
 from cotune.sharing.inside.main_module import MainModule
 from cotune.sharing.inside.script_classes import ScriptClasses
 
 
-class Rate:
+class Outer:
+    inner: typing.Optional["Inner"]  # noqa: UP037, UP045
+    folder: Folder
+    text: "not a type"  # noqa: F722
+    database: Database
+    number: int
+
+
+class Inner:
+    last: Last
+    outer: Outer
+
+
+class Last:
     pass
 
 
-Rates = list[Rate]
-data = np.zeros(3)
+class Database:
+    connection = sqlite3.connect(":memory:")
 
 
-def test_a_function_takes_along_the_types_that_its_annotations_name():
-    def train(rates: Rates, folder, array: np.ndarray, rest: data):
-        """Folder data"""
-
-    train.__annotations__ |= {"folder": "typing.Optional['Folder']", "return": "not a type"}
-    assert named.by_function(train) == {"Rates": Rates, "typing": typing, "Folder": Folder, "np": np}
-    assert pickle.loads(by_value.dumps(train)).__globals__["Rates"] == Rates
-
-
-def test_a_function_takes_along_what_classes_that_it_makes_name():
-    def train():
-        @dataclasses.dataclass
-        class Settings:
-            """data"""
-
-            rate: Rate
-
-            def method(self):
-                class Inner:
-                    folder: Folder
-
-                return Inner
-
-        return Settings
-
-    assert named.by_function(train) == {"Rate": Rate, "Folder": Folder}
-    assert pickle.loads(by_value.dumps(train)).__globals__["Rate"] is Rate
-
-
-def test_the_main_module_knows_what_annotations_of_the_scripts_classes_name(monkeypatch):
-    class Settings:
-        rate: OfTheScript  # noqa: F821
-
+@pytest.fixture
+def script(monkeypatch):
+    """These classes, as if they were of the script."""
     main = sys.modules["__main__"]
-    Settings.__module__ = Rate.__module__ = "__main__"
-    monkeypatch.setattr(main, "OfTheScript", Rate, raising=False)
-    blob = by_value.dumps(Settings)
+    for cls in (Outer, Inner, Last, Database):
+        monkeypatch.setattr(cls, "__module__", "__main__")
+        monkeypatch.setattr(main, cls.__name__, cls, raising=False)
+    for name in ("typing", "Folder"):
+        monkeypatch.setattr(main, name, globals()[name], raising=False)
+    return main
+
+
+def test_names_are_found_in_texts_within_texts(script):
+    assert named.named_by(Outer) == {"typing": typing, "Inner": Inner, "Folder": Folder, "Database": Database}
+
+
+@pytest.mark.parametrize("trainable", [Outer, (Outer, Inner), (Last, Inner, Outer)])
+def test_the_main_module_knows_what_annotations_of_the_scripts_classes_name(script, monkeypatch, trainable):
+    blob = by_value.dumps(trainable)
     monkeypatch.undo()
     here, there = ScriptClasses(inherits=False), ScriptClasses(inherits=False)
     here.leave()
     there.enter()
-    made = pickle.loads(blob)
+    pickle.loads(blob)
     shown = MainModule(print, there.now())
     shown.enter()
-    assert typing.get_type_hints(made)["rate"].__name__ == "Rate"
+    outer = script.Outer
+    assert typing.get_type_hints(script.Inner) == {"last": script.Last, "outer": outer}
+    assert not hasattr(script, "Database"), "it holds what cannot travel, which nobody has asked for"
+    del outer.__annotations__["database"], outer.__annotations__["text"]
+    assert typing.get_type_hints(outer) == {"inner": script.Inner | None, "folder": Folder, "number": int}
+    assert outer is not Outer
     shown.leave()
     here.enter()
-    assert not hasattr(main, "OfTheScript")
+    assert not hasattr(script, "Inner")

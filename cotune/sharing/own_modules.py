@@ -1,4 +1,4 @@
-"""The code of the user's own modules, as of the beginning of a call.
+"""The user's own modules as they were when a call began.
 
 Lanes open at any time and import these modules anew: if one was edited meanwhile, some trials would run other code than
 others.
@@ -8,12 +8,17 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import marshal
+import linecache
+import os
 import sys
 from collections.abc import Mapping
 from importlib.machinery import ModuleSpec, SourceFileLoader
-from types import CodeType, ModuleType
+from importlib.util import decode_source
+from pathlib import Path
+from types import ModuleType
 from typing import NamedTuple
+
+_Stamp = tuple[int, int]
 
 
 class OwnModule(NamedTuple):
@@ -21,56 +26,80 @@ class OwnModule(NamedTuple):
 
     Attributes:
         file: Its source file.
-        code: Its code, marshalled.
-        folders: Where its submodules are, if it is a package.
+        stamp: When the file was changed, in nanoseconds, and its size.
+        source: The file's content.
     """
 
     file: str
-    code: bytes
-    folders: list[str] | None
+    stamp: _Stamp | None
+    source: bytes
 
 
 def own_modules() -> dict[str, OwnModule]:
     """The modules of the user's own that this process has loaded, by name."""
     # Only here: the zygote, which has no use for it, need not load it.
-    from cotune.sharing.preload import is_own, is_useless
+    from cotune.sharing.preload import is_own_file, is_useless
 
     found: dict[str, OwnModule] = {}
     for name, module in list(sys.modules.items()):
-        spec = vars(module).get("__spec__") if isinstance(module, ModuleType) else None
-        if not isinstance(spec, ModuleSpec) or spec.name != name or is_useless(name) or not is_own(module):
+        # Not by getattr(), at which a module may load what it has put off.
+        spec = object.__getattribute__(module, "__dict__").get("__spec__") if isinstance(module, ModuleType) else None
+        if not isinstance(spec, ModuleSpec) or spec.name != name or type(spec.loader) is not SourceFileLoader:
             continue
+        file = spec.loader.path
         # A module whose import is not finished has called us, and would do so again.
-        if type(spec.loader) is SourceFileLoader and not getattr(spec, "_initializing", False):
-            # An error is found, and told, where the module is imported.
-            with contextlib.suppress(Exception):
-                code = marshal.dumps(spec.loader.get_code(name))
-                folders = spec.submodule_search_locations
-                found[name] = OwnModule(spec.loader.path, code, None if folders is None else list(folders))
+        if is_own_file(file) and not is_useless(name) and not getattr(spec, "_initializing", False):
+            # What cannot be read now, no lane can read.
+            with contextlib.suppress(OSError):
+                found[name] = OwnModule(file, _stamp(file), Path(file).read_bytes())
     return found
 
 
 class Finder:
-    """Finds modules by name, to be put into `sys.meta_path`; what they are made of is not read again."""
+    """Finds modules that nobody else finds, or whose files were changed since; to be put first into `sys.meta_path`.
+
+    Each is found once in a process: whoever asks again, as to reload it, wants the file as it is.
+    """
 
     def __init__(self, modules: Mapping[str, OwnModule]) -> None:
-        self._modules = modules
+        self._modules = dict(modules)
 
-    def find_spec(self, name: str, _path: object = None, _target: object = None) -> ModuleSpec | None:
-        module = self._modules.get(name)
+    def find_spec(self, name: str, path: object = None, target: ModuleType | None = None) -> ModuleSpec | None:
+        module = self._modules.pop(name, None)
         if module is None:
             return None
-        loader = _Loader(name, module)
-        return importlib.util.spec_from_file_location(
-            name, module.file, loader=loader, submodule_search_locations=module.folders
-        )
+        found = self._found_by_others(name, path, target)
+        if found is not None and (found.origin != module.file or _stamp(module.file) == module.stamp):
+            return found
+        return importlib.util.spec_from_file_location(name, module.file, loader=_Loader(name, module))
+
+    def _found_by_others(self, name: str, path: object, target: ModuleType | None) -> ModuleSpec | None:
+        for finder in sys.meta_path:
+            if finder is not self and (find := getattr(finder, "find_spec", None)) is not None:
+                spec: ModuleSpec | None = find(name, path, target)
+                if spec is not None:
+                    return spec
+        return None
 
 
 class _Loader(SourceFileLoader):
     def __init__(self, name: str, module: OwnModule) -> None:
         super().__init__(name, module.file)
-        self._code = module.code
+        self._module = module
 
-    def get_code(self, fullname: str) -> CodeType:
-        code: CodeType = marshal.loads(self._code)
-        return code
+    def get_code(self, fullname: str) -> object:  # type: ignore[override]
+        # Tracebacks, and whoever looks for the source of a function, find it there; entries without a time are kept.
+        lines = decode_source(self._module.source).splitlines(keepends=True)
+        linecache.cache[self.path] = len(self._module.source), None, lines, self.path
+        return self.source_to_code(self._module.source, self.path)
+
+    def get_data(self, path: str) -> bytes:
+        return self._module.source if path == self.path else super().get_data(path)
+
+
+def _stamp(file: str) -> _Stamp | None:
+    try:
+        found = os.stat(file)
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size

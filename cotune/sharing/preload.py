@@ -217,13 +217,18 @@ def _imports(path: Path) -> set[str]:
 def is_own(module: ModuleType) -> bool:
     """Whether a module is the user's own: neither installed nor part of Python."""
     file = getattr(module, "__file__", None)
-    return file is not None and not file.startswith(_PYTHONS) and not _is_of_a_package(file)
+    return isinstance(file, str) and is_own_file(file)
+
+
+def is_own_file(file: str) -> bool:
+    """Whether a source file is the user's own."""
+    return not file.startswith(_PYTHONS) and not _is_of_a_package(file)
 
 
 def is_installed(module: ModuleType) -> bool:
     """Whether a module is part of an installed package that lanes may use."""
     file = getattr(module, "__file__", None)
-    return file is not None and _is_of_a_package(file) and not is_useless(module.__name__)
+    return isinstance(file, str) and _is_of_a_package(file) and not is_useless(module.__name__)
 
 
 def is_useless(name: str) -> bool:

@@ -1,6 +1,9 @@
 """What a call knows of the user's own modules."""
 
 import importlib
+import importlib.util
+import inspect
+import linecache
 import sys
 
 import pytest
@@ -51,9 +54,45 @@ def test_only_modules_of_the_users_own_that_are_loaded_are_kept(project):
     assert "project_of_ours" not in own_modules(), "it would call us again"
 
 
-def test_a_file_that_is_broken_by_now_is_left_to_who_imports_it(project, tmp_path):
-    (tmp_path / "project_of_ours" / "settings.py").write_text("VALUE = (\n")
-    assert "project_of_ours.settings" not in own_modules()
+def test_tracebacks_and_sources_are_those_of_the_code(project, monkeypatch):
+    found = own_modules()
+    project(2)
+    monkeypatch.setattr(sys, "meta_path", [Finder(found), *sys.meta_path])
+    forget()
+    settings = importlib.import_module("project_of_ours.settings")
+    assert inspect.getsource(settings).startswith("VALUE = 1")
+    linecache.checkcache()
+    assert linecache.getline(settings.__file__, 1).startswith("VALUE = 1")
+
+
+def test_whoever_asks_again_or_looks_elsewhere_gets_what_is_there(project, tmp_path, monkeypatch):
+    found = own_modules()
+    project(2)
+    monkeypatch.setattr(sys, "meta_path", [Finder(found), *sys.meta_path])
+    forget()
+    settings = importlib.import_module("project_of_ours.settings")
+    assert (settings.VALUE, importlib.reload(settings).VALUE) == (1, 2)
+    forget()
+    other = tmp_path / "other" / "project_of_ours"
+    other.mkdir(parents=True)
+    (other / "__init__.py").write_text("")
+    (other / "settings.py").write_text("VALUE = 3\n")
+    monkeypatch.setattr(sys, "meta_path", [Finder(found), *sys.meta_path])
+    monkeypatch.syspath_prepend(other.parent)
+    assert importlib.import_module("project_of_ours.settings").VALUE == 3
+
+
+def test_modules_that_put_off_their_import_are_left_alone(tmp_path, monkeypatch):
+    (tmp_path / "put_off_of_ours.py").write_text("raise ImportError('an optional dependency')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    spec = importlib.util.find_spec("put_off_of_ours")
+    spec.loader = importlib.util.LazyLoader(spec.loader)
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "put_off_of_ours", module)
+    spec.loader.exec_module(module)
+    assert "put_off_of_ours" in own_modules()
+    with pytest.raises(ImportError, match="optional"):
+        module.anything  # noqa: B018
 
 
 def test_all_trials_of_a_run_have_the_modules_as_they_were_when_it_began(project, tmp_path):

@@ -7,7 +7,7 @@ multiprocessing in a trial, looks functions and classes up by name in the main m
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Sequence
 from types import FunctionType
 from typing import Any
 
@@ -23,17 +23,22 @@ class MainModule:
         classes: Classes that came with it, among them those of objects whose class it does not name.
     """
 
-    def __init__(self, trainable: Any, classes: Iterable[type] = ()) -> None:
+    def __init__(self, trainable: Any, classes: Sequence[type] = ()) -> None:
         found = _function_of(trainable)
-        self._names: dict[str, Any] = {}
-        for cls in classes:
-            if cls.__module__ == "__main__":
-                self._names |= by_value.names_beside(cls)
-                if cls.__qualname__ == cls.__name__:
-                    self._names[cls.__name__] = cls
+        self._names: dict[str, Any] = {cls.__name__: cls for cls in classes if _is_of_script(cls)}
+        self._add_named([cls for cls in classes if cls.__module__ == "__main__"])
         if found is not None and found.__globals__.get("__name__") == "__main__":
             own = {name: value for name, value in found.__globals__.items() if not name.startswith("__")}
             self._names |= {found.__name__: found} | own
+
+    def _add_named(self, classes: list[type]) -> None:
+        """Adds what annotations of these classes name, and of those that they name."""
+        before = -1
+        while before < len(self._names):
+            before = len(self._names)
+            more = [value for value in self._names.values() if isinstance(value, type) and _is_of_script(value)]
+            for cls in [*classes, *more]:
+                self._names = by_value.named_by(cls) | self._names
 
     def enter(self) -> None:
         """Puts the names into the main module."""
@@ -47,6 +52,10 @@ class MainModule:
             if main.get(name) is value:
                 del main[name]
         self._names = {}
+
+
+def _is_of_script(cls: type) -> bool:
+    return cls.__module__ == "__main__" and cls.__qualname__ == cls.__name__
 
 
 def _function_of(trainable: Any) -> FunctionType | None:
