@@ -175,7 +175,7 @@ def _made_once(make: Any, *args: Any) -> Any:
     """A class, made if cloudpickle's table has none with its number.
 
     `__init_subclass__` of classes that were pickled too is left out: what that has done, as to add the class to some
-    table, has travelled.
+    table, has travelled. Not so if it uses modules, which may keep such a table.
 
     Args:
         make: cloudpickle's function that makes the class.
@@ -187,14 +187,26 @@ def _made_once(make: Any, *args: Any) -> Any:
         return known
     own = cloudpickle.cloudpickle._DYNAMIC_CLASS_TRACKER_BY_CLASS
     above = {cls for base in types.resolve_bases(bases) for cls in base.__mro__ if _HOOK in vars(cls) and cls in own}
-    hooks = {cls: vars(cls)[_HOOK] for cls in above}
+    hooks = {cls: vars(cls)[_HOOK] for cls in above if not _uses_modules(vars(cls)[_HOOK])}
     try:
-        for cls in above:
+        for cls in hooks:
             type.__setattr__(cls, _HOOK, classmethod(functools.partial(_next_hook, cls)))
         return make(*args)
     finally:
         for cls, hook in hooks.items():
             type.__setattr__(cls, _HOOK, hook)
+
+
+def _uses_modules(hook: Any) -> bool:
+    """Whether a function of the script names a module, or what one has."""
+    function = getattr(hook, "__func__", None)
+    if not isinstance(function, FunctionType):
+        return True
+    used = [function.__globals__.get(name) for name in function.__code__.co_names]
+    used += [cell.cell_contents for cell in function.__closure__ or () if cell != CellType()]
+    return any(
+        isinstance(one, ModuleType) or (isinstance(one, type | FunctionType) and is_found_by_name(one)) for one in used
+    )
 
 
 def _next_hook(above: Any, cls: Any) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import functools
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 
@@ -22,9 +23,19 @@ def named_by(cls: type) -> dict[str, Any]:
 @functools.lru_cache(maxsize=1024)
 def _names_in(text: str) -> frozenset[str]:
     try:
-        parts = list(ast.walk(ast.parse(text, mode="eval")))
+        return frozenset(_names_below(ast.parse(text, mode="eval")))
     except (SyntaxError, ValueError, RecursionError):
         return frozenset()
-    names = {part.id for part in parts if isinstance(part, ast.Name)}
-    quoted = (part.value for part in parts if isinstance(part, ast.Constant) and isinstance(part.value, str))
-    return frozenset(names).union(*(_names_in(it) for it in quoted if it != text))
+
+
+def _names_below(node: ast.AST) -> Iterator[str]:
+    if isinstance(node, ast.Name):
+        yield node.id
+    elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+        yield from _names_in(node.value)
+    elif isinstance(node, ast.Subscript) and ast.unparse(node.value).endswith("Literal"):
+        # Texts in there are no names.
+        yield from _names_below(node.value)
+    else:
+        for child in ast.iter_child_nodes(node):
+            yield from _names_below(child)

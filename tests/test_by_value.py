@@ -5,11 +5,12 @@ import enum
 import functools
 import gc
 import pickle
+import sys
 import traceback
 import typing
 import weakref
 from collections import ChainMap
-from types import CodeType
+from types import CodeType, ModuleType
 
 import pytest
 
@@ -238,3 +239,19 @@ def test_classes_are_not_made_anew_for_the_hooks_of_their_bases():
     assert found[1][1] is small is not Small
     with pytest.raises(TypeError, match="key"):
         type("More", (small,), {})
+
+
+def test_hooks_that_use_modules_run_where_a_class_is_made_since_modules_do_not_travel(monkeypatch):
+    table = ModuleType("table_of_ours")
+    table.known = []
+    monkeypatch.setitem(sys.modules, "table_of_ours", table)
+
+    class Base:
+        def __init_subclass__(cls):
+            table.known.append(cls)
+
+    class Model(Base):
+        pass
+
+    assert as_elsewhere(Model) in table.known
+    assert len(table.known) == 2

@@ -21,6 +21,7 @@ class Outer:
     text: "not a type"  # noqa: F722
     database: Database
     number: int
+    mode: typing.Literal["Last"]
 
 
 class Inner:
@@ -66,7 +67,8 @@ def test_the_main_module_knows_what_annotations_of_the_scripts_classes_name(scri
     assert typing.get_type_hints(script.Inner) == {"last": script.Last, "outer": outer}
     assert not hasattr(script, "Database"), "it holds what cannot travel, which nobody has asked for"
     del outer.__annotations__["database"], outer.__annotations__["text"]
-    assert typing.get_type_hints(outer) == {"inner": script.Inner | None, "folder": Folder, "number": int}
+    mode = {"mode": typing.Literal["Last"]}
+    assert typing.get_type_hints(outer) == {"inner": script.Inner | None, "folder": Folder, "number": int} | mode
     assert outer is not Outer
     shown.leave()
     here.enter()

@@ -64,14 +64,14 @@ class Finder:
     def __init__(self, modules: Mapping[str, OwnModule]) -> None:
         self._modules = dict(modules)
 
-    def find_spec(self, name: str, path: object = None, target: ModuleType | None = None) -> ModuleSpec | None:
-        module = self._modules.pop(name, None)
+    def find_spec(self, fullname: str, path: object = None, target: ModuleType | None = None) -> ModuleSpec | None:
+        module = self._modules.pop(fullname, None)
         if module is None:
             return None
-        found = self._found_by_others(name, path, target)
+        found = self._found_by_others(fullname, path, target)
         if found is not None and (found.origin != module.file or _stamp(module.file) == module.stamp):
             return found
-        return importlib.util.spec_from_file_location(name, module.file, loader=_Loader(name, module))
+        return importlib.util.spec_from_file_location(fullname, module.file, loader=_Loader(fullname, module))
 
     def _found_by_others(self, name: str, path: object, target: ModuleType | None) -> ModuleSpec | None:
         for finder in sys.meta_path:

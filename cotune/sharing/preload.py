@@ -21,8 +21,8 @@ from cotune.sharing.parsing import parsed
 
 # Most source files that are searched: reading one takes 5 ms, before anything else can begin.
 FILES = 50
-# Bytes of a pickle that are searched, in 40 ms: what makes one longer is data.
-SEARCHED = 1 << 17
+# Parts of a pickle that are searched, in 50 ms: what has more is data.
+SEARCHED = 50_000
 # A pickle with more words than this holds texts; checking whether a word names a module takes 30 us.
 WORDS = 5000
 # Modules that lanes do not use, or replace by their own; `__main__` may be a script of an installed package.
@@ -86,7 +86,7 @@ def _compiles(names: set[str]) -> bool:
 
 def _strings(blob: bytes) -> Iterator[str]:
     try:
-        for _, argument, _ in pickletools.genops(blob[:SEARCHED]):
+        for _, argument, _ in islice(pickletools.genops(blob), SEARCHED):
             if isinstance(argument, str) and len(argument) < 200:
                 yield from argument.split()
     except ValueError:

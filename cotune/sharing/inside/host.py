@@ -27,6 +27,7 @@ from cotune.sharing.inside.boundary import on_optimizer_step
 from cotune.sharing.inside.children import uncap_children
 from cotune.sharing.inside.context import Home
 from cotune.sharing.inside.dynamo import defer_dynamo, dynamo_if_loaded
+from cotune.sharing.inside.import_settings import ImportSettings
 from cotune.sharing.inside.pools import idle_pool
 from cotune.sharing.inside.quiet_imports import quiet_imports
 from cotune.sharing.inside.resident import Ending, ResidentTrial
@@ -68,6 +69,7 @@ class Host(ABC):
         sharing: Held while one of them is built.
         level: Bytes in use when the turn last ended; the next peak is counted from there.
         home: The process-wide state that every trial starts with.
+        imported: What modules have set when trials imported them.
         process: This process's id, which tells it from a process that a trial has forked.
     """
 
@@ -105,6 +107,7 @@ class Host(ABC):
             os.environ["CUDA_VISIBLE_DEVICES"] = ""
             self.memory = CpuMemory(options.cores)
         self.home = Home()
+        self.imported = ImportSettings()
 
     @abstractmethod
     def send(self, frame: bytes) -> None:
@@ -122,7 +125,7 @@ class Host(ABC):
         for library in ("tensorflow", "jax", "catboost", "ray", "ray.tune", "ray.train"):
             after_import(library, lambda module: None, self.memory.loading)
         after_import("cupy", self._cupy_loaded)
-        quiet_imports(self._quiet)
+        quiet_imports(self._importing)
         self.page[HOLDER] = NOBODY
         context = self.memory.start()
         self._context_level = self.level = self.memory.read()[0]
@@ -195,6 +198,7 @@ class Host(ABC):
         torch = sys.modules.get("torch")
         if torch is not None and hasattr(torch, "set_num_threads"):
             torch.set_num_threads(self.options.threads)
+        self.imported.apply()
 
     def hold_shared(self, grown: int) -> None:
         self._shared_bytes += max(0, grown)
@@ -313,12 +317,15 @@ class Host(ABC):
             holder.torch_loaded()
             self.prepare_thread()
 
-    def _quiet(self) -> contextlib.AbstractContextManager[None]:
-        """For an import: keeps the random generators of the trial that causes it as they are."""
+    @contextlib.contextmanager
+    def _importing(self) -> Iterator[None]:
+        """For an import: what it draws is no draw, and what it sets no setting, of the trial that causes it."""
         holder = self.turns.holder
         if isinstance(holder, ResidentTrial) and holder.runs_here() and not self.memory.is_recording():
-            return holder.no_draws()
-        return contextlib.nullcontext()
+            with holder.no_draws(), self.imported.noted():
+                yield
+        else:
+            yield
 
     def _cupy_loaded(self, _cupy: ModuleType) -> None:
         holder = self.turns.holder

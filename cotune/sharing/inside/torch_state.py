@@ -170,6 +170,24 @@ _flags: list[tuple[Callable[[], Any], Callable[[Any], Any]]] = []
 _flag_defaults: list[Any] = []
 
 
+def settings(torch: Any) -> dict[Any, tuple[Callable[[], Any], Callable[[Any], Any]]]:
+    """Getters and setters of all flags, also of those that are a thread's own; empty until torch's state is kept."""
+    if not _flags:
+        return {}
+    of_threads = {
+        "grad": (torch.is_grad_enabled, torch.set_grad_enabled),
+        "threads": (torch.get_num_threads, torch.set_num_threads),
+    }
+    if hasattr(torch, "get_default_device"):
+        of_threads["device"] = (torch.get_default_device, torch.set_default_device)
+    return dict(enumerate(_flags)) | of_threads
+
+
+def first_settings() -> dict[Any, Any]:
+    """What these were before any trial, as far as that is known."""
+    return dict(enumerate(_flag_defaults)) | {"grad": True}
+
+
 def _copied(hooks: Any) -> Any:
     # Ten times faster than copy.copy(), at every start of a trial.
     return hooks.copy() if isinstance(hooks, dict) else copy.copy(hooks)

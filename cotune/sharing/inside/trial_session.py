@@ -282,6 +282,8 @@ class TrialSession(ResidentTrial):
             self.leave_if_over()
             host.prepare_thread()
             function, config = host.load(self._spec)
+            # A lane-mate may have imported a module meanwhile.
+            host.imported.apply()
             if self._context is not None:
                 self._context.adopt(function)
             self.leave_if_over()

@@ -1,0 +1,92 @@
+"""Settings that modules make when they are imported.
+
+Only the first trial of a lane that needs a module imports it, so what the module sets, such as torch's default dtype,
+would be taken for a setting of that trial, and be undone at its end. In a process of its own it would hold from the
+import on. So it holds for all trials that begin later in the lane.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import logging
+import os
+import socket
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from cotune.sharing.inside import torch_state
+
+_Setting = tuple[Callable[[], Any], Callable[[Any], Any]]
+
+_OF_PYTHON: dict[str, _Setting] = {
+    "recursion": (sys.getrecursionlimit, sys.setrecursionlimit),
+    "switch": (sys.getswitchinterval, sys.setswitchinterval),
+    "digits": (sys.get_int_max_str_digits, sys.set_int_max_str_digits),
+    "collects": (gc.isenabled, lambda value: (gc.enable if value else gc.disable)()),
+    "thresholds": (gc.get_threshold, lambda value: gc.set_threshold(*value)),
+    "timeout": (socket.getdefaulttimeout, socket.setdefaulttimeout),
+    "level": (lambda: logging.root.level, logging.root.setLevel),
+    "errors of numpy": (np.geterr, lambda value: np.seterr(**value)),
+    "numpy's text": (np.get_printoptions, lambda value: np.set_printoptions(**value)),
+}
+
+
+class ImportSettings:
+    """What modules have set in this process."""
+
+    def __init__(self) -> None:
+        self._made: dict[Any, tuple[Callable[[Any], Any], Any]] = {}
+        self._filters: list[Any] = []
+        self._environment: dict[str, str] = {}
+        self._first: list[str] = []
+        self._last: list[str] = []
+
+    @contextlib.contextmanager
+    def noted(self) -> Iterator[None]:
+        """For an import: notes what is set meanwhile."""
+        before, filters = _values(), list(warnings.filters)
+        environment, path = dict(os.environ), list(sys.path)
+        try:
+            yield
+        finally:
+            # If torch was loaded meanwhile, its own are those from before.
+            before = torch_state.first_settings() | before
+            for name, (get, put) in _settings().items():
+                value = get()
+                if name in before and value != before[name]:
+                    self._made[name] = put, value
+            self._filters = [one for one in warnings.filters if one not in filters] + self._filters
+            self._environment |= {name: text for name, text in os.environ.items() if environment.get(name) != text}
+            is_first = True
+            for entry in sys.path:
+                is_first = is_first and entry not in path
+                if entry not in path:
+                    (self._first if is_first else self._last).append(entry)
+
+    def apply(self) -> None:
+        """Sets all of it for a trial that begins."""
+        for put, value in self._made.values():
+            put(value)
+        os.environ.update(self._environment)
+        sys.path[:0] = [entry for entry in self._first if entry not in sys.path]
+        sys.path += [entry for entry in self._last if entry not in sys.path]
+        new = [one for one in self._filters if one not in warnings.filters]
+        if new:
+            warnings.filters[:0] = new  # type: ignore[index]
+            # Makes Python forget which warnings it has shown under the previous filters.
+            with warnings.catch_warnings():
+                pass
+
+
+def _settings() -> dict[Any, _Setting]:
+    torch = sys.modules.get("torch")
+    return _OF_PYTHON if torch is None else _OF_PYTHON | torch_state.settings(torch)
+
+
+def _values() -> dict[Any, Any]:
+    return {name: get() for name, (get, _) in _settings().items()}

@@ -1,0 +1,88 @@
+"""What modules set when they are imported holds for all trials of a lane."""
+
+import sys
+import warnings
+
+import numpy as np
+import pytest
+
+import cotune
+from cotune.sharing.inside.import_settings import ImportSettings
+
+MODULE = """
+import os, sys, warnings
+import numpy as np
+import torch
+
+os.environ["SET_BY_OUR_MODULE"] = "1"
+sys.path.insert(0, "first of our module")
+sys.path.append("last of our module")
+torch.set_default_dtype(torch.float64)
+torch.use_deterministic_algorithms(True)
+torch.set_grad_enabled(False)
+np.seterr(over="raise")
+sys.setrecursionlimit(4321)
+warnings.filterwarnings("error", "of the module")
+"""
+
+
+@pytest.mark.parametrize("residents", [1, 2])
+def test_what_a_module_sets_when_it_is_imported_holds_for_later_trials(tmp_path, monkeypatch, residents):
+    (tmp_path / "settings_of_ours.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def train(config):
+        import settings_of_ours
+
+        found = settings_of_ours
+        try:
+            found.warnings.warn("of the module", stacklevel=1)
+            warned = "shown"
+        except UserWarning:
+            warned = "raised"
+        for step in range(3):
+            made = {
+                "type": str(found.torch.ones(1).dtype),
+                "deterministic": found.torch.are_deterministic_algorithms_enabled(),
+                "grad": found.torch.is_grad_enabled(),
+                "over": found.np.geterr()["over"],
+                "depth": found.sys.getrecursionlimit(),
+                "warned": warned,
+                "environment": found.os.environ.get("SET_BY_OUR_MODULE"),
+                "path": f"{found.sys.path[0]}, {found.sys.path[-1]}",
+            }
+            cotune.report({"loss": step, **made})
+        # What a trial sets itself is its own.
+        found.torch.set_default_dtype(found.torch.float16)
+        del found.sys.path[0], found.os.environ["SET_BY_OUR_MODULE"]
+
+    results = cotune.run(
+        train,
+        {"x": cotune.uniform(0, 1)},
+        metric="loss",
+        trials=4,
+        lanes=1,
+        residents=residents,
+        devices=["cpu:0@2GiB"],
+        storage=tmp_path / "runs",
+    )
+    expected = ["torch.float64", True, False, "raise", 4321, "raised", "1", "first of our module, last of our module"]
+    assert [[*trial.metrics.values()][1:] for trial in results] == [expected] * 4
+
+
+def test_what_was_set_before_an_import_is_none_of_its_doing():
+    settings, limit, filters = ImportSettings(), sys.getrecursionlimit(), list(warnings.filters)
+    with np.errstate(over="raise"):
+        with settings.noted():
+            sys.setrecursionlimit(limit + 7)
+            warnings.filterwarnings("ignore", "nothing of the kind")
+        sys.setrecursionlimit(limit)
+        warnings.filters[:] = filters
+    with np.errstate(over="warn"):
+        settings.apply()
+        settings.apply()
+        assert np.geterr()["over"] == "warn"
+    assert sys.getrecursionlimit() == limit + 7
+    assert len(warnings.filters) == len(filters) + 1
+    sys.setrecursionlimit(limit)
+    warnings.filters[:] = filters
