@@ -6,13 +6,11 @@ driver to copies from a lane, in a lane to what they were when the trial began. 
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import enum
 import functools
 import importlib
 import io
-import pickle
 import sys
 import threading
 import types
@@ -24,14 +22,10 @@ from typing import Any
 
 import cloudpickle
 
-from cotune import named
-
 # The place of the file's name among the arguments of a code object.
 _FILE = 10
 # Classes that have all their attributes in this process.
 _complete: weakref.WeakSet[type] = weakref.WeakSet()
-# Of classes loaded here, what their annotations name, pickled.
-_named: weakref.WeakKeyDictionary[type, dict[str, bytes]] = weakref.WeakKeyDictionary()
 _HOOK = "__init_subclass__"
 _NAMED = (typing.NewType, typing.ParamSpec, typing.TypeVarTuple)
 _SENTINELS = {id(getattr(dataclasses, name)): name for name in ("MISSING", "KW_ONLY")}
@@ -68,13 +62,13 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 
     Attributes:
         cells: By id, the variables that functions pickled so far share with others, each with what stands for it.
-        annotated: Ids of classes whose annotations have been looked at, and of what these name.
+        classes: Those pickled by value so far.
     """
 
     def __init__(self, file: typing.IO[bytes]) -> None:
         super().__init__(file)
         self.cells: dict[int, tuple[CellType, _Cell]] = {}
-        self.annotated: set[int] = set()
+        self.classes: list[type] = []
 
     def reducer_override(self, obj: Any) -> Any:
         if type(obj) is CodeType:
@@ -105,23 +99,8 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         _complete.add(obj)
         if isinstance(obj, enum.EnumType):
             return _enum(obj, *found)
-        state = *state, self._named_by(obj)
+        self.classes.append(obj)
         return _made_once, (make, *args), state, *rest, functools.partial(_complete_class, fill)
-
-    def _named_by(self, cls: type) -> dict[str, bytes]:
-        """What the annotations of a class name, each pickled by itself: that it cannot be is no harm."""
-        self.annotated.add(id(cls))
-        found = {}
-        for name, value in named.named_by(cls).items():
-            if id(value) not in self.annotated:
-                self.annotated.add(id(value))
-                buffer = io.BytesIO()
-                pickler = type(self)(buffer)
-                pickler.annotated = self.annotated
-                with contextlib.suppress(Exception):
-                    pickler.dump(value)
-                    found[name] = buffer.getvalue()
-        return found
 
     def _module(self, module: ModuleType) -> Any:
         parent, _, name = module.__name__.rpartition(".")
@@ -213,34 +192,21 @@ def _next_hook(above: Any, cls: Any) -> None:
     super(above, cls).__init_subclass__()
 
 
-def named_by(cls: type) -> dict[str, Any]:
-    """What annotations of a loaded class name, as far as it can be loaded here."""
-    found = {}
-    for name, blob in _named.get(cls, {}).items():
-        with contextlib.suppress(Exception):
-            found[name] = pickle.loads(blob)
-    return found
-
-
-def _complete_class(
-    fill: Callable[[type, Any], Any], cls: type, state: tuple[dict[str, Any], Any, dict[str, bytes]]
-) -> None:
+def _complete_class(fill: Callable[[type, Any], Any], cls: type, state: tuple[dict[str, Any], Any]) -> None:
     """Gives a class its attributes, unless it has them.
 
     Args:
         fill: cloudpickle's function for it.
         cls: The class, just made or found.
-        state: Its attributes by name, without its slots; nothing; and what its annotations name, pickled.
+        state: Its attributes by name, without its slots; and nothing.
     """
-    if state[2]:
-        _named[cls] = _named.get(cls, {}) | state[2]
     if cls in _complete:
         return
     for name, value in list(vars(cls).items()):
         # What an earlier trial has added. A slot is an attribute that knows its class.
         if name not in state[0] and not name.startswith("__") and not hasattr(value, "__objclass__"):
             delattr(cls, name)
-    fill(cls, state[:2])
+    fill(cls, state)
     _complete.add(cls)
 
 

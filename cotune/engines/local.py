@@ -68,7 +68,7 @@ class LocalEngine(Engine):
         self._folder = folder
         packed = trainable if isinstance(trainable, Packed) else pack(trainable)
         modules = [*packed.modules, *options.preload]
-        self._imports, self._series, self.can_estimate = packed.imports, packed.series, packed.rehearses
+        self._packed, self._series, self.can_estimate = packed, packed.series, packed.rehearses
         self.uses_gpus = any(info.is_cuda for info in devices)
         if self.uses_gpus:
             modules.append("torch")
@@ -167,7 +167,8 @@ class LocalEngine(Engine):
             stop=how.stop,
             log=self._folder / f"lane-{instruction.lane}.log",
             environment=mps or {},
-            imports=self._imports,
+            imports=self._packed.imports,
+            named=self._packed.named,
             is_mps_client=mps is not None,
         )
         try:

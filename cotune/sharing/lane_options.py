@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from cotune.sharing.named import Named
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +29,7 @@ class LaneOptions:
         log: File for output that belongs to no trial.
         environment: Environment variables, set before the device is touched.
         imports: Modules to import before the trainable is loaded.
+        named: What annotations of the script's classes name.
         is_mps_client: Whether the lane is an MPS client, which shares its device context, and faults, with others.
     """
 
@@ -43,4 +47,5 @@ class LaneOptions:
     log: Path = Path(os.devnull)
     environment: dict[str, str] = field(default_factory=dict)
     imports: tuple[str, ...] = ()
+    named: Mapping[str, Named] = field(default_factory=dict)
     is_mps_client: bool = False

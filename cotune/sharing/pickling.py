@@ -21,6 +21,7 @@ from cotune.errors import NotPicklable
 from cotune.process_wide import process_wide
 from cotune.sharing import torch_pickling
 from cotune.sharing.inside.dynamo import NAME as COMPILER
+from cotune.sharing.named import Named, named_by
 from cotune.sharing.own_modules import OwnModule, own_modules
 from cotune.sharing.preload import TORCH, modules_to_preload
 from cotune.sharing.script_imports import script_imports
@@ -38,6 +39,7 @@ class Packed:
         modules: Modules that a zygote imports for it.
         imports: The user's own modules that a lane imports before it loads the trainable.
         own: All of them, by name.
+        named: What annotations of the script's classes name.
         rehearses: Whether it can be rehearsed.
         series: Pickles configs in the series of `blob`; None outside the driver, or if all configs are plain.
     """
@@ -46,6 +48,7 @@ class Packed:
     modules: tuple[str, ...]
     imports: tuple[str, ...] = ()
     own: Mapping[str, OwnModule] = field(default_factory=dict)
+    named: Mapping[str, Named] = field(default_factory=dict)
     rehearses: bool = False
     series: Series | None = None
 
@@ -77,7 +80,9 @@ def pack(trainable: Any, *, plainly: bool = False) -> Packed:
         # Fake tensors use the compiler.
         modules += [name for name in (*TORCH, COMPILER) if name not in modules]
     kept = None if plainly and not rehearses else series
-    return Packed(blob, tuple(modules), tuple(own), own_modules(), rehearses, kept)
+    # A module that travels by value must not be there twice.
+    found = {name: module for name, module in own_modules().items() if name != series.module}
+    return Packed(blob, tuple(modules), tuple(own), found, series.named(), rehearses, kept)
 
 
 def dumps(value: Any, what: str) -> bytes:
@@ -101,6 +106,7 @@ class Series:
 
     Attributes:
         first: The first object, pickled.
+        module: Name of the module that travels by value, if one does.
 
     Raises:
         NotPicklable: The object holds something that cannot leave this process.
@@ -108,6 +114,7 @@ class Series:
 
     def __init__(self, value: Any, what: str) -> None:
         self._module = _unimportable_module(value)
+        self.module = self._module.__name__ if self._module is not None else None
         self._buffer = io.BytesIO()
         self._pickler = _Pickler(self._buffer)
         # What the pickler knows after the first object; copied only when there is another, since it may be a lot.
@@ -129,6 +136,10 @@ class Series:
         pickler.memo, pickler.globals_ref, pickler.cells = self._known, dict(self._globals), dict(self._cells)
         return self._dumps(value, what)
 
+    def named(self) -> dict[str, Named]:
+        """What annotations of the classes in the first object name, and no code does."""
+        return named_by(self._pickler.classes, _dumps_alone)
+
     def _dumps(self, value: Any, what: str) -> bytes:
         try:
             with _by_value(self._module) if self._module is not None else contextlib.nullcontext():
@@ -145,6 +156,13 @@ class Series:
         finally:
             self._buffer.seek(0)
             self._buffer.truncate()
+
+
+def _dumps_alone(value: Any) -> tuple[bytes, list[type]]:
+    buffer = io.BytesIO()
+    pickler = _Pickler(buffer)
+    pickler.dump(value)
+    return buffer.getvalue(), pickler.classes
 
 
 @process_wide

@@ -13,7 +13,7 @@ import os
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from cotune.sharing.inside.cupy_pool import CupyRandom
@@ -24,6 +24,7 @@ from cotune.sharing.inside.numpy_random import NumpyRandom
 from cotune.sharing.inside.python_random import PythonRandom
 from cotune.sharing.inside.script_classes import ScriptClasses
 from cotune.sharing.inside.torch_state import TorchState
+from cotune.sharing.named import Named
 
 
 class Context:
@@ -54,9 +55,14 @@ class Context:
         # Per trial, which may redirect them.
         self._streams = home.streams()
 
-    def adopt(self, trainable: Any) -> None:
-        """Puts the names that the trainable brought from its script into the main module."""
-        self._main = MainModule(trainable, self._classes.now())
+    def adopt(self, trainable: Any, named: Mapping[str, Named]) -> None:
+        """Puts the names that the trainable brought from its script into the main module.
+
+        Args:
+            trainable: The unpickled trainable.
+            named: What annotations of its classes name.
+        """
+        self._main = MainModule(trainable, self._classes.now(), named)
         self._main.enter()
 
     def share(self) -> None:

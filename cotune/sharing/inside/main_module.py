@@ -7,11 +7,11 @@ multiprocessing in a trial, looks functions and classes up by name in the main m
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping
 from types import FunctionType
 from typing import Any
 
-from cotune import by_value
+from cotune.sharing.named import Named, load
 from cotune.trainable import unwrapped
 
 
@@ -21,24 +21,15 @@ class MainModule:
     Args:
         trainable: The unpickled trainable.
         classes: Classes that came with it, among them those of objects whose class it does not name.
+        named: What annotations name.
     """
 
-    def __init__(self, trainable: Any, classes: Sequence[type] = ()) -> None:
+    def __init__(self, trainable: Any, classes: Iterable[type] = (), named: Mapping[str, Named] | None = None) -> None:
         found = _function_of(trainable)
-        self._names: dict[str, Any] = {cls.__name__: cls for cls in classes if _is_of_script(cls)}
-        self._add_named([cls for cls in classes if cls.__module__ == "__main__"])
+        self._names: dict[str, Any] = load(named or {}) | {cls.__name__: cls for cls in classes if _is_of_script(cls)}
         if found is not None and found.__globals__.get("__name__") == "__main__":
             own = {name: value for name, value in found.__globals__.items() if not name.startswith("__")}
             self._names |= {found.__name__: found} | own
-
-    def _add_named(self, classes: list[type]) -> None:
-        """Adds what annotations of these classes name, and of those that they name."""
-        before = -1
-        while before < len(self._names):
-            before = len(self._names)
-            more = [value for value in self._names.values() if isinstance(value, type) and _is_of_script(value)]
-            for cls in [*classes, *more]:
-                self._names = by_value.named_by(cls) | self._names
 
     def enter(self) -> None:
         """Puts the names into the main module."""

@@ -285,7 +285,7 @@ class TrialSession(ResidentTrial):
             # A lane-mate may have imported a module meanwhile.
             host.imported.apply()
             if self._context is not None:
-                self._context.adopt(function)
+                self._context.adopt(function, host.options.named)
             self.leave_if_over()
             self._stop_rule = host.load_stop()
             returned = self._call(function, config)
