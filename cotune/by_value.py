@@ -177,15 +177,15 @@ def _made_once(make: Any, *args: Any) -> Any:
 
 
 def _uses_modules(hook: Any) -> bool:
-    """Whether a function of the script names a module, or what one has."""
+    """Whether a function of the script names a module, or what one has; Python's own keep no tables of classes."""
     function = getattr(hook, "__func__", None)
     if not isinstance(function, FunctionType):
         return True
     used = [function.__globals__.get(name) for name in function.__code__.co_names]
     used += [cell.cell_contents for cell in function.__closure__ or () if cell != CellType()]
-    return any(
-        isinstance(one, ModuleType) or (isinstance(one, type | FunctionType) and is_found_by_name(one)) for one in used
-    )
+    modules = [one.__name__ for one in used if isinstance(one, ModuleType)]
+    modules += [one.__module__ for one in used if isinstance(one, type | FunctionType) and is_found_by_name(one)]
+    return any(name.partition(".")[0] not in sys.stdlib_module_names for name in modules)
 
 
 def _next_hook(above: Any, cls: Any) -> None:
