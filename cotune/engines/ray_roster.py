@@ -60,6 +60,15 @@ class Membership:
 def _nothing() -> None: ...
 
 
+@dataclass(frozen=True, slots=True)
+class _Shunned:
+    """How many claims of a place are not requested, until when, and how long that is."""
+
+    until: float
+    wait: float
+    count: int = 0
+
+
 class Roster:
     """Requests an actor on every GPU, or on every node where no GPUs are used.
 
@@ -99,9 +108,8 @@ class Roster:
         self._options = options
         self._listen = listen
         self._refused: collections.Counter[tuple[int, str]] = collections.Counter()
-        # By node on which no actor comes up, as while it is drained: when to request one again, and how long that was.
-        # GPUs are asked of no node in particular: all have the node "".
-        self._shunned: dict[str, tuple[float, float]] = {}
+        # Where no actor comes up, as on a node that is drained.
+        self._shunned: dict[tuple[int, str], _Shunned] = {}
         self._lost: list[str] = []
         self._lost_in_a_row = 0
         self._look_due = 0.0
@@ -118,10 +126,11 @@ class Roster:
         self._look_due = now + LOOK_EVERY
         self._make_do(now)
         held = self._refused + collections.Counter(member.claim.place for member in self.members)
+        held.update({place: shunned.count for place, shunned in self._shunned.items() if now < shunned.until})
         for claim in self._wanted():
             if held[claim.place]:
                 held[claim.place] -= 1
-            elif now >= self._shunned.get(claim.node, (0.0, 0.0))[0]:
+            else:
                 self._invite(claim)
 
     def _make_do(self, now: float) -> None:
@@ -190,7 +199,7 @@ class Roster:
     def joined(self, member: Membership, joined: Joined, now: float) -> ev.DeviceFound:
         """Notes that an actor is up; returns its device, with a name that is unique in the run."""
         self._lost_in_a_row = 0
-        self._shunned.pop(member.claim.node, None)
+        self._shunned.pop(member.claim.place, None)
         member.device = self._free_name(joined)
         member.local = joined.device.device
         self.by_device[member.device] = member
@@ -225,9 +234,12 @@ class Roster:
         self._book_out(member, why)
         self._lost_in_a_row += 1
         if not member.device:
-            _, wait = self._shunned.get(member.claim.node, (0.0, LOOK_EVERY / 2))
-            wait = min(2 * wait, MOST_WAIT)
-            self._shunned[member.claim.node] = time.monotonic() + wait, wait
+            shunned = self._shunned.get(member.claim.place, _Shunned(0.0, LOOK_EVERY / 2))
+            if member.asked >= shunned.until:
+                # Those that are lost together wait together.
+                wait = min(2 * shunned.wait, MOST_WAIT)
+                shunned = _Shunned(time.monotonic() + wait, wait)
+            self._shunned[member.claim.place] = replace(shunned, count=shunned.count + 1)
         if self._lost_in_a_row >= MAX_LOST_IN_A_ROW and not self.by_device and not self.members:
             raise errors.RunError(
                 f"{self._lost_in_a_row} nodes in a row were lost, and none is left; the last: {why}",

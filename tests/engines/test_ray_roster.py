@@ -132,6 +132,25 @@ def test_a_gpu_on_which_nothing_comes_up_is_asked_for_less_and_less_often(cluste
     assert [later - sooner for sooner, later in pairwise(asked_at)] == pytest.approx([5.0, 10.0, 20.0], abs=5.0)
 
 
+def test_gpus_that_come_are_asked_for_while_others_are_lost(cluster, clock, request):
+    cluster.cluster_resources = lambda: {"GPU": 9.0}
+    request.getfixturevalue("roster")
+    roster = Roster(cluster, 1, None, Path(), LocalOptions("loss"), lambda member: None)
+    roster._gpus = None
+    roster.look()
+    sound, *others = roster.members
+    sound.device = "sound"
+    roster.by_device["sound"] = sound
+    for member in others:
+        roster.leave(member, "the node of all eight is gone before they are up")
+    cluster.cluster_resources = lambda: {"GPU": 11.0}
+    roster.look()
+    assert len(roster.members) == 3, "two are new"
+    clock.time += 2 * ray_roster.LOOK_EVERY
+    roster.look()
+    assert len(roster.members) == 11, "eight lost together wait no longer than one"
+
+
 def test_the_last_device_that_is_lost_is_said_to_be(roster, cluster, clock):
     cluster.cores = {"only": 2}
     roster.look()

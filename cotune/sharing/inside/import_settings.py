@@ -15,6 +15,7 @@ import socket
 import sys
 import warnings
 from collections.abc import Callable, Iterator
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -62,11 +63,10 @@ class ImportSettings:
                     self._made[name] = put, value
             self._filters = [one for one in warnings.filters if one not in filters] + self._filters
             self._environment |= {name: text for name, text in os.environ.items() if environment.get(name) != text}
-            is_first = True
-            for entry in sys.path:
-                is_first = is_first and entry not in path
-                if entry not in path:
-                    (self._first if is_first else self._last).append(entry)
+            new = [entry for entry in sys.path if entry not in path]
+            first = list(takewhile(lambda entry: entry not in path, sys.path))
+            self._first = first + self._first
+            self._last += new[len(first) :]
 
     def apply(self) -> None:
         """Sets all of it for a trial that begins."""

@@ -86,3 +86,15 @@ def test_what_was_set_before_an_import_is_none_of_its_doing():
     assert len(warnings.filters) == len(filters) + 1
     sys.setrecursionlimit(limit)
     warnings.filters[:] = filters
+
+
+def test_what_is_looked_up_first_stays_first(monkeypatch):
+    settings = ImportSettings()
+    monkeypatch.setattr(sys, "path", ["home"])
+    for name in ("one", "two"):
+        with settings.noted():
+            sys.path[:] = [f"first {name}", *sys.path, f"last {name}"]
+    set_by_imports, sys.path = sys.path, ["home"]
+    settings.apply()
+    settings.apply()
+    assert sys.path == set_by_imports == ["first two", "first one", "home", "last one", "last two"]
