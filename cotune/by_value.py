@@ -7,16 +7,18 @@ driver to copies from a lane, in a lane to what they were when the trial began. 
 from __future__ import annotations
 
 import dataclasses
+import dis
 import enum
 import functools
 import importlib
+import inspect
 import io
 import sys
 import threading
 import types
 import typing
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from types import CellType, CodeType, FunctionType, ModuleType
 from typing import Any
 
@@ -153,9 +155,6 @@ class _Gone:
 def _made_once(make: Any, *args: Any) -> Any:
     """A class, made if cloudpickle's table has none with its number.
 
-    `__init_subclass__` of classes that were pickled too is left out: what that has done, as to add the class to some
-    table, has travelled. Not so if it uses modules, which may keep such a table.
-
     Args:
         make: cloudpickle's function that makes the class.
         args: The function's arguments.
@@ -164,32 +163,72 @@ def _made_once(make: Any, *args: Any) -> Any:
     known = cloudpickle.cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID.get(number)
     if known is not None:
         return known
-    own = cloudpickle.cloudpickle._DYNAMIC_CLASS_TRACKER_BY_CLASS
-    above = {cls for base in types.resolve_bases(bases) for cls in base.__mro__ if _HOOK in vars(cls) and cls in own}
-    hooks = {cls: vars(cls)[_HOOK] for cls in above if not _uses_modules(vars(cls)[_HOOK])}
+    hooks = _superfluous_hooks(types.resolve_bases(bases))
     try:
         for cls in hooks:
-            type.__setattr__(cls, _HOOK, classmethod(functools.partial(_next_hook, cls)))
+            type.__setattr__(cls, _HOOK, classmethod(lambda cls: None))
         return make(*args)
     finally:
         for cls, hook in hooks.items():
             type.__setattr__(cls, _HOOK, hook)
 
 
-def _uses_modules(hook: Any) -> bool:
-    """Whether a function of the script names a module, or what one has; Python's own keep no tables of classes."""
-    function = getattr(hook, "__func__", None)
-    if not isinstance(function, FunctionType):
+def _superfluous_hooks(bases: Iterable[type]) -> dict[type, Any]:
+    """Each `__init_subclass__` of bases that were pickled too and that need not run for another class, by its class.
+
+    What it has done, as to add the class to some table, has travelled. Not so if that is in a module. A hook that wants
+    keywords of the class cannot run: Python does not keep them.
+    """
+    own = cloudpickle.cloudpickle._DYNAMIC_CLASS_TRACKER_BY_CLASS
+    above = dict.fromkeys(cls for base in bases for cls in base.__mro__ if _HOOK in vars(cls))
+    if any(cls not in own and not _is_pythons(cls.__module__) for cls in above):
+        # One in a module may want what the others hand on.
+        return {}
+    hooks = {cls: vars(cls)[_HOOK] for cls in above if cls in own}
+    return {cls: hook for cls, hook in hooks.items() if _wants_keywords(hook) or _stays_in_script(hook, set())}
+
+
+def _wants_keywords(hook: Any) -> bool:
+    try:
+        parameters = list(inspect.signature(hook.__func__).parameters.values())[1:]
+    except (AttributeError, TypeError, ValueError):
+        return False
+    return any(one.default is one.empty and one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL) for one in parameters)
+
+
+def _stays_in_script(used: Any, seen: set[int]) -> bool:
+    """Whether all that a function or class of the script uses is the script's own, or Python's."""
+    if id(used) in seen:
         return True
-    used = [function.__globals__.get(name) for name in function.__code__.co_names]
-    used += [cell.cell_contents for cell in function.__closure__ or () if cell != CellType()]
-    modules = [one.__name__ for one in used if isinstance(one, ModuleType)]
-    modules += [one.__module__ for one in used if isinstance(one, type | FunctionType) and is_found_by_name(one)]
-    return any(name.partition(".")[0] not in sys.stdlib_module_names for name in modules)
+    seen.add(id(used))
+    if isinstance(used, ModuleType):
+        return _is_pythons(used.__name__)
+    used = getattr(used, "__func__", used)
+    if not isinstance(used, type | FunctionType):
+        return True
+    if is_found_by_name(used):
+        return _is_pythons(used.__module__)
+    if isinstance(used, type):
+        return all(_stays_in_script(one, seen) for one in [*vars(used).values(), *used.__bases__])
+    names, cells = used.__globals__, [cell.cell_contents for cell in used.__closure__ or () if cell != CellType()]
+    for code in _codes(used.__code__):
+        cells += [names[name] for name in code.co_names if name in names]
+        for step in dis.get_instructions(code):
+            if step.opname == "IMPORT_NAME" and not _is_pythons(step.argval):
+                return False
+    return all(_stays_in_script(one, seen) for one in cells)
 
 
-def _next_hook(above: Any, cls: Any) -> None:
-    super(above, cls).__init_subclass__()
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for part in code.co_consts:
+        if isinstance(part, CodeType):
+            yield from _codes(part)
+
+
+def _is_pythons(module: str) -> bool:
+    """Whether a module is Python's own, which keeps no tables of classes."""
+    return module.partition(".")[0] in sys.stdlib_module_names
 
 
 def _complete_class(fill: Callable[[type, Any], Any], cls: type, state: tuple[dict[str, Any], Any]) -> None:

@@ -241,17 +241,58 @@ def test_classes_are_not_made_anew_for_the_hooks_of_their_bases():
         type("More", (small,), {})
 
 
-def test_hooks_that_use_modules_run_where_a_class_is_made_since_modules_do_not_travel(monkeypatch):
+@pytest.fixture
+def table(monkeypatch):
+    """A module that keeps a table of classes."""
     table = ModuleType("table_of_ours")
     table.known = []
     monkeypatch.setitem(sys.modules, "table_of_ours", table)
+    return table
 
+
+def by_name(table):
     class Base:
         def __init_subclass__(cls):
             table.known.append(cls)
 
-    class Model(Base):
+    return Base
+
+
+def by_import(table):
+    class Base:
+        def __init_subclass__(cls):
+            import table_of_ours
+
+            table_of_ours.known.append(cls)
+
+    return Base
+
+
+def by_helper(table):
+    def register(cls):
+        return [table.known.append(one) for one in [cls]]
+
+    class Base:
+        def __init_subclass__(cls, key=None):
+            register(cls)
+
+    return Base
+
+
+@pytest.mark.parametrize("made", [by_name, by_import, by_helper])
+def test_hooks_that_use_modules_run_where_a_class_is_made_since_modules_do_not_travel(table, made):
+    model = type("Model", (made(table),), {"__module__": "of no file"})
+    assert as_elsewhere(model) in table.known
+    assert len(table.known) == 2
+
+
+def test_hooks_that_want_keywords_do_not_run_since_python_keeps_none(table):
+    class Base:
+        def __init_subclass__(cls, key):
+            table.known.append(key)
+
+    class Model(Base, key="model"):
         pass
 
-    assert as_elsewhere(Model) in table.known
-    assert len(table.known) == 2
+    as_elsewhere(Model)
+    assert table.known == ["model"]
