@@ -195,10 +195,14 @@ class Host(ABC):
     # ---- for the trial that has the turn
 
     def prepare_thread(self) -> None:
+        """Gives a trial that begins its number of threads, and what modules have set."""
+        self._set_threads()
+        self.imported.apply()
+
+    def _set_threads(self) -> None:
         torch = sys.modules.get("torch")
         if torch is not None and hasattr(torch, "set_num_threads"):
             torch.set_num_threads(self.options.threads)
-        self.imported.apply()
 
     def hold_shared(self, grown: int) -> None:
         self._shared_bytes += max(0, grown)
@@ -315,7 +319,7 @@ class Host(ABC):
         holder = self.turns.holder
         if isinstance(holder, ResidentTrial):
             holder.torch_loaded()
-            self.prepare_thread()
+            self._set_threads()
 
     @contextlib.contextmanager
     def _importing(self) -> Iterator[None]:

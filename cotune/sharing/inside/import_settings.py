@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import logging
+import multiprocessing.context
 import os
 import socket
 import sys
@@ -22,6 +23,7 @@ import numpy as np
 
 from cotune.sharing.inside import torch_state
 
+_processes: Any = multiprocessing.context._default_context
 _Setting = tuple[Callable[[], Any], Callable[[Any], Any]]
 
 _OF_PYTHON: dict[str, _Setting] = {
@@ -32,6 +34,8 @@ _OF_PYTHON: dict[str, _Setting] = {
     "thresholds": (gc.get_threshold, lambda value: gc.set_threshold(*value)),
     "timeout": (socket.getdefaulttimeout, socket.setdefaulttimeout),
     "level": (lambda: logging.root.level, logging.root.setLevel),
+    "handlers": (lambda: tuple(logging.root.handlers), lambda value: [*map(logging.root.addHandler, value)]),
+    "start method": (lambda: _processes._actual_context, lambda value: setattr(_processes, "_actual_context", value)),
     "errors of numpy": (np.geterr, lambda value: np.seterr(**value)),
     "numpy's text": (np.get_printoptions, lambda value: np.set_printoptions(**value)),
 }

@@ -10,7 +10,7 @@ import cotune
 from cotune.sharing.inside.import_settings import ImportSettings
 
 MODULE = """
-import os, sys, warnings
+import logging, multiprocessing, os, sys, warnings
 import numpy as np
 import torch
 
@@ -21,6 +21,9 @@ torch.set_default_dtype(torch.float64)
 torch.use_deterministic_algorithms(True)
 torch.set_grad_enabled(False)
 np.seterr(over="raise")
+logging.root.setLevel(logging.INFO)
+logging.root.addHandler(logging.NullHandler())
+multiprocessing.set_start_method("spawn", force=True)
 sys.setrecursionlimit(4321)
 warnings.filterwarnings("error", "of the module")
 """
@@ -48,6 +51,8 @@ def test_what_a_module_sets_when_it_is_imported_holds_for_later_trials(tmp_path,
                 "over": found.np.geterr()["over"],
                 "depth": found.sys.getrecursionlimit(),
                 "warned": warned,
+                "logs": f"{found.logging.root.level}, {type(found.logging.root.handlers[-1]).__name__}",
+                "start": found.multiprocessing.get_start_method(),
                 "environment": found.os.environ.get("SET_BY_OUR_MODULE"),
                 "path": f"{found.sys.path[0]}, {found.sys.path[-1]}",
             }
@@ -66,8 +71,27 @@ def test_what_a_module_sets_when_it_is_imported_holds_for_later_trials(tmp_path,
         devices=["cpu:0@2GiB"],
         storage=tmp_path / "runs",
     )
-    expected = ["torch.float64", True, False, "raise", 4321, "raised", "1", "first of our module, last of our module"]
-    assert [[*trial.metrics.values()][1:] for trial in results] == [expected] * 4
+    numerics = ["torch.float64", True, False, "raise"]
+    process = [4321, "raised", "20, NullHandler", "spawn", "1", "first of our module, last of our module"]
+    assert [[*trial.metrics.values()][1:] for trial in results] == [numerics + process] * 4
+
+
+def test_a_trial_that_imports_torch_keeps_what_it_has_set_itself(tmp_path, monkeypatch):
+    (tmp_path / "limit_of_ours.py").write_text("import sys\nsys.setrecursionlimit(4444)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(sys.modules, "torch", None)
+
+    def train(config):
+        import limit_of_ours  # noqa: F401
+
+        sys.setrecursionlimit(5555)
+        name = "to" + "rch"
+        __import__(name)
+        cotune.report({"loss": sys.getrecursionlimit()})
+
+    run = {"metric": "loss", "trials": 2, "lanes": 1, "devices": ["cpu:0@2GiB"], "storage": tmp_path / "runs"}
+    results = cotune.run(train, {"x": cotune.uniform(0, 1)}, **run)
+    assert [trial.metrics["loss"] for trial in results] == [5555, 5555]
 
 
 def test_what_was_set_before_an_import_is_none_of_its_doing():
