@@ -103,16 +103,27 @@ class Packer:
                 self._of_lanes[type(event)](lane, event)
         else:
             self._of_others[type(event)](event)
-        self._pauses.resume()
-        self._placement.place(is_idle=len(self._trials) == len(self._line) + self._pauses.outside)
-        self._pauses.make_room()
-        self._pauses.move()
+        self._place()
+        if self._is_idle and not self._ledger.out and not self._pauses.is_making_room and self._ledger.give_up_gone():
+            # Nothing else will run meanwhile: what is there has to do.
+            self._place()
         self._grants.review(bool(self._line) or self._pauses.wanted)
         if self.options.residents > 1:
             self._turns.review()
         self._ledger.stirred.clear()
         out, self._ledger.out = self._ledger.out, []
         return out
+
+    def _place(self) -> None:
+        self._pauses.resume()
+        self._placement.place(self._is_idle)
+        self._pauses.make_room()
+        self._pauses.move()
+
+    @property
+    def _is_idle(self) -> bool:
+        """Whether nothing runs."""
+        return len(self._trials) == len(self._line) + self._pauses.outside
 
     # ---- queries, no side effect
 

@@ -57,6 +57,11 @@ class Pauses:
         return bool(self._released)
 
     @property
+    def is_making_room(self) -> bool:
+        """Whether a trial was told to leave its lane, or to park, and has not yet."""
+        return any(trial.rest.is_leaving for trial in self._paused.values())
+
+    @property
     def outside(self) -> int:
         """Trials that neither run nor wait in line."""
         return self.held + len(self._released)

@@ -132,10 +132,6 @@ class Placement:
         if is_outdated and is_idle and len(self._line) == waiting:
             self._sort_all()
             self._place()
-        if is_idle and len(self._line) == waiting and self._ledger.give_up_gone():
-            # Nothing else runs meanwhile: what is there has to do.
-            self._sort_all()
-            self._place()
 
     def _sort_all(self) -> None:
         while self._line.sort(self._ledger.version):

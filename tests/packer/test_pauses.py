@@ -475,6 +475,21 @@ def test_a_lane_that_takes_no_further_trial_goes_with_the_last_that_waits_in_it(
     assert world.lane_of(second).lane != 1
 
 
+def test_a_lost_device_is_not_given_up_while_a_paused_trial_makes_room_for_another() -> None:
+    world = make(capacity=GIB)
+    paused = add(world, 700, saves=True)
+    world.go(paused, 2)
+    pause(world, paused)
+    world.device("gpu 1", 4 * GIB)
+    large = add(world, 3000, kind="large")
+    world.go(large, 2)
+    second = add(world, 500, kind="second")
+    world.lose("gpu 1")
+    world.run_some(3)
+    assert runs(world, second)
+    assert world.outcome(large) is None
+
+
 @pytest.mark.parametrize("saves", [True, False])
 def test_a_trial_that_others_have_left_no_room_in_its_lane_goes_on_in_another(saves: bool) -> None:
     world = make(capacity=GIB)
