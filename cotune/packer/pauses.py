@@ -163,8 +163,10 @@ class Pauses:
         """Whether nothing will free the room that a trial lacks in its lane, as when others have left memory there."""
         assert trial.lane is not None
         device = trial.lane.device
-        may_change = device.active or device.capacity < device.full
-        return not may_change and (trial.rest.saved or not self._anything_runs)
+        if device.active or not self._fitting.suits(trial, device):
+            # Room may come: from those that run, or from other programs.
+            return False
+        return trial.rest.saved or self._paused_on(device) == [trial] or not self._anything_runs
 
     def make_room(self) -> None:
         """Has paused trials make room: on devices that have shrunk or are kept free, and for the first in line."""

@@ -491,17 +491,22 @@ def test_a_lost_device_is_not_given_up_while_a_paused_trial_makes_room_for_anoth
 
 
 @pytest.mark.parametrize("saves", [True, False])
-def test_a_trial_that_others_have_left_no_room_in_its_lane_goes_on_in_another(saves: bool) -> None:
+@pytest.mark.parametrize("taken", [0, 10], ids=["all there", "others take a little"])
+def test_a_trial_that_others_have_left_no_room_in_its_lane_goes_on_in_another(saves: bool, taken: int) -> None:
     world = make(capacity=GIB)
     first = add(world, 750, saves=saves)
     world.go(first, 2)
     pause(world, first)
-    second = add(world, 50, steps=2)
+    world.device("gpu 1", GIB)
+    second, third = add(world, 50, steps=2), add(world, 50, steps=100)
+    assert world.lane_of(second).device == "gpu 0"
     world.leave_behind(1, 240 * MIB)
     world.finish(second)
+    world.change("gpu 0", GIB - taken * MIB)
     world.release(first)
     world.run_some(4)
     assert runs(world, first)
+    assert runs(world, third), "elsewhere, and no reason to wait"
     assert world.lane_of(first).lane != 1
 
 
