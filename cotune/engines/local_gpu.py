@@ -18,8 +18,8 @@ from cotune.sharing.wire import FAULTED
 log = logging.getLogger(__name__)
 
 BUSY_AFTER = 2.0
-# Twice the time between two looks of a lane at what it holds (`Host.look`).
-STALE_AFTER = 2.0
+# A lane looks at what it holds every second, counted from the last boundary, and may be late.
+STALE_AFTER = 3.0
 # Seconds of a failed start of MPS above which there is a warning.
 LONG = 5.0
 

@@ -239,5 +239,6 @@ def _learn_lanes(device: Device) -> None:
 
 
 def _room(device: Device) -> int:
-    """Largest peak that fits on a device when nothing else runs there."""
-    return device.full - device.context - device.shared
+    """Largest peak that fits on a device when nothing else runs there; other programs may keep a little for good."""
+    own = device.capacity if device.capacity * 10 >= device.full * 9 else device.full
+    return own - device.context - device.shared

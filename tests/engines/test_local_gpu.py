@@ -54,7 +54,7 @@ def test_what_no_lane_of_ours_holds_is_taken_by_others(gpu):
     assert settled(gpu, [lane(2 * GIB), lane(GIB)]) == 12 * GIB - cuda.RESERVE
 
 
-@pytest.mark.parametrize("other", [{"is_up": False}, {"age": 3.0}])
+@pytest.mark.parametrize("other", [{"is_up": False}, {"age": 4.0}])
 def test_nothing_is_concluded_beside_a_lane_whose_figure_is_not_known(gpu, other):
     gpu._watch.bytes = 7 * GIB
     assert settled(gpu, [lane(GIB), lane(0, **other)]) is None

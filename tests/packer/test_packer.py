@@ -1258,6 +1258,15 @@ def test_a_trial_that_only_a_lost_device_could_hold_waits_for_it_while_others_ru
     assert [world.error(trial) for trial in (1, 2)] == ["TrialTooLarge"] * 2, "nothing else was left to run"
 
 
+def test_a_trial_that_others_leave_a_little_too_little_for_is_tried_on_the_whole_device() -> None:
+    world = World()
+    world.device("gpu 0", 1000 * MIB, CONTEXT)
+    world.change("gpu 0", 970 * MIB)
+    world.add(0, 800 * MIB, 50 * MIB, hint=1.05)
+    assert world.packer._trials[0].expected.peak + CONTEXT > 970 * MIB  # type: ignore[union-attr]
+    assert world.running() == [0]
+
+
 def test_device_nobody_knows_cannot_be_lost() -> None:
     world = World()
     world.add(0)
