@@ -46,6 +46,7 @@ class Context:
         self._environment = home.environment
         self._path = home.path
         self._filters: Any = list(home.filters)
+        self._first_filters = self._filters
         self._start_method = home.start_method
         self._interpreter = self._home_interpreter = home.interpreter
         self._mask = self._home_mask = home.mask
@@ -144,6 +145,11 @@ class Context:
             self._cupy = CupyRandom(cupy, self._seed)
         if self._cupy is not None:
             self._cupy.enter()
+
+    @property
+    def catches_warnings(self) -> bool:
+        """Whether this trial, which has the turn, is within `catch_warnings`, which uses a list of its own."""
+        return warnings.filters is not self._first_filters
 
     @contextlib.contextmanager
     def no_draws(self) -> Iterator[None]:

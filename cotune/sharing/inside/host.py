@@ -326,7 +326,7 @@ class Host(ABC):
         """For an import: what it draws is no draw, and what it sets no setting, of the trial that causes it."""
         holder = self.turns.holder
         if isinstance(holder, ResidentTrial) and holder.runs_here() and not self.memory.is_recording():
-            with holder.no_draws(), self.imported.noted():
+            with holder.no_draws(), self.imported.noted(with_filters=not holder.catches_warnings):
                 yield
         else:
             yield

@@ -54,8 +54,12 @@ class ImportSettings:
         self._last: list[str] = []
 
     @contextlib.contextmanager
-    def noted(self) -> Iterator[None]:
-        """For an import: notes what is set meanwhile."""
+    def noted(self, *, with_filters: bool = True) -> Iterator[None]:
+        """For an import: notes what is set meanwhile.
+
+        Args:
+            with_filters: Whether filters of warnings that are added will stay.
+        """
         before, filters = _values(), list(warnings.filters)
         environment, path = dict(_encoded()), list(sys.path)
         try:
@@ -67,7 +71,7 @@ class ImportSettings:
                 value = get()
                 if name in before and value != before[name]:
                     self._made[name] = put, value
-            if warnings.filters != filters:
+            if with_filters and warnings.filters != filters:
                 self._filters = [one for one in warnings.filters if one not in filters] + self._filters
             if (now := _encoded()) != environment:
                 self._environment |= {name: text for name, text in now.items() if environment.get(name) != text}

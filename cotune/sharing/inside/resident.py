@@ -164,6 +164,11 @@ class ResidentTrial(session.Session):
         """Makes what is drawn from the random generators meanwhile count for nothing."""
         return self._context.no_draws() if self._context is not None else nullcontext()
 
+    @property
+    def catches_warnings(self) -> bool:
+        """Whether the trial is within `catch_warnings`."""
+        return self._context is not None and self._context.catches_warnings
+
     def cupy_loaded(self) -> None:
         """Called when this trial has just imported CuPy."""
         if self._context is not None:

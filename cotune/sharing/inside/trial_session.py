@@ -282,8 +282,6 @@ class TrialSession(ResidentTrial):
             self.leave_if_over()
             host.prepare_thread()
             function, config = host.load(self._spec)
-            # A lane-mate may have imported a module meanwhile.
-            host.imported.apply()
             if self._context is not None:
                 self._context.adopt(function, host.options.named)
             self.leave_if_over()

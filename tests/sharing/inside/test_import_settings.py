@@ -76,6 +76,20 @@ def test_what_a_module_sets_when_it_is_imported_holds_for_later_trials(tmp_path,
     assert [[*trial.metrics.values()][1:] for trial in results] == [numerics + process] * 4
 
 
+def test_filters_that_a_module_adds_within_catch_warnings_go_with_it(tmp_path, monkeypatch):
+    (tmp_path / "noisy_of_ours.py").write_text("import warnings\nwarnings.filterwarnings('error', 'noise')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def train(config):
+        with warnings.catch_warnings():
+            import noisy_of_ours  # noqa: F401
+        cotune.report({"loss": sum(one[0] == "error" for one in warnings.filters)})
+
+    run = {"metric": "loss", "trials": 3, "lanes": 1, "devices": ["cpu:0@2GiB"], "storage": tmp_path / "runs"}
+    results = cotune.run(train, {"x": cotune.uniform(0, 1)}, **run)
+    assert len({trial.metrics["loss"] for trial in results}) == 1
+
+
 def test_a_trial_that_imports_torch_keeps_what_it_has_set_itself(tmp_path, monkeypatch):
     (tmp_path / "limit_of_ours.py").write_text("import sys\nsys.setrecursionlimit(4444)\n")
     monkeypatch.syspath_prepend(tmp_path)
