@@ -226,13 +226,13 @@ def run(
             stop=dumps(rule, "stop=") if rule is not None else b"",
         )  # fmt: skip
         packed = pack(trainable, plainly=tree.is_plain)
-        if packed.series is not None:
-            # Now, and not when a trial first draws it.
-            for name, value in tree.objects():
-                packed.series.then(value, f"{name!r} of the space")
         engine = _engine(packed, found, cluster, gpus, folder, how)
         with interrupts.handled(signal.SIGTERM), contextlib.ExitStack() as stack:
             stack.callback(engine.close)
+            if packed.series is not None:
+                # Now, and not when a trial first draws it.
+                for name, value in tree.objects():
+                    packed.series.then(value, f"{name!r} of the space")
             # Imported only now: Optuna takes long to import, and the zygote starts meanwhile.
             from cotune.driver.assembly import Asked, assemble
             from cotune.driver.options import SweepOptions

@@ -232,8 +232,8 @@ class Roster:
             RunError: Too many were lost in a row, and none is left or on its way.
         """
         self._book_out(member, why)
-        self._lost_in_a_row += 1
         if not member.device:
+            self._lost_in_a_row += 1
             shunned = self._shunned.get(member.claim.place, _Shunned(0.0, LOOK_EVERY / 2))
             if member.asked >= shunned.until:
                 # Those that are lost together wait together.

@@ -90,7 +90,7 @@ class LaneEvents:
         lane.shared, lane.residue = event.shared, event.residue
         if lane.served < 2:
             # The second trial's end is yet to come.
-            lane.usual_residue = event.residue
+            lane.usual_residue = max(lane.usual_residue, event.residue)
         leaked = event.residue - lane.usual_residue > LEAK_GROWTH or event.residue > lane.device.full // 4
         lane.retiring = lane.retiring or event.tainted or leaked
         self._ledger.ensure_need(lane)

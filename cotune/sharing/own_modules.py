@@ -56,45 +56,64 @@ def own_modules() -> dict[str, OwnModule]:
 
 
 class Finder:
-    """Finds modules that nobody else finds, or whose files were changed since; to be put first into `sys.meta_path`.
+    """Finds these modules, also where nobody else does; to be put first into `sys.meta_path`.
 
-    Each is found once in a process: whoever asks again, as to reload it, wants the file as it is.
+    Each is loaded as it was once in a process: whoever loads it again wants the file as it is.
     """
 
     def __init__(self, modules: Mapping[str, OwnModule]) -> None:
         self._modules = dict(modules)
 
     def find_spec(self, fullname: str, path: object = None, target: ModuleType | None = None) -> ModuleSpec | None:
-        module = self._modules.pop(fullname, None)
-        if module is None:
+        module = self._modules.get(fullname)
+        if module is None or target is not None:
             return None
-        found = self._found_by_others(fullname, path, target)
-        if found is not None and (found.origin != module.file or _stamp(module.file) == module.stamp):
+        found = self._found_by_others(fullname, path)
+        if found is not None and (found.origin != module.file or type(found.loader) is not SourceFileLoader):
             return found
-        return importlib.util.spec_from_file_location(fullname, module.file, loader=_Loader(fullname, module))
+        loader = _Loader(fullname, module, self._modules)
+        return importlib.util.spec_from_file_location(fullname, module.file, loader=loader)
 
-    def _found_by_others(self, name: str, path: object, target: ModuleType | None) -> ModuleSpec | None:
+    def _found_by_others(self, name: str, path: object) -> ModuleSpec | None:
         for finder in sys.meta_path:
             if finder is not self and (find := getattr(finder, "find_spec", None)) is not None:
-                spec: ModuleSpec | None = find(name, path, target)
+                spec: ModuleSpec | None = find(name, path)
                 if spec is not None:
                     return spec
         return None
 
 
 class _Loader(SourceFileLoader):
-    def __init__(self, name: str, module: OwnModule) -> None:
+    """Loads the file, or what was in it if it has changed.
+
+    Args:
+        name: The module's name.
+        module: The module as it was.
+        modules: By name, those not loaded yet.
+    """
+
+    def __init__(self, name: str, module: OwnModule, modules: dict[str, OwnModule]) -> None:
         super().__init__(name, module.file)
         self._module = module
+        self._modules = modules
 
     def get_code(self, fullname: str) -> object:  # type: ignore[override]
+        self._modules.pop(fullname, None)
+        # The loader stays with the module, and may be pickled.
+        self._modules = {}
+        if not self._has_changed:
+            return super().get_code(fullname)
         # Tracebacks, and whoever looks for the source of a function, find it there; entries without a time are kept.
         lines = decode_source(self._module.source).splitlines(keepends=True)
         linecache.cache[self.path] = len(self._module.source), None, lines, self.path
         return self.source_to_code(self._module.source, self.path)
 
     def get_data(self, path: str) -> bytes:
-        return self._module.source if path == self.path else super().get_data(path)
+        return self._module.source if path == self.path and self._has_changed else super().get_data(path)
+
+    @property
+    def _has_changed(self) -> bool:
+        return _stamp(self.path) != self._module.stamp
 
 
 def _stamp(file: str) -> _Stamp | None:

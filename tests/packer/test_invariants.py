@@ -20,6 +20,7 @@ class Chaos(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.count = 0
+        self.gone: list[tuple[str, int]] = []
 
     @initialize(
         capacities=st.lists(st.sampled_from([300, 600, 1000]), min_size=1, max_size=3),
@@ -234,10 +235,18 @@ class Chaos(RuleBasedStateMachine):
             name = names[which % len(names)]
             self.world.change(name, self.world.devices[name].full * percent // 100)
 
-    @precondition(lambda self: len(self.world.devices) > 1)
+    @precondition(lambda self: self.world.devices)
     @rule(which=pick)
     def lose(self, which: int) -> None:
-        self.world.lose(list(self.world.devices)[which % len(self.world.devices)])
+        name = list(self.world.devices)[which % len(self.world.devices)]
+        self.gone.append((name, self.world.devices[name].full))
+        self.world.lose(name)
+
+    @precondition(lambda self: self.gone)
+    @rule(which=pick, same=st.booleans())
+    def come_back(self, which: int, same: bool) -> None:
+        name, capacity = self.gone.pop(which % len(self.gone))
+        self.world.device(name if same else f"{name} again", capacity, CONTEXT, width=2, idle_width=4)
 
     @rule()
     def haunt(self) -> None:
@@ -248,6 +257,8 @@ class Chaos(RuleBasedStateMachine):
         if not hasattr(self, "world"):
             return
         world = self.world
+        if not world.devices:
+            self.come_back(0, same=True)
         for name, device in world.devices.items():
             world.change(name, device.full)
         world.run(rounds=60 + 40 * self.count)

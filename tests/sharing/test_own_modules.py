@@ -82,6 +82,24 @@ def test_whoever_asks_again_or_looks_elsewhere_gets_what_is_there(project, tmp_p
     assert importlib.import_module("project_of_ours.settings").VALUE == 3
 
 
+def test_whoever_only_looks_for_a_module_does_not_use_it_up(project, monkeypatch):
+    found = own_modules()
+    project(2)
+    monkeypatch.setattr(sys, "meta_path", [Finder(found), *sys.meta_path])
+    forget()
+    assert importlib.util.find_spec("project_of_ours.settings") is not None
+    assert importlib.import_module("project_of_ours.settings").VALUE == 1
+
+
+def test_a_module_whose_file_has_not_changed_is_counts_as_loaded_too(project, monkeypatch):
+    monkeypatch.setattr(sys, "meta_path", [Finder(own_modules()), *sys.meta_path])
+    forget()
+    assert importlib.import_module("project_of_ours.settings").VALUE == 1
+    project(2)
+    forget()
+    assert importlib.import_module("project_of_ours.settings").VALUE == 2, "edited since, by whoever loads it again"
+
+
 def test_modules_that_put_off_their_import_are_left_alone(tmp_path, monkeypatch):
     (tmp_path / "put_off_of_ours.py").write_text("raise ImportError('an optional dependency')\n")
     monkeypatch.syspath_prepend(tmp_path)

@@ -191,7 +191,10 @@ class ForkedHost(Host):
         return is_sound
 
 
-_NOT_FOUND = "lanes look for modules in the folders of sys.path: put the module's folder there before cotune is called"
+_NOT_FOUND = (
+    "if the module is yours, put its folder into sys.path before cotune is called; if it is a package, install it "
+    "where the lanes are"
+)
 _MADE_ANEW = (
     "what the script makes, such as a progress bar, may not survive the way to another process: make it inside the "
     "trainable, or in a module that the script imports. Lanes import modules anew: what can be done only once belongs "
