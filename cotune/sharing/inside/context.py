@@ -91,7 +91,7 @@ class Context:
             with contextlib.suppress(OSError):
                 os.chdir(self._directory)
         if (left._environment if left is not None else _environment()) != self._environment:
-            _set_environment(self._environment)
+            set_environment(self._environment)
         if sys.path != self._path:
             _set_path(self._path)
         if warnings.filters is not self._filters:
@@ -221,7 +221,7 @@ def _take_back_environment() -> None:
     """Undoes a trial's assignment to `os.environ`, and takes over the content of the object assigned."""
     wanted, os.environ = os.environ, _environ
     with contextlib.suppress(Exception):
-        _set_environment({os.fsencode(key): os.fsencode(value) for key, value in wanted.items()})
+        set_environment({os.fsencode(key): os.fsencode(value) for key, value in wanted.items()})
 
 
 def _set_path(wanted: list[str]) -> None:
@@ -241,7 +241,8 @@ def _set_filters(wanted: Any) -> None:
             pass
 
 
-def _set_environment(wanted: dict[Any, Any]) -> None:
+def set_environment(wanted: dict[Any, Any]) -> None:
+    """Makes this, encoded as `os.environ` has it, the process's environment, and its `TZ` the time zone."""
     is_elsewhere = _environment().get(b"TZ") != wanted.get(b"TZ")
     for key in set(_environment()) - set(wanted):
         del os.environ[os.fsdecode(key)]

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from cotune.sharing.inside import torch_state
+from cotune.sharing.inside.context import set_environment
 
 # A trial may put something else in its place.
 _environ: Any = os.environ
@@ -50,6 +51,7 @@ class ImportSettings:
         self._made: dict[Any, tuple[Callable[[Any], Any], Any]] = {}
         self._filters: list[Any] = []
         self._environment: dict[bytes, bytes] = {}
+        self._removed: set[bytes] = set()
         self._first: list[str] = []
         self._last: list[str] = []
 
@@ -75,6 +77,7 @@ class ImportSettings:
                 self._filters = [one for one in warnings.filters if one not in filters] + self._filters
             if (now := _encoded()) != environment:
                 self._environment |= {name: text for name, text in now.items() if environment.get(name) != text}
+                self._removed = (self._removed | environment.keys()) - now.keys()
             if sys.path != path:
                 new = [entry for entry in sys.path if entry not in path]
                 first = list(takewhile(lambda entry: entry not in path, sys.path))
@@ -85,8 +88,9 @@ class ImportSettings:
         """Sets all of it for a trial that begins."""
         for put, value in self._made.values():
             put(value)
-        for name, text in self._environment.items():
-            _environ[os.fsdecode(name)] = os.fsdecode(text)
+        if self._environment or self._removed:
+            wanted = _encoded() | self._environment
+            set_environment({name: text for name, text in wanted.items() if name not in self._removed})
         sys.path[:0] = [entry for entry in self._first if entry not in sys.path]
         sys.path += [entry for entry in self._last if entry not in sys.path]
         new = [one for one in self._filters if one not in warnings.filters]

@@ -10,11 +10,14 @@ import cotune
 from cotune.sharing.inside.import_settings import ImportSettings
 
 MODULE = """
-import logging, multiprocessing, os, sys, warnings
+import logging, multiprocessing, os, sys, time, warnings
 import numpy as np
 import torch
 
 os.environ["SET_BY_OUR_MODULE"] = "1"
+os.environ["TZ"] = "Asia/Tokyo"
+time.tzset()
+del os.environ["OF_THE_DRIVER"]
 sys.path.insert(0, "first of our module")
 sys.path.append("last of our module")
 torch.set_default_dtype(torch.float64)
@@ -33,6 +36,7 @@ warnings.filterwarnings("error", "of the module")
 def test_what_a_module_sets_when_it_is_imported_holds_for_later_trials(tmp_path, monkeypatch, residents):
     (tmp_path / "settings_of_ours.py").write_text(MODULE)
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("OF_THE_DRIVER", "2")
 
     def train(config):
         import settings_of_ours
@@ -53,7 +57,8 @@ def test_what_a_module_sets_when_it_is_imported_holds_for_later_trials(tmp_path,
                 "warned": warned,
                 "logs": f"{found.logging.root.level}, {type(found.logging.root.handlers[-1]).__name__}",
                 "start": found.multiprocessing.get_start_method(),
-                "environment": found.os.environ.get("SET_BY_OUR_MODULE"),
+                "environment": f"{found.os.environ.get('SET_BY_OUR_MODULE')}, {found.os.environ.get('OF_THE_DRIVER')}",
+                "hour": found.time.localtime(0).tm_hour,
                 "path": f"{found.sys.path[0]}, {found.sys.path[-1]}",
             }
             cotune.report({"loss": step, **made})
@@ -72,7 +77,7 @@ def test_what_a_module_sets_when_it_is_imported_holds_for_later_trials(tmp_path,
         storage=tmp_path / "runs",
     )
     numerics = ["torch.float64", True, False, "raise"]
-    process = [4321, "raised", "20, NullHandler", "spawn", "1", "first of our module, last of our module"]
+    process = [4321, "raised", "20, NullHandler", "spawn", "1, None", 9, "first of our module, last of our module"]
     assert [[*trial.metrics.values()][1:] for trial in results] == [numerics + process] * 4
 
 
