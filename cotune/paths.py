@@ -170,12 +170,12 @@ class RunFolder:
         try:
             try:
                 _lock(fd)
-            except BlockingIOError as error:
+            except BlockingIOError:
                 owner = os.read(fd, 32).decode(errors="replace").strip() or "unknown"
                 raise RunNameInUse(
                     f"run {self.path.name!r} is running now, in process {owner}",
                     hint="wait for it, stop it, or choose another name=",
-                ) from error
+                ) from None
             except OSError as error:
                 log.warning(
                     "%s cannot be locked (%s): nothing keeps two runs from that name", self.path, error.strerror

@@ -38,11 +38,12 @@ class Display:
         # Finished in earlier sessions of the run.
         self._finished_before = finished(records.counts)
         self._due = 0.0
-        self._is_ending = False
+        # The note with which the run ends early.
+        self._ending = ""
 
     def ends(self, note: str) -> None:
         """The run ends early: what has not begun will not be run."""
-        self.note, self._is_ending = note, True
+        self.note = self._ending = note
 
     def show(self) -> None:
         """Updates the view, if an update is due."""
@@ -53,6 +54,9 @@ class Display:
 
     def close(self) -> None:
         """Shows the last state."""
+        if self.note == self._ending:
+            # What follows was for those who wait.
+            self.note = self.note.partition(":")[0]
         if self._view is not None:
             self._view.close(self.snapshot())
 
@@ -82,7 +86,7 @@ class Display:
         """How long the rest takes if it goes on at the pace so far, with running trials half done."""
         ended = finished(self._records.counts)
         done = ended - self._finished_before
-        if self._trials is None or not done or self._is_ending:
+        if self._trials is None or not done or self._ending:
             return None
         seconds = time.monotonic() - self._records.first_start
         return seconds * max(0.0, self._trials - ended - running / 2) / (done + running / 2)

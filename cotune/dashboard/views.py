@@ -53,6 +53,7 @@ class PlainLines(View):
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = stream or sys.stderr
         self._last: tuple[int, str] = (-1, "")
+        self._counts: dict[str, int] = {}
         self._said = 0.0
         self._ran = 0.0
         self._is_stuck = False
@@ -71,13 +72,14 @@ class PlainLines(View):
             self._print(snapshot)
 
     def close(self, snapshot: Snapshot) -> None:
-        if (snapshot.finished, snapshot.note) != self._last:
+        if (snapshot.counts, snapshot.note) != (self._counts, self._last[1]):
             self._print(snapshot)
 
     def _print(self, snapshot: Snapshot, more: str = "") -> None:
         # A note is printed once; it would otherwise stand in every line of a long run.
         shown = replace(snapshot, note="") if snapshot.note == self._last[1] else snapshot
         self._last, self._said = (snapshot.finished, snapshot.note), snapshot.seconds
+        self._counts = snapshot.counts
         # A reader that has gone away must not end the run.
         with contextlib.suppress(OSError, ValueError):
             print(", ".join(filter(None, [headline(shown), more])), file=self._stream, flush=True)

@@ -37,3 +37,17 @@ def test_the_time_left_goes_by_the_trials_of_this_session_with_running_ones_half
     assert display._seconds_left(0) == 0.0
     display.ends("interrupted")
     assert (display.note, display._seconds_left(0)) == ("interrupted", None)
+
+
+def test_at_the_end_of_a_run_that_was_interrupted_no_advice_is_left(tmp_path):
+    folder, shown = RunFolder(tmp_path / "run"), []
+    folder.create()
+    log = EventLog(folder.events)
+    view = SimpleNamespace(close=lambda snapshot: shown.append(snapshot.note))
+    display = Display(view, "loss", 3, Records(folder, log, "", 0), Packer(PackerOptions()))
+    display.ends("interrupted: press again to end at once")
+    display.close()
+    display.note = "trial 3 failed: ValueError"
+    display.close()
+    assert shown == ["interrupted", "trial 3 failed: ValueError"]
+    log.close()

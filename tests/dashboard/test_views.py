@@ -307,6 +307,13 @@ def test_the_last_state_is_not_printed_twice(stream):
     assert len(stream.getvalue().splitlines()) == 1
 
 
+def test_the_end_is_printed_though_none_has_finished_since(stream):
+    lines = PlainLines(stream)
+    lines.update(snapshot(counts={"running": 2}))
+    lines.close(snapshot(counts={"interrupted": 2}))
+    assert "2 interrupted" in stream.getvalue().splitlines()[-1]
+
+
 def test_why_nothing_runs_is_said_once_if_nothing_does_for_long(stream):
     lines = PlainLines(stream)
     others = PackerView((), WaitingView(3, "others leave 100 MiB"), 7)
