@@ -37,7 +37,6 @@ _OF_PYTHON: dict[str, _Setting] = {
     "thresholds": (gc.get_threshold, lambda value: gc.set_threshold(*value)),
     "timeout": (socket.getdefaulttimeout, socket.setdefaulttimeout),
     "level": (lambda: logging.root.level, logging.root.setLevel),
-    "handlers": (lambda: tuple(logging.root.handlers), lambda value: [*map(logging.root.addHandler, value)]),
     "start method": (lambda: _processes._actual_context, lambda value: setattr(_processes, "_actual_context", value)),
     "errors of numpy": (np.geterr, lambda value: np.seterr(**value)),
     "numpy's text": (np.get_printoptions, lambda value: np.set_printoptions(**value)),
@@ -50,6 +49,7 @@ class ImportSettings:
     def __init__(self) -> None:
         self._made: dict[Any, tuple[Callable[[Any], Any], Any]] = {}
         self._filters: list[Any] = []
+        self._handlers: list[logging.Handler] = []
         self._environment: dict[bytes, bytes] = {}
         self._removed: set[bytes] = set()
         self._first: list[str] = []
@@ -62,7 +62,7 @@ class ImportSettings:
         Args:
             with_filters: Whether filters of warnings that are added will stay.
         """
-        before, filters = _values(), list(warnings.filters)
+        before, filters, handlers = _values(), list(warnings.filters), list(logging.root.handlers)
         environment, path = dict(_encoded()), list(sys.path)
         try:
             yield
@@ -71,8 +71,14 @@ class ImportSettings:
             before = torch_state.first_settings() | before
             for name, (get, put) in _settings().items():
                 value = get()
-                if name in before and value != before[name]:
-                    self._made[name] = put, value
+                if name not in before or value == before[name]:
+                    continue
+                if isinstance(value, dict):
+                    # The rest may be the trial's own.
+                    known = self._made[name][1] if name in self._made else {}
+                    value = known | {key: one for key, one in value.items() if before[name].get(key) != one}
+                self._made[name] = put, value
+            self._handlers += [one for one in logging.root.handlers if one not in handlers]
             if with_filters and warnings.filters != filters:
                 self._filters = [one for one in warnings.filters if one not in filters] + self._filters
             if (now := _encoded()) != environment:
@@ -88,6 +94,8 @@ class ImportSettings:
         """Sets all of it for a trial that begins."""
         for put, value in self._made.values():
             put(value)
+        for handler in self._handlers:
+            logging.root.addHandler(handler)
         if self._environment or self._removed:
             wanted = _encoded() | self._environment
             set_environment({name: text for name, text in wanted.items() if name not in self._removed})

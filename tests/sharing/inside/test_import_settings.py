@@ -115,16 +115,17 @@ def test_a_trial_that_imports_torch_keeps_what_it_has_set_itself(tmp_path, monke
 
 def test_what_was_set_before_an_import_is_none_of_its_doing():
     settings, limit, filters = ImportSettings(), sys.getrecursionlimit(), list(warnings.filters)
-    with np.errstate(over="raise"):
+    with np.errstate(over="raise", under="ignore"):
         with settings.noted():
+            np.seterr(under="warn")
             sys.setrecursionlimit(limit + 7)
             warnings.filterwarnings("ignore", "nothing of the kind")
         sys.setrecursionlimit(limit)
         warnings.filters[:] = filters
-    with np.errstate(over="warn"):
+    with np.errstate(over="warn", under="ignore"):
         settings.apply()
         settings.apply()
-        assert np.geterr()["over"] == "warn"
+        assert (np.geterr()["over"], np.geterr()["under"]) == ("warn", "warn")
     assert sys.getrecursionlimit() == limit + 7
     assert len(warnings.filters) == len(filters) + 1
     sys.setrecursionlimit(limit)
