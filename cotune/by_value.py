@@ -18,11 +18,13 @@ import threading
 import types
 import typing
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from types import CellType, CodeType, FunctionType, ModuleType
 from typing import Any
 
 import cloudpickle
+
+from cotune.trainable import codes
 
 # The place of the file's name among the arguments of a code object.
 _FILE = 10
@@ -211,19 +213,12 @@ def _stays_in_script(used: Any, seen: set[int]) -> bool:
     if isinstance(used, type):
         return all(_stays_in_script(one, seen) for one in [*vars(used).values(), *used.__bases__])
     names, cells = used.__globals__, [cell.cell_contents for cell in used.__closure__ or () if cell != CellType()]
-    for code in _codes(used.__code__):
+    for code in codes(used.__code__):
         cells += [names[name] for name in code.co_names if name in names]
         for step in dis.get_instructions(code):
             if step.opname == "IMPORT_NAME" and not _is_pythons(step.argval):
                 return False
     return all(_stays_in_script(one, seen) for one in cells)
-
-
-def _codes(code: CodeType) -> Iterator[CodeType]:
-    yield code
-    for part in code.co_consts:
-        if isinstance(part, CodeType):
-            yield from _codes(part)
 
 
 def _is_pythons(module: str) -> bool:

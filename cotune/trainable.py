@@ -8,7 +8,7 @@ import os
 import time
 import traceback
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from cotune import session
@@ -151,3 +151,11 @@ def _run_steps(cls: type, config: Mapping[str, Any]) -> Any:
         except Exception:
             # Raised, it would hide why the trial ends, or fail one that has all its results.
             traceback.print_exc()
+
+
+def codes(code: types.CodeType) -> Iterator[types.CodeType]:
+    """The code of a function, and all code within."""
+    yield code
+    for part in code.co_consts:
+        if isinstance(part, types.CodeType):
+            yield from codes(part)

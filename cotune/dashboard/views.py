@@ -15,7 +15,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from cotune.dashboard.snapshot import RunningView, Snapshot
+from cotune.dashboard.snapshot import RunningView, Snapshot, finished
 from cotune.demand import format_bytes
 from cotune.packer import LaneView
 
@@ -52,14 +52,15 @@ class PlainLines(View):
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = stream or sys.stderr
-        self._last: tuple[int, str] = (-1, "")
-        self._counts: dict[str, int] = {}
+        self._counts: dict[str, int] | None = None
+        self._note = ""
         self._said = 0.0
         self._ran = 0.0
         self._is_stuck = False
 
     def update(self, snapshot: Snapshot) -> None:
-        now, is_new = snapshot.seconds, (snapshot.finished, snapshot.note) != self._last
+        now, is_first = snapshot.seconds, self._counts is None
+        is_new = is_first or (snapshot.finished, snapshot.note) != (finished(self._counts or {}), self._note)
         if snapshot.running or not snapshot.packer.first:
             self._ran, self._is_stuck = now, False
         since = now - self._said
@@ -68,18 +69,17 @@ class PlainLines(View):
             self._print(snapshot, _waiting(snapshot))
         elif since >= PLAIN_AT_LEAST_EVERY and snapshot.running:
             self._print(snapshot, _progress(max(snapshot.running, key=lambda view: view.seconds)))
-        elif is_new and (since >= PLAIN_EVERY or self._last[0] < 0):
+        elif is_new and (since >= PLAIN_EVERY or is_first):
             self._print(snapshot)
 
     def close(self, snapshot: Snapshot) -> None:
-        if (snapshot.counts, snapshot.note) != (self._counts, self._last[1]):
+        if (snapshot.counts, snapshot.note) != (self._counts, self._note):
             self._print(snapshot)
 
     def _print(self, snapshot: Snapshot, more: str = "") -> None:
         # A note is printed once; it would otherwise stand in every line of a long run.
-        shown = replace(snapshot, note="") if snapshot.note == self._last[1] else snapshot
-        self._last, self._said = (snapshot.finished, snapshot.note), snapshot.seconds
-        self._counts = snapshot.counts
+        shown = replace(snapshot, note="") if snapshot.note == self._note else snapshot
+        self._counts, self._note, self._said = snapshot.counts, snapshot.note, snapshot.seconds
         # A reader that has gone away must not end the run.
         with contextlib.suppress(OSError, ValueError):
             print(", ".join(filter(None, [headline(shown), more])), file=self._stream, flush=True)

@@ -8,7 +8,7 @@ import types
 from collections.abc import Iterator
 from typing import Any
 
-from cotune.trainable import unwrapped
+from cotune.trainable import codes, unwrapped
 
 _PLAIN = (bool, int, float, str, bytes, type(None))
 
@@ -32,7 +32,7 @@ def identity(trainable: Any) -> Iterator[object]:
             yield from _code(function.__code__)
             yield plain(function.__defaults__)
             yield sorted((name, repr(plain(value))) for name, value in (function.__kwdefaults__ or {}).items())
-            names = [*function.__code__.co_names, *_inner_names(function.__code__)]
+            names = [name for code in codes(function.__code__) for name in code.co_names]
             used = [function.__globals__.get(name) for name in names]
             todo += [other for other in used if isinstance(other, (type, types.FunctionType))]
 
@@ -79,10 +79,3 @@ def _code(code: types.CodeType) -> Iterator[object]:
             yield from _code(constant)
         else:
             yield plain(constant)
-
-
-def _inner_names(code: types.CodeType) -> Iterator[str]:
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from constant.co_names
-            yield from _inner_names(constant)

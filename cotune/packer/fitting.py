@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from cotune.demand import Demand
 from cotune.packer.options import PackerOptions
 from cotune.packer.protection import Protection
-from cotune.packer.state import Device, Lane
+from cotune.packer.state import Device, Lane, is_nearly_all
 from cotune.packer.trial import Trial, padded
 
 SHORT = 8
@@ -91,7 +91,7 @@ class Fitting:
 
     def is_whole(self, quota: int) -> bool:
         """Whether a quota is nearly all of the largest device; other programs may keep a little for good."""
-        return quota * 10 >= self.largest * 9
+        return is_nearly_all(quota, self.largest)
 
     def needs(self, trial: Trial, device: Device) -> int:
         """The least bytes a device must have for the trial."""

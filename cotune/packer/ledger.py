@@ -6,7 +6,7 @@ from cotune.packer import instructions as do
 from cotune.packer.fitting import Fitting, resident_demands
 from cotune.packer.largest import Largest
 from cotune.packer.pool import Pool
-from cotune.packer.state import Device, Lane
+from cotune.packer.state import Device, Lane, is_nearly_all
 from cotune.packer.trial import Trial
 
 
@@ -240,5 +240,5 @@ def _learn_lanes(device: Device) -> None:
 
 def _room(device: Device) -> int:
     """Largest peak that fits on a device when nothing else runs there; other programs may keep a little for good."""
-    own = device.capacity if device.capacity * 10 >= device.full * 9 else device.full
+    own = device.capacity if is_nearly_all(device.capacity, device.full) else device.full
     return own - device.context - device.shared

@@ -93,6 +93,11 @@ class Lane:
         return self.base + sum(d.persistent for d in demands) + max(d.ephemeral for d in demands)
 
 
+def is_nearly_all(part: int, whole: int) -> bool:
+    """Whether other programs keep no more of some memory than they may keep for good."""
+    return part * 10 >= whole * 9
+
+
 @dataclass(slots=True, eq=False)
 class Device:
     """A device: capacity, lanes, width.

@@ -11,12 +11,14 @@ import importlib.util
 import linecache
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from importlib.util import decode_source
 from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
+
+from cotune.sharing.inside.quiet_imports import found_by_others
 
 _Stamp = tuple[int, int]
 
@@ -64,23 +66,17 @@ class Finder:
     def __init__(self, modules: Mapping[str, OwnModule]) -> None:
         self._modules = dict(modules)
 
-    def find_spec(self, fullname: str, path: object = None, target: ModuleType | None = None) -> ModuleSpec | None:
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
         module = self._modules.get(fullname)
         if module is None or target is not None:
             return None
-        found = self._found_by_others(fullname, path)
+        found = found_by_others(self, fullname, path, target)
         if found is not None and (found.origin != module.file or type(found.loader) is not SourceFileLoader):
             return found
         loader = _Loader(fullname, module, self._modules)
         return importlib.util.spec_from_file_location(fullname, module.file, loader=loader)
-
-    def _found_by_others(self, name: str, path: object) -> ModuleSpec | None:
-        for finder in sys.meta_path:
-            if finder is not self and (find := getattr(finder, "find_spec", None)) is not None:
-                spec: ModuleSpec | None = find(name, path)
-                if spec is not None:
-                    return spec
-        return None
 
 
 class _Loader(SourceFileLoader):

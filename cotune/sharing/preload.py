@@ -12,12 +12,13 @@ import sysconfig
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
-from types import CellType, CodeType, FunctionType, MethodType, ModuleType
+from types import CellType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 from cotune.sharing.inside.dynamo import NAME as COMPILER
 from cotune.sharing.installed import spec_of
 from cotune.sharing.parsing import parsed
+from cotune.trainable import codes
 
 # Most source files that are searched: reading one takes 5 ms, before anything else can begin.
 FILES = 50
@@ -108,7 +109,7 @@ def _names_used(value: Any, seen: set[int]) -> Iterator[str]:
     elif isinstance(value, MethodType):
         yield from _names_used(value.__func__, seen)
     elif isinstance(value, FunctionType):
-        names = set(_names_in(value.__code__))
+        names = {name for code in codes(value.__code__) for name in code.co_names}
         yield from names
         used = [value.__globals__[name] for name in names if name in value.__globals__]
         used += [cell.cell_contents for cell in value.__closure__ or () if cell != CellType()]
@@ -124,13 +125,6 @@ def _names_of(other: Any, seen: set[int]) -> Iterator[str]:
         yield from _names_used(other, seen)
     else:
         yield module.__name__
-
-
-def _names_in(code: CodeType) -> Iterator[str]:
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _names_in(constant)
 
 
 # ---- imports that names lead to

@@ -236,9 +236,13 @@ def _set_filters(wanted: Any) -> None:
     is_other = warnings.filters != wanted
     warnings.filters = wanted
     if is_other:
-        # Makes Python forget which warnings it has shown under the previous filters.
-        with warnings.catch_warnings():
-            pass
+        filters_changed()
+
+
+def filters_changed() -> None:
+    """Makes Python forget which warnings it has shown under the previous filters."""
+    with warnings.catch_warnings():
+        pass
 
 
 def set_environment(wanted: dict[Any, Any]) -> None:

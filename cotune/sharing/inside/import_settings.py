@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from cotune.sharing.inside import torch_state
-from cotune.sharing.inside.context import set_environment
+from cotune.sharing.inside.context import filters_changed, set_environment
 
 # A trial may put something else in its place.
 _environ: Any = os.environ
@@ -104,9 +104,7 @@ class ImportSettings:
         new = [one for one in self._filters if one not in warnings.filters]
         if new:
             warnings.filters[:0] = new  # type: ignore[index]
-            # Makes Python forget which warnings it has shown under the previous filters.
-            with warnings.catch_warnings():
-                pass
+            filters_changed()
 
 
 def _encoded() -> dict[bytes, bytes]:

@@ -35,7 +35,7 @@ class _QuietImports(MetaPathFinder):
             return None
         thread.is_busy = True
         try:
-            spec = self._found_by_others(fullname, path, target)
+            spec = found_by_others(self, fullname, path, target)
         finally:
             del thread.is_busy
         if spec is None or not isinstance(spec.loader, SourceFileLoader):
@@ -58,13 +58,15 @@ class _QuietImports(MetaPathFinder):
         loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
 
-    def _found_by_others(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None
-    ) -> ModuleSpec | None:
-        for finder in list(sys.meta_path):
-            find = getattr(finder, "find_spec", None)
-            if finder is not self and find is not None:
-                spec: ModuleSpec | None = find(fullname, path, target)
-                if spec is not None:
-                    return spec
-        return None
+
+def found_by_others(
+    finder: object, fullname: str, path: Sequence[str] | None, target: ModuleType | None
+) -> ModuleSpec | None:
+    """What the finders of `sys.meta_path` but one say of a module."""
+    for other in list(sys.meta_path):
+        find = getattr(other, "find_spec", None)
+        if other is not finder and find is not None:
+            spec: ModuleSpec | None = find(fullname, path, target)
+            if spec is not None:
+                return spec
+    return None
