@@ -82,7 +82,7 @@ class LocalEngine(Engine):
         # The data of a key is the function to call when it is readable.
         self._selector.register(self._bell, selectors.EVENT_READ, self._bell.hush)
         log = folder / "zygote.log"
-        start = partial(Zygote, modules, packed.blob, self._threads, log, packed.own)
+        start = partial(Zygote, modules, packed.blob, self._threads, log, packed.own, packed.settings)
         self._zygote = LocalZygote(self._selector, self._hear_zygote, start, log)
         self._estimator = Estimator(
             self._selector, self._zygote.get, self._series, lambda told: self._pending.append(told)

@@ -25,6 +25,7 @@ from cotune.sharing.named import Named, named_by
 from cotune.sharing.own_modules import OwnModule, own_modules
 from cotune.sharing.preload import TORCH, modules_to_preload
 from cotune.sharing.script_imports import script_imports
+from cotune.sharing.settings import of_script
 
 # Bytes of a trainable above which there is a warning: loading them takes a tenth of a second at every trial's start.
 LARGE = 64 * MIB
@@ -40,6 +41,7 @@ class Packed:
         imports: The user's own modules that a lane imports before it loads the trainable.
         own: All of them, by name.
         named: What annotations of the script's classes name.
+        settings: What the script has set (`settings.of_script`).
         rehearses: Whether it can be rehearsed.
         series: Pickles configs in the series of `blob`; None outside the driver, or if all configs are plain.
     """
@@ -49,6 +51,7 @@ class Packed:
     imports: tuple[str, ...] = ()
     own: Mapping[str, OwnModule] = field(default_factory=dict)
     named: Mapping[str, Named] = field(default_factory=dict)
+    settings: Mapping[str, bytes] = field(default_factory=dict)
     rehearses: bool = False
     series: Series | None = None
 
@@ -82,7 +85,7 @@ def pack(trainable: Any, *, plainly: bool = False) -> Packed:
     kept = None if plainly and not rehearses else series
     # A module that travels by value must not be there twice.
     found = {name: module for name, module in own_modules().items() if name != series.module}
-    return Packed(blob, tuple(modules), tuple(own), found, series.named(), rehearses, kept)
+    return Packed(blob, tuple(modules), tuple(own), found, series.named(), of_script(), rehearses, kept)
 
 
 def dumps(value: Any, what: str) -> bytes:

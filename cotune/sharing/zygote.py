@@ -44,6 +44,7 @@ class Zygote:
         threads: Threads per operation in its lanes.
         log: File for the zygote's own output.
         own: The user's own modules by name, which are not read again.
+        settings: What the script has set (`settings.of_script`).
 
     Attributes:
         is_up: Whether it has imported everything.
@@ -56,13 +57,16 @@ class Zygote:
         threads: int,
         log: Path,
         own: Mapping[str, OwnModule] = MappingProxyType({}),
+        settings: Mapping[str, bytes] = MappingProxyType({}),
     ) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.settimeout(None)
         # Imports ignore entries of sys.path that are not strings, such as a pathlib.Path.
         path = [entry or _here() for entry in sys.path if isinstance(entry, str)]
         # Not on the command line: some paths are longer than an argument may be.
-        payload = write_payload(json.dumps([path, _levels()]).encode(), modules, sys.argv, dict(own), trainable)
+        payload = write_payload(
+            json.dumps([path, _levels()]).encode(), modules, sys.argv, dict(own), dict(settings), trainable
+        )
         environment = dict(os.environ)
         # torch.cuda.is_available() in the zygote must not start CUDA, or no lane could be forked any more.
         environment["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"

@@ -26,6 +26,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
+from cotune.sharing import settings
 from cotune.sharing.inside.dynamo import NAME as COMPILER
 from cotune.sharing.inside.dynamo import defer_dynamo
 from cotune.sharing.own_modules import Finder, OwnModule
@@ -44,8 +45,9 @@ def main(control: int, payload: int, levels: Mapping[str, int] | None) -> NoRetu
 
     Args:
         control: A sequenced-packet socket to the driver.
-        payload: A memory file: `sys.path` and `levels` as JSON; the modules to import, the script's `sys.argv` and the
-            user's own modules, pickled; then the pickled trainable. All but the last are preceded by their length.
+        payload: A memory file: `sys.path` and `levels` as JSON; the modules to import, the script's `sys.argv`, the
+            user's own modules and what the script has set, pickled; then the pickled trainable. All but the last are
+            preceded by their length.
         levels: Levels of the driver's loggers by name, so that trials log alike, to their logs; None if the driver has
             no log handlers.
     """
@@ -64,7 +66,7 @@ def main(control: int, payload: int, levels: Mapping[str, int] | None) -> NoRetu
     if _is_over(sock):
         # The driver died before PR_SET_PDEATHSIG was set.
         _leave()
-    told, (modules, sys.argv[:], own), trainable = _read_payload(payload)
+    told, (modules, sys.argv[:], own, script), trainable = _read_payload(payload)
     sys.meta_path.insert(0, Finder(own))
     os.set_inheritable(payload, False)
     # Imports make objects that stay: collecting garbage among them takes half a second in all, and finds next to none.
@@ -78,10 +80,11 @@ def main(control: int, payload: int, levels: Mapping[str, int] | None) -> NoRetu
         logging.basicConfig()
         for name, level in levels.items():
             logging.getLogger(name).setLevel(level)
+    settings.take_over(script)
     safe = [name for name in modules if name.split(".")[0] in _SAFE]
     if safe != modules and _touched_cuda():
         # A package started CUDA at its import, after which lanes cannot be forked: start again without such packages.
-        again = write_payload(told, safe, sys.argv, own, trainable)
+        again = write_payload(told, safe, sys.argv, own, script, trainable)
         os.set_inheritable(again, True)
         os.execv(sys.executable, [*sys.orig_argv[:-1], str(again)])
     signal.signal(signal.SIGTERM, _note)
@@ -152,10 +155,11 @@ def write_payload(
     modules: Sequence[str],
     arguments: Sequence[str],
     own: Mapping[str, OwnModule],
+    script: Mapping[str, bytes],
     trainable: bytes | memoryview,
 ) -> int:
     """Writes the memory file that `main` reads; returns its descriptor."""
-    head = pickle.dumps((list(modules), [str(argument) for argument in arguments], own))
+    head = pickle.dumps((list(modules), [str(argument) for argument in arguments], own, script))
     fd = os.memfd_create("cotune-payload", os.MFD_CLOEXEC)
     try:
         with open(fd, "wb", closefd=False) as file:
@@ -168,7 +172,10 @@ def write_payload(
     return fd
 
 
-def _read_payload(payload: int) -> tuple[bytes, tuple[list[str], list[str], dict[str, OwnModule]], memoryview]:
+_Head = tuple[list[str], list[str], dict[str, OwnModule], dict[str, bytes]]
+
+
+def _read_payload(payload: int) -> tuple[bytes, _Head, memoryview]:
     view = memoryview(mmap.mmap(payload, 0, prot=mmap.PROT_READ))
     parts = []
     for _ in range(2):

@@ -57,8 +57,9 @@ def trip(*trainable):
     here, there = ScriptClasses(inherits=False), ScriptClasses(inherits=False)
     here.leave()
     there.enter()
-    pickle.loads(blob)
-    main = MainModule(print, there.now(), found)
+    # As in a trial, which holds its trainable: the tables of classes do not.
+    loaded = pickle.loads(blob)
+    main = MainModule(loaded, there.now(), found)
     here.enter()
     return main._names
 

@@ -510,7 +510,7 @@ def test_a_payload_that_there_is_no_room_for_leaves_no_file_open():
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, limits[1]))
     try:
         with pytest.raises(OSError, match="File too large"):
-            zygote_main.write_payload(b"", [], [], {}, bytes(1 << 17))
+            zygote_main.write_payload(b"", [], [], {}, {}, bytes(1 << 17))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert os.listdir("/proc/self/fd") == before

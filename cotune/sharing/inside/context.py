@@ -25,6 +25,7 @@ from cotune.sharing.inside.python_random import PythonRandom
 from cotune.sharing.inside.script_classes import ScriptClasses
 from cotune.sharing.inside.torch_state import TorchState
 from cotune.sharing.named import Named
+from cotune.sharing.settings import filters_changed
 
 
 class Context:
@@ -237,12 +238,6 @@ def _set_filters(wanted: Any) -> None:
     warnings.filters = wanted
     if is_other:
         filters_changed()
-
-
-def filters_changed() -> None:
-    """Makes Python forget which warnings it has shown under the previous filters."""
-    with warnings.catch_warnings():
-        pass
 
 
 def set_environment(wanted: dict[Any, Any]) -> None:

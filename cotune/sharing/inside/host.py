@@ -20,7 +20,7 @@ from typing import Any
 
 from cotune import session
 from cotune.demand import MIB
-from cotune.sharing import wire
+from cotune.sharing import settings, wire
 from cotune.sharing.cpu import CpuMemory, has_children
 from cotune.sharing.inside.after_import import after_import
 from cotune.sharing.inside.boundary import on_optimizer_step
@@ -195,7 +195,8 @@ class Host(ABC):
     # ---- for the trial that has the turn
 
     def prepare_thread(self) -> None:
-        """Gives a trial that begins its number of threads, and what modules have set."""
+        """Gives a trial that begins its number of threads, and what its script and modules have set."""
+        settings.take_over_in_thread(on_gpu=bool(self.options.uuid))
         self._set_threads()
         self.imported.apply()
 
@@ -313,6 +314,7 @@ class Host(ABC):
     def _torch_loaded(self) -> None:
         """Called once torch is imported; does the part of the running trial's set-up that needs torch."""
         defer_dynamo(self.memory.loading)
+        settings.take_over_torch(on_gpu=bool(self.options.uuid))
         # Hooks of the script come with their numbers. One that a trial adds must not take the place of one of them.
         handles: Any = importlib.import_module("torch.utils.hooks").RemovableHandle
         handles.next_id = max(handles.next_id, FIRST_HOOK)

@@ -12,34 +12,28 @@ import gc
 import logging
 import multiprocessing.context
 import os
-import socket
 import sys
 import warnings
 from collections.abc import Callable, Iterator
 from itertools import takewhile
 from typing import Any
 
-import numpy as np
-
 from cotune.sharing.inside import torch_state
-from cotune.sharing.inside.context import filters_changed, set_environment
+from cotune.sharing.inside.context import set_environment
+from cotune.sharing.settings import OF_PYTHON, filters_changed, of_thread
+from cotune.sharing.torch_flags import Setting
 
 # A trial may put something else in its place.
 _environ: Any = os.environ
 _processes: Any = multiprocessing.context._default_context
-_Setting = tuple[Callable[[], Any], Callable[[Any], Any]]
 
-_OF_PYTHON: dict[str, _Setting] = {
-    "recursion": (sys.getrecursionlimit, sys.setrecursionlimit),
+# Those of the script do not travel: in a lane its globals, its way to log and its processes are others.
+_OF_LANE: dict[str, Setting] = {
     "switch": (sys.getswitchinterval, sys.setswitchinterval),
-    "digits": (sys.get_int_max_str_digits, sys.set_int_max_str_digits),
     "collects": (gc.isenabled, lambda value: (gc.enable if value else gc.disable)()),
     "thresholds": (gc.get_threshold, lambda value: gc.set_threshold(*value)),
-    "timeout": (socket.getdefaulttimeout, socket.setdefaulttimeout),
     "level": (lambda: logging.root.level, logging.root.setLevel),
     "start method": (lambda: _processes._actual_context, lambda value: setattr(_processes, "_actual_context", value)),
-    "errors of numpy": (np.geterr, lambda value: np.seterr(**value)),
-    "numpy's text": (np.get_printoptions, lambda value: np.set_printoptions(**value)),
 }
 
 
@@ -68,7 +62,7 @@ class ImportSettings:
             yield
         finally:
             # If torch was loaded meanwhile, its own are those from before.
-            before = torch_state.first_settings() | before
+            before = torch_state.first_flags() | {"grad": True, "device": None} | before
             for name, (get, put) in _settings().items():
                 value = get()
                 if name not in before or value == before[name]:
@@ -113,9 +107,13 @@ def _encoded() -> dict[bytes, bytes]:
     return data
 
 
-def _settings() -> dict[Any, _Setting]:
-    torch = sys.modules.get("torch")
-    return _OF_PYTHON if torch is None else _OF_PYTHON | torch_state.settings(torch)
+def _settings() -> dict[str, Setting]:
+    found = _OF_LANE | OF_PYTHON | torch_state.flags() | of_thread()
+    torch: Any = sys.modules.get("torch")
+    if hasattr(torch, "set_num_threads"):
+        found["grad"] = torch.is_grad_enabled, torch.set_grad_enabled
+        found["threads"] = torch.get_num_threads, torch.set_num_threads
+    return found
 
 
 def _values() -> dict[Any, Any]:

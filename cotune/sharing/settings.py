@@ -1,0 +1,136 @@
+"""Settings of Python, numpy and torch, by name, and how those that a script has made reach its trials.
+
+A script sets torch's default dtype or ignores warnings once, at its top, and means its trials, too. What modules set
+when trials import them is a matter of `inside/import_settings.py`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+import socket
+import sys
+import warnings
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from cotune.sharing.torch_flags import Setting, torch_flags
+
+# What the script has set, pickled: in a lane not all that it needs is imported yet.
+_script: dict[str, bytes] = {}
+
+
+def of_script() -> dict[str, bytes]:
+    """What is set in this process and thread, as far as it can be pickled; for `take_over` in another process."""
+    found = {}
+    for name, (get, _) in (_of_process() | of_thread()).items():
+        with contextlib.suppress(Exception):
+            found[name] = pickle.dumps(get())
+    return found
+
+
+def take_over(script: Mapping[str, bytes]) -> None:
+    """Sets what `of_script` told, in this process; threads have settings of their own, see `take_over_in_thread`."""
+    _script.update(script)
+    _take_over(_of_process())
+    # A new thread has what this one has, and need not look at that.
+    for name, (get, _) in of_thread().items():
+        with contextlib.suppress(Exception):
+            if pickle.dumps(get()) == _script[name]:
+                del _script[name]
+
+
+def take_over_torch(*, on_gpu: bool) -> None:
+    """Sets what was told of torch, for a thread that has just imported it."""
+    _take_over(_of_torch() | _device(on_gpu))
+
+
+def take_over_in_thread(*, on_gpu: bool) -> None:
+    """Sets in this thread what the script's thread had.
+
+    Args:
+        on_gpu: Whether this process may use a GPU.
+    """
+    _take_over(_of_numpy() | _device(on_gpu))
+
+
+def _take_over(settings: Mapping[str, Setting]) -> None:
+    for name, (get, put) in settings.items():
+        if name in _script:
+            # Another version, such as that of another node, may refuse a value.
+            with contextlib.suppress(Exception):
+                # Read just before it is set: setting one may change another.
+                if get() != (value := pickle.loads(_script[name])):
+                    put(value)
+
+
+def _of_process() -> dict[str, Setting]:
+    return {"filters of warnings": (_filters, _set_filters)} | OF_PYTHON | _of_torch()
+
+
+def of_thread() -> dict[str, Setting]:
+    """Settings that each thread has for itself."""
+    return _of_numpy() | _device(True)
+
+
+OF_PYTHON: dict[str, Setting] = {
+    "recursion": (sys.getrecursionlimit, sys.setrecursionlimit),
+    "digits": (sys.get_int_max_str_digits, sys.set_int_max_str_digits),
+    "timeout": (socket.getdefaulttimeout, socket.setdefaulttimeout),
+}
+
+
+def _of_numpy() -> dict[str, Setting]:
+    numpy: Any = sys.modules.get("numpy")
+    if not hasattr(numpy, "set_printoptions"):
+        return {}
+    return {
+        "errors of numpy": (numpy.geterr, lambda value: numpy.seterr(**value)),
+        "numpy's text": (numpy.get_printoptions, lambda value: numpy.set_printoptions(**value)),
+    }
+
+
+def _device(on_gpu: bool) -> dict[str, Setting]:
+    torch: Any = sys.modules.get("torch")
+    if not on_gpu or not hasattr(torch, "set_default_device"):
+        return {}
+    return {"device": (partial(_default_device, torch), torch.set_default_device)}
+
+
+def _default_device(torch: Any) -> str | None:
+    """The kind of torch's default device; None if none has been set."""
+    # torch.get_default_device() would start CUDA.
+    context = getattr(getattr(torch, "_GLOBAL_DEVICE_CONTEXT", None), "device_context", None)
+    return context.device.type if context is not None else None
+
+
+def _of_torch() -> dict[str, Setting]:
+    torch = sys.modules.get("torch")
+    # It may be half imported, or a stand-in.
+    return torch_flags(torch) if hasattr(torch, "default_generator") else {}
+
+
+def _filters() -> list[tuple[Any, ...]]:
+    """The filters of warnings, with their categories by name: loading one must import nothing."""
+    filters: Any = warnings.filters
+    return [
+        (action, message, (category.__module__, category.__qualname__), module, line)
+        for action, message, category, module, line in filters
+    ]
+
+
+def _set_filters(wanted: list[tuple[Any, ...]]) -> None:
+    found = []
+    for action, message, (home, name), module, line in wanted:
+        category = getattr(sys.modules.get(home), name, None)
+        if category is not None:
+            found.append((action, message, category, module, line))
+    warnings.filters[:] = found  # type: ignore[index]
+    filters_changed()
+
+
+def filters_changed() -> None:
+    """Makes Python forget which warnings it has shown under the previous filters."""
+    with warnings.catch_warnings():
+        pass
