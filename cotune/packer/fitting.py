@@ -144,7 +144,7 @@ class Fitting:
             if len(short) == SHORT:
                 break
             lane = min(device.idle, key=lambda lane: (len(lane.paused), lane.residue), default=None)
-            if lane is not None and (trial.is_apart or (trial.wants_all and (lane.residue or lane.paused))):
+            if lane is not None and (trial.is_apart or (trial.wants_all and not lane.is_bare)):
                 lane = None
             others = device.held - (lane.quota if lane else 0)
             least = 0 if trial.wants_all else sum(o.base for o in device.lanes.values() if o is not lane)

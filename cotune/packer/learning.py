@@ -49,7 +49,7 @@ class Learning:
     def progressed(self, trial: Trial, lane: Lane, event: ev.IterationsDone) -> None:
         """A running trial has made progress."""
         device = lane.device
-        before = trial.demand, trial.beside, device.width.width, lane.has_iterated
+        before = trial.demand, trial.measured, lane.asked, trial.beside, device.width.width, lane.has_iterated
         is_first = trial.progress.iterations == 0
         if not lane.unanswered:
             trial.had = lane.asked
@@ -72,7 +72,8 @@ class Learning:
         if trial.progress.iterations >= PROBE_ITERATIONS or trial.demand is not None:
             self.believe(trial, lane)
         self._review(device)
-        if (trial.demand, trial.beside, device.width.width, lane.has_iterated) != before:
+        now = trial.demand, trial.measured, lane.asked, trial.beside, device.width.width, lane.has_iterated
+        if now != before:
             self._ledger.touch(device)
 
     def stalled(self, trial: Trial, lane: Lane, event: ev.LaneQuiet) -> None:

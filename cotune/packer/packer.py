@@ -238,11 +238,11 @@ class Packer:
         device = self._ledger.devices.get(event.device)
         if device is None:
             return
-        self._ledger.change(device, event.capacity)
         if event.max_width is not None:
             device.most = event.max_width
             if self.options.width is None:
                 device.width.limited(event.max_width, at_once=self.options.policy.packs)
+        self._ledger.change(device, event.capacity)
 
     def _device_lost(self, event: ev.DeviceLost) -> None:
         device = self._ledger.devices.get(event.device)

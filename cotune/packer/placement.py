@@ -313,7 +313,7 @@ class Placement:
         self._reservation.lift(trial)
         trial.overtaken, trial.promised = 0, None
         trial.had = lane.asked
-        trial.had_all = lane.asked >= device.capacity and lane.is_empty and not lane.residue
+        trial.had_all = lane.asked >= device.capacity and lane.is_bare
         trial.lane = lane
         lane.least = 0
         self._company.starts(trial, device)

@@ -76,6 +76,11 @@ class Lane:
         return not self.residents and not self.paused
 
     @property
+    def is_bare(self) -> bool:
+        """Whether it holds nothing that a new lane would not."""
+        return self.is_empty and self.base == self.context
+
+    @property
     def is_probing(self) -> bool:
         return any(trial.is_probe for trial in self.residents.values())
 

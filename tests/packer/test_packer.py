@@ -150,6 +150,20 @@ def test_room_for_shared_objects_stays_with_a_new_lane_until_it_has_built_them()
     assert all(lane.asked >= CONTEXT + 280 * MIB for lane in new)
 
 
+def test_a_trial_gets_the_room_of_objects_that_earlier_trials_shared_before_it_is_too_large() -> None:
+    brain = Packer(PackerOptions(width=1))
+    brain.handle(ev.DeviceFound(0.0, "gpu 0", 750 * MIB, CONTEXT))
+    for trial in range(2):
+        brain.handle(ev.TrialAdded(0.0, trial, expected=Demand(60 * MIB, 0)))
+    brain.handle(ev.LaneReady(0.0, 1, CONTEXT))
+    brain.handle(ev.LaneHolds(0.0, 1, 660 * MIB, 0))
+    for _ in range(3):
+        brain.handle(ev.IterationsDone(0.0, 0, 1, 1.0, 60 * MIB, 0))
+    brain.handle(ev.LaneResized(0.0, 1, 750 * MIB))
+    assert do.CloseLane(1) in brain.handle(ev.TrialEnded(0.0, 0, Outcome.DONE))
+    assert do.StartTrial(1, 2) in brain.handle(ev.LaneLost(0.0, 1))
+
+
 def test_where_an_earlier_sweep_had_shared_objects_the_first_lanes_have_room_for_them() -> None:
     world = World(PackerOptions(width=4))
     world.device("gpu 0", GIB, CONTEXT, shared=260 * MIB)
@@ -1537,3 +1551,32 @@ def test_lanes_that_die_before_they_are_up_cost_their_trials_nothing_and_the_dev
     assert world.running() == [1]
     world.run(rounds=400)
     assert {world.outcome(trial) for trial in range(1, 6)} == {Outcome.DONE}
+
+
+def test_lanes_that_a_device_may_have_from_now_on_are_opened_at_once() -> None:
+    world = World(PackerOptions(policy=make_policy("pack")))
+    world.device("gpu 0", GIB, CONTEXT, width=1)
+    for trial in range(3):
+        world.add(trial, 10 * MIB, hint=1.0)
+    assert world.running() == [0]
+    world.send(ev.DeviceChanged(0.0, "gpu 0", GIB, max_width=3))
+    assert world.running() == [0, 1, 2]
+
+
+def test_room_that_a_trial_is_no_longer_expected_to_grow_into_is_free() -> None:
+    world = World(PackerOptions(width=2, policy=Fifo(), patience=50))
+    world.device("gpu 0", 1000 * MIB, CONTEXT)
+    world.add(0, 100 * MIB, late=200 * MIB, kind="a")
+    world.finish(0)
+    world.add(1, 300 * MIB, steps=1000, kind="a")
+    world.go(1, 3)
+    for trial in range(2, 6):
+        world.add(trial, 100 * MIB, kind="a", hint=1.0)
+    world.settle()
+    world.add(9, 530 * MIB, kind="b", hint=1.0)
+    for trial in range(2, 6):
+        world.finish(trial)
+    assert world.running() == [1], "as far as it is known, trial 1 will grow by 200 MiB"
+    world.go(1)
+    world.settle()
+    assert world.running() == [1, 9]
