@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import signal
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
@@ -219,11 +220,13 @@ def run(
     interrupts = Interrupts(last=2)
     with folder.locked():
         saved = _saved(folder, resume)
+        if saved is not None or seed is None:
+            seed = int(saved.settings["seed"]) if saved is not None else secrets.randbits(32)
         # Trials that may wait at rungs in one lane, beside those that run.
         paused = MOST_PAUSED if promotes and options.reuse else 0
         how = LocalOptions(
-            metric, threads, lockstep, judged=pruner is not None, residents=options.residents, paused=paused, mps=mps,
-            stop=dumps(rule, "stop=") if rule is not None else b"",
+            metric, threads, lockstep, judged=pruner is not None, seed=seed, residents=options.residents, paused=paused,
+            mps=mps, stop=dumps(rule, "stop=") if rule is not None else b"",
         )  # fmt: skip
         packed = pack(trainable, plainly=tree.is_plain)
         engine = _engine(packed, found, cluster, gpus, folder, how)

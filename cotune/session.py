@@ -96,12 +96,12 @@ _shared: dict[str, Any] = {}
 def current() -> Session | None:
     """The session of the calling thread, or of the trial that started the thread, or of the trial with the turn."""
     session: Session | None = getattr(_local, "session", None)
-    return session if session is not None else _starter() or _holder
+    return session if session is not None else starter_of(threading.current_thread()) or _holder
 
 
-def _starter() -> Session | None:
-    """The session of the trial that started the calling thread; None if unknown."""
-    session: Session | None = getattr(threading.current_thread(), "_cotune_session", None)
+def starter_of(thread: threading.Thread) -> Session | None:
+    """The session of the trial that started a thread; None if unknown."""
+    session: Session | None = getattr(thread, "_cotune_session", None)
     return session
 
 
@@ -111,7 +111,7 @@ def mark_threads() -> None:
 
     @functools.wraps(start)
     def start_marked(thread: threading.Thread) -> None:
-        session = getattr(_local, "session", None) or _starter()
+        session = getattr(_local, "session", None) or starter_of(threading.current_thread())
         if session is not None:
             vars(thread)["_cotune_session"] = session
         start(thread)
@@ -130,8 +130,14 @@ def set_holder(session: Session | None) -> None:
     _holder = session
 
 
-def leave_process() -> None:
-    """Drops all sessions in a process that was just forked, where the calling thread is the only one."""
+def leave_process(built: dict[str, Any]) -> None:
+    """Drops all sessions in a process that was just forked, where the calling thread is the only one.
+
+    Args:
+        built: The shared objects that the process has inherited.
+    """
+    global _shared
+    _shared = built
     vars(threading.current_thread()).pop("_cotune_session", None)
     bind(None)
     set_holder(None)

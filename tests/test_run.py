@@ -417,6 +417,77 @@ def test_what_threads_of_a_trial_share_is_built_once(run):
     assert results.best.metrics == {"loss": 1.0, "objects": 1}
 
 
+def test_what_builds_a_shared_object_draws_the_same_in_every_lane_and_nothing_of_the_trials(run):
+    def train(config):
+        import random
+
+        import numpy as np
+        import torch
+
+        def build():
+            split = torch.utils.data.random_split(range(100), [0.5, 0.5])[0]
+            return f"{cotune.trial_id()}: {split.indices} {random.random()} {np.random.rand()}"
+
+        builder, drawn = cotune.shared("split", build).split(":")
+        own = torch.rand(1).item() + random.random() + np.random.rand()
+        cotune.report({"loss": own, "drawn": drawn, "builder": builder})
+
+    warm, anew = (run(train, {"x": 1}, trials=3, lanes=1, reuse=reuse) for reuse in (True, False))
+    assert [trial.metrics["builder"] for trial in (*warm, *anew)] == ["0", "0", "0", "0", "1", "2"]
+    assert len({trial.metrics["drawn"] for trial in (*warm, *anew)}) == 1
+    assert [trial.metrics["loss"] for trial in warm] == [trial.metrics["loss"] for trial in anew]
+    assert len({trial.metrics["loss"] for trial in warm}) == 3
+
+
+def test_a_shared_object_that_another_is_built_from_counts_once(run):
+    def train(config):
+        def build(size):
+            block = bytearray(size * MIB)
+            block[::4096] = b"x" * len(block[::4096])
+            return block
+
+        cotune.shared("small", lambda: len(cotune.shared("large", lambda: build(100))))
+        own = build(40)
+        for _ in range(3):
+            cotune.report({"loss": float(len(own))})
+
+    assert run(train, {"x": 1}, trials=1).best.persistent == pytest.approx(40 * MIB, rel=0.1)
+
+
+def test_worker_processes_find_shared_objects_built(run):
+    def train(config):
+        import torch
+
+        class Data(torch.utils.data.Dataset):
+            def __len__(self):
+                return 4
+
+            def __getitem__(self, index):
+                return cotune.shared("pid", os.getpid)
+
+        built = cotune.shared("pid", os.getpid)
+        loader = torch.utils.data.DataLoader(Data(), 2, num_workers=2)
+        cotune.report({"loss": sum((batch != built).sum().item() for batch in loader)})
+
+    assert run(train, {"x": 1}, trials=1).best.metrics["loss"] == 0.0
+
+
+def test_threads_of_a_lane_mate_that_still_runs_are_not_what_an_ended_trial_left_behind(run):
+    def train(config):
+        import threading
+
+        over = threading.Event()
+        thread = threading.Thread(target=over.wait)
+        thread.start()
+        for _ in range(config["reports"]):
+            cotune.report({"loss": 0.0})
+        over.set()
+        thread.join()
+
+    results = run(train, {"reports": cotune.choice([2, 40, 20, 9])}, trials=8, lanes=1, residents=2)
+    assert {trial.lane for trial in results} == {1}
+
+
 def test_nested_and_constant_parts_of_the_space_reach_the_trainable(run):
     def train(config):
         assert config["model"]["act"] is len

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import secrets
 import time
 import warnings
 from collections.abc import Mapping
@@ -49,7 +48,7 @@ class Asked:
     mode: str
     sampler: str | BaseSampler | None
     pruner: str | BasePruner | AshaPromote | None
-    seed: int | None
+    seed: int
     dashboard: bool | None
     until: SweepOptions
     code: str
@@ -84,9 +83,8 @@ def assemble(
     """
     settings, earlier = (saved.settings, saved.records) if saved else ({}, [])
     _take_up(asked, folder, settings, earlier)
-    base = int(settings["seed"]) if settings else secrets.randbits(32) if asked.seed is None else asked.seed
     # A sampler with the seed of the earlier session would repeat its first suggestions.
-    seed = (base + len(earlier)) % 2**32
+    seed = (asked.seed + len(earlier)) % 2**32
     sampler = make_sampler(asked.sampler, asked.space, seed, [record.params for record in earlier])
     pruner = make_pruner(asked.pruner)
     points, wanted = most_trials(sampler, len(earlier)), asked.until.trials
@@ -96,7 +94,7 @@ def assemble(
     # Once per session; later sessions go by the first.
     log.write(
         "run", time.time(), version=VERSION, name=folder.path.name, kind=asked.until.kind, metric=asked.until.metric,
-        mode=asked.mode, seed=base, trials=trials, code=asked.code,
+        mode=asked.mode, seed=asked.seed, trials=trials, code=asked.code,
         space={name: repr(domain) for name, domain in asked.space.domains.items()},
         constants={name: _kept(value) for name, value in asked.space.constants.items()},
         options={name: kept for name, domain in asked.space.domains.items() if (kept := _options(domain))},
@@ -125,7 +123,7 @@ def assemble(
     stack.callback(profile.save)
     stack.callback(search.close)
     options = replace(asked.until, trials=trials, is_blind=not learns(sampler))
-    records = Records(folder, log, asked.mode, base, earlier)
+    records = Records(folder, log, asked.mode, asked.seed, earlier)
     sweep = Sweep(asked.space, search, packer, engine, records, make_view(asked.dashboard), options, profile)
     stack.callback(sweep.display.close)
     return sweep, records

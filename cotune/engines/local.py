@@ -163,6 +163,7 @@ class LocalEngine(Engine):
             seats=how.residents + how.paused,
             lockstep=how.lockstep,
             judged=how.judged,
+            seed=how.seed,
             metric=how.metric,
             stop=how.stop,
             log=self._folder / f"lane-{instruction.lane}.log",

@@ -15,6 +15,7 @@ class LocalOptions:
             of a GPU.
         lockstep: Whether each report waits for its own verdict.
         judged: Whether a verdict can stop a trial.
+        seed: The run's seed.
         stop: A pickled `StopRule`, which ends a trial that would go on; empty if there is none.
         residents: Trials that may share a lane.
         paused: Further trials that may wait in a lane.
@@ -27,6 +28,7 @@ class LocalOptions:
     threads: int | None = None
     lockstep: bool = False
     judged: bool = True
+    seed: int = 0
     stop: bytes = b""
     residents: int = 1
     paused: int = 0

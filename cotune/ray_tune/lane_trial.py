@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import InvalidStateError
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -20,7 +20,7 @@ from cotune import session
 from cotune.errors import InputError
 from cotune.ray_tune import _private
 from cotune.ray_tune.inbox import Call, Inbox, NotHere
-from cotune.session import TrialStopped
+from cotune.session import Session, TrialStopped
 from cotune.sharing import wire
 from cotune.sharing.inside.resident import Ending, ResidentTrial, own_stop
 from cotune.sharing.memory import clear_frames, text_of
@@ -81,13 +81,13 @@ class LaneTrial(ResidentTrial):
         finally:
             self.host.turns.give_up(self)
 
-    def left_threads(self, known: frozenset[threading.Thread]) -> bool:
+    def left_threads(self, known: frozenset[threading.Thread], residents: Sequence[Session]) -> bool:
         runner = self.runner
         if self._abandoned or (runner is not None and runner.is_alive()):
             return True
         # Ray starts threads of its own as it needs them; they are not the trial's.
         self._threads.update(thread for thread in threading.enumerate() if _is_rays(thread))
-        return super().left_threads(known)
+        return super().left_threads(known, residents)
 
     # ---- boundaries
 

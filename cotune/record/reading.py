@@ -114,6 +114,8 @@ def _read(event: dict[str, Any], line: bytes, folder: RunFolder, records: dict[i
 def _replay(record: Record, event: dict[str, Any], line: bytes, metric: str) -> None:
     kind = event["event"]
     if kind == "start":
+        # An earlier session may have ended it before it ran, because `priority=` raised for it.
+        record.state, record.error, record.end = TrialState.WAITING, None, None
         record.starts(event["device"], event["lane"], event["time"])
     elif kind == "ready":
         record.lane_up(event["time"])

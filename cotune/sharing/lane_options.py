@@ -24,6 +24,7 @@ class LaneOptions:
         seats: Trials it may host at once, paused ones included.
         lockstep: Whether each report waits for its own verdict.
         judged: Whether a verdict can stop a trial; only then does a trial's end wait for its last verdict.
+        seed: The run's seed.
         metric: The run's metric; empty where trials need not report, and send their result as a question.
         stop: A pickled `StopRule`, which ends a trial that would go on; empty if there is none.
         log: File for output that belongs to no trial.
@@ -42,6 +43,7 @@ class LaneOptions:
     seats: int = 1
     lockstep: bool = False
     judged: bool = True
+    seed: int = 0
     metric: str = ""
     stop: bytes = b""
     log: Path = Path(os.devnull)

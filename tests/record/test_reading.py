@@ -341,3 +341,10 @@ def test_the_first_of_equally_good_records_is_best(tmp_path):
 
 def test_parameters_are_kept_as_json_keeps_them():
     assert json_safe({"a": (1, 2), "b": {"c": 1.5}}) == {"a": [1, 2], "b": {"c": 1.5}}
+
+
+def test_a_trial_that_starts_after_an_earlier_session_ended_it_is_not_over(written):
+    error = ["InputError", "priority= raised", "mend it"]
+    record = written.run().trial().end(0, "failed", error=error).run().start().record()
+    assert record.state is TrialState.WAITING
+    assert (record.error, record.end) == (None, None)

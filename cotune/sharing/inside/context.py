@@ -153,18 +153,33 @@ class Context:
         return warnings.filters is not self._first_filters
 
     @contextlib.contextmanager
-    def no_draws(self) -> Iterator[None]:
-        """Puts the random generators back in place at the end, as if nothing had been drawn meanwhile."""
+    def no_draws(self, seed: int | None = None) -> Iterator[None]:
+        """Puts the random generators back in place at the end, as if nothing had been drawn meanwhile.
+
+        Args:
+            seed: Seeds them first; None to leave them as they are.
+        """
         self._python.capture()
         self._numpy.capture()
-        if self._torch is not None:
-            self._torch.capture_random()
+        torch, own = self._torch, self._seed
+        if torch is not None:
+            torch.capture_random()
+        if seed is not None:
+            # Should torch be imported meanwhile, this is its seed until the end.
+            self._seed = seed
+            PythonRandom(seed).apply()
+            NumpyRandom(seed).apply()
+            if torch is not None:
+                torch.seed_random(seed)
         try:
             yield
         finally:
+            self._seed = own
             self._python.apply()
             self._numpy.apply()
             if self._torch is not None:
+                if torch is None:
+                    self._torch.restart_random(own)
                 self._torch.apply_random()
 
     def seed_torch(self) -> None:

@@ -67,6 +67,7 @@ class Host(ABC):
     Attributes:
         shared: Objects built once for all trials.
         sharing: Held while one of them is built.
+        shared_bytes: What these objects take.
         level: Bytes in use when the turn last ended; the next peak is counted from there.
         home: The process-wide state that every trial starts with.
         imported: What modules have set when trials imported them.
@@ -82,7 +83,7 @@ class Host(ABC):
         self.level = 0
         self._trials: dict[int, ResidentTrial] = {}
         self._context_level = 0
-        self._shared_bytes = 0
+        self.shared_bytes = 0
         self._held = (0, 0, False)
         self._stack = 0 if options.uuid else _SMALL_STACK
         self._stacks = threading.Lock()
@@ -118,7 +119,7 @@ class Host(ABC):
     def start(self) -> None:
         """Measures the process as the bare lane, and tells the driver that the lane is ready."""
         # A process that a trial forks is not the trial: its reports are printed, its steps are no boundaries.
-        os.register_at_fork(after_in_child=session.leave_process)
+        os.register_at_fork(after_in_child=lambda: session.leave_process(self.shared))
         uncap_children(self.memory)
         session.mark_threads()
         on_optimizer_step(self._after_step, self._torch_loaded, self.memory.loading)
@@ -206,7 +207,7 @@ class Host(ABC):
             torch.set_num_threads(self.options.threads)
 
     def hold_shared(self, grown: int) -> None:
-        self._shared_bytes += max(0, grown)
+        self.shared_bytes += max(0, grown)
         self._send_holds(self._held[1], self._held[2])
 
     @property
@@ -238,10 +239,10 @@ class Host(ABC):
         others = sum(max(0, other.persistent) for other in residents)
         self.level = self.memory.read()[0]
         self.memory.reset_peak()
-        residue = self.level - self._context_level - self._shared_bytes - others
+        residue = self.level - self._context_level - self.shared_bytes - others
         is_sound = is_stuck or (not self._wreckage and self.memory.is_sound())
         pool = idle_pool()
-        tainted = not is_sound or trial.left_threads(pool.threads) or _has_process_group()
+        tainted = not is_sound or trial.left_threads(pool.threads, residents) or _has_process_group()
         tainted = tainted or (not residents and bool(_children(pool.processes)))
         tainted = tainted or not self._lift_limits() or self._leaks_files(bool(residents))
         if abs(residue - self._held[1]) > MIB or tainted != self._held[2]:
@@ -301,7 +302,7 @@ class Host(ABC):
         self.memory.trim(shared=shared)
 
     def _send_holds(self, residue: int, tainted: bool) -> None:
-        self._held = (self._shared_bytes, residue, tainted)
+        self._held = (self.shared_bytes, residue, tainted)
         self.send(wire.encode_object(Kind.HOLDS, self._held))
 
     # ---- set-up

@@ -7,7 +7,8 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -107,11 +108,17 @@ class ResidentTrial(session.Session):
     def persistent(self) -> int:
         return self._meter.persistent
 
-    def left_threads(self, known: frozenset[threading.Thread]) -> bool:
-        """Whether threads started since this trial began live on, except known ones, trials' threads and helpers."""
+    def left_threads(self, known: frozenset[threading.Thread], residents: Sequence[session.Session]) -> bool:
+        """Whether threads started since this trial began live on.
+
+        Args:
+            known: Threads that do not count, as those of trials and helpers do not.
+            residents: Trials that still run, whose threads do not count either.
+        """
         return any(
             thread not in self._threads
             and thread not in known
+            and session.starter_of(thread) not in residents
             and not thread.name.startswith(HELPERS)
             and "TMonitor" not in type(thread).__name__
             # A thread that Python did not start, such as that of torch's backward pass on a GPU.
@@ -160,9 +167,9 @@ class ResidentTrial(session.Session):
         """Whether the calling thread is the one that runs the trainable."""
         return getattr(session._local, "session", None) is self
 
-    def no_draws(self) -> AbstractContextManager[None]:
-        """Makes what is drawn from the random generators meanwhile count for nothing."""
-        return self._context.no_draws() if self._context is not None else nullcontext()
+    def no_draws(self, seed: int | None = None) -> AbstractContextManager[None]:
+        """Makes what is drawn from the random generators meanwhile, seeded if need be, count for nothing."""
+        return self._context.no_draws(seed) if self._context is not None else nullcontext()
 
     @property
     def catches_warnings(self) -> bool:
@@ -321,15 +328,18 @@ class ResidentTrial(session.Session):
 
     def _build(self, key: str, factory: Callable[[], Any]) -> None:
         host = self._host
-        before = host.memory.read()[0]
+        before, had = host.memory.read()[0], host.shared_bytes
         self._building.append(None)
         try:
-            host.shared[key] = factory()
+            # The same in all lanes, and no draw of the trial: others with its seed find the object built.
+            with self.no_draws(host.options.seed + zlib.crc32(repr(key).encode())):
+                host.shared[key] = factory()
         finally:
             self._building.pop()
         if self._context is not None:
             self._context.share()
-        grown = host.memory.read()[0] - before
+        # Objects that the factory has built in the same way are booked already.
+        grown = host.memory.read()[0] - before - (host.shared_bytes - had)
         self._meter.shared(grown)
         host.hold_shared(grown)
 

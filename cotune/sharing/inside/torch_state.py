@@ -48,6 +48,18 @@ class TorchState:
                 else:
                     generator.set_state(self._cuda[n])
 
+    def seed_random(self, seed: int) -> None:
+        """Seeds the generators, without noting it."""
+        torch = self._torch
+        torch.default_generator.manual_seed(seed)
+        if torch.cuda.is_initialized():
+            for generator in torch.cuda.default_generators:
+                generator.manual_seed(seed)
+
+    def restart_random(self, seed: int) -> None:
+        """Has the generators start anew from a seed when they are next put in place."""
+        self._seed, self._cpu, self._cuda = seed, None, None
+
     def capture_random(self) -> None:
         """Notes the generators' states."""
         torch = self._torch
