@@ -87,7 +87,7 @@ def assemble(
     seed = (asked.seed + len(earlier)) % 2**32
     sampler = make_sampler(asked.sampler, asked.space, seed, [record.params for record in earlier])
     pruner = make_pruner(asked.pruner)
-    points, wanted = most_trials(sampler, len(earlier)), asked.until.trials
+    points, wanted = most_trials(sampler, asked.space, len(earlier)), asked.until.trials
     trials = points if wanted is None else min(wanted, points or wanted)
     log = EventLog(folder.events)
     stack.callback(log.close)

@@ -27,18 +27,21 @@ class Asha(BasePruner):
         return self._pruner.prune(study, trial)
 
 
+_EARLY = "cotune:early"
+
+
 class Hyperband(HyperbandPruner):
     """Hyperband, which needs the number of steps: trials that report before it is known are never pruned.
 
     (Li et al., "Hyperband: a novel bandit-based approach to hyperparameter optimization", JMLR 18, 2018.)
     """
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._early: set[int] = set()
-
     def prune(self, study: Study, trial: FrozenTrial) -> bool:
+        if _EARLY in trial.system_attrs:
+            return False
         is_first = len(trial.intermediate_values) == 1
         if is_first and not study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,)):
-            self._early.add(trial.number)
-        return trial.number not in self._early and super().prune(study, trial)
+            # In the study, so that it still holds when a run is resumed.
+            study._storage.set_trial_system_attr(trial._trial_id, _EARLY, True)
+            return False
+        return super().prune(study, trial)

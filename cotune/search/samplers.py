@@ -13,6 +13,7 @@ from optuna.exceptions import ExperimentalWarning
 from optuna.pruners import BasePruner, MedianPruner
 from optuna.samplers import (
     BaseSampler,
+    BruteForceSampler,
     GridSampler,
     QMCSampler,
     RandomSampler,
@@ -83,7 +84,7 @@ def make_sampler(
     Args:
         sampler: "tpe" (which None means as well), "random", "grid", or any Optuna sampler.
         space: The search space, for a grid.
-        seed: Makes suggestions repeatable; a sampler passed in keeps its own.
+        seed: Makes suggestions repeatable; a sampler passed in keeps its own, but after earlier trials.
         tried: Parameters of earlier trials, which a grid leaves out.
 
     Raises:
@@ -91,6 +92,9 @@ def make_sampler(
         SpaceError: A grid was asked for over a continuous space.
     """
     if isinstance(sampler, BaseSampler):
+        if [*tried]:
+            # The script makes it with the seed that it had then: it would suggest the same again.
+            sampler.reseed_rng()
         return sampler
     match sampler.lower() if isinstance(sampler, str) else sampler:
         case None | "tpe":
@@ -131,17 +135,21 @@ def make_pruner(pruner: str | BasePruner | AshaPromote | None) -> BasePruner | A
     raise InputError(f"no pruner {pruner!r}", hint=_known("pruners", PRUNERS, "optuna.pruners"))
 
 
-def most_trials(sampler: BaseSampler, earlier: int) -> int | None:
+def most_trials(sampler: BaseSampler, space: Space, earlier: int) -> int | None:
     """How many trials a sampler has points for, earlier ones included; None for no limit.
 
-    A grid is run once, also with Optuna's `GridSampler`, which would begin again while its last points are running.
+    A grid is run once, also with Optuna's `GridSampler` and `BruteForceSampler`, which would begin again while its last
+    points are running.
 
     Args:
         sampler: Any sampler.
+        space: The search space.
         earlier: Number of earlier trials.
     """
     if isinstance(sampler, Grid):
         return earlier + sampler.left
+    if isinstance(sampler, BruteForceSampler):
+        return space.grid_size()
     return sampler._n_min_trials if isinstance(sampler, GridSampler) else None
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import threading
+import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -172,8 +173,14 @@ class Search(Proposer):
     def _serve(self) -> None:
         # Samplers end a study by study.stop(), which insists on being called within study.optimize().
         self.study._thread_local.in_optimize_loop = True
+        due = math.inf
         while (command := self._next(FLUSH_EVERY if self._backend.pending else None, self._backend.flush)) is not None:
             self._guarded(command)
+            now = time.monotonic()
+            # Reports may come without a pause until the first trial ends.
+            if now >= due:
+                self._guarded(self._backend.flush)
+            due = min(due, now + FLUSH_EVERY) if self._backend.pending else math.inf
         self._guarded(self._backend.flush)
         self._guarded(self._backend.close)
 

@@ -49,3 +49,14 @@ def test_hyperband_leaves_those_alone_that_ran_before_it_knew_how_many_steps_the
     stopped = [report(study.ask({}), steps, 3.0 + number) for number in range(12)]
     assert any(stopped)
     assert stopped[0] is None, "nobody it could be held against was judged"
+
+
+def test_hyperband_leaves_those_alone_also_once_their_run_is_resumed() -> None:
+    study = optuna.create_study(pruner=Hyperband(), study_name="fixed")
+    first, early = study.ask({}), study.ask({})
+    assert report(early, [1, 2], 9.0) is None
+    assert report(first, range(1, 9), 2.0) is None
+    study.tell(first, 0.25)
+    study.pruner = Hyperband()
+    assert report(early, range(3, 9), 9.0) is None
+    assert "completed_rung_0" not in study.trials[1].system_attrs

@@ -10,7 +10,7 @@ from optuna.samplers import RandomSampler, TPESampler
 from cotune.errors import InputError, SpaceError
 from cotune.search.domains import choice, quniform, randint, uniform
 from cotune.search.pruners import Asha
-from cotune.search.samplers import Grid, learns, make_pruner, make_sampler
+from cotune.search.samplers import Grid, learns, make_pruner, make_sampler, most_trials
 from cotune.search.spaces import Space
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -102,3 +102,21 @@ def test_only_samplers_that_learn_suffer_from_being_asked_ahead() -> None:
     assert learns(make_sampler("tpe", SPACE, seed=None))
     assert not learns(make_sampler("random", SPACE, seed=None))
     assert not learns(make_sampler("grid", SPACE, seed=None))
+
+
+def test_a_seeded_sampler_suggests_something_else_to_a_run_that_is_resumed() -> None:
+    def suggestions(tried: list[dict[str, float]]) -> list[float]:
+        sampler = make_sampler(optuna.samplers.RandomSampler(seed=0), SPACE, None, tried)
+        study = optuna.create_study(sampler=sampler)
+        return [study.ask({"x": optuna.distributions.FloatDistribution(0, 1)}).params["x"] for _ in range(3)]
+
+    first = suggestions([])
+    assert suggestions([]) == first
+    assert not set(suggestions([{"x": 0.5}])) & set(first)
+
+
+def test_brute_force_has_as_many_points_as_the_space() -> None:
+    with pytest.warns(optuna.exceptions.ExperimentalWarning):
+        sampler = optuna.samplers.BruteForceSampler()
+    assert most_trials(sampler, Space({"a": choice([1, 2, 3]), "b": choice([False, True])}), 1) == 6
+    assert most_trials(sampler, Space({"a": uniform(0, 1)}), 0) is None
