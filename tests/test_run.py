@@ -488,6 +488,55 @@ def test_threads_of_a_lane_mate_that_still_runs_are_not_what_an_ended_trial_left
     assert {trial.lane for trial in results} == {1}
 
 
+def test_threads_that_end_just_after_their_trial_are_not_left_behind(run):
+    def train(config):
+        import threading
+
+        threading.Thread(target=threading.Event().wait, args=(0.02,)).start()
+        cotune.report({"loss": 0.0})
+
+    assert {trial.lane for trial in run(train, {"x": 1}, trials=4, lanes=1)} == {1}
+
+
+def test_a_report_from_a_thread_of_the_trial_gives_no_turn_away_that_its_own_thread_uses(run):
+    def train(config):
+        import threading
+
+        import numpy as np
+
+        drawing = threading.Event()
+        drawing.set()
+
+        def watch():
+            while drawing.is_set():
+                cotune.report({"loss": 0.0})
+
+        thread = threading.Thread(target=watch)
+        thread.start()
+        drawn = sum(np.random.rand(1000).sum() for _ in range(20_000))
+        drawing.clear()
+        thread.join()
+        cotune.report({"loss": drawn})
+
+    alone, shared = (run(train, {"x": 1}, trials=2, lanes=1, residents=residents) for residents in (1, 2))
+    assert [trial.metrics["loss"] for trial in shared] == [trial.metrics["loss"] for trial in alone]
+
+
+def test_a_trial_has_an_event_loop_of_its_own(run):
+    def train(config):
+        import asyncio
+
+        async def answer():
+            return 2.0
+
+        loop = asyncio.get_event_loop()
+        assert asyncio.get_event_loop() is loop
+        cotune.report({"loss": loop.run_until_complete(answer()), "loop": id(loop)})
+
+    results = run(train, {"x": 1}, trials=2, lanes=1, residents=2)
+    assert [trial.metrics["loss"] for trial in results] == [2.0, 2.0]
+
+
 def test_nested_and_constant_parts_of_the_space_reach_the_trainable(run):
     def train(config):
         assert config["model"]["act"] is len
@@ -690,6 +739,43 @@ def test_a_trial_that_saves_before_it_reports_leaves_no_report_out_when_it_is_in
     (tmp_path / "end").touch()
     (done,) = run(train, {"x": 1}, trials=1, lanes=1, pruner=Interrupted(), name="cut", resume=True)
     assert [report["step"] for report in done.history] == steps == list(range(len(steps)))
+
+
+def test_reports_without_steps_count_on_from_a_checkpoint_that_is_saved_before_its_report(run, tmp_path):
+    class Interrupted(optuna.pruners.BasePruner):
+        def prune(self, study, trial):
+            if len(trial.intermediate_values) == 5:
+                os.kill(os.getpid(), signal.SIGINT)
+            return False
+
+    def train(config):
+        saved = cotune.restore()
+        start = int((saved / "epoch").read_text()) if saved else 0
+        for epoch in range(start + 1, start + 3 if (tmp_path / "end").exists() else 10**6):
+            time.sleep(0.03)
+            with cotune.checkpoint() as path:
+                (path / "epoch").write_text(str(epoch))
+            cotune.report({"loss": float(epoch)})
+
+    run(train, {"x": 1}, trials=1, lanes=1, pruner=Interrupted(), name="cut")
+    (tmp_path / "end").touch()
+    (done,) = run(train, {"x": 1}, trials=1, lanes=1, name="cut", resume=True)
+    assert len(done.history) >= 7
+    assert [report["step"] for report in done.history] == [report["loss"] for report in done.history]
+
+
+def test_a_trial_that_catches_its_stop_and_returns_is_not_done(run, tmp_path):
+    def train(config):
+        try:
+            for step in range(3 if (tmp_path / "end").exists() else 10**6):
+                cotune.report({"loss": 1.0}, step=step)
+        except BaseException:
+            print("cleans up")
+
+    results = run(train, {"x": 1}, trials=1, lanes=1, time_budget=1.0, name="cut")
+    assert [trial.state for trial in results] == ["interrupted"]
+    (tmp_path / "end").touch()
+    assert [trial.state for trial in run(train, {"x": 1}, trials=1, name="cut", resume=True)] == ["done"]
 
 
 def test_a_checkpoint_ahead_of_a_report_that_will_not_be_made_is_not_kept(run, tmp_path):

@@ -52,7 +52,7 @@ def take_over_in_thread(*, on_gpu: bool) -> None:
     Args:
         on_gpu: Whether this process may use a GPU.
     """
-    _take_over(_of_numpy() | _device(on_gpu))
+    _take_over(_of_libraries() | _device(on_gpu))
 
 
 def _take_over(settings: Mapping[str, Setting]) -> None:
@@ -71,7 +71,7 @@ def _of_process() -> dict[str, Setting]:
 
 def of_thread() -> dict[str, Setting]:
     """Settings that each thread has for itself."""
-    return _of_numpy() | _device(True)
+    return _of_libraries() | _device(True)
 
 
 OF_PYTHON: dict[str, Setting] = {
@@ -81,14 +81,16 @@ OF_PYTHON: dict[str, Setting] = {
 }
 
 
-def _of_numpy() -> dict[str, Setting]:
+def _of_libraries() -> dict[str, Setting]:
+    found: dict[str, Setting] = {}
     numpy: Any = sys.modules.get("numpy")
-    if not hasattr(numpy, "set_printoptions"):
-        return {}
-    return {
-        "errors of numpy": (numpy.geterr, lambda value: numpy.seterr(**value)),
-        "numpy's text": (numpy.get_printoptions, lambda value: numpy.set_printoptions(**value)),
-    }
+    if hasattr(numpy, "set_printoptions"):
+        found["errors of numpy"] = numpy.geterr, lambda value: numpy.seterr(**value)
+        found["numpy's text"] = numpy.get_printoptions, lambda value: numpy.set_printoptions(**value)
+    sklearn: Any = sys.modules.get("sklearn")
+    if hasattr(sklearn, "set_config"):
+        found["sklearn"] = sklearn.get_config, lambda value: sklearn.set_config(**value)
+    return found
 
 
 def _device(on_gpu: bool) -> dict[str, Setting]:

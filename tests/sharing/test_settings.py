@@ -108,6 +108,24 @@ def test_a_default_device_is_taken_over_where_the_device_can_be_used(elsewhere, 
     assert found == ["meta" if on_gpu else "cpu"]
 
 
+def test_what_scikit_learn_keeps_for_each_thread_is_taken_over(elsewhere):
+    import sklearn
+
+    with sklearn.config_context(transform_output="pandas"):
+        told = settings.of_script()
+    elsewhere(told)
+    found = []
+
+    def run():
+        settings.take_over_in_thread(on_gpu=False)
+        found.append(sklearn.get_config()["transform_output"])
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert found == ["pandas"]
+
+
 def test_torch_gets_its_settings_once_it_is_imported(elsewhere, monkeypatch):
     precision = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("medium")

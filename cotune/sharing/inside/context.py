@@ -8,12 +8,13 @@ filters, multiprocessing's start method, settings of the interpreter.
 from __future__ import annotations
 
 import contextlib
+import logging
 import multiprocessing.context
 import os
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 from cotune.sharing.inside.cupy_pool import CupyRandom
@@ -71,9 +72,13 @@ class Context:
         """Notes that an object made by this trial, which has the turn, is for later trials, too."""
         self._classes.share()
 
-    def close(self) -> None:
-        """Releases what is kept for this trial; called while it has the turn."""
-        self._home_interpreter.close_logs()
+    def close(self, handlers: Collection[logging.Handler] = ()) -> None:
+        """Releases what is kept for this trial; called while it has the turn.
+
+        Args:
+            handlers: Handlers of the root logger that stay open for later trials.
+        """
+        self._home_interpreter.close_logs(handlers)
         if self._main is not None:
             self._main.leave()
 

@@ -27,6 +27,7 @@ from cotune.sharing.inside.boundary import on_optimizer_step
 from cotune.sharing.inside.children import uncap_children
 from cotune.sharing.inside.context import Home
 from cotune.sharing.inside.dynamo import defer_dynamo, dynamo_if_loaded
+from cotune.sharing.inside.event_loops import give_event_loops
 from cotune.sharing.inside.import_settings import ImportSettings
 from cotune.sharing.inside.pools import idle_pool
 from cotune.sharing.inside.quiet_imports import quiet_imports
@@ -126,6 +127,7 @@ class Host(ABC):
         for library in ("tensorflow", "jax", "catboost", "ray", "ray.tune", "ray.train"):
             after_import(library, lambda module: None, self.memory.loading)
         after_import("cupy", self._cupy_loaded)
+        after_import("asyncio", give_event_loops)
         quiet_imports(self._importing)
         self.page[HOLDER] = NOBODY
         context = self.memory.start()
@@ -293,7 +295,7 @@ class Host(ABC):
     def _tidy(self, *, shared: bool) -> None:
         if not shared:
             _disarm()
-            _forget_compiled()
+        _forget_compiled(shared=shared)
         gc.collect()
         if not self._warm:
             # The first trial's imports stay for good; without the freeze every full collection would scan them.
@@ -351,13 +353,21 @@ def _disarm() -> None:
         tracing.stop()
 
 
-def _forget_compiled() -> None:
-    """Resets torch.compile, which compiles code that all trials share, such as `nn.Sequential`, eight times only."""
+def _forget_compiled(*, shared: bool) -> None:
+    """Resets torch.compile, which compiles code that all trials share, such as `nn.Sequential`, eight times only.
+
+    Args:
+        shared: Whether compiled code of other trials must stay; then it may be compiled eight times more.
+    """
     compiler: Any = dynamo_if_loaded()
     # A reset takes 0.3 ms, so it is left out where nothing was compiled.
     backends = getattr(getattr(compiler, "eval_frame", None), "cached_backends", {})
     if any(backend is not None for backend in backends.values()):
-        compiler.reset()
+        if shared:
+            for limit in ("recompile_limit", "accumulated_recompile_limit"):
+                setattr(compiler.config, limit, getattr(compiler.config, limit) + 8)
+        else:
+            compiler.reset()
 
 
 def _has_process_group() -> bool:

@@ -38,12 +38,16 @@ _OF_LANE: dict[str, Setting] = {
 
 
 class ImportSettings:
-    """What modules have set in this process."""
+    """What modules have set in this process.
+
+    Attributes:
+        handlers: Handlers that they have added to the root logger.
+    """
 
     def __init__(self) -> None:
         self._made: dict[Any, tuple[Callable[[Any], Any], Any]] = {}
         self._filters: list[Any] = []
-        self._handlers: list[logging.Handler] = []
+        self.handlers: list[logging.Handler] = []
         self._environment: dict[bytes, bytes] = {}
         self._removed: set[bytes] = set()
         self._first: list[str] = []
@@ -72,7 +76,7 @@ class ImportSettings:
                     known = self._made[name][1] if name in self._made else {}
                     value = known | {key: one for key, one in value.items() if before[name].get(key) != one}
                 self._made[name] = put, value
-            self._handlers += [one for one in logging.root.handlers if one not in handlers]
+            self.handlers += [one for one in logging.root.handlers if one not in handlers]
             if with_filters and warnings.filters != filters:
                 self._filters = [one for one in warnings.filters if one not in filters] + self._filters
             if (now := _encoded()) != environment:
@@ -88,7 +92,7 @@ class ImportSettings:
         """Sets all of it for a trial that begins."""
         for put, value in self._made.values():
             put(value)
-        for handler in self._handlers:
+        for handler in self.handlers:
             logging.root.addHandler(handler)
         if self._environment or self._removed:
             wanted = _encoded() | self._environment

@@ -11,14 +11,16 @@ import socket
 import sys
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Collection
 from typing import Any, NamedTuple
 
 _warnings: Any = warnings
+_logging: Any = logging
 
 
-def _shows_warnings() -> tuple[Callable[..., Any], Callable[..., Any]]:
-    return _warnings.showwarning, _warnings._showwarnmsg_impl
+def _shows_warnings() -> tuple[Any, ...]:
+    # The last is there while warnings are logged (`captureWarnings`).
+    return _warnings.showwarning, _warnings._showwarnmsg_impl, _logging._warnings_showwarning
 
 
 class Interpreter(NamedTuple):
@@ -31,7 +33,7 @@ class Interpreter(NamedTuple):
     thresholds: tuple[int, int, int]
     recursion: int
     switch: float
-    hooks: tuple[Callable[..., Any], ...]
+    hooks: tuple[Any, ...]
     arguments: tuple[Any, ...]
     timeout: float | None
     digits: int
@@ -70,7 +72,7 @@ class Interpreter(NamedTuple):
             sys.setrecursionlimit(self.recursion)
         sys.setswitchinterval(self.switch)
         sys.excepthook, sys.unraisablehook, sys.displayhook, threading.excepthook, *shows = self.hooks
-        _warnings.showwarning, _warnings._showwarnmsg_impl = shows
+        _warnings.showwarning, _warnings._showwarnmsg_impl, _logging._warnings_showwarning = shows
         sys.argv = list(self.arguments)
         socket.setdefaulttimeout(self.timeout)
         sys.set_int_max_str_digits(self.digits)
@@ -80,12 +82,13 @@ class Interpreter(NamedTuple):
         with contextlib.suppress(locale.Error):
             locale.setlocale(locale.LC_ALL, self.words)
 
-    def close_logs(self) -> None:
-        """Removes and closes log handlers that were added to the root logger since."""
+    def close_logs(self, kept: Collection[logging.Handler] = ()) -> None:
+        """Removes the log handlers that were added to the root logger since, and closes all but the `kept` ones."""
         for handler in [handler for handler in logging.root.handlers if handler not in self.logs[2]]:
             logging.root.removeHandler(handler)
-            with contextlib.suppress(Exception):
-                handler.close()
+            if handler not in kept:
+                with contextlib.suppress(Exception):
+                    handler.close()
 
 
 def current_umask() -> int:

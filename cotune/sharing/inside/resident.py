@@ -10,7 +10,7 @@ import weakref
 import zlib
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar
 
 from cotune import session
 from cotune.errors import InputError
@@ -34,6 +34,8 @@ FIRST_MEASURED = 2
 MEASURE_EVERY = 0.2
 # Name prefixes of threads that may outlive a trial: trials' own, and torch.compile's, which serve the next trial too.
 HELPERS = ("trial-", "InductorSubproc", "subproc_worker_timer")
+# Seconds for the threads of an ended trial to end.
+ENDS_WITHIN = 0.05
 # Seconds of a turn while another resident waits.
 QUANTUM = 0.05
 
@@ -82,6 +84,8 @@ class ResidentTrial(session.Session):
         self._over = False
         self.met_stop_rule = False
         self._stop = False
+        # The trainable has been told so, and may catch that.
+        self._was_stopped = False
         self._threads: set[threading.Thread] = set()
         # Times by the monotonic clock. _due: when a boundary has something to do, the earliest of the others.
         # _turn_due: when to consider passing the turn on, infinite while no resident waits. _turn_end: when the turn
@@ -115,16 +119,22 @@ class ResidentTrial(session.Session):
             known: Threads that do not count, as those of trials and helpers do not.
             residents: Trials that still run, whose threads do not count either.
         """
-        return any(
-            thread not in self._threads
+        left = [
+            thread
+            for thread in threading.enumerate()
+            if thread not in self._threads
             and thread not in known
             and session.starter_of(thread) not in residents
             and not thread.name.startswith(HELPERS)
             and "TMonitor" not in type(thread).__name__
             # A thread that Python did not start, such as that of torch's backward pass on a GPU.
             and not isinstance(thread, threading._DummyThread)
-            for thread in threading.enumerate()
-        )
+        ]
+        # Those of a DataLoader or a pool are told to end, and take a moment.
+        deadline = time.monotonic() + ENDS_WITHIN
+        for thread in left:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        return any(thread.is_alive() for thread in left)
 
     # ---- asked for by the lane's main thread
 
@@ -266,7 +276,8 @@ class ResidentTrial(session.Session):
         if rests:
             self._rest()
             now = time.monotonic()
-        if now >= self._turn_due:
+        if now >= self._turn_due and self.runs_here():
+            # Not from a thread that the trial has started: its own would go on, with a lane-mate's generators in place.
             turns = self._host.turns
             self._turn_due = self._turn_end
             if now >= self._turn_end or turns.first_waits:
@@ -287,7 +298,12 @@ class ResidentTrial(session.Session):
 
     def leave_if_over(self) -> None:
         if self._stop and not self._goes_on:
-            raise TrialStopped
+            self._leave()
+
+    def _leave(self) -> NoReturn:
+        """Raises `TrialStopped` because the trial was told to stop."""
+        self._was_stopped = True
+        raise TrialStopped
 
     def _send_progress(self) -> None:
         count, loan, measured = self._iterations - self._sent_iterations, self._loan, self._meter.take()
@@ -371,7 +387,7 @@ class ResidentTrial(session.Session):
             self._iterations = 1
         self._send_progress()
         if self._context is not None:
-            self._context.close()
+            self._context.close(self._host.imported.handlers)
             self._context = None
         host = self._host
         if not host.trial_over(self) and host.shares_faults:

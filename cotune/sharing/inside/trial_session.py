@@ -164,7 +164,7 @@ class TrialSession(ResidentTrial):
             while (answer := self._waits.answer()) is None:
                 if self._stop:
                     self._meter.read(time.monotonic())
-                    raise TrialStopped
+                    self._leave()
         self._boundary()
         return answer
 
@@ -178,7 +178,7 @@ class TrialSession(ResidentTrial):
         self._hear_verdict()
         if self._stop and not self._owes_report:
             self._meter.read(time.monotonic())
-            raise TrialStopped
+            self._leave()
 
     def _hear_verdict(self) -> None:
         with self._reporting:
@@ -189,7 +189,7 @@ class TrialSession(ResidentTrial):
         """Waits until the reports so far are stored.
 
         Returns:
-            Their number, and whether the last one was the trial's last.
+            How many an attempt from the checkpoint begins with, and whether the last one was the trial's last.
 
         Raises:
             TrialStopped: The trial is to stop, and the checkpoint belongs to a report that it will not make.
@@ -198,12 +198,14 @@ class TrialSession(ResidentTrial):
         with self._reporting:
             # The driver has stored a report before it gives a verdict on it.
             self._hear_verdict()
-            if self._saved is None and self._host.habit.saves_ahead:
+            is_ahead = self._host.habit.saves_ahead and not self.met_stop_rule
+            if self._saved is None and is_ahead:
                 if self._stop:
-                    raise TrialStopped
+                    self._leave()
                 # The next attempt may begin with the checkpoint before this one.
                 self._pause_here()
-            return self._reports, self.met_stop_rule
+            # Once it is saved, the trial makes the report that it belongs to before it leaves.
+            return self._reports + is_ahead, self.met_stop_rule
 
     @contextlib.contextmanager
     def checkpoint(self) -> Iterator[Path]:
@@ -334,7 +336,12 @@ class TrialSession(ResidentTrial):
                 raise
             traceback.clear_frames(stopped.__traceback__)
         # Once the stop rule is met no report may follow.
-        return None if self.met_stop_rule else returned
+        if self.met_stop_rule:
+            return None
+        if self._was_stopped:
+            # The trainable has caught it and returned; what it has done is not all it would have.
+            raise TrialStopped
+        return returned
 
     def leave_if_over(self) -> None:
         super().leave_if_over()

@@ -4,6 +4,7 @@ import contextlib
 import gc
 import importlib
 import io
+import logging
 import multiprocessing
 import os
 import random
@@ -617,8 +618,13 @@ def mode_of_a_new_file(folder):
         (lambda: sys.argv.append("--more"), lambda: list(sys.argv)),
         (lambda: setattr(sys, "argv", None), lambda: sys.argv or []),
         (lambda: os.umask(0o777), mode_of_a_new_file),
+        # As `captureWarnings(True)` does.
+        (lambda: setattr(logging, "_warnings_showwarning", print), lambda: logging._warnings_showwarning),
     ],
-    ids=["gc", "gc thresholds", "recursion limit", "switch interval", "hook", "arguments", "no arguments", "umask"],
+    ids=[
+        *("gc", "gc thresholds", "recursion limit", "switch interval", "hook", "arguments", "no arguments", "umask"),
+        "captured warnings",
+    ],
 )
 def test_a_setting_of_the_interpreter_or_process_stays_with_its_trial(change, look, tmp_path):
     see = (lambda: look(tmp_path)) if look is mode_of_a_new_file else look

@@ -81,6 +81,25 @@ def test_what_a_module_sets_when_it_is_imported_holds_for_later_trials(tmp_path,
     assert [[*trial.metrics.values()][1:] for trial in results] == [numerics + process] * 4
 
 
+def test_the_file_that_a_module_logs_to_stays_open_for_later_trials(tmp_path, monkeypatch):
+    path = tmp_path / "log"
+    text = f"import logging\nlogging.root.addHandler(logging.FileHandler({str(path)!r}, 'w'))\n"
+    (tmp_path / "logging_of_ours.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def train(config):
+        import logging
+
+        import logging_of_ours  # noqa: F401
+
+        logging.warning(cotune.trial_id())
+        cotune.report({"loss": 0.0})
+
+    run = {"metric": "loss", "trials": 3, "lanes": 1, "devices": ["cpu:0@2GiB"], "storage": tmp_path / "runs"}
+    cotune.run(train, {"x": cotune.uniform(0, 1)}, **run)
+    assert path.read_text().split() == ["0", "1", "2"]
+
+
 def test_filters_that_a_module_adds_within_catch_warnings_go_with_it(tmp_path, monkeypatch):
     (tmp_path / "noisy_of_ours.py").write_text("import warnings\nwarnings.filterwarnings('error', 'noise')\n")
     monkeypatch.syspath_prepend(tmp_path)
