@@ -100,11 +100,12 @@ class GrantTrial(ToTrial):
 class GiveTurn(ToLane):
     """Give one resident of a lane every turn it wants until it leaves; the others keep their memory meanwhile.
 
-    Only given where the policy preempts or priorities differ. While that resident waits for something, such as a
-    pruner's verdict, the others may run. A body that cannot do this may ignore it; residents then take turns.
+    None gives the turns back to all. Only given where the policy preempts or priorities differ, or to one that is to
+    leave. While that resident waits for something, such as a pruner's verdict, the others may run. A body that cannot
+    do this may ignore it; residents then take turns.
     """
 
-    trial: int
+    trial: int | None
 
 
 @dataclass(frozen=True, slots=True)

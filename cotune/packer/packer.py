@@ -296,6 +296,8 @@ class Packer:
             self._endings.conclude(trial, Outcome.STOPPED, reason="withdrawn before it ran")
         else:
             self._ledger.out.append(do.StopTrial(trial.id))
+            # It needs the turn to leave.
+            self._ledger.stirred.add(trial.lane.device)
 
     def _progressed(self, trial: Trial, event: ev.IterationsDone) -> None:
         if trial.lane is not None and not trial.is_paused:

@@ -13,6 +13,7 @@ from cotune.packer.trial import MARGIN
 
 QUANTILE = 0.95
 FEW_SAMPLES, MAX_SAMPLES = 8, 512
+MOST_COLUMNS = 256
 TINY = 1e-12
 HUGE = 1e100
 # This many measurements, all within this (in logarithms) of their estimates, are no coincidence.
@@ -61,8 +62,8 @@ class Prediction:
         self._rows: dict[int, int] = {}
         self._table = np.zeros((FEW_SAMPLES, 0))
         self._values = np.zeros(FEW_SAMPLES)
-        # Name, whether its logarithm is used, and its weight.
-        self._terms: list[tuple[str, bool, float]] | None = None
+        # Name, weight, and the least value seen if the logarithm is used, else 0.
+        self._terms: list[tuple[str, float, float]] | None = None
         self._base = 0.0
         self._fitted_on = 0
         self._surprises = 0
@@ -102,7 +103,10 @@ class Prediction:
             self._rows[trial] = row = self._rows.pop(next(iter(self._rows))) if is_full else len(self._rows)
             if row == len(self._values):
                 self._extend()
-        self._table[row] = [_number(features, name) for name in self._columns]
+        self._table[row] = 0.0
+        for name in features:
+            if (column := self._columns.get(name)) is not None:
+                self._table[row, column] = _number(features, name)
         self._values[row] = value
         count = len(self._rows)
         expected = self.estimate(features)
@@ -125,20 +129,24 @@ class Prediction:
         if self._terms is None:
             return self._largest if self._upper else self._middle
         log_value = self._base
-        for name, is_log, weight in self._terms:
+        for name, weight, least in self._terms:
             value = features.get(name, 0.0)
             if not -HUGE <= value <= HUGE:
                 value = _number(features, name)
-            log_value += weight * (math.log(value if value > TINY else TINY) if is_log else value)
+            # Where all had some of it and one has nothing, a power law would say nothing, or anything.
+            log_value += weight * (math.log(value if value > TINY else least) if least else value)
         # Beyond the values seen, a power law is a guess: it is trusted up to four times the largest.
         return math.exp(min(log_value, math.log(4 * self._largest)))
 
     def _widen(self, features: Mapping[str, float]) -> None:
-        """Adds columns for new features."""
+        """Adds columns for new features, as long as there are not too many: each option of a choice is one."""
         for name in features:
-            self._columns.setdefault(name, len(self._columns))
-        new = len(self._columns) - self._table.shape[1]
-        self._table = np.concatenate([self._table, np.zeros((len(self._table), new))], axis=1)
+            if len(self._columns) < MOST_COLUMNS:
+                self._columns.setdefault(name, len(self._columns))
+        rows, had = self._table.shape
+        if len(self._columns) > had:
+            more = max(len(self._columns) - had, had)
+            self._table = np.concatenate([self._table, np.zeros((rows, more))], axis=1)
 
     def _extend(self) -> None:
         """Doubles the arrays: there may be thousands of kinds with a few trials each."""
@@ -150,8 +158,10 @@ class Prediction:
         self._fitted_on = count = len(self._rows)
         self._surprises = 0
         names: Sequence[str] = list(self._columns)
-        table = self._table[:count]
+        table = self._table[:count, : len(names)]
         varying = np.ptp(table, axis=0) > 0 if names else np.zeros(0, dtype=bool)
+        # An option that one trial had tells nothing of others, and a text of its own for each trial is no feature.
+        varying &= (np.count_nonzero(table, axis=0) != 1) | (table.max(axis=0, initial=0.0) != 1.0)
         if count < int(varying.sum()) + 3:
             self._terms = None
             self._middle = float(np.median(self._values[:count]))
@@ -173,7 +183,8 @@ class Prediction:
         slopes = weights[1:] / scale
         self._base = float(weights[0] + margin - slopes @ center)
         # Plain floats: a numpy call costs more than the arithmetic.
-        self._terms = list(zip(names, logs.tolist(), slopes.tolist(), strict=True))
+        least = np.where(logs, table.min(axis=0, initial=np.inf), 0.0)
+        self._terms = list(zip(names, slopes.tolist(), least.tolist(), strict=True))
 
 
 def _most(found: Sequence[tuple[float, bool]]) -> float:

@@ -25,9 +25,9 @@ class TurnRules:
         self._line = line
 
     def _claim(self, trial: Trial) -> tuple[float, ...]:
-        """Sort key of a resident for the turn: priority, then the policy's key."""
+        """Sort key of a resident for the turn: whoever is to leave, then priority, then the policy's key."""
         key = self._policy.key(self._line.view(trial)) if self._policy.preempts else ()
-        return (-trial.priority, *key)
+        return (not trial.withdrawn, -trial.priority, *key)
 
     def has_turn(self, trial: Trial, lane: Lane) -> bool:
         """Whether a trial would get the turn in this lane, or a share of it; otherwise it would only take memory."""
@@ -41,11 +41,14 @@ class TurnRules:
     def review(self) -> None:
         """If priorities differ or the policy preempts, gives every turn to the first of a lane's residents."""
         for lane in [lane for device in self._ledger.stirred for lane in device.lanes.values()]:
-            claims = {trial.id: self._claim(trial) for trial in lane.residents.values()}
-            if len(claims) < 2 or (not self._policy.preempts and len(set(claims.values())) == 1):
+            if lane.turn not in lane.residents:
+                # The body has given the turns back to all.
                 lane.turn = None
+            if len(lane.residents) < 2:
                 continue
-            first = min(claims, key=claims.__getitem__)
+            claims = {trial.id: self._claim(trial) for trial in lane.residents.values()}
+            are_equal = not self._policy.preempts and len(set(claims.values())) == 1
+            first = None if are_equal else min(claims, key=claims.__getitem__)
             if first != lane.turn:
                 lane.turn = first
                 self._ledger.out.append(do.GiveTurn(lane.id, first))

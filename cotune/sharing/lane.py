@@ -141,8 +141,8 @@ class LaneHandle:
         if trial in self._taken:
             self._send(wire.encode_object(Kind.GRANT, (trial, concurrency)))
 
-    def prefer(self, trial: int) -> None:
-        """Tells the lane to give a resident every turn it wants."""
+    def prefer(self, trial: int | None) -> None:
+        """Tells the lane to give a resident every turn it wants, or none of them."""
         self._send(wire.encode_object(Kind.TURN, trial))
 
     def tell(self, kind: Kind, trial: int) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from cotune.demand import Demand
+from cotune.demand import Demand, format_bytes
 from cotune.engines.simulated import Costs, SimulatedEngine, Work
 from cotune.engines.simulated.engine import devices
 from cotune.errors import InputError, RunError
@@ -26,6 +26,7 @@ from cotune.packer import (
     TrialWithdrawn,
     make_policy,
 )
+from cotune.packer.trial import padded
 from cotune.simulation.outcome import Notes, Outcome
 from cotune.simulation.stopping import Asha
 from cotune.simulation.workload import Job, Workload
@@ -88,6 +89,9 @@ def simulate(
             raise InputError(f"{what}={value} plays nothing", hint=f"give {what}=1 or more")
     if count > MAX_DEVICES:
         raise InputError(f"{count:,} devices are more than are imagined", hint=f"give {MAX_DEVICES:,} or fewer")
+    if (setting.capacity or workload.capacity) < workload.context + padded(0):
+        room, own = format_bytes(setting.capacity or workload.capacity), format_bytes(workload.context)
+        raise InputError(f"a device of {room} holds no trial beside a lane's own {own}", hint="give more memory")
     return _Player(workload, setting, count, on_end).play()
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from world import MIB
 
 from cotune.demand import Demand
-from cotune.packer.prediction import MAX_SAMPLES, Changes, KindModel, Prediction
+from cotune.packer.prediction import MAX_SAMPLES, MOST_COLUMNS, Changes, KindModel, Prediction
 
 
 def observed(samples: list[tuple[dict[str, float], float]]) -> Prediction:
@@ -205,3 +205,23 @@ def test_with_one_that_has_grown_the_lesser_growth_is_expected() -> None:
     model = KindModel()
     model.observe_growth(0, 20 * MIB, 60 * MIB, is_all=True)
     assert (model.grown(10 * MIB), model.grown(40 * MIB)) == (30 * MIB, 80 * MIB)
+
+
+def test_one_that_has_none_of_what_all_others_had_is_taken_for_one_with_the_least() -> None:
+    draw = random.Random(1)
+    prediction = observed([({"decay": draw.choice([1e-5, 1e-3])}, draw.choice([1.0, 2.0, 4.0])) for _ in range(12)])
+    assert prediction.is_fitted
+    assert prediction.estimate({"decay": 0.0}) == prediction.estimate({}) == prediction.estimate({"decay": 1e-5})
+
+
+def test_a_text_of_its_own_for_each_trial_hides_nothing_and_costs_no_more_with_each() -> None:
+    samples = [({"size": 1.0 + trial % 7, f"name={trial}": 1.0}, 3.0 * (1.0 + trial % 7)) for trial in range(600)]
+    prediction = observed(samples)
+    assert prediction._table.shape[1] <= MOST_COLUMNS
+    for size in (1.0, 5.0):
+        assert prediction.estimate({"size": size, "name=x": 1.0}) == pytest.approx(3.0 * size, rel=0.05)
+
+
+def test_an_option_that_several_had_tells_how_much_others_with_it_need() -> None:
+    samples = [({f"name={trial % 3}": 1.0}, 10.0 ** (trial % 3)) for trial in range(30)]
+    assert observed(samples).estimate({"name=1": 1.0}) == pytest.approx(10.0, rel=0.1)

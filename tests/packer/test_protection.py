@@ -115,6 +115,33 @@ def test_priority_takes_the_turn_of_lane_mates_and_gives_it_back() -> None:
     assert world.packer._ledger.lanes[lane].turn is None
 
 
+def test_who_is_to_leave_gets_the_turn_that_it_needs_for_it() -> None:
+    world = make(1, residents=2)
+    teach(world, 0.5)
+    mate = add(world)
+    world.go(mate, 2)
+    wanted = add(world, priority=1.0)
+    lane = world.lane_of(wanted).lane
+    assert do.GiveTurn(lane, mate) in world.withdraw(mate)
+    world.go(mate)
+    assert wanted in world.running()
+
+
+def test_turns_go_back_to_all_when_one_of_the_same_priority_joins() -> None:
+    world = make(1, residents=2)
+    teach(world, 0.5)
+    mate = add(world)
+    world.go(mate, 2)
+    wanted = add(world, priority=1.0)
+    world.go(wanted, 2)
+    lane = world.lane_of(wanted).lane
+    world.finish(mate)
+    assert do.GiveTurn(lane, None) not in world.log, "nobody else wants them"
+    also = add(world, priority=1.0)
+    assert world.lane_of(also).lane == lane
+    assert do.GiveTurn(lane, None) in world.log
+
+
 def test_nobody_joins_a_lane_where_another_has_every_turn() -> None:
     world = make(1, residents=2)
     teach(world, 0.5)

@@ -405,7 +405,7 @@ class World:
             case do.GrantTrial(trial, concurrency):
                 self._carry_out_grant(trial, concurrency)
             case do.GiveTurn(lane, trial):
-                assert trial in self.packer._ledger.lanes[lane].residents
+                assert trial is None or trial in self.packer._ledger.lanes[lane].residents
                 assert len(self.packer._ledger.lanes[lane].residents) > 1
             case do.RetryTrial(trial):
                 assert self.where[trial] is not None, "retried though it did not run"

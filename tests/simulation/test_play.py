@@ -139,7 +139,8 @@ def test_every_policy_plays_every_shape_of_workload(policy: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "setting", [Setting(devices=0), Setting(devices=100_001), Setting(ahead=0), Setting(capacity=0)]
+    "setting",
+    [Setting(devices=0), Setting(devices=100_001), Setting(ahead=0), Setting(capacity=0), Setting(capacity=1024)],
 )
 def test_a_setting_that_makes_no_sense_says_so(setting: Setting) -> None:
     if setting.capacity == 0:
