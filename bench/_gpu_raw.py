@@ -155,7 +155,7 @@ def costs(_options: Found) -> Found:
     return {
         "read_counters_us": _microseconds(memory.read),
         "reset_peak_us": _microseconds(memory.reset_peak),
-        "synchronize_idle_us": _microseconds(memory.finish),
+        "synchronize_idle_us": _microseconds(memory.synchronize),
         "context_change_us": round(_microseconds(change) / 2, 2),
     }
 

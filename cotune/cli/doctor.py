@@ -137,6 +137,9 @@ def _driver() -> str:
 
 def _gpu(gpu: cuda.Gpu) -> Finding:
     said = f"{gpu.name}, {format_bytes(gpu.total - gpu.used)} free of {format_bytes(gpu.total)}, {gpu.uuid}"
+    if not gpu.total:
+        said = f"{gpu.name}, {gpu.uuid}; NVML does not tell its memory"
+        return Finding(f"GPU {gpu.index}", None, said, "it is left out")
     if gpu.sliced:
         return Finding(f"GPU {gpu.index}", None, f"{said}; it is divided into slices (MIG)", "it is left out")
     if gpu.exclusive:

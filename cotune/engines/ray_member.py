@@ -14,6 +14,7 @@ from cotune import errors
 from cotune.engines.local import LocalEngine
 from cotune.engines.local_options import LocalOptions
 from cotune.packer import DeviceFound, Event
+from cotune.sharing.cuda import assigned_gpu
 from cotune.sharing.devices import DeviceInfo, find_devices, with_cores
 from cotune.sharing.pickling import Packed
 from cotune.trial import Question, Report
@@ -160,7 +161,9 @@ def _device_of(claim: Claim, threads: int | None) -> tuple[DeviceInfo, str]:
     number = ray.get_gpu_ids()[0]
     share = max(1, int(resources["GPU"]))
     cores = max(1, int(resources.get("CPU", 1)) // share)
-    info = find_devices()[0]
+    gpu = assigned_gpu(number)
+    found = find_devices()
+    info = next((info for info in found if gpu is not None and info.uuid == gpu.uuid), found[0])
     if info.is_cuda:
         return replace(info, cores=cores), f"{address}/cuda:{number}"
     info = replace(info, capacity=info.capacity // share)

@@ -47,9 +47,9 @@ def look_round() -> Site:
     context = ray.get_runtime_context()
     gpus = tuple(str(gpu) for gpu in context.get_accelerator_ids().get("GPU", []))
     # For a process without a GPU, Ray leaves CUDA_VISIBLE_DEVICES as it is, which may show all GPUs.
-    visible = cuda.visible_gpus() if gpus and cuda.torch_has_cuda() else []
+    own = cuda.assigned_gpu(gpus[0]) if gpus and cuda.torch_has_cuda() else None
     uuid, total, free = "", available_memory(), available_memory()
-    if visible:
-        uuid, total, free = visible[0].uuid, visible[0].total, visible[0].total - visible[0].used
+    if own is not None:
+        uuid, total, free = own.uuid, own.total, own.total - own.used
     host, address = platform.node(), ray.util.get_node_ip_address()
     return Site(context.get_node_id(), gpus, uuid, total, free, os.getpid(), host, address)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import random
 import resource
 import sys
@@ -69,6 +70,15 @@ class Streams:
             self._home.wait_stream(self._away)
             _cuda.set_stream(self._home)
             self._away = None
+
+    def join(self) -> None:
+        """Orders what follows after all that runs on any of the streams.
+
+        A backward does that for gradients at its end, but not if it fails.
+        """
+        self.home()
+        for stream in self._pool:
+            self._home.wait_stream(stream)
 
 
 def on_gpu() -> bool:
@@ -150,7 +160,10 @@ def _quiet_about_streams() -> Iterator[None]:
 
 @contextlib.contextmanager
 def before_optimizer_steps(run: Callable[[], None]) -> Iterator[None]:
-    """Runs something before every step that an optimizer makes in this thread within the block."""
+    """Runs something before every step that an optimizer makes in this thread within the block.
+
+    A gradient scaler looks at the gradients, and unscales them, before it has the optimizer step.
+    """
     thread = threading.get_ident()
 
     def before(*_: object) -> None:
@@ -158,10 +171,35 @@ def before_optimizer_steps(run: Callable[[], None]) -> Iterator[None]:
             run()
 
     hook = register_optimizer_step_pre_hook(before)
+    _with_scalers.runs = [*_runs_with_scalers(), run]
     try:
         yield
     finally:
+        _with_scalers.runs.remove(run)
         hook.remove()
+
+
+# What to run before a gradient scaler touches gradients, by thread.
+_with_scalers = threading.local()
+
+
+def _runs_with_scalers() -> list[Callable[[], None]]:
+    runs: list[Callable[[], None]] = getattr(_with_scalers, "runs", [])
+    return runs
+
+
+def _after_runs(method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def called(*args: Any, **options: Any) -> Any:
+        for run in list(_runs_with_scalers()):
+            run()
+        return method(*args, **options)
+
+    return called
+
+
+_Scaler: Any = torch.amp.GradScaler
+_Scaler.unscale_, _Scaler.step = _after_runs(_Scaler.unscale_), _after_runs(_Scaler.step)
 
 
 class Buffers:

@@ -35,7 +35,7 @@ class Gpu:
         index: NVML's index, as `nvidia-smi` shows it.
         uuid: Its UUID, `GPU-...`.
         name: Product name.
-        total: Bytes of memory on it.
+        total: Bytes of memory on it; 0 if NVML does not tell, as of a GPU that shares the memory of the CPU.
         used: Bytes in use by all processes.
         exclusive: Whether its compute mode lets only one process at a time use it.
         sliced: Whether it is divided into slices (MIG), of which a process sees one.
@@ -77,14 +77,20 @@ def gpus() -> list[Gpu]:
 
 def _gpu(nvml: Any, index: int) -> Gpu:
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
-    memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+    total = used = 0
+    try:
+        memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+        total, used = int(memory.total), int(memory.used)
+    except nvml.NVMLError as error:
+        if error.value != nvml.NVML_ERROR_NOT_SUPPORTED:
+            raise
     name, uuid = nvml.nvmlDeviceGetName(handle), nvml.nvmlDeviceGetUUID(handle)
     exclusive = sliced = False
     with contextlib.suppress(nvml.NVMLError):
         exclusive = nvml.nvmlDeviceGetComputeMode(handle) != nvml.NVML_COMPUTEMODE_DEFAULT
     with contextlib.suppress(nvml.NVMLError):
         sliced = nvml.nvmlDeviceGetMigMode(handle)[0] == nvml.NVML_DEVICE_MIG_ENABLE
-    return Gpu(index, _text(uuid), _text(name), int(memory.total), int(memory.used), exclusive, sliced)
+    return Gpu(index, _text(uuid), _text(name), total, used, exclusive, sliced)
 
 
 def _text(value: str | bytes) -> str:
@@ -118,6 +124,19 @@ def visible_gpus() -> list[Gpu]:
             break
         visible.append(match[0])
     return visible
+
+
+def assigned_gpu(number: object) -> Gpu | None:
+    """The visible GPU to which Ray has given this number or UUID; None if no GPU is visible.
+
+    Usually it is the only one. Ray can be told to leave `CUDA_VISIBLE_DEVICES` alone
+    (`RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES`).
+    """
+    visible, name = visible_gpus(), str(number)
+    matches = [gpu for gpu in visible if str(gpu.index) == name or gpu.uuid.startswith(name)]
+    if len(visible) == 1 or not matches:
+        matches = visible
+    return matches[0] if matches else None
 
 
 def torch_has_cuda() -> bool:

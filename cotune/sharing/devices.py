@@ -84,7 +84,7 @@ def find_devices(
     if (gpus == 0 and not isinstance(gpus, bool)) or (gpus is None and not cuda.torch_has_cuda()):
         return _explicit(["cpu:0"], threads)
     visible = cuda.visible_gpus()
-    whole = [n for n, gpu in enumerate(visible) if not gpu.sliced]
+    whole = [n for n, gpu in enumerate(visible) if gpu.total and not gpu.sliced]
     if gpus is None and not visible:
         return _explicit(["cpu:0"], threads)
     if isinstance(gpus, int) and not isinstance(gpus, bool) and 0 < gpus <= len(whole):
@@ -121,6 +121,11 @@ def _picked(entry: int | str, visible: list[cuda.Gpu], count: int, asked: str) -
     if position is not None and visible[position].sliced:
         raise DeviceError(
             f"GPU {position} is divided into slices (MIG), which cotune cannot measure yet", hint=cuda.WITHOUT_MIG
+        )
+    if position is not None and not visible[position].total:
+        raise DeviceError(
+            f"cotune cannot measure GPU {position} yet, a {visible[position].name}: NVML does not tell its memory",
+            hint="name other GPUs, or write gpus=0 to use the CPU",
         )
     if position is not None and cuda.torch_has_cuda():
         return _gpu(position, visible[position], count)

@@ -86,7 +86,15 @@ class LaneMemory(ABC):
 
 
 # Messages of C++ itself, in whichever exception a library turns them into.
-_REFUSED_IN_CPP = ("bad_alloc", "bad allocation", "cudaErrorMemoryAllocation", "OOM when allocating tensor")
+_REFUSED_IN_CPP = (
+    "bad_alloc",
+    "bad allocation",
+    "cudaErrorMemoryAllocation",
+    "CUDA_ERROR_OUT_OF_MEMORY",
+    # LightGBM's.
+    "[CUDA] out of memory",
+    "OOM when allocating tensor",
+)
 _REFUSALS = (
     "out of memory",
     "can't allocate memory",
@@ -95,6 +103,7 @@ _REFUSALS = (
     "CUBLAS_STATUS_ALLOC_FAILED",
     "CUDNN_STATUS_ALLOC_FAILED",
     "CUSOLVER_STATUS_ALLOC_FAILED",
+    "CUSPARSE_STATUS_ALLOC_FAILED",
     "CUFFT_ALLOC_FAILED",
     "CURAND_STATUS_ALLOCATION_FAILED",
     "unable to mmap",
@@ -109,6 +118,10 @@ _PERHAPS = (
     "CUBLAS_STATUS_NOT_INITIALIZED",
     "CUDNN_STATUS_NOT_INITIALIZED",
     "CUDNN_STATUS_INTERNAL_ERROR",
+    "CUSOLVER_STATUS_NOT_INITIALIZED",
+    "CUSOLVER_STATUS_INTERNAL_ERROR",
+    "CUSPARSE_STATUS_INSUFFICIENT_RESOURCES",
+    "CUFFT_INTERNAL_ERROR",
     # oneDNN, on the CPU.
     "could not create a primitive",
     "could not create a memory",

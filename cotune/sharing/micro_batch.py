@@ -262,7 +262,7 @@ def _run_group(
             group.flush()
             raise
         clear_frames(error)
-    streams.home()
+    streams.join()
     count = max(len(given), 1)
     finished = leaves.finished() if leaves is not None else []
     for held in (given, group.losses, mine):

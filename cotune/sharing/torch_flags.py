@@ -42,6 +42,7 @@ _IN_C = {
         for kind in ("flash", "mem_efficient", "math", "cudnn", "fa3", "overrideable")
     },
     "_cuda_get_cudnn_benchmark_limit": "_cuda_set_cudnn_benchmark_limit",
+    "_cuda_get_sync_debug_mode": "_cuda_set_sync_debug_mode",
     "_check_sparse_tensor_invariants": "_set_check_sparse_tensor_invariants",
 }
 

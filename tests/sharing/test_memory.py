@@ -450,6 +450,11 @@ class OutOfMemoryError(RuntimeError):
             ),
             None,
         ),
+        (type("LightGBMError", (Exception,), {})("[CUDA] out of memory /src/cuda_utils.hu 41"), None),
+        (
+            type("CudaAPIError", (Exception,), {})("[2] Call to cuMemAlloc results in CUDA_ERROR_OUT_OF_MEMORY"),
+            None,
+        ),
         (type("XGBoostError", (ValueError,), {})("[12:00:00] common.h: std::bad_alloc"), None),
         (RuntimeError("Caught MemoryError in DataLoader worker process 0.\nstd::bad_alloc"), None),
     ],

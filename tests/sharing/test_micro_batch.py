@@ -339,6 +339,27 @@ def test_a_scaled_loss_clipping_and_an_optimizer_step_are_the_same_under_a_grant
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("to_none", [True, False])
+def test_a_scaler_that_steps_within_the_loop_finds_all_gradients(granted, to_none):
+    def train(net):
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**16)
+        for micro in cotune.micro_batches(torch.arange(32.0).reshape(8, 4) / 32, 2):
+            micro.backward(scaler.scale(net(micro.data).square().mean()))
+            if micro.index % 2:
+                scaler.step(optimizer)
+                scaler.update()
+                optimizer.zero_grad(set_to_none=to_none)
+        return net.weight.detach()
+
+    torch.manual_seed(0)
+    plain = nn.Linear(4, 1)
+    lent = copy.deepcopy(plain)
+    expected = train(plain)
+    granted(4)
+    torch.testing.assert_close(train(lent), expected)
+
+
 def test_idle_threads_are_used_within_the_loop_only(ungrouped):
     loan = ungrouped(3)
     before = torch.get_num_threads()
@@ -788,6 +809,28 @@ class Traced(nn.Module):
         self.cuda_before.append(set(self._fake.now.done))
         self._fake.now.done.add(f"call {len(self.cuda_before) - 1}")
         return (self.weight * x).mean()
+
+
+def test_after_a_backward_that_ran_out_of_memory_all_is_ordered_after_the_gradients_that_it_made(grouped, cuda):
+    home, fails = cuda.now, [True]
+    grouped(2)
+    a, b = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(3))
+
+    def accumulated(_):
+        if fails[0]:
+            # autograd makes the caller's stream wait for it at the end of a backward that succeeds.
+            concurrent.Streams._pool[0].done.add("gradient of b")
+
+    def refuse(_):
+        if fails[0]:
+            fails[0] = False
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    b.register_post_accumulate_grad_hook(accumulated)
+    a.register_hook(refuse)
+    cotune.micro_batches(torch.ones(4, 3), 2).backward(lambda x: ((x * a).sum(1) * b.sum()).mean())
+    assert not fails[0]
+    assert "gradient of b" in home.done
 
 
 @pytest.mark.parametrize("loop", [True, False])

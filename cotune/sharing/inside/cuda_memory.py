@@ -6,7 +6,7 @@ import contextlib
 import fcntl
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +15,13 @@ from cotune.sharing.cuda import CONTEXT_GUESS, ROUNDING, nvml_started
 from cotune.sharing.inside.after_import import after_import
 from cotune.sharing.inside.captures import Captures
 from cotune.sharing.inside.cupy_pool import use_lane_allocator
+from cotune.sharing.inside.peaks import Peaks
 from cotune.sharing.memory import LaneMemory
 
 LEAST_CONTEXT = 8 * MIB
 MOST_CONTEXT = 2000 * MIB
+# With a matrix product done, hardly any context is smaller.
+LEAST_GROWTH = 250 * MIB
 # Free bytes below which even a library's handle may be refused.
 NEARLY_FULL = 64 * MIB
 # Inode number of Linux's initial PID namespace.
@@ -49,9 +52,7 @@ class CudaMemory(LaneMemory):
         self._context = CONTEXT_GUESS
         self._reserved = self._room = 0
         self._fraction = 1.0
-        # The peak before a trial made the allocator reset it.
-        self._forgotten_peak = 0
-        self._forget_peak: Callable[[int], None] = torch._C._cuda_resetPeakMemoryStats
+        self._peaks = Peaks(torch._C)
         self._refusals = 0
 
     def start(self) -> int:
@@ -70,46 +71,33 @@ class CudaMemory(LaneMemory):
             self._total = int(torch.cuda.get_device_properties(0).total_memory)
             self._context = self._measure_context(before)
         after_import("cupy", lambda cupy: use_lane_allocator(cupy, torch))
-        for name in ("_cuda_resetPeakMemoryStats", "_accelerator_resetPeakStats"):
-            if hasattr(torch._C, name):
-                setattr(torch._C, name, self._noting_peak(getattr(torch._C, name)))
         self.reset_peak()
         return self._context + ROUNDING
-
-    def _noting_peak(self, forget: Callable[[Any], None]) -> Callable[[Any], None]:
-        """Wraps `forget`, which trials may call, so that the peak is noted before."""
-
-        def noted(device: Any) -> None:
-            self._forgotten_peak = self.read()[1]
-            forget(device)
-
-        return noted
 
     def _measure_context(self, before: int | None) -> int:
         """The bytes that NVML books on this process, less what the allocator holds.
 
         Where NVML cannot see the process, as in a container, the growth of the GPU's used bytes since `before` counts;
-        that is too much if other lanes came up meanwhile, which wastes memory but is safe. Else a guess.
+        that is too much if others took memory meanwhile, which is safe, and not believed if they may have returned
+        some. Else a guess.
         """
         reserved = int(self._torch.cuda.memory_reserved(0))
-        seen = [_booked_on_us(), None if before is None else (_used_here() or 0) - before]
+        seen = [(_booked_on_us(), LEAST_CONTEXT)]
+        if before is not None:
+            seen.append(((_used_here() or 0) - before, LEAST_GROWTH))
         # Our process id may be another process's in another PID namespace: only a likely figure is believed.
-        likely = (bytes - reserved for bytes in seen if bytes is not None)
-        return next((own for own in likely if LEAST_CONTEXT < own < MOST_CONTEXT), CONTEXT_GUESS)
+        likely = ((bytes - reserved, least) for bytes, least in seen if bytes is not None)
+        return next((own for own, least in likely if least < own < MOST_CONTEXT), CONTEXT_GUESS)
 
     def read(self) -> tuple[int, int]:
-        # Unlike torch.cuda.memory_stats(), this does not flatten 200 entries in Python, which takes 60 us.
-        stats = self._torch._C._cuda_memoryStats(0)
-        allocated = stats["allocated_bytes"]["all"]
-        self._reserved = int(stats["reserved_bytes"]["all"]["current"])
-        return int(allocated["current"]), max(int(allocated["peak"]), self._forgotten_peak)
+        held, peak, self._reserved = self._peaks.read()
+        return held, peak
 
     def held(self) -> int:
         return self._context + self._reserved
 
     def reset_peak(self) -> None:
-        self._forgotten_peak = 0
-        self._forget_peak(0)
+        self._peaks.reset()
 
     def set_quota(self, quota: int) -> int:
         torch = self._torch
@@ -154,6 +142,7 @@ class CudaMemory(LaneMemory):
 
     def trim(self, *, shared: bool) -> None:
         self._refusals = int(self._torch._C._cuda_memoryStats(0)["num_ooms"])
+        self._peaks.begin_trial()
         # A trial's code may have set a memory fraction of its own.
         self._cap()
         # A resident that still runs would allocate its workspace again, and be charged for it twice.

@@ -28,6 +28,7 @@ from cotune.sharing.inside.children import uncap_children
 from cotune.sharing.inside.context import Home
 from cotune.sharing.inside.dynamo import defer_dynamo, dynamo_if_loaded
 from cotune.sharing.inside.event_loops import give_event_loops
+from cotune.sharing.inside.graph_trees import give_graph_trees
 from cotune.sharing.inside.import_settings import ImportSettings
 from cotune.sharing.inside.pools import idle_pool
 from cotune.sharing.inside.quiet_imports import quiet_imports
@@ -200,6 +201,7 @@ class Host(ABC):
     def prepare_thread(self) -> None:
         """Gives a trial that begins its number of threads, and what its script and modules have set."""
         settings.take_over_in_thread(on_gpu=bool(self.options.uuid))
+        give_graph_trees()
         self._set_threads()
         self.imported.apply()
 

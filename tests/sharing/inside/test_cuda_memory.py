@@ -12,6 +12,7 @@ from unittest import mock
 import pytest
 
 from cotune.demand import MIB
+from cotune.errors import DeviceError
 from cotune.sharing import cuda
 from cotune.sharing.devices import find_devices
 from cotune.sharing.inside import cuda_memory
@@ -66,6 +67,8 @@ class FakeNvml:
         return "H200"
 
     def nvmlDeviceGetMemoryInfo(self, handle, version=None):
+        if self._known(handle).get("unified"):
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
         used = self._known(handle)["used"]
         return SimpleNamespace(total=100 << 30, used=used() if callable(used) else used)
 
@@ -106,6 +109,28 @@ def test_gpus_are_what_nvml_says(nvml):
 def test_a_lost_gpu_does_not_hide_the_others(nvml):
     nvml.gpus[0]["lost"] = True
     assert [gpu.uuid for gpu in cuda.gpus()] == UUIDS[1:]
+
+
+def test_a_gpu_whose_memory_nvml_does_not_tell_is_refused_by_name(nvml, monkeypatch):
+    monkeypatch.setattr(cuda, "torch_has_cuda", lambda: True)
+    nvml.gpus[0]["unified"] = nvml.gpus[1]["unified"] = True
+    for wanted in ({}, {"gpus": 1}, {"devices": ["cuda:0"]}):
+        with pytest.raises(DeviceError, match=r"cannot measure GPU 0 yet, a H200") as refused:
+            find_devices(**wanted)
+        assert "gpus=0" in refused.value.hint
+    nvml.gpus[1]["unified"] = False
+    assert [info.uuid for info in find_devices()] == UUIDS[1:]
+
+
+@pytest.mark.parametrize(
+    ("visible", "number", "found"),
+    [(None, 1, 1), (None, UUIDS[1], 1), (None, "0", 0), ("1", 0, 1), ("1,0", "1", 1), (None, 7, 0), ("", 0, None)],
+)
+def test_an_actor_has_the_gpu_that_ray_gave_it_also_if_it_sees_others(nvml, monkeypatch, visible, number, found):
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    gpu = cuda.assigned_gpu(number)
+    assert (gpu.index if gpu is not None else None) == found
 
 
 def test_a_gpu_in_slices_says_so(nvml):
@@ -171,7 +196,7 @@ class FakeTorch:
         self._C = SimpleNamespace(
             _cuda_memoryStats=lambda device: {
                 "allocated_bytes": {"all": {"current": self.allocated, "peak": self.peak}},
-                "reserved_bytes": {"all": {"current": self.reserved}},
+                "reserved_bytes": {"all": {"current": self.reserved, "peak": self.reserved}},
                 "num_ooms": self.refusals,
             },
             _accelerator_setAllocatorSettings=self.calls.append,
@@ -247,6 +272,13 @@ def test_where_nvml_does_not_see_the_process_its_context_is_what_the_gpu_has_los
     nvml.gpus[1]["used"] = lambda: next(readings)
     nvml.gpus[1]["processes"] = [(1, 9000 * MIB)]
     assert memory.start() == 470 * MIB + cuda.ROUNDING
+
+
+def test_a_context_that_seems_small_since_others_returned_memory_meanwhile_is_guessed(lane, nvml):
+    memory, _ = lane
+    readings = iter([1000 * MIB, 1170 * MIB])
+    nvml.gpus[1]["used"] = lambda: next(readings)
+    assert memory.start() == cuda.CONTEXT_GUESS + cuda.ROUNDING
 
 
 @pytest.mark.parametrize("processes", [[], [(os.getpid(), None)], [(os.getpid(), 90_000 * MIB)]])
@@ -345,6 +377,32 @@ def test_a_peak_that_the_trial_has_the_allocator_forget_is_still_its_peak(lane):
     assert memory.read() == (100 * MIB, 300 * MIB)
     memory.reset_peak()
     assert memory.read() == (100 * MIB, 100 * MIB)
+
+
+def test_a_trial_sees_its_own_peaks_though_the_lane_resets_them(lane):
+    memory, fake = lane
+    memory.start()
+
+    def peak():
+        # As torch.cuda.max_memory_allocated() does.
+        return fake._C._cuda_memoryStats(0)["allocated_bytes"]["all"]["peak"]
+
+    fake.take(300 * MIB)
+    fake.allocated = 100 * MIB
+    memory.reset_peak()
+    assert (memory.read()[1], peak()) == (100 * MIB, 300 * MIB)
+    fake.take(50 * MIB)
+    assert (memory.read()[1], peak()) == (150 * MIB, 300 * MIB)
+    fake._C._cuda_resetPeakMemoryStats(0)
+    assert peak() == 150 * MIB
+    fake.take(10 * MIB)
+    memory.reset_peak()
+    fake.allocated = 0
+    memory.trim(shared=False)
+    memory.reset_peak()
+    assert peak() == 160 * MIB, "what nobody has reset yet"
+    memory.trim(shared=False)
+    assert peak() == 0, "of the next trial"
 
 
 def test_a_library_that_found_no_engine_has_run_out_of_memory_if_some_was_refused(lane):
