@@ -29,7 +29,6 @@ from cotune.packer import (
     LaneReady,
     LaneResized,
     OpenLane,
-    Outcome,
     Packer,
     PackerOptions,
     ResizeLane,
@@ -38,6 +37,7 @@ from cotune.packer import (
     TrialEnded,
     make_policy,
 )
+from cotune.trial import Outcome
 
 SIZES = [(1, 100), (10, 1_000), (100, 1_000), (100, 10_000), (1_000, 10_000)]
 WIDTHS = {"seats": 4, "memory": 16, "pruned": 16}

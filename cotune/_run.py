@@ -234,8 +234,8 @@ def run(
             stack.callback(engine.close)
             if packed.series is not None:
                 # Now, and not when a trial first draws it.
-                for name, value in tree.objects():
-                    packed.series.then(value, f"{name!r} of the space")
+                for where, value in tree.objects():
+                    packed.series.then(value, f"{where!r} of the space")
             # Imported only now: Optuna takes long to import, and the zygote starts meanwhile.
             from cotune.driver.assembly import Asked, assemble
             from cotune.driver.options import SweepOptions

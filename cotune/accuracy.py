@@ -58,7 +58,7 @@ class Accuracy:
         )
 
 
-def lines(set_aside: Accuracy | None, seconds: Accuracy | None) -> list[tuple[str, str]]:
+def accuracy_lines(set_aside: Accuracy | None, seconds: Accuracy | None) -> list[tuple[str, str]]:
     """The figures that are known, as text, each with its name."""
     found = [("set aside", set_aside), ("predicted time", seconds)]
     return [(name, str(accuracy)) for name, accuracy in found if accuracy is not None]

@@ -10,8 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, SupportsIndex, overload
 
-from cotune.accuracy import LEAST_BYTES, LEAST_SECONDS, Accuracy
-from cotune.accuracy import lines as accuracy_lines
+from cotune.accuracy import LEAST_BYTES, LEAST_SECONDS, Accuracy, accuracy_lines
 from cotune.demand import MIB, format_bytes
 from cotune.errors import CotuneError, InputError, NoResult, printable
 from cotune.paths import TrialFolder

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -107,3 +108,8 @@ class Report:
     step: int
     value: float
     line: bytes
+
+
+def last_value(values: Sequence[tuple[int, float]]) -> float | None:
+    """The metric in the last report that carries it, of reports as step and metric; None if none does."""
+    return next((value for _, value in reversed(values) if not math.isnan(value)), None)

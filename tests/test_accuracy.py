@@ -2,7 +2,7 @@
 
 import pytest
 
-from cotune.accuracy import Accuracy, lines
+from cotune.accuracy import Accuracy, accuracy_lines
 
 
 def test_the_median_the_spread_and_what_was_too_low() -> None:
@@ -21,8 +21,8 @@ def test_one_trial_has_no_spread() -> None:
 
 def test_nothing_is_said_where_nothing_is_known() -> None:
     assert Accuracy.of([(None, 1.0)], 1.0) is None
-    assert lines(None, None) == []
-    assert [name for name, _ in lines(None, Accuracy.of([(1.0, 1.0)], 1.0))] == ["predicted time"]
+    assert accuracy_lines(None, None) == []
+    assert [name for name, _ in accuracy_lines(None, Accuracy.of([(1.0, 1.0)], 1.0))] == ["predicted time"]
 
 
 def test_what_is_too_little_to_say_anything_is_left_out() -> None:

@@ -417,7 +417,10 @@ def test_what_threads_of_a_trial_share_is_built_once(run):
     assert results.best.metrics == {"loss": 1.0, "objects": 1}
 
 
-def test_what_builds_a_shared_object_draws_the_same_in_every_lane_and_nothing_of_the_trials(run):
+def test_what_builds_a_shared_object_draws_the_same_in_every_lane_and_nothing_of_the_trials(run, tmp_path, monkeypatch):
+    (tmp_path / "loader_of_ours.py").write_text("import random\nrandom.seed(1)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+
     def train(config):
         import random
 
@@ -425,7 +428,10 @@ def test_what_builds_a_shared_object_draws_the_same_in_every_lane_and_nothing_of
         import torch
 
         def build():
-            split = torch.utils.data.random_split(range(100), [0.5, 0.5])[0]
+            import loader_of_ours  # noqa: F401
+
+            size = cotune.shared("size", lambda: 50 + random.randrange(50))
+            split = torch.utils.data.random_split(range(size), [0.5, 0.5])[0]
             return f"{cotune.trial_id()}: {split.indices} {random.random()} {np.random.rand()}"
 
         builder, drawn = cotune.shared("split", build).split(":")

@@ -13,10 +13,10 @@ import cotune
 from cotune.demand import MIB
 from cotune.engines.local import LocalEngine
 from cotune.engines.local_options import LocalOptions
-from cotune.packer import GrantChanged, GrantTrial, IterationsDone, Outcome, StopTrial
+from cotune.packer import GrantChanged, GrantTrial, IterationsDone, StopTrial
 from cotune.sharing.devices import find_devices
 from cotune.testing import EngineUnderTest
-from cotune.trial import Report
+from cotune.trial import Outcome, Report
 
 LAST = 4
 

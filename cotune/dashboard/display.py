@@ -38,12 +38,18 @@ class Display:
         # Finished in earlier sessions of the run.
         self._finished_before = finished(records.counts)
         self._due = 0.0
-        # The note with which the run ends early.
-        self._ending = ""
+        # Why the run ends early, without and with advice for those who wait.
+        self._ending = self._advice = ""
 
-    def ends(self, note: str) -> None:
-        """The run ends early: what has not begun will not be run."""
-        self.note = self._ending = note
+    def ends(self, why: str, advice: str = "") -> None:
+        """The run ends early: what has not begun will not be run.
+
+        Args:
+            why: What has ended it.
+            advice: For those who wait for its end.
+        """
+        self._ending = why
+        self.note = self._advice = f"{why}: {advice}" if advice else why
 
     def show(self) -> None:
         """Updates the view, if an update is due."""
@@ -54,9 +60,8 @@ class Display:
 
     def close(self) -> None:
         """Shows the last state."""
-        if self.note == self._ending:
-            # What follows was for those who wait.
-            self.note = self.note.partition(":")[0]
+        if self.note == self._advice:
+            self.note = self._ending
         if self._view is not None:
             self._view.close(self.snapshot())
 

@@ -111,9 +111,7 @@ def assemble(
         journal=folder.journal,
         name=folder.path.name,
         past=[
-            PastTrial(
-                record.trial, record.params, record.values, record.last_value, record.state, record.start, record.end
-            )
+            PastTrial(record.trial, record.params, record.values, record.state, record.start, record.end)
             for record in earlier
         ],
         noted=noted,

@@ -9,11 +9,11 @@ from typing import Any
 
 from cotune.dashboard.display import Display
 from cotune.errors import first_line
-from cotune.packer import ConcludeTrial, Outcome
+from cotune.packer import ConcludeTrial
 from cotune.record import Record, Records, error_of
 from cotune.results import TrialResult
 from cotune.search.proposer import Proposer
-from cotune.trial import TrialState
+from cotune.trial import Outcome, TrialState
 
 # Errors that every other trial would repeat: they end the run if no trial has ever reported.
 _FATAL = ("UnknownMetric", "NotPicklable")
@@ -58,7 +58,7 @@ class Conclusions:
             self._blame(record, conclusion)
         self._records.ends(record, state)
         if state is not TrialState.INTERRUPTED:
-            self._search.tell(record.trial, state, record.last_value, record.values, record.error)
+            self._search.tell(record.trial, state, record.values, record.error)
             self._call_back(record)
 
     def _state(self, record: Record, outcome: Outcome) -> TrialState:

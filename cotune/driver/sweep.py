@@ -319,8 +319,7 @@ class Sweep:
     # ---- trials start, report and end
 
     def _spec(self, start: StartTrial) -> TrialSpec:
-        where = self._packer.lane_of(start.trial)
-        return self._records.starts(start.trial, where[1] if where else None, start.lane)
+        return self._records.starts(start.trial, self._packer.device_of(start.trial), start.lane)
 
     def _on_report(self, report: Report) -> None:
         if self._records[report.trial].state.is_final:
@@ -346,7 +345,7 @@ class Sweep:
         if self.interrupted:
             return
         if self._signals:
-            self._drain("interrupted: running trials stop at their next iteration; press again to end at once")
+            self._drain("interrupted", "running trials stop at their next iteration; press again to end at once")
         elif self._is_late():
             self._drain("the time budget is used up")
 
@@ -354,9 +353,9 @@ class Sweep:
         budget = self._options.time_budget
         return budget is not None and time.monotonic() - self._began >= budget
 
-    def _drain(self, note: str) -> None:
+    def _drain(self, why: str, advice: str = "") -> None:
         self.interrupted = True
-        self.display.ends(note)
+        self.display.ends(why, advice)
         self._supply.close()
         self._arrivals.put_off()
         for record in self._records.unfinished():

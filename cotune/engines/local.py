@@ -1,6 +1,6 @@
 """This machine as a body: lanes are processes forked by a zygote.
 
-Sweep ──instructions──▶ LocalEngine ──▶ Zygote (forks, kills, reaps)
+Sweep ──instructions──▶ LocalEngine ──▶ ZygoteHandle (forks, kills, reaps)
       ◀──events, reports──            ──▶ LaneHandle, one per lane (socket pair, shared page)
 """
 
@@ -36,7 +36,7 @@ from cotune.sharing.lane import LaneHandle, ended_how
 from cotune.sharing.lane_options import LaneOptions
 from cotune.sharing.pickling import Packed, pack
 from cotune.sharing.wire import Kind
-from cotune.sharing.zygote import Zygote
+from cotune.sharing.zygote import ZygoteHandle
 from cotune.trial import Estimated, Outcome, TrialSpec
 
 WATCH_EVERY = 1.0
@@ -82,7 +82,7 @@ class LocalEngine(Engine):
         # The data of a key is the function to call when it is readable.
         self._selector.register(self._bell, selectors.EVENT_READ, self._bell.hush)
         log = folder / "zygote.log"
-        start = partial(Zygote, modules, packed.blob, self._threads, log, packed.own, packed.settings)
+        start = partial(ZygoteHandle, modules, packed.blob, self._threads, log, packed.own, packed.settings)
         self._zygote = LocalZygote(self._selector, self._hear_zygote, start, log)
         self._estimator = Estimator(
             self._selector, self._zygote.get, self._series, lambda told: self._pending.append(told)
@@ -252,7 +252,7 @@ class LocalEngine(Engine):
             self._devices.lane_up(lane.options.device)
         return event
 
-    def _hear_zygote(self, zygote: Zygote) -> None:
+    def _hear_zygote(self, zygote: ZygoteHandle) -> None:
         message = zygote.receive()
         if message is None:
             self._zygote_died()

@@ -83,9 +83,7 @@ class LocalDevices:
 
     def lane_stillborn(self, device: str, detail: str) -> None:
         """Notes that a lane on a device has died before it was up."""
-        try:
-            self._stillborn[device].another(detail)
-        except errors.RunError as error:
+        if (error := self._stillborn[device].another(detail)) is not None:
             self._useless[device] = error
 
     def note_loss(self, device: str) -> bool:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from cotune import errors
 from cotune.sharing.lane import signal_name
-from cotune.sharing.zygote import Zygote
+from cotune.sharing.zygote import ZygoteHandle
 
 
 class LocalZygote:
@@ -27,15 +27,15 @@ class LocalZygote:
     def __init__(
         self,
         selector: selectors.BaseSelector,
-        hear: Callable[[Zygote], None],
-        start: Callable[[], Zygote],
+        hear: Callable[[ZygoteHandle], None],
+        start: Callable[[], ZygoteHandle],
         log: Path,
     ) -> None:
         self._selector = selector
         self._hear = hear
         self._start = start
         self._log = log
-        self._zygote: Zygote | None = None
+        self._zygote: ZygoteHandle | None = None
         # A zygote was killed before it was up, perhaps for lack of memory; a second try may succeed.
         self._was_killed_early = False
 
@@ -44,7 +44,7 @@ class LocalZygote:
         """Whether there is a zygote that has not finished its imports."""
         return self._zygote is not None and not self._zygote.is_up
 
-    def get(self) -> Zygote:
+    def get(self) -> ZygoteHandle:
         """The zygote; starts one if there is none.
 
         Raises:

@@ -44,7 +44,6 @@ from cotune.packer.policies import POLICIES, Policy, make_policy
 from cotune.packer.snapshot import DeviceView, LaneView, PackerView, WaitingView
 from cotune.packer.state import MOST_PAUSED
 from cotune.packer.width import lanes_that_learn
-from cotune.trial import Outcome
 
 __all__ = [
     "MAX_SLOWDOWN",
@@ -71,7 +70,6 @@ __all__ = [
     "LaneResized",
     "LaneView",
     "OpenLane",
-    "Outcome",
     "Packer",
     "PackerOptions",
     "PackerView",

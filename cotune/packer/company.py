@@ -15,38 +15,34 @@ class Company:
 
     Attributes:
         protection: Protects trials with priority.
-        critical: Protects trials that the sweep would end with, if the policy wants that.
+        critical: Protects trials that the sweep would end with.
     """
 
-    def __init__(self, protection: Protection, critical: Critical | None) -> None:
+    def __init__(self, protection: Protection, critical: Critical) -> None:
         self.protection = protection
         self.critical = critical
 
     def starts(self, trial: Trial, device: Device) -> None:
         """A trial is about to run on a device."""
         self.protection.starts(trial, device)
-        if self.critical is not None:
-            self.critical.starts(trial, device)
+        self.critical.starts(trial, device)
 
     def ran(self, trial: Trial, count: int, seconds: float) -> None:
         """A trial has made `count` iterations in `seconds`; `Trial.beside` then says how many may run beside it."""
         self.protection.ran(trial, count, seconds)
-        if self.critical is not None:
-            self.critical.ran(trial)
+        self.critical.ran(trial)
 
     def left(self, trial: Trial) -> None:
         """A trial no longer runs."""
         self.protection.left(trial)
-        if self.critical is not None:
-            self.critical.left(trial)
+        self.critical.left(trial)
 
     def ended(self, trial: Trial, stopped: bool) -> None:
         """A trial has come to its end, or was stopped."""
         if not stopped:
             self.protection.ended(trial)
-        if self.critical is not None:
-            self.critical.ended(trial, stopped)
+        self.critical.ended(trial, stopped)
 
     def explain_no_seat(self, devices: Iterable[Device]) -> str | None:
         """Why no device has a seat although lanes are free, if that is so."""
-        return self.critical.explain(devices) if self.critical is not None else None
+        return self.critical.explain(devices)

@@ -44,12 +44,14 @@ class Critical:
     over all memory, whichever is more. On a single device nothing is held back: it has all the work to do anyway.
 
     Args:
+        enabled: Whether anything is held back at all.
         ledger: Holds the devices.
         line: The waiting trials.
         predictor: Predicts how long trials take to their end.
     """
 
-    def __init__(self, ledger: Ledger, line: Line, predictor: Predictor) -> None:
+    def __init__(self, enabled: bool, ledger: Ledger, line: Line, predictor: Predictor) -> None:
+        self._enabled = enabled
         self._ledger = ledger
         self._line = line
         self._predictor = predictor
@@ -109,12 +111,12 @@ class Critical:
     def _note(self, trial: Trial, device: Device) -> None:
         """Records the remaining work of a running trial, and how many others may run beside it."""
         self.left(trial)
-        if len(self._ledger.devices) == 1:
-            # On a single device no trial is held back, so no estimate is needed.
+        if not self._enabled or len(self._ledger.devices) == 1:
+            # No trial is held back, so no estimate is needed.
             trial.beside = MANY if trial.priority <= 0 else trial.beside
             return
         left = self.seconds_left(trial)
-        needs = trial.measured or trial.expected
+        needs = trial.set_aside
         now = _Left(left * trial.load, left * (needs.peak if needs else 0))
         self._running[trial.id] = now
         self._load += now.load

@@ -161,7 +161,7 @@ class Fitting:
             may_run = self._takes_resident(lane) and not trial.alone and self.admits(trial, lane)
         else:
             may_run = device.seats > 0 and not (trial.alone and device.active)
-        demand = trial.measured or trial.expected or Demand(trial.rest.bytes, 0)
+        demand = trial.set_aside or Demand(trial.rest.bytes, 0)
         if not may_run or not lane.ready or lane.closing:
             return None
         if not self._protection.tolerates(trial, device, lane if lane.residents else None):
@@ -246,5 +246,5 @@ class Fitting:
 
 
 def resident_demands(lane: Lane) -> list[Demand]:
-    """Demands of the residents, margins included: measured or, before that, predicted."""
-    return [trial.measured or trial.expected or _NOTHING for trial in lane.residents.values()]
+    """What to set aside for each of the residents."""
+    return [trial.set_aside or _NOTHING for trial in lane.residents.values()]

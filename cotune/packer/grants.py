@@ -109,7 +109,6 @@ class Grants:
         self._predictor = predictor
         self._enabled = enabled
         self._grants: dict[int, Grant] = {}
-        self._given: dict[int, Grant] = {}
         self._crowds: dict[str, frozenset[int]] = {}
 
     # ---- what happens
@@ -140,14 +139,13 @@ class Grants:
             grant.asked = grant.asked if grant.unanswered else 1
         elif grant.unanswered:
             grant.unanswered = False
-        self._lent(grant, grant.asked)
+        self._lent(trial, grant.asked)
         grant.warming = True
 
     def left(self, trial: Trial) -> None:
         """A trial no longer runs."""
         trial.granted, trial.splits = 1, 0
         self._grants.pop(trial.id, None)
-        self._given.pop(trial.id, None)
 
     # ---- what to do
 
@@ -156,7 +154,7 @@ class Grants:
         if not self._grants:
             return
         if somebody_waits:
-            for grant in list(self._given.values()):
+            for grant in self._grants.values():
                 self._tell(grant, 1)
             return
         for device in list(self._ledger.stirred):
@@ -248,15 +246,10 @@ class Grants:
             return
         grant.asked, grant.unanswered = concurrency, True
         self._ledger.out.append(do.GrantTrial(grant.trial.id, concurrency))
-        self._lent(grant, max(grant.trial.granted, concurrency))
+        self._lent(grant.trial, max(grant.trial.granted, concurrency))
 
-    def _lent(self, grant: Grant, concurrency: int) -> None:
-        trial = grant.trial
+    def _lent(self, trial: Trial, concurrency: int) -> None:
         trial.granted = concurrency
-        if concurrency > 1:
-            self._given[trial.id] = grant
-        else:
-            self._given.pop(trial.id, None)
         if trial.lane is not None:
             self._ledger.touch(trial.lane.device)
 

@@ -30,12 +30,11 @@ class KeptDevice:
 
     Args:
         options: With several residents, a turn in a lane will also do.
-        ledger: Knows which devices have changed.
+        ledger: Knows which devices have changed, and makes room on them.
         line: The waiting trials.
         fitting: Knows what fits.
         forecast: Predicts when there will be room.
         reservation: Knows which device is kept free, and for which trial.
-        make_room: Asks lanes to return what is missing at one of several places; returns its device, or None.
         start: Starts a trial at a place.
     """
 
@@ -47,17 +46,14 @@ class KeptDevice:
         fitting: Fitting,
         forecast: Forecast,
         reservation: Reservation,
-        make_room: Callable[[list[Place]], Device | None],
         start: Callable[[Trial, Place], None],
     ) -> None:
-        self._policy = options.policy
         self._residents = options.residents
         self._ledger = ledger
         self._line = line
         self._fitting = fitting
         self._forecast = forecast
         self._reservation = reservation
-        self._make_room = make_room
         self._start = start
         self._seen: tuple[int, int, tuple[int, int]] | None = None
         # The trial and device as of the last look, and the deadline for its room; infinite while unknown.
@@ -71,7 +67,7 @@ class KeptDevice:
             self._kept, self._until, self._seen = (trial, device), math.inf, None
         if device is None or trial is None:
             return
-        trial.exclusive = self._policy.exclusive(self._line.view(trial))
+        trial.exclusive = self._line.wants_device(trial)
         if trial.expected is None or trial.wants_all:
             place, short = self._fitting.find_whole(trial, [] if device.active else [device])
         else:
@@ -79,7 +75,7 @@ class KeptDevice:
             place = self._fitting.find(trial, [device]) if now >= trial.expected.peak else None
             short = self._fitting.short(trial, [device]) if place is None and later >= trial.expected.peak else []
         may_share = self._residents > 1 and not trial.wants_all and not trial.is_apart
-        if place is None and self._make_room(short) is None and may_share:
+        if place is None and self._ledger.make_room(short) is None and may_share:
             # No lane of its own is available here for now: turns in a lane are better than further waiting.
             place = self._fitting.find(trial, [device], share=True) if trial.expected is not None else None
         if place is not None:
@@ -99,12 +95,12 @@ class KeptDevice:
             most = self._fitting.holes(device)[1]
             if not device.seats or most <= 0:
                 return
-            found = self._line.next(lambda fits: most if fits[0] == "lane" else -1, passed)  # noqa: B023 - called at once
+            found = self._line.next_in_lane(most, passed)
             if found is None:
                 return
             if self._line.refresh(found):
                 continue
-            found.exclusive = self._policy.exclusive(self._line.view(found))
+            found.exclusive = self._line.wants_device(found)
             place = self._fitting.find(found, [device])
             places = [place] if place is not None else self._fitting.short(found, [device])
             if found is trial or not places or self._is_in_the_way(found, places[0], trial):
@@ -112,7 +108,7 @@ class KeptDevice:
             elif place is not None:
                 self._reservation.overtaken_by(found)
                 self._start(found, place)
-            elif self._make_room(places) is not None:
+            elif self._ledger.make_room(places) is not None:
                 return
 
     def _is_in_the_way(self, found: Trial, place: Place, trial: Trial) -> bool:

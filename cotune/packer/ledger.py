@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cotune.packer import instructions as do
-from cotune.packer.fitting import Fitting, resident_demands
+from cotune.packer.fitting import Fitting, Place, resident_demands
 from cotune.packer.largest import Largest
 from cotune.packer.pool import Pool
 from cotune.packer.state import Device, Lane, is_nearly_all
@@ -225,6 +225,13 @@ class Ledger:
             device.holes = None
             self.pool.update(device)
         return possible >= wanted
+
+    def make_room(self, places: list[Place]) -> Device | None:
+        """Asks lanes to return the bytes missing at one of these places; None if that is impossible at all of them."""
+        for place in places:
+            if self.reclaim(place.device, place.missing, keep=place.lane):
+                return place.device
+        return None
 
 
 def _learn_lanes(device: Device) -> None:

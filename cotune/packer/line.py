@@ -126,6 +126,10 @@ class Line:
                     best = order, entry
         return best[1][3] if best else None
 
+    def next_in_lane(self, most: float, tried: Mapping[Shape, Mark]) -> Trial | None:
+        """The first trial in line that wants a lane and needs no more than `most` bytes."""
+        return self.next(lambda fits: most if fits is _LANE else -1, tried)
+
     def first(self, count: int) -> list[Trial]:
         """The first `count` trials of the line, in order."""
         found: list[tuple[_Order, Trial]] = []
@@ -205,6 +209,10 @@ class Line:
         expected = trial.expected
         need, busy = (expected.peak, expected.busy) if expected else (None, None)
         return Waiting(trial.id, trial.arrival, left, need, trial.kind, busy, trial.since, trial.progress.seconds)
+
+    def wants_device(self, trial: Trial) -> bool:
+        """Whether the policy wants a device without other lanes for the trial."""
+        return self._policy.excludes and self._policy.exclusive(self.view(trial))
 
     def _spot(self, trial: Trial) -> _Spot:
         waiting = self.view(trial)

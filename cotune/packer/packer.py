@@ -48,7 +48,7 @@ class Packer:
         self._ledger = Ledger(self._fitting, reuse=self.options.reuse)
         predictor = Predictor(self._fitting)
         self._line = Line(options, predictor)
-        critical = Critical(self._ledger, self._line, predictor) if options.policy.spares_critical else None
+        critical = Critical(options.policy.spares_critical, self._ledger, self._line, predictor)
         self._company = Company(protection, critical)
         forecast = Forecast(self._fitting, predictor)
         self._reservation = Reservation(options.patience, self._ledger, self._line, self._fitting, forecast)
@@ -156,10 +156,10 @@ class Packer:
         """Trials that run at once when every lane is in use."""
         return self._ledger.pool.breadth * self.options.residents
 
-    def lane_of(self, trial: int) -> tuple[int, str] | None:
-        """The lane and device a trial runs in."""
+    def device_of(self, trial: int) -> str | None:
+        """The device an unfinished trial runs on."""
         lane = self._trials[trial].lane if trial in self._trials else None
-        return (lane.id, lane.device.name) if lane else None
+        return lane.device.name if lane else None
 
     def demand_of(self, trial: int) -> Demand | None:
         """The measured demand of an unfinished trial."""
@@ -209,30 +209,29 @@ class Packer:
     def _device_found(self, event: ev.DeviceFound) -> None:
         if event.device in self._ledger.devices:
             return self._device_changed(ev.DeviceChanged(event.time, event.device, event.capacity))
-        policy = self.options.policy
-        most = max(event.max_width, event.idle_width)
-        begin = most if policy.packs else min(event.width, most)
-        width = WidthControl(
-            self.options.width or event.max_width,
-            policy.gain,
-            policy.guesses and begin == 1,
-            self.options.width or begin,
-            idle_limit=0 if self.options.width else event.idle_width,
-        )
         self._found += 1
         device = Device(
             event.device,
             self._found,
             event.capacity,
             event.context,
-            width,
+            self._width_of(event),
             most=event.max_width,
             full=event.capacity,
             # Most of the device would be left to few trials, if to any, and the figure be corrected late.
             shared=event.shared if event.shared <= event.capacity // 2 else 0,
         )
         self._ledger.add(device)
-        policy.devices = len(self._ledger.devices)
+        self.options.policy.devices = len(self._ledger.devices)
+
+    def _width_of(self, event: ev.DeviceFound) -> WidthControl:
+        width, policy = self.options.width, self.options.policy
+        if width is not None:
+            return WidthControl(width, width=width)
+        most = max(event.max_width, event.idle_width)
+        begin = most if policy.packs else min(event.width, most)
+        guesses = policy.guesses and begin == 1
+        return WidthControl(event.max_width, policy.gain, guesses, begin, idle_limit=event.idle_width)
 
     def _device_changed(self, event: ev.DeviceChanged) -> None:
         device = self._ledger.devices.get(event.device)

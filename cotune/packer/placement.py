@@ -19,11 +19,9 @@ from cotune.packer.kept import KeptDevice
 from cotune.packer.ledger import Ledger
 from cotune.packer.line import SORT_AT_ONCE, Fits, Line, Shape
 from cotune.packer.options import PackerOptions
-from cotune.packer.policies import Policy
 from cotune.packer.predictor import Predictor
 from cotune.packer.queue import Entry, Mark
 from cotune.packer.reservation import Reservation
-from cotune.packer.state import Device
 from cotune.packer.trial import Trial
 
 # Trials for which room is asked per event; the answer is an event too.
@@ -98,7 +96,6 @@ class Placement:
         forecast: Forecast,
     ) -> None:
         self._policy = options.policy
-        self._excludes = type(options.policy).exclusive is not Policy.exclusive
         self._residents = options.residents
         self._ledger = ledger
         self._pool = ledger.pool
@@ -107,11 +104,9 @@ class Placement:
         self._fitting = fitting
         self._company = company
         self._reservation = reservation
-        self._kept_device = KeptDevice(
-            options, ledger, line, fitting, forecast, reservation, self._make_room, self._start
-        )
+        self._kept_device = KeptDevice(options, ledger, line, fitting, forecast, reservation, self._start)
         # Version of the devices as of the latest idle moment in which the whole line was sorted.
-        self._devices = 0
+        self._sorted_for = 0
         # What there was when a search along the line came to its end.
         self._searched: tuple[int, ...] = ()
 
@@ -125,8 +120,8 @@ class Placement:
             return
         devices, waiting = self._ledger.version, len(self._line)
         is_outdated = self._line.sort(devices)
-        if is_idle and devices != self._devices:
-            self._devices = devices
+        if is_idle and devices != self._sorted_for:
+            self._sorted_for = devices
             self._sort_all()
         self._place()
         if is_outdated and is_idle and len(self._line) == waiting:
@@ -188,7 +183,7 @@ class Placement:
 
     def _state(self) -> tuple[int, ...]:
         """Changes whenever a search may find another place; empty if progress alone may lead to one."""
-        if self._policy.preempts or self._excludes or self._company.protection.is_on:
+        if self._policy.preempts or self._policy.excludes or self._company.protection.is_on:
             return ()
         return self._ledger.changes, self._line.changes, self._predictor.version
 
@@ -237,14 +232,14 @@ class Placement:
         demand = trial.expected
         if demand is None or trial.wants_all:
             place, short = self._fitting.find_whole(trial, self._pool.unused())
-            self._make_room(short)
+            self._ledger.make_room(short)
             return place
-        trial.exclusive = self._policy.exclusive(self._line.view(trial))
+        trial.exclusive = self._line.wants_device(trial)
         if trial.exclusive:
             place = self._fitting.find(trial, self._pool.unused())
             if place is None and (self._residents > 1 or trial.is_apart):
                 # `_ask_for_room` skips trials if lanes are shared, and trials that are apart.
-                self._make_room(self._fitting.short(trial, self._pool.unused()))
+                self._ledger.make_room(self._fitting.short(trial, self._pool.unused()))
             return place
         widely = self._policy.places or self._company.protection.is_on or trial.is_apart
         place = self._fitting.find(trial, self._pool.with_room(demand.peak, widely))
@@ -257,7 +252,7 @@ class Placement:
             return place
         place = self._fitting.find(trial, self._pool.with_turns(demand.persistent), share=True)
         if place is None:
-            self._make_room(self._fitting.short(trial, self._pool.with_turns(0), share=True))
+            self._ledger.make_room(self._fitting.short(trial, self._pool.with_turns(0), share=True))
         return place
 
     # ---- room
@@ -270,10 +265,7 @@ class Placement:
         after: dict[Shape, Mark] = {}
         left, passes = ROOM_AT_ONCE, PASS_OVER if self._company.protection.is_on else 0
         while left and limit > self._pool.roomiest:
-            found = self._line.next(
-                lambda fits: limit if fits[0] == "lane" else -1,  # noqa: B023 - called at once
-                after,
-            )
+            found = self._line.next_in_lane(limit, after)
             if not found:
                 return
             is_coming = found.promised is not None and found.promised.is_returning
@@ -288,16 +280,8 @@ class Placement:
     def _make_own_room(self, trial: Trial) -> bool:
         assert trial.expected is not None
         devices = self._pool.with_room_later(trial.expected.peak)
-        places = self._fitting.short(trial, devices)
-        trial.promised = self._make_room(places)
+        trial.promised = self._ledger.make_room(self._fitting.short(trial, devices))
         return trial.promised is not None
-
-    def _make_room(self, places: list[Place]) -> Device | None:
-        """Asks lanes to return the bytes missing at one of these places; None if that is impossible at all of them."""
-        for place in places:
-            if self._ledger.reclaim(place.device, place.missing, keep=place.lane):
-                return place.device
-        return None
 
     # ---- starting
 

@@ -107,6 +107,11 @@ class Rest:
 class Trial:
     """A trial that is not over.
 
+    What it needs has several names. Before it runs: the owner's `hint`, and `expected`, with margins, by hint or
+    siblings. Once it runs: `seen` is the largest measurement, `demand` the same once it is reliable, `measured` that
+    with margins, raised to `later`, the peak by which siblings that needed `early` at first have grown. After it ran
+    out of memory, none of these is less than `floor`. `set_aside` is the one to use.
+
     Attributes:
         hint: The owner's estimate of the demand, used until the trial is measured.
         seconds_hint: The owner's estimate of the run time alone.
@@ -208,6 +213,11 @@ class Trial:
     def load(self) -> float:
         """`busy`, or 1 if unknown."""
         return 1.0 if self.busy is None else self.busy
+
+    @property
+    def set_aside(self) -> Demand | None:
+        """What to set aside for the trial: as measured or, before that, as predicted; None if nothing is known."""
+        return self.measured or self.expected
 
     @property
     def is_paused(self) -> bool:

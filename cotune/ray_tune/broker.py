@@ -24,7 +24,7 @@ from ray import cloudpickle
 from ray.exceptions import OutOfMemoryError, RayActorError, RaySystemError, RayTaskError
 
 from cotune import errors
-from cotune.packer import MOST_LANE_DEATHS, Outcome, Packer
+from cotune.packer import MOST_LANE_DEATHS, Packer
 from cotune.packer import events as ev
 from cotune.packer import instructions as do
 from cotune.ray_tune import _private
@@ -35,6 +35,7 @@ from cotune.ray_tune.lane import Attempt
 from cotune.ray_tune.lane_handle import LaneHandle
 from cotune.ray_tune.lane_trial import OutOfMemory
 from cotune.ray_tune.ticket import Held, Ticket
+from cotune.trial import Outcome
 
 log = logging.getLogger(__name__)
 

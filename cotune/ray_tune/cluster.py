@@ -13,7 +13,7 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayError
 from cotune.engines.others import OthersOnGpu
 from cotune.engines.stillborn import Stillborn
 from cotune.engines.translation import event_of
-from cotune.errors import RunError, first_line
+from cotune.errors import first_line
 from cotune.packer import events as ev
 from cotune.packer import instructions as do
 from cotune.ray_tune.lane import Beat
@@ -168,7 +168,8 @@ class Cluster:
                 self._pending.append(self._slots.came_up(slot, answer, self.now()))
         except RayError as error:
             self._drop(slot)
-            self._stillborn.another(_said(getattr(error, "cause", None) or error))
+            if (fault := self._stillborn.another(_said(getattr(error, "cause", None) or error))) is not None:
+                raise fault from error
 
     def _hear_opening(self, lane: LaneHandle) -> None:
         opening, lane.opening = lane.opening, None
@@ -233,13 +234,13 @@ class Cluster:
         # If another lane is up there, the device is usable, and may only have no room for more lanes.
         if slot not in self._slots.all or any(lane.ready for lane in slot.lanes.values()):
             return
-        try:
-            slot.stillborn.another(detail)
-        except RunError as error:
-            if len(self._slots.useless) + 1 >= self._slots.most:
-                raise
-            log.warning("%s is given up: %s", slot.name, error.message)
-            self._drop(slot, is_useless=True)
+        error = slot.stillborn.another(detail)
+        if error is None:
+            return
+        if len(self._slots.useless) + 1 >= self._slots.most:
+            raise error
+        log.warning("%s is given up: %s", slot.name, error.message)
+        self._drop(slot, is_useless=True)
 
     def _watch(self) -> None:
         """Once a second: looks for lost nodes, silent lanes, and other programs' use of the GPUs."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +13,7 @@ from cotune.demand import Demand, Estimate
 from cotune.errors import CotuneError
 from cotune.packer import ConcludeTrial
 from cotune.results import TrialResult
-from cotune.trial import Report, TrialState
+from cotune.trial import Report, TrialState, last_value
 
 _HINTS = {
     **errors.HINTS,
@@ -117,7 +116,7 @@ class Record:
 
     @property
     def last_value(self) -> float | None:
-        return next((value for _, value in reversed(self.values) if not math.isnan(value)), None)
+        return last_value(self.values)
 
     @property
     def last_step(self) -> int | None:

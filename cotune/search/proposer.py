@@ -132,7 +132,6 @@ class Proposer(ABC):
         self,
         trial: int,
         state: TrialState,
-        value: float | None,
         values: Sequence[tuple[int, float]],
         error: CotuneError | None,
     ) -> None:
@@ -141,8 +140,7 @@ class Proposer(ABC):
         Args:
             trial: The trial's number.
             state: `DONE`, `STOPPED` or `FAILED`.
-            value: The last reported value of its metric.
-            values: Step and metric of its reports.
+            values: Step and metric of its reports; NaN in those that left the metric out.
             error: Why it failed, if it did.
         """
 

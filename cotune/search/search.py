@@ -31,7 +31,7 @@ from cotune.search.promotion import AshaPromote, Rungs
 from cotune.search.proposer import Exhausted, Failure, Promotion, Proposer, Reply, Settled, Suggestion, Verdict
 from cotune.search.spaces import Space
 from cotune.search.telling import settle, take_back
-from cotune.trial import Question, TrialState
+from cotune.trial import Question, TrialState, last_value
 
 FLUSH_EVERY = 1.0
 CLOSE_WITHIN = 10.0
@@ -51,7 +51,6 @@ class PastTrial:
         number: Its number.
         params: Parameters by flat name.
         values: Step and metric of its reports.
-        value: The last reported value of its metric.
         state: The state it was left in.
         start: When it first ran, in seconds since the epoch; None if it has not.
         end: When it ended.
@@ -60,7 +59,6 @@ class PastTrial:
     number: int
     params: dict[str, Any]
     values: Sequence[tuple[int, float]]
-    value: float | None
     state: TrialState
     start: float | None = None
     end: float | None = None
@@ -142,12 +140,11 @@ class Search(Proposer):
         self,
         trial: int,
         state: TrialState,
-        value: float | None,
         values: Sequence[tuple[int, float]],
         error: CotuneError | None,
     ) -> None:
         # Unless Optuna has had each report for judging. It makes no use of a failed trial's reports.
-        is_judged = self.judges and self._rungs is None
+        is_judged, value = self.judges and self._rungs is None, last_value(values)
         passed = [] if is_judged or state is TrialState.FAILED else list(values)
         self._commands.put(lambda: self._tell(trial, state, value, passed))
 
@@ -268,7 +265,7 @@ class Search(Proposer):
                 state=state,
                 params=past.params,
                 distributions={name: self._distributions[name] for name in past.params},
-                value=past.value if has_value else None,
+                value=last_value(past.values) if has_value else None,
                 intermediate_values=dict(_thinned(list(past.values))),
                 system_attrs=dict(noted),
             )

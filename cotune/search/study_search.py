@@ -106,7 +106,6 @@ class StudySearch(Proposer):
         self,
         trial: int,
         state: TrialState,
-        value: float | None,
         values: Sequence[tuple[int, float]],
         error: CotuneError | None,
     ) -> None:

@@ -124,9 +124,6 @@ class CpuMemory(LaneMemory):
         self._spare = bytes(SPARE)
         self._tighten()
 
-    def is_sound(self) -> bool:
-        return True
-
     def busy_seconds(self) -> float | None:
         # The CPU time of child processes is not known before they end.
         if has_children():
@@ -135,8 +132,7 @@ class CpuMemory(LaneMemory):
         return (time.process_time() + ended.children_user + ended.children_system) / self._cores
 
     def _reserved(self) -> int:
-        text = os.pread(self._status, self._length, 0)
-        return int(text[text.index(b"VmData:") + 7 :].split(None, 1)[0]) * 1024
+        return reserved_in(os.pread(self._status, self._length, 0))
 
     def _tighten(self) -> None:
         self._limit = self._reserved() + max(0, self.room()) + HEADROOM
@@ -156,6 +152,11 @@ class CpuMemory(LaneMemory):
         if hard != resource.RLIM_INFINITY and (soft == resource.RLIM_INFINITY or soft > hard):
             return hard
         return soft
+
+
+def reserved_in(status: bytes) -> int:
+    """The bytes that `RLIMIT_DATA` counts, according to /proc/self/status."""
+    return int(status[status.index(b"VmData:") + 7 :].split(None, 1)[0]) * 1024
 
 
 def has_children() -> bool:

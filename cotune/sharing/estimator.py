@@ -13,7 +13,7 @@ from typing import Any
 
 from cotune.demand import Estimate
 from cotune.sharing.pickling import Series
-from cotune.sharing.zygote import Zygote
+from cotune.sharing.zygote import ZygoteHandle
 from cotune.trial import Estimated
 
 # Seconds after its fork at which a rehearsal is killed. A transformer of two layers takes 1.6 s of one core; on two
@@ -42,7 +42,7 @@ class Estimator:
     def __init__(
         self,
         selector: selectors.BaseSelector,
-        zygote: Callable[[], Zygote],
+        zygote: Callable[[], ZygoteHandle],
         series: Series | None,
         say: Callable[[Estimated], None],
     ) -> None:

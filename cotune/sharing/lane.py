@@ -20,7 +20,7 @@ from cotune.sharing.lane_options import LaneOptions
 from cotune.sharing.logs import last_lines
 from cotune.sharing.page import HOLDER, NOBODY, Page
 from cotune.sharing.wire import FAULTED, GO_ON, REST, STOP, Kind
-from cotune.sharing.zygote import Zygote
+from cotune.sharing.zygote import ZygoteHandle
 from cotune.trial import TrialSpec
 
 _TRACEBACK = "Traceback (most recent call last):"
@@ -56,7 +56,9 @@ class LaneHandle:
         forked_at: When its process was forked; infinite before.
     """
 
-    def __init__(self, zygote: Zygote, options: LaneOptions, dismiss: Callable[[int], None] | None = None) -> None:
+    def __init__(
+        self, zygote: ZygoteHandle, options: LaneOptions, dismiss: Callable[[int], None] | None = None
+    ) -> None:
         self.lane = options.lane
         self.options = options
         self.quota = options.quota

@@ -21,6 +21,7 @@ from cotune.errors import NotPicklable
 from cotune.process_wide import process_wide
 from cotune.sharing import torch_pickling
 from cotune.sharing.inside.dynamo import NAME as COMPILER
+from cotune.sharing.inside.quiet_imports import found_by_others
 from cotune.sharing.named import Named, named_by
 from cotune.sharing.own_modules import OwnModule, own_modules
 from cotune.sharing.preload import TORCH, modules_to_preload
@@ -260,13 +261,7 @@ def _unimportable_module(value: Any) -> ModuleType | None:
         if parent and not hasattr(sys.modules.get(parent), "__path__"):
             return module
         # Not importlib.util.find_spec, which answers from sys.modules, even for a module only this process has.
-        spec = None
-        for finder in sys.meta_path:
-            find = getattr(finder, "find_spec", None)
-            path = getattr(sys.modules.get(parent), "__path__", None) if parent else None
-            spec = find(name, path) if find else None
-            if spec is not None:
-                break
+        spec = found_by_others(None, name, sys.modules[parent].__path__ if parent else None, None)
     except (ImportError, ValueError, AttributeError):
         return module
     return module if spec is None or spec.origin != getattr(module, "__file__", spec.origin) else None

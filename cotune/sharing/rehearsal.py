@@ -27,6 +27,7 @@ from torch.utils.flop_counter import flop_registry
 
 from cotune.demand import MIB, Estimate
 from cotune.errors import first_line
+from cotune.sharing.cpu import reserved_in
 from cotune.sharing.inside.boundary import on_optimizer_step
 from cotune.sharing.wire import load_series
 
@@ -166,8 +167,7 @@ def _be_harmless() -> None:
         os.dup2(null, stream)
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
-    status = Path("/proc/self/status").read_text(encoding="ascii")
-    reserved = int(status[status.index("VmData:") + 7 :].split(None, 1)[0]) * 1024
+    reserved = reserved_in(Path("/proc/self/status").read_bytes())
     resource.setrlimit(resource.RLIMIT_DATA, (reserved + ROOM, resource.getrlimit(resource.RLIMIT_DATA)[1]))
     sys.addaudithook(_refuse)
 

@@ -1,7 +1,8 @@
 """Settings of Python, numpy and torch, by name, and how those that a script has made reach its trials.
 
-A script sets torch's default dtype or ignores warnings once, at its top, and means its trials, too. What modules set
-when trials import them is a matter of `inside/import_settings.py`.
+A script sets torch's default dtype or ignores warnings once, at its top, and means its trials, too. So what the script
+has set travels with it (here); what a trial sets is its own, and swapped when the turn changes (`inside/context.py`);
+what modules set when trials import them stays in the lane (`inside/import_settings.py`).
 """
 
 from __future__ import annotations

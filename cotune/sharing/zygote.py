@@ -33,7 +33,7 @@ _START = (
 )
 
 
-class Zygote:
+class ZygoteHandle:
     """A process that forks lanes in about 10 ms each, with everything imported.
 
     The constructor does not wait for the imports; the first fork request does.

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-from cotune.accuracy import lines as accuracy_lines
+from cotune.accuracy import accuracy_lines
 from cotune.simulation.outcome import Outcome, Segment
 from cotune.simulation.workload import Job
 

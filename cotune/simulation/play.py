@@ -196,10 +196,10 @@ class _Player:
                 self._engine.execute(instruction)
 
     def _start(self, start: StartTrial) -> None:
-        where = self._packer.lane_of(start.trial)
         attempt = self._attempts.get(start.trial, 0)
         self._attempts[start.trial] = attempt + 1
-        self._notes.started(start.trial, where[1] if where else "", start.lane, self._engine.now())
+        device = self._packer.device_of(start.trial) or ""
+        self._notes.started(start.trial, device, start.lane, self._engine.now())
         self._engine.execute(start, TrialSpec(start.trial, attempt, {}, 0, _NOWHERE))
 
     def _judge(self, report: Report) -> None:

@@ -27,7 +27,6 @@ from cotune.packer import (
     LaneLost,
     LaneQuiet,
     LaneResized,
-    Outcome,
     ParkTrial,
     PauseTrial,
     ResizeLane,
@@ -38,7 +37,7 @@ from cotune.packer import (
     TrialPaused,
 )
 from cotune.testing.harness import PATIENCE, EngineUnderTest
-from cotune.trial import Question, Report
+from cotune.trial import Outcome, Question, Report
 
 
 class EngineConformance:

@@ -45,7 +45,8 @@ def test_at_the_end_of_a_run_that_was_interrupted_no_advice_is_left(tmp_path):
     log = EventLog(folder.events)
     view = SimpleNamespace(close=lambda snapshot: shown.append(snapshot.note))
     display = Display(view, "loss", 3, Records(folder, log, "", 0), Packer(PackerOptions()))
-    display.ends("interrupted: press again to end at once")
+    display.ends("interrupted", "press again to end at once")
+    assert display.note == "interrupted: press again to end at once"
     display.close()
     display.note = "trial 3 failed: ValueError"
     display.close()

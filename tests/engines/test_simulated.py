@@ -20,14 +20,13 @@ from cotune.packer import (
     LaneQuiet,
     LaneReady,
     OpenLane,
-    Outcome,
     StartTrial,
     StopTrial,
     TrialEnded,
 )
 from cotune.packer.interference import shared_speed
 from cotune.testing import EngineConformance, EngineUnderTest
-from cotune.trial import TrialSpec
+from cotune.trial import Outcome, TrialSpec
 
 
 def imagine(spec: TrialSpec) -> Work:

@@ -121,7 +121,6 @@ def test_otherwise_no_room_is_left_idle(devices: int, policy: Policy | None, bus
 def test_what_is_left_is_what_those_had_left_that_came_as_far() -> None:
     world, (first, second) = sweep(stopped_after=10)
     critical = world.packer._company.critical
-    assert critical is not None
     trial = world.packer._trials[first]
     # At 1% of its way: 16 went on to 10%, and one is taken to go all the way.
     assert critical.seconds_left(trial) == pytest.approx(LONG * ((16 * 0.1 + 1.0) / 17 - 0.01))

@@ -3,8 +3,9 @@
 import pytest
 from world import MIB, World
 
-from cotune.packer import GrantTrial, Outcome, PackerOptions, ResizeLane
+from cotune.packer import GrantTrial, PackerOptions, ResizeLane
 from cotune.packer import events as ev
+from cotune.trial import Outcome
 
 
 def world(capacity=1000, width=8, lanes=None, **options):

@@ -486,12 +486,12 @@ class World:
     def _check_grants(self) -> None:
         """Nobody waits for room that a grant holds: whoever has one has been told to give it back, or is about to."""
         grants = self.packer._grants
-        for grant in grants._given.values():
+        for grant in grants._grants.values():
             assert not set(self.waiting()) - self.asleep or grant.asked == 1 or grant.unanswered
         for device in self.packer._ledger.devices.values():
             running = [trial for lane in device.lanes.values() for trial in lane.residents.values()]
             for trial in running:
-                assert trial.granted == 1 or trial.id in grants._given
+                assert trial.granted == 1 or trial.id in grants._grants
         for trial, job in self.jobs.items():
             if job.concurrency > 1 and self.where[trial] is not None and trial in self.lane_of(trial).residents:
                 assert self.packer._trials[trial].granted >= job.concurrency
@@ -504,9 +504,8 @@ class World:
 
     def _check_trials(self) -> None:
         for trial in self.jobs:
-            placed = self.packer.lane_of(trial)
-            lane = self.where[trial]
-            assert (placed[0] if placed else None) == lane
+            state, lane = self.packer._trials.get(trial), self.where[trial]
+            assert (state.lane.id if state is not None and state.lane is not None else None) == lane
             assert (self.why(trial) is None) == (lane is not None or trial in self.concluded)
         assert self.packer.unfinished == len(self.jobs) - len(self.concluded)
         assert self.packer.waiting == len([t for t in self.waiting() if t not in self.asleep])

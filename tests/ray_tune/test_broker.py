@@ -17,7 +17,7 @@ from ray.tune.experiment import Trial
 from ray.tune.trainable.function_trainable import FunctionTrainable
 
 from cotune.demand import MIB
-from cotune.packer import Outcome, Packer, PackerOptions
+from cotune.packer import Packer, PackerOptions
 from cotune.packer import events as ev
 from cotune.packer import instructions as do
 from cotune.ray_tune import lane
@@ -26,6 +26,7 @@ from cotune.ray_tune.inbox import NotHere
 from cotune.ray_tune.lane_handle import LaneHandle
 from cotune.ray_tune.ticket import Held, Ticket
 from cotune.sharing.wire import Kind, decode
+from cotune.trial import Outcome
 
 
 class Lanes:

@@ -65,7 +65,7 @@ def test_what_the_storage_raises_of_a_report_is_raised_in_the_objective_or_ends_
                 if heard == [False]:
                     ask("end", "returned", (1.0,))
                 else:
-                    search.tell(0, TrialState.DONE, None, [], None)
+                    search.tell(0, TrialState.DONE, [], None)
                     search.finished(None)
 
     search = StudySearch(study, catch=(optuna.exceptions.StorageInternalError,), wake=wake)
@@ -82,7 +82,7 @@ def test_a_lane_that_died_is_no_failure_of_the_storage(locked):
         for answer in search.answers():
             if type(answer) is Suggestion:
                 search.report(0, 1, 0, 1.0)
-                search.tell(0, TrialState.FAILED, None, [], LaneDied("three times"))
+                search.tell(0, TrialState.FAILED, [], LaneDied("three times"))
                 search.finished(None)
 
     search = StudySearch(study, wake=wake)

@@ -11,7 +11,7 @@ from cotune.demand import GIB, MIB
 from cotune.sharing import estimator as estimator_module
 from cotune.sharing.estimator import Estimator
 from cotune.sharing.pickling import pack
-from cotune.sharing.zygote import Zygote
+from cotune.sharing.zygote import ZygoteHandle
 
 PATIENCE = 60
 WIDTH = 512
@@ -127,7 +127,7 @@ class World:
         packed = pack(cls)
         assert packed.rehearses
         self.log = folder / "zygote.log"
-        self.zygote = Zygote(packed.modules, packed.blob, 1, self.log)
+        self.zygote = ZygoteHandle(packed.modules, packed.blob, 1, self.log)
         self.selector = selectors.DefaultSelector()
         self.selector.register(self.zygote, selectors.EVENT_READ, self.hear_zygote)
         self.told = []

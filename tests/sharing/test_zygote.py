@@ -22,7 +22,7 @@ from cotune.sharing.lane import LaneHandle, ended_how
 from cotune.sharing.lane_options import LaneOptions
 from cotune.sharing.pickling import Series
 from cotune.sharing.wire import Kind
-from cotune.sharing.zygote import CLOSES_WITHIN, Zygote
+from cotune.sharing.zygote import CLOSES_WITHIN, ZygoteHandle
 from cotune.trial import TrialSpec
 
 PATIENCE = 30
@@ -91,7 +91,7 @@ class World:
         self.folder = folder
         self.series = Series(trainable, "it")
         blob = self.series.first if blob is None else blob
-        self.zygote = Zygote(["cotune.sharing.inside.lane_main"], blob, 3, folder / "zygote.log")
+        self.zygote = ZygoteHandle(["cotune.sharing.inside.lane_main"], blob, 3, folder / "zygote.log")
         self.lanes = []
 
     def options(self, lane):
@@ -416,7 +416,7 @@ def test_what_trials_have_started_does_not_outlive_a_killed_zygote(world, watch)
 
 def test_a_zygote_whose_driver_died_while_it_started_leaves_nothing(tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    zygote = Zygote([], b"", 1, tmp_path / "zygote.log")
+    zygote = ZygoteHandle([], b"", 1, tmp_path / "zygote.log")
     zygote._sock.close()
     assert zygote._process.wait(PATIENCE) == 0
     assert [path.name for path in tmp_path.iterdir()] == ["zygote.log"]
@@ -484,7 +484,7 @@ def test_closing_does_not_wait_for_what_it_imports(tmp_path, monkeypatch, watch)
         f"open({str(ready)!r}, 'w').write(str(child.pid))\ntime.sleep(1000)"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    zygote = Zygote(["never_imported"], b"", 1, tmp_path / "zygote.log")
+    zygote = ZygoteHandle(["never_imported"], b"", 1, tmp_path / "zygote.log")
     process, child = watch(zygote.pid), watch(int(ready.read_text()))
     closing = threading.Thread(target=zygote.close)
     closing.start()
@@ -494,7 +494,7 @@ def test_closing_does_not_wait_for_what_it_imports(tmp_path, monkeypatch, watch)
 
 
 def test_a_module_that_cannot_be_imported_is_no_harm(tmp_path):
-    zygote = Zygote(["no_such_module_at_all"], b"", 1, tmp_path / "zygote.log")
+    zygote = ZygoteHandle(["no_such_module_at_all"], b"", 1, tmp_path / "zygote.log")
     assert select.select([zygote], [], [], PATIENCE)[0]
     assert zygote.receive()[:2] == ("up", zygote.pid)
     zygote.close()

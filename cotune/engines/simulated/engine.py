@@ -37,11 +37,10 @@ class SimulatedEngine(Engine):
         costs: Costs | None = None,
         speed: Callable[[list[float]], float] = speed_by_load,
     ) -> None:
-        self._found = {found.device: found for found in devices}
+        self._devices = {found.device: Device(found) for found in devices}
         self._costs = costs or Costs()
         self._calendar = Calendar()
         self._trials = Trials(model, self._costs, self._calendar, self._end_lane, speed)
-        self._devices = {name: Device() for name in self._found}
         self._lanes: dict[int, Lane] = {}
         self._to_lanes: dict[type[do.ToLane], Callable[[Lane, Any], None]] = {
             do.ResizeLane: self._resize,
@@ -52,7 +51,7 @@ class SimulatedEngine(Engine):
     # ---- the contract
 
     def start(self, is_over: Callable[[], bool] = lambda: False) -> list[ev.DeviceFound]:
-        return list(self._found.values())
+        return [device.found for device in self._devices.values()]
 
     def execute(self, instruction: do.Instruction, spec: TrialSpec | None = None) -> None:
         if isinstance(instruction, do.StartTrial):
@@ -94,8 +93,8 @@ class SimulatedEngine(Engine):
     # ---- lanes
 
     def _open(self, instruction: do.OpenLane) -> None:
-        device, found = self._devices[instruction.device], self._found[instruction.device]
-        lane = Lane(instruction.lane, device, instruction.quota, found.context)
+        device = self._devices[instruction.device]
+        lane = Lane(instruction.lane, device, instruction.quota, device.found.context)
         self._lanes[lane.id] = device.lanes[lane.id] = lane
         self._calendar.later(self._costs.open, self._opened, lane)
 

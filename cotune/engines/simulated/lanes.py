@@ -6,12 +6,14 @@ import math
 from dataclasses import dataclass, field
 
 from cotune.engines.simulated.model import Work
+from cotune.packer import DeviceFound
 
 
 @dataclass(slots=True, eq=False)
 class Device:
     """A simulated device."""
 
+    found: DeviceFound
     lanes: dict[int, Lane] = field(default_factory=dict)
 
 

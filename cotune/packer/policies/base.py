@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Hashable
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 
 class Waiting(NamedTuple):
@@ -45,7 +45,8 @@ class Policy(ABC):
         guesses: Whether the first width is guessed from the utilisation of one trial.
         preempts: Among the residents of a lane, the first by `key` has every turn (`GiveTurn`).
         spares_critical: Trials get no neighbours that would make them end after everything else (`Critical`).
-        places: Whether `cost` chooses among several devices.
+        excludes: Whether `exclusive` is overridden: a trial may want a device to itself.
+        places: Whether `cost` is overridden, and chooses among several devices.
         judged: Set by the brain: trials are stopped by comparison with trials that began earlier. Sorting by
             predictions may then mean sorting by quality.
         devices: Present number of devices; the brain keeps it up to date.
@@ -58,7 +59,8 @@ class Policy(ABC):
     guesses: bool = True
     preempts: bool = False
     spares_critical: bool = False
-    places: bool = False
+    excludes: ClassVar[bool] = False
+    places: ClassVar[bool] = False
     judged: bool = False
     devices: int = 1
 
@@ -66,6 +68,7 @@ class Policy(ABC):
         super().__init_subclass__()
         if not hasattr(cls, "name"):
             cls.name = cls.__name__
+        cls.excludes, cls.places = cls.exclusive is not Policy.exclusive, cls.cost is not Policy.cost
 
     @abstractmethod
     def key(self, waiting: Waiting) -> tuple[float, ...]:

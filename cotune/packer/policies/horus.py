@@ -13,6 +13,8 @@ CLASSES = 3
 SAMPLES = 512
 FLOOR = 1.0
 STEEP = 10.0
+# w1 and w2.
+WEIGHT = 0.5
 
 
 class Horus(Policy):
@@ -25,18 +27,11 @@ class Horus(Policy):
     and waiting time; assumes that both figures can be predicted. We differ in three ways: demands come from measured
     siblings, not from the model's graph; a device is full when its width says so; and the sum of utilisations chooses
     among the devices that `Pool` offers, but does not decide whether to start at all.
-
-    Args:
-        memory: w1.
-        busy: w2.
     """
 
     name = "horus"
-    places = True
 
-    def __init__(self, memory: float = 0.5, busy: float = 0.5) -> None:
-        self._memory = memory
-        self._busy = busy
+    def __init__(self) -> None:
         self._needs: list[float] = []
         self._seen = 0
         self._centers: list[float] = []
@@ -82,7 +77,7 @@ class Horus(Policy):
         self._started[group] += 1
 
     def cost(self, memory: float, busy: float) -> float:
-        return self._memory * memory + self._busy * (busy if busy <= 1 else 1 + STEEP * (busy - 1))
+        return WEIGHT * memory + WEIGHT * (busy if busy <= 1 else 1 + STEEP * (busy - 1))
 
     def _weight(self, group: Hashable) -> float:
         """Median wait times length; recomputed after enough of the line has changed."""

@@ -99,6 +99,9 @@ class CudaMemory(LaneMemory):
     def reset_peak(self) -> None:
         self._peaks.reset()
 
+    def forget_peaks(self) -> None:
+        self._peaks.forget()
+
     def set_quota(self, quota: int) -> int:
         torch = self._torch
         self._room = room = max(quota - self._context, MIB)
@@ -130,9 +133,6 @@ class CudaMemory(LaneMemory):
             return False
         return refusals > self._refusals or free < NEARLY_FULL
 
-    def relax(self) -> None:
-        """Leaves the cap, since unwinding frees device memory and takes none."""
-
     def is_recording(self) -> bool:
         # The second also sees captures begun without `CUDAGraph`, but only in this thread.
         return bool(self._captures) or bool(self._torch.cuda.is_current_stream_capturing())
@@ -142,7 +142,6 @@ class CudaMemory(LaneMemory):
 
     def trim(self, *, shared: bool) -> None:
         self._refusals = int(self._torch._C._cuda_memoryStats(0)["num_ooms"])
-        self._peaks.begin_trial()
         # A trial's code may have set a memory fraction of its own.
         self._cap()
         # A resident that still runs would allocate its workspace again, and be charged for it twice.
@@ -163,9 +162,6 @@ class CudaMemory(LaneMemory):
         except Exception:
             return False
         return True
-
-    def busy_seconds(self) -> float | None:
-        return None
 
 
 def _use_expandable_segments(torch: Any) -> None:

@@ -243,6 +243,8 @@ class Host(ABC):
         others = sum(max(0, other.persistent) for other in residents)
         self.level = self.memory.read()[0]
         self.memory.reset_peak()
+        if not residents:
+            self.memory.forget_peaks()
         residue = self.level - self._context_level - self.shared_bytes - others
         is_sound = is_stuck or (not self._wreckage and self.memory.is_sound())
         pool = idle_pool()
@@ -355,6 +357,10 @@ def _disarm() -> None:
         tracing.stop()
 
 
+# How often torch may compile the same code, before that was raised.
+_first_limits: dict[str, int] = {}
+
+
 def _forget_compiled(*, shared: bool) -> None:
     """Resets torch.compile, which compiles code that all trials share, such as `nn.Sequential`, eight times only.
 
@@ -365,10 +371,12 @@ def _forget_compiled(*, shared: bool) -> None:
     # A reset takes 0.3 ms, so it is left out where nothing was compiled.
     backends = getattr(getattr(compiler, "eval_frame", None), "cached_backends", {})
     if any(backend is not None for backend in backends.values()):
-        if shared:
-            for limit in ("recompile_limit", "accumulated_recompile_limit"):
-                setattr(compiler.config, limit, getattr(compiler.config, limit) + 8)
-        else:
+        for limit in ("cache_size_limit", "accumulated_cache_size_limit"):
+            now = getattr(compiler.config, limit)
+            first = _first_limits.setdefault(limit, now)
+            setattr(compiler.config, limit, now + 8 if shared else first)
+        if not shared:
+            _first_limits.clear()
             compiler.reset()
 
 

@@ -10,8 +10,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import logging
-import multiprocessing.context
-import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -19,13 +17,9 @@ from itertools import takewhile
 from typing import Any
 
 from cotune.sharing.inside import torch_state
-from cotune.sharing.inside.context import set_environment
+from cotune.sharing.inside.context import encoded_environment, processes, set_environment
 from cotune.sharing.settings import OF_PYTHON, filters_changed, of_thread
 from cotune.sharing.torch_flags import Setting
-
-# A trial may put something else in its place.
-_environ: Any = os.environ
-_processes: Any = multiprocessing.context._default_context
 
 # Those of the script do not travel: in a lane its globals, its way to log and its processes are others.
 _OF_LANE: dict[str, Setting] = {
@@ -33,7 +27,7 @@ _OF_LANE: dict[str, Setting] = {
     "collects": (gc.isenabled, lambda value: (gc.enable if value else gc.disable)()),
     "thresholds": (gc.get_threshold, lambda value: gc.set_threshold(*value)),
     "level": (lambda: logging.root.level, logging.root.setLevel),
-    "start method": (lambda: _processes._actual_context, lambda value: setattr(_processes, "_actual_context", value)),
+    "start method": (lambda: processes._actual_context, lambda value: setattr(processes, "_actual_context", value)),
 }
 
 
@@ -61,7 +55,7 @@ class ImportSettings:
             with_filters: Whether filters of warnings that are added will stay.
         """
         before, filters, handlers = _values(), list(warnings.filters), list(logging.root.handlers)
-        environment, path = dict(_encoded()), list(sys.path)
+        environment, path = dict(encoded_environment()), list(sys.path)
         try:
             yield
         finally:
@@ -79,7 +73,7 @@ class ImportSettings:
             self.handlers += [one for one in logging.root.handlers if one not in handlers]
             if with_filters and warnings.filters != filters:
                 self._filters = [one for one in warnings.filters if one not in filters] + self._filters
-            if (now := _encoded()) != environment:
+            if (now := encoded_environment()) != environment:
                 self._environment |= {name: text for name, text in now.items() if environment.get(name) != text}
                 self._removed = (self._removed | environment.keys()) - now.keys()
             if sys.path != path:
@@ -95,7 +89,7 @@ class ImportSettings:
         for handler in self.handlers:
             logging.root.addHandler(handler)
         if self._environment or self._removed:
-            wanted = _encoded() | self._environment
+            wanted = encoded_environment() | self._environment
             set_environment({name: text for name, text in wanted.items() if name not in self._removed})
         sys.path[:0] = [entry for entry in self._first if entry not in sys.path]
         sys.path += [entry for entry in self._last if entry not in sys.path]
@@ -103,12 +97,6 @@ class ImportSettings:
         if new:
             warnings.filters[:0] = new  # type: ignore[index]
             filters_changed()
-
-
-def _encoded() -> dict[bytes, bytes]:
-    # Decoding it takes 50 us.
-    data: dict[bytes, bytes] = _environ._data
-    return data
 
 
 def _settings() -> dict[str, Setting]:

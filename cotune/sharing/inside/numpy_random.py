@@ -41,6 +41,7 @@ class NumpyRandom:
             rand.set_state(self._state)
 
     def capture(self) -> None:
+        self._seed = None
         rand = _numpy_global()
         self._bits = rand._bit_generator
         self._raw = self._state = None

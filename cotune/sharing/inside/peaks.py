@@ -43,7 +43,7 @@ class Peaks:
         self._lanes = 0
         self._reset(0)
 
-    def begin_trial(self) -> None:
+    def forget(self) -> None:
         """Begins to count the trials' peaks anew."""
         self._trials.clear()
 

@@ -36,6 +36,7 @@ class PythonRandom:
             random.setstate(self._state)
 
     def capture(self) -> None:
+        self._seed = None
         if _moves_raw:
             self._raw = ctypes.string_at(id(_global) + _AT, _LAYOUT.size)
             self._gauss = _global.gauss_next

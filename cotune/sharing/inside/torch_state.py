@@ -10,33 +10,25 @@ from typing import Any
 from cotune.sharing.torch_flags import Setting, torch_flags
 
 
-class TorchState:
-    """One trial's random generators, flags and global hooks of torch, which must be loaded."""
+class TorchRandom:
+    """The states of the global random generators of torch, which must be loaded.
+
+    Attributes:
+        torch: The module.
+    """
 
     def __init__(self, torch: Any, seed: int) -> None:
-        self._torch = torch
+        self.torch = torch
+        self.restart(seed)
+
+    def restart(self, seed: int) -> None:
+        """Has the generators start from a seed when they are next put in place."""
         self._seed = seed
-        # None until captured: the generators start from the seed.
         self._cpu: Any = None
         self._cuda: list[Any] | None = None
-        self._flags: list[Any] = list(_defaults(torch))
-        self._hooks = [(module, name, _copied(hooks)) for module, name, hooks in _own_hooks]
 
-    def apply(self, left: TorchState | None) -> None:
-        self.apply_random()
-        for module, name, hooks in self._hooks:
-            setattr(module, name, hooks)
-        now = left._flags if left is not None else [get() for get, _ in _flags]
-        if now == self._flags:
-            return
-        # Each flag is read again, since setting one may have changed another.
-        for (get, put), value in zip(_flags, self._flags, strict=True):
-            if get() != value:
-                put(value)
-
-    def apply_random(self) -> None:
-        """Puts the generators in place."""
-        torch = self._torch
+    def apply(self) -> None:
+        torch = self.torch
         if self._cpu is None:
             torch.default_generator.manual_seed(self._seed)
         else:
@@ -48,27 +40,39 @@ class TorchState:
                 else:
                     generator.set_state(self._cuda[n])
 
-    def seed_random(self, seed: int) -> None:
-        """Seeds the generators, without noting it."""
-        torch = self._torch
-        torch.default_generator.manual_seed(seed)
-        if torch.cuda.is_initialized():
-            for generator in torch.cuda.default_generators:
-                generator.manual_seed(seed)
-
-    def restart_random(self, seed: int) -> None:
-        """Has the generators start anew from a seed when they are next put in place."""
-        self._seed, self._cpu, self._cuda = seed, None, None
-
-    def capture_random(self) -> None:
-        """Notes the generators' states."""
-        torch = self._torch
+    def capture(self) -> None:
+        torch = self.torch
         self._cpu = torch.default_generator.get_state()
         if torch.cuda.is_initialized():
             self._cuda = [generator.get_state() for generator in torch.cuda.default_generators]
 
+
+class TorchState:
+    """One trial's random generators, flags and global hooks of torch, which must be loaded.
+
+    Attributes:
+        random: Its generators.
+    """
+
+    def __init__(self, torch: Any, seed: int) -> None:
+        self.random = TorchRandom(torch, seed)
+        self._flags: list[Any] = list(_defaults(torch))
+        self._hooks = [(module, name, _copied(hooks)) for module, name, hooks in _own_hooks]
+
+    def apply(self, left: TorchState | None) -> None:
+        self.random.apply()
+        for module, name, hooks in self._hooks:
+            setattr(module, name, hooks)
+        now = left._flags if left is not None else [get() for get, _ in _flags]
+        if now == self._flags:
+            return
+        # Each flag is read again, since setting one may have changed another.
+        for (get, put), value in zip(_flags, self._flags, strict=True):
+            if get() != value:
+                put(value)
+
     def capture(self) -> None:
-        self.capture_random()
+        self.random.capture()
         self._flags = [get() for get, _ in _flags]
         self._hooks = [(module, name, getattr(module, name)) for module, name, _ in self._hooks]
 
