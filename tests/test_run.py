@@ -494,6 +494,49 @@ def test_threads_of_a_lane_mate_that_still_runs_are_not_what_an_ended_trial_left
     assert {trial.lane for trial in results} == {1}
 
 
+def test_a_thread_that_never_begins_ends_no_lane(run):
+    def train(config):
+        import threading
+
+        class Stillborn(threading.Thread):
+            def _bootstrap(self):
+                pass
+
+        if cotune.trial_id() == 0:
+            # start() waits for the thread to begin.
+            threading.Thread(target=Stillborn(daemon=True).start, daemon=True).start()
+        cotune.report({"loss": 0.0})
+
+    assert [trial.state for trial in run(train, {"x": 1}, trials=2, lanes=1)] == ["done", "done"]
+
+
+def test_what_a_thread_of_the_trial_builds_leaves_the_draws_of_the_trials_own_thread_alone(run):
+    def train(config):
+        import random
+        import threading
+
+        builds, drawn = threading.Event(), threading.Event()
+
+        def build():
+            builds.set()
+            drawn.wait(30)
+            return object()
+
+        first = random.random()
+        if config["builds"]:
+            thread = threading.Thread(target=cotune.shared, args=("it", build))
+            thread.start()
+            builds.wait(30)
+        second = random.random()
+        drawn.set()
+        if config["builds"]:
+            thread.join()
+        cotune.report({"loss": first, "second": second, "third": random.random()})
+
+    with_it, without = (run(train, {"builds": builds}, trials=1).best.metrics for builds in (True, False))
+    assert with_it == without
+
+
 def test_threads_that_end_just_after_their_trial_are_not_left_behind(run):
     def train(config):
         import threading
@@ -537,10 +580,12 @@ def test_a_trial_has_an_event_loop_of_its_own(run):
 
         loop = asyncio.get_event_loop()
         assert asyncio.get_event_loop() is loop
-        cotune.report({"loss": loop.run_until_complete(answer()), "loop": id(loop)})
+        pid = loop.run_until_complete(loop.run_in_executor(None, os.getpid))
+        cotune.report({"loss": loop.run_until_complete(answer()), "pid": pid})
 
-    results = run(train, {"x": 1}, trials=2, lanes=1, residents=2)
-    assert [trial.metrics["loss"] for trial in results] == [2.0, 2.0]
+    results = run(train, {"x": 1}, trials=3, lanes=1)
+    assert [trial.metrics["loss"] for trial in results] == [2.0] * 3
+    assert len({trial.metrics["pid"] for trial in results}) == 1, "the loop and its threads end with the trial"
 
 
 def test_nested_and_constant_parts_of_the_space_reach_the_trainable(run):

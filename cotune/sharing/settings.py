@@ -115,11 +115,16 @@ def _of_torch() -> dict[str, Setting]:
 
 
 def _filters() -> list[tuple[Any, ...]]:
-    """The filters of warnings, with their categories by name: loading one must import nothing."""
+    """The filters of warnings, with their categories by name: loading one must import nothing.
+
+    Without those that make errors of warnings: what lanes import, and the script has imported before it set them, would
+    fail.
+    """
     filters: Any = warnings.filters
     return [
         (action, message, (category.__module__, category.__qualname__), module, line)
         for action, message, category, module, line in filters
+        if action != "error"
     ]
 
 

@@ -135,6 +135,7 @@ def test_turns_go_back_to_all_when_one_of_the_same_priority_joins() -> None:
     wanted = add(world, priority=1.0)
     world.go(wanted, 2)
     lane = world.lane_of(wanted).lane
+    world.jobs[mate].steps = world.jobs[mate].done + 1
     world.finish(mate)
     assert do.GiveTurn(lane, None) not in world.log, "nobody else wants them"
     also = add(world, priority=1.0)

@@ -6,10 +6,15 @@ thread. From Python 3.14 on it fails in the main thread, too.
 
 from __future__ import annotations
 
+import contextlib
 import sys
+import threading
 from typing import Any
 
 from cotune import session
+
+# The loop of each trial's own thread.
+_made = threading.local()
 
 
 def give_event_loops(asyncio: Any) -> None:
@@ -21,7 +26,17 @@ def give_event_loops(asyncio: Any) -> None:
         def get_event_loop(self) -> Any:
             is_trials = getattr(session._local, "session", None) is not None
             if is_trials and self._local._loop is None and not self._local._set_called:
-                self.set_event_loop(self.new_event_loop())
+                _made.loop = self.new_event_loop()
+                self.set_event_loop(_made.loop)
             return super().get_event_loop()
 
     asyncio.set_event_loop_policy(Policy())
+
+
+def close_event_loop() -> None:
+    """Closes the loop that the calling thread was given, if any, and ends the threads of its executor."""
+    loop = getattr(_made, "loop", None)
+    if loop is not None and not loop.is_running():
+        # A trial may have put something else in its place.
+        with contextlib.suppress(Exception):
+            loop.close()

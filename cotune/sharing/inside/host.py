@@ -27,7 +27,6 @@ from cotune.sharing.inside.boundary import on_optimizer_step
 from cotune.sharing.inside.children import uncap_children
 from cotune.sharing.inside.context import Home
 from cotune.sharing.inside.dynamo import defer_dynamo, dynamo_if_loaded
-from cotune.sharing.inside.event_loops import give_event_loops
 from cotune.sharing.inside.graph_trees import give_graph_trees
 from cotune.sharing.inside.import_settings import ImportSettings
 from cotune.sharing.inside.pools import idle_pool
@@ -128,7 +127,6 @@ class Host(ABC):
         for library in ("tensorflow", "jax", "catboost", "ray", "ray.tune", "ray.train"):
             after_import(library, lambda module: None, self.memory.loading)
         after_import("cupy", self._cupy_loaded)
-        after_import("asyncio", give_event_loops)
         quiet_imports(self._importing)
         self.page[HOLDER] = NOBODY
         context = self.memory.start()

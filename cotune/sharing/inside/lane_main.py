@@ -20,6 +20,8 @@ from typing import Any, NoReturn
 
 from cotune.errors import NotPicklable
 from cotune.sharing import wire
+from cotune.sharing.inside.after_import import after_import
+from cotune.sharing.inside.event_loops import give_event_loops
 from cotune.sharing.inside.habit import SavingHabit
 from cotune.sharing.inside.host import Host
 from cotune.sharing.inside.lane_output import LaneOutput
@@ -58,6 +60,7 @@ def serve(
     options: LaneOptions = pickle.loads(backlog.pop(0)[1])
     host = ForkedHost(sock, page, verdicts, trainable, options)
     serve_ray_tune(options.threads)
+    after_import("asyncio", give_event_loops)
     host.start()
     for kind, payload in backlog:
         host.handle(kind, payload)

@@ -9,7 +9,7 @@ import time
 import weakref
 import zlib
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar
 
 from cotune import session
@@ -133,8 +133,10 @@ class ResidentTrial(session.Session):
         # Those of a DataLoader or a pool are told to end, and take a moment.
         deadline = time.monotonic() + ENDS_WITHIN
         for thread in left:
-            thread.join(max(0.0, deadline - time.monotonic()))
-        return any(thread.is_alive() for thread in left)
+            # RuntimeError: it has not begun yet.
+            with suppress(RuntimeError):
+                thread.join(max(0.0, deadline - time.monotonic()))
+        return any(thread.is_alive() or thread.ident is None for thread in left)
 
     # ---- asked for by the lane's main thread
 
@@ -347,8 +349,10 @@ class ResidentTrial(session.Session):
         before, had = host.memory.read()[0], host.shared_bytes
         self._building.append(None)
         try:
-            # The same in all lanes, and no draw of the trial: others with its seed find the object built.
-            with self.no_draws(host.options.seed + zlib.crc32(repr(key).encode())):
+            # The same in all lanes, and no draw of the trial: others with its seed find the object built. In another
+            # thread of the trial it would change what the trial's own thread draws meanwhile.
+            seed = host.options.seed + zlib.crc32(repr(key).encode())
+            with self.no_draws(seed) if self.runs_here() else nullcontext():
                 host.shared[key] = factory()
         finally:
             self._building.pop()

@@ -18,6 +18,7 @@ from cotune.errors import CotuneError, InputError, NoReport
 from cotune.session import TrialStopped
 from cotune.sharing import wire
 from cotune.sharing.inside.checkpoints import Checkpoints
+from cotune.sharing.inside.event_loops import close_event_loop
 from cotune.sharing.inside.metrics import number_line, read_report, whole_step
 from cotune.sharing.inside.resident import Ending, ResidentTrial, own_stop
 from cotune.sharing.memory import causes, clear_frames, text_of
@@ -262,6 +263,7 @@ class TrialSession(ResidentTrial):
             self._unwinds(error)
             ending = self._explain(error)
         session.bind(None)
+        close_event_loop()
         self._end(ending)
         host.turns.leave(self)
         # Wakes threads of the trial in `_await_turn`, which then see that it is over.
