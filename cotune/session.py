@@ -240,7 +240,8 @@ def folder() -> Path | None:
 def shared(key: str, factory: Callable[[], T]) -> T:
     """An object built once per lane process and used by all trials that run there, such as a data set.
 
-    Treat it as read-only. Its memory counts as the lane's, not the trial's.
+    Treat it as read-only. Its memory counts as the lane's, not the trial's. What the factory draws from the global
+    random generators is the same in every lane of a run, and no draw of the trial's.
 
     Args:
         key: The object's name.
