@@ -111,7 +111,9 @@ def _default_device(torch: Any) -> str | None:
 def _of_torch() -> dict[str, Setting]:
     torch = sys.modules.get("torch")
     # It may be half imported, or a stand-in.
-    return torch_flags(torch) if hasattr(torch, "default_generator") else {}
+    with contextlib.suppress(Exception):
+        return torch_flags(torch) if hasattr(torch, "default_generator") else {}
+    return {}
 
 
 def _filters() -> list[tuple[Any, ...]]:
