@@ -35,11 +35,6 @@ def take_over(script: Mapping[str, bytes]) -> None:
     """Sets what `of_script` told, in this process; threads have settings of their own, see `take_over_in_thread`."""
     _script.update(script)
     _take_over(_of_process())
-    # A new thread has what this one has, and need not look at that.
-    for name, (get, _) in of_thread().items():
-        with contextlib.suppress(Exception):
-            if pickle.dumps(get()) == _script[name]:
-                del _script[name]
 
 
 def take_over_torch(*, on_gpu: bool) -> None:
@@ -48,22 +43,29 @@ def take_over_torch(*, on_gpu: bool) -> None:
 
 
 def take_over_in_thread(*, on_gpu: bool) -> None:
-    """Sets in this thread what the script's thread had.
+    """Sets in this new thread what the script's thread had.
 
     Args:
         on_gpu: Whether this process may use a GPU.
     """
-    _take_over(_of_libraries() | _device(on_gpu))
+    for name in _take_over(_of_libraries() | _device(on_gpu)):
+        # So will later threads have it.
+        del _script[name]
 
 
-def _take_over(settings: Mapping[str, Setting]) -> None:
+def _take_over(settings: Mapping[str, Setting]) -> list[str]:
+    """Sets them as the script has; returns those that were so already."""
+    found = []
     for name, (get, put) in settings.items():
         if name in _script:
             # Another version, such as that of another node, may refuse a value.
             with contextlib.suppress(Exception):
                 # Read just before it is set: setting one may change another.
-                if get() != (value := pickle.loads(_script[name])):
+                if get() == (value := pickle.loads(_script[name])):
+                    found.append(name)
+                else:
                     put(value)
+    return found
 
 
 def _of_process() -> dict[str, Setting]:

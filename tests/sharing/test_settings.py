@@ -124,6 +124,22 @@ def test_what_scikit_learn_keeps_for_each_thread_is_taken_over(elsewhere):
     assert found == ["pandas"]
 
 
+def test_a_thread_gets_what_a_module_has_set_in_the_thread_that_imported_it(elsewhere):
+    found = []
+
+    def run():
+        settings.take_over_in_thread(on_gpu=False)
+        found.append(np.geterr()["over"])
+
+    with np.errstate(over="raise"):
+        elsewhere(settings.of_script())
+        for _ in range(2):
+            thread = threading.Thread(target=run)
+            thread.start()
+            thread.join()
+    assert found == ["raise", "raise"]
+
+
 def test_torch_gets_its_settings_once_it_is_imported(elsewhere, monkeypatch):
     precision = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("medium")
@@ -137,9 +153,7 @@ def test_torch_gets_its_settings_once_it_is_imported(elsewhere, monkeypatch):
     assert torch.get_float32_matmul_precision() == "medium"
 
 
-def test_filters_of_warnings_that_are_not_imported_are_left_out_and_those_that_raise(
-    elsewhere, monkeypatch
-):
+def test_filters_of_warnings_that_are_not_imported_are_left_out_and_those_that_raise(elsewhere, monkeypatch):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", np.exceptions.ComplexWarning)
         warnings.filterwarnings("ignore", "of ours")
