@@ -571,6 +571,35 @@ def test_a_report_from_a_thread_of_the_trial_gives_no_turn_away_that_its_own_thr
     assert [trial.metrics["loss"] for trial in shared] == [trial.metrics["loss"] for trial in alone]
 
 
+def test_a_trial_whose_own_thread_only_waits_for_the_one_that_trains_shares_its_turns(run):
+    def train(config):
+        import concurrent.futures
+
+        def work():
+            for step in range(200):
+                time.sleep(0.002)
+                cotune.report({"loss": 1.0, "at": time.monotonic()}, step=step)
+
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            pool.submit(work).result()
+
+    one, other = run(train, {"x": 1}, trials=2, lanes=1, residents=2)
+    assert other.history[0]["at"] < one.history[-1]["at"]
+
+
+def test_a_shared_object_whose_making_reports_is_made_while_a_lane_mate_waits_for_it(run):
+    def train(config):
+        def build():
+            for _ in range(3):
+                cotune.report({"loss": 1.0})
+            return 2.0
+
+        cotune.report({"loss": cotune.shared("it", build)})
+
+    results = run(train, {"x": 1}, trials=3, lanes=1, residents=2, pruner="median")
+    assert [trial.metrics["loss"] for trial in results] == [2.0] * 3
+
+
 def test_a_trial_has_an_event_loop_of_its_own(run):
     def train(config):
         import asyncio

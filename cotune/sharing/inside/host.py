@@ -214,8 +214,13 @@ class Host(ABC):
 
     @property
     def others_may_run(self) -> bool:
-        """Whether another resident waits for the turn and the holder records nothing that its work would break off."""
-        return self.turns.others_wait and not self.memory.is_recording()
+        """Whether another resident waits for the turn and the holder does nothing that its work would break off.
+
+        While a shared object is built, it might wait for that, with the turn.
+        """
+        holder = self.turns.holder
+        builds = isinstance(holder, ResidentTrial) and holder.builds
+        return self.turns.others_wait and not builds and not self.memory.is_recording()
 
     @property
     def shares_faults(self) -> bool:

@@ -109,6 +109,11 @@ class ResidentTrial(session.Session):
         self._waits = TrialWaits(self, host, spec.trial, verdicts, self._meter)
 
     @property
+    def builds(self) -> bool:
+        """Whether the trial builds a shared object."""
+        return bool(self._building)
+
+    @property
     def persistent(self) -> int:
         return self._meter.persistent
 
@@ -251,7 +256,7 @@ class ResidentTrial(session.Session):
             self._attend(now)
 
     def _attend(self, now: float) -> None:
-        if self._building:
+        if self.builds:
             # No turn change now: a lane-mate might build the same object, and its memory would count as the lane's.
             self.leave_if_over()
             return
@@ -260,7 +265,10 @@ class ResidentTrial(session.Session):
             # recording off. In the other case a thread started by the trial runs while another resident has the turn.
             return
         is_early = self._sent_iterations < self._iterations <= FIRST_MEASURED
-        rests = self._waits.is_pausing and not self._loan.is_open and not self._goes_on
+        # A thread that the trial has started may not give the turn away while the trial's own goes on: that would draw
+        # from a lane-mate's generators.
+        may_leave = self.runs_here() or self._waits.own_thread_waits()
+        rests = may_leave and self._waits.is_pausing and not self._loan.is_open and not self._goes_on
         if self._stop and not self._goes_on:
             # `_end` sends the last progress.
             self._meter.read(now)
@@ -278,8 +286,7 @@ class ResidentTrial(session.Session):
         if rests:
             self._rest()
             now = time.monotonic()
-        if now >= self._turn_due and self.runs_here():
-            # Not from a thread that the trial has started: its own would go on, with a lane-mate's generators in place.
+        if now >= self._turn_due and may_leave:
             turns = self._host.turns
             self._turn_due = self._turn_end
             if now >= self._turn_end or turns.first_waits:

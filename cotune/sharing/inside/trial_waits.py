@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import selectors
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
     from cotune.sharing.inside.host import Host
 
 T = TypeVar("T")
+# Of threads, futures and queues, and of event loops.
+_WAITS = (threading.__file__, selectors.__file__)
 # The largest timeout that poll() takes.
 MOST_MILLISECONDS = 2**31 - 1
 
@@ -82,7 +86,12 @@ class TrialWaits:
         self._parks = True
         self.wake()
 
-    # ---- called by the trial's thread
+    # ---- called by the trial's threads
+
+    def own_thread_waits(self) -> bool:
+        """Whether the trial's own thread waits in Python's own code, as for a thread that trains in its place."""
+        frame = sys._current_frames().get(self._thread)
+        return frame is not None and frame.f_code.co_filename in _WAITS
 
     def begin(self) -> None:
         """Reads what `LaneHandle.start` has put on the seat's eventfd."""
