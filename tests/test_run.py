@@ -549,20 +549,27 @@ def test_threads_that_end_just_after_their_trial_are_not_left_behind(run):
 
 def test_a_report_from_a_thread_of_the_trial_gives_no_turn_away_that_its_own_thread_uses(run):
     def train(config):
+        import queue
         import threading
 
         import numpy as np
 
-        drawing = threading.Event()
+        drawing, ticks = threading.Event(), queue.Queue()
         drawing.set()
 
         def watch():
             while drawing.is_set():
                 cotune.report({"loss": 0.0})
+                ticks.put(None)
 
         thread = threading.Thread(target=watch)
         thread.start()
-        drawn = sum(np.random.rand(1000).sum() for _ in range(20_000))
+        drawn = 0.0
+        for _ in range(20_000):
+            drawn += np.random.rand(1000).sum()
+            if ticks.empty():
+                # As one that waits for a batch; it does not wait for the other thread's end.
+                ticks.get(timeout=30)
         drawing.clear()
         thread.join()
         cotune.report({"loss": drawn})
@@ -571,17 +578,24 @@ def test_a_report_from_a_thread_of_the_trial_gives_no_turn_away_that_its_own_thr
     assert [trial.metrics["loss"] for trial in shared] == [trial.metrics["loss"] for trial in alone]
 
 
-def test_a_trial_whose_own_thread_only_waits_for_the_one_that_trains_shares_its_turns(run):
+@pytest.mark.parametrize("joins", [True, False])
+def test_a_trial_whose_own_thread_only_waits_for_the_one_that_trains_shares_its_turns(run, joins):
     def train(config):
         import concurrent.futures
+        import threading
 
         def work():
             for step in range(200):
                 time.sleep(0.002)
                 cotune.report({"loss": 1.0, "at": time.monotonic()}, step=step)
 
-        with concurrent.futures.ThreadPoolExecutor(1) as pool:
-            pool.submit(work).result()
+        if joins:
+            thread = threading.Thread(target=work)
+            thread.start()
+            thread.join()
+        else:
+            with concurrent.futures.ThreadPoolExecutor(1) as pool:
+                pool.submit(work).result()
 
     one, other = run(train, {"x": 1}, trials=2, lanes=1, residents=2)
     assert other.history[0]["at"] < one.history[-1]["at"]

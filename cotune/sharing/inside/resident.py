@@ -267,7 +267,7 @@ class ResidentTrial(session.Session):
         is_early = self._sent_iterations < self._iterations <= FIRST_MEASURED
         # A thread that the trial has started may not give the turn away while the trial's own goes on: that would draw
         # from a lane-mate's generators.
-        may_leave = self.runs_here() or self._waits.own_thread_waits()
+        may_leave = self.runs_here() or self._waits.is_waited_for()
         rests = may_leave and self._waits.is_pausing and not self._loan.is_open and not self._goes_on
         if self._stop and not self._goes_on:
             # `_end` sends the last progress.

@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import select
-import selectors
 import sys
 import threading
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from types import FrameType
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from cotune.sharing import wire
 from cotune.sharing.inside.parking import Parking
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from cotune.sharing.inside.host import Host
 
 T = TypeVar("T")
-# Of threads, futures and queues, and of event loops.
-_WAITS = (threading.__file__, selectors.__file__)
+# Where `Thread.join` and `Future.result` wait.
+_WAITS = ("threading.py", "futures/_base.py")
 # The largest timeout that poll() takes.
 MOST_MILLISECONDS = 2**31 - 1
 
@@ -88,10 +88,15 @@ class TrialWaits:
 
     # ---- called by the trial's threads
 
-    def own_thread_waits(self) -> bool:
-        """Whether the trial's own thread waits in Python's own code, as for a thread that trains in its place."""
+    def is_waited_for(self) -> bool:
+        """Whether the trial's own thread waits for the end of the calling one, which trains in its place."""
+        ended_by = threading.current_thread(), _future_of(sys._getframe())
         frame = sys._current_frames().get(self._thread)
-        return frame is not None and frame.f_code.co_filename in _WAITS
+        while frame is not None and frame.f_code.co_filename.endswith(_WAITS):
+            if any(frame.f_locals.get("self") is one for one in ended_by if one is not None):
+                return True
+            frame = frame.f_back
+        return False
 
     def begin(self) -> None:
         """Reads what `LaneHandle.start` has put on the seat's eventfd."""
@@ -181,6 +186,15 @@ class TrialWaits:
             page[BOUNDARY] = now
             page[HOLDER] = self._trial
         return found
+
+
+def _future_of(frame: FrameType | None) -> Any:
+    """The future that a thread of an executor is to fulfil, by its innermost frame; None if it is no such thread."""
+    while frame is not None:
+        if frame.f_code.co_filename.endswith("futures/thread.py"):
+            return getattr(frame.f_locals.get("self"), "future", None)
+        frame = frame.f_back
+    return None
 
 
 def _is_readable(fd: int) -> bool:
