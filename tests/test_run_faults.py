@@ -791,9 +791,10 @@ def test_a_trial_that_ends_while_a_thread_of_its_own_waits_for_the_turn_takes_no
 
         cotune.report({"loss": 0.0})
         if config["x"] == 0:
-            threading.Thread(target=report, daemon=True).start()
+            thread = threading.Thread(target=report, daemon=True)
+            thread.start()
             while turns.holder in (session.current(), None):
-                ended.wait(0.001)
+                thread.join(0.001)
             return
         for _ in range(300):
             cotune.report({"loss": 1.0})
