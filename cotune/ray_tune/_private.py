@@ -50,6 +50,7 @@ __all__ = [
     "hyperband",
     "ray_session",
     "remote_function",
+    "tune_controller",
 ]
 
 _NEEDED: tuple[tuple[Any, tuple[str, ...]], ...] = (
@@ -58,7 +59,7 @@ _NEEDED: tuple[tuple[Any, tuple[str, ...]], ...] = (
     (ResourceManager, ("free_resources", "get_resource_futures", "update_state", "clear")),
     (AcquiredResources, ("annotate_remote_entities",)),
     (tune_controller.TuneController, ("add_trial", "_trial_task_failure", "update_pending_trial_resources")),
-    (tune_controller.TuneController, ("get_live_trials", "update_max_pending_trials")),
+    (tune_controller.TuneController, ("get_live_trials", "update_max_pending_trials", "_schedule_trial_pause")),
     (ray_session, ("_session", "_TrainSession", "_TrainingResult", "get_session", "init_session", "shutdown_session")),
     (ray_session._TrainSession, ("reset", "report", "get_next", "finish")),
     (function_trainable, ("init_session", "shutdown_session", "get_session", "FunctionTrainable")),
@@ -76,6 +77,7 @@ _NEEDED_IN_INSTANCES: tuple[tuple[type, tuple[str, ...]], ...] = (
     (RayActorManager, ("_resource_manager", "_live_actors_to_ray_actors_resources")),
     (RayActorManager, ("_resource_request_to_pending_actors",)),
     (tune_controller.TuneController, ("_scheduler_alg", "_search_alg", "_actor_manager", "_reuse_actors")),
+    (tune_controller.TuneController, ("_cached_trial_decisions",)),
     (ray_session._TrainSession, ("result_queue", "training_thread")),
     (function_trainable.FunctionTrainable, ("_last_training_result",)),
     (CheckpointManager, ("_checkpoint_results",)),

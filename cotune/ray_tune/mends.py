@@ -19,6 +19,7 @@ def mend() -> None:
     """Mends all that does not depend on the experiment."""
     _keep_checkpoints()
     _end_whole_brackets()
+    _pause_while_saving()
     _keep_events()
 
 
@@ -108,6 +109,26 @@ def _end_whole_brackets() -> None:
                 tune_controller.stop_trial(trial)
 
     _private.hyperband._Bracket.cleanup_full = cleanup_full
+
+
+def _pause_while_saving() -> None:
+    """Makes Tune forget that it was to stop a trial once it is paused.
+
+    PBT with `synch=True` pauses a trial to exploit another while the save for its last pause is still in flight. Tune
+    then notes a stop for when that save is there, and forgets the save: the stop would follow the next one, which the
+    trial makes after it has gone on, and it would end early without an error.
+    """
+    pause = _private.tune_controller.TuneController._schedule_trial_pause
+    if hasattr(pause, "__wrapped__"):
+        return
+
+    @functools.wraps(pause)
+    def schedule_trial_pause(self: Any, trial: Any, should_checkpoint: bool = True) -> None:
+        pause(self, trial, should_checkpoint)
+        if not should_checkpoint:
+            self._cached_trial_decisions.pop(trial.trial_id, None)
+
+    _private.tune_controller.TuneController._schedule_trial_pause = schedule_trial_pause
 
 
 def _keep_events() -> None:

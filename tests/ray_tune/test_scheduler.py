@@ -13,6 +13,7 @@ pytest.importorskip("ray")
 
 from ray import cloudpickle
 from ray.tune import PlacementGroupFactory
+from ray.tune.execution import tune_controller
 from ray.tune.logger import TBXLoggerCallback
 from ray.tune.schedulers import ASHAScheduler, FIFOScheduler, PopulationBasedTraining
 
@@ -263,6 +264,25 @@ def test_a_trial_that_is_about_to_be_paused_ends_with_its_bracket_too():
     bracket.cleanup_full(SimpleNamespace(stop_trial=stop))
     # The last one Tune stops by what the scheduler says.
     assert stopped == [trials["paused"], trials["saving"]]
+
+
+def test_a_trial_that_is_paused_while_it_saves_is_not_stopped_at_its_next_save():
+    colocate(FIFOScheduler())
+    controller = object.__new__(tune_controller.TuneController)
+    trial = Mock(trial_id="it", status="RUNNING", is_saving=True)
+    controller._cached_trial_decisions, controller._trial_to_actor = {}, {trial: Mock()}
+
+    def schedule_stop(trial):
+        # As Ray does where a save is in flight.
+        controller._cached_trial_decisions[trial.trial_id] = "STOP"
+
+    controller._schedule_trial_stop = schedule_stop
+    controller._set_trial_status = Mock()
+    controller._schedule_trial_pause(trial, should_checkpoint=False)
+    assert controller._cached_trial_decisions == {}
+    controller._schedule_trial_save = Mock()
+    controller._schedule_trial_pause(trial)
+    assert controller._cached_trial_decisions == {"it": "PAUSE"}
 
 
 def test_what_tensorboard_was_told_is_kept_where_a_trial_goes_on_within_the_second(tmp_path):
