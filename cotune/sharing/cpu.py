@@ -9,7 +9,9 @@ import re
 import resource
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
 
 from cotune.demand import MIB
 from cotune.sharing.memory import LaneMemory
@@ -38,12 +40,16 @@ class CpuMemory(LaneMemory):
     def __init__(self, cores: int) -> None:
         self._cores = max(cores, 1)
         self._libc = ctypes.CDLL(None)
-        # With one arena a resident can use memory that another has freed. Only glibc has mallopt and malloc_trim.
+        # With one arena a resident can use memory that another has freed. Only glibc has mallopt.
         getattr(self._libc, "mallopt", _nothing)(_M_ARENA_MAX, 1)
+        self._gives_back = _what_gives_back(self._libc)
         # Ray's crash handler needs memory; refused it, the handler aborts and so calls itself, hundreds of times.
         self._libc.signal(signal.SIGABRT, int(signal.SIG_DFL))
         self._status = os.open("/proc/self/status", os.O_RDONLY | os.O_CLOEXEC)
-        self._refs = os.open("/proc/self/clear_refs", os.O_WRONLY | os.O_CLOEXEC)
+        # In a sandbox it may be read-only, or missing: then a peak is that of all trials so far.
+        self._refs: int | None = None
+        with contextlib.suppress(OSError):
+            self._refs = os.open("/proc/self/clear_refs", os.O_WRONLY | os.O_CLOEXEC)
         # /proc/self/status is longer for a member of hundreds of groups.
         self._length = 4096
         while len(os.pread(self._status, self._length, 0)) == self._length:
@@ -78,7 +84,8 @@ class CpuMemory(LaneMemory):
         return self._context + max(0, self._resident - self._bare)
 
     def reset_peak(self) -> None:
-        os.pwrite(self._refs, b"5", 0)
+        if self._refs is not None:
+            os.pwrite(self._refs, b"5", 0)
 
     def set_quota(self, quota: int) -> int:
         self._quota = quota
@@ -119,7 +126,8 @@ class CpuMemory(LaneMemory):
             self._tighten()
 
     def trim(self, *, shared: bool) -> None:
-        getattr(self._libc, "malloc_trim", _nothing)(0)
+        for give_back in self._gives_back:
+            give_back()
         self._is_relaxed = False
         self._spare = bytes(SPARE)
         self._tighten()
@@ -152,6 +160,24 @@ class CpuMemory(LaneMemory):
         if hard != resource.RLIM_INFINITY and (soft == resource.RLIM_INFINITY or soft > hard):
             return hard
         return soft
+
+
+def _what_gives_back(libc: Any) -> list[Callable[[], object]]:
+    """Calls by which the allocators of this process give memory back that nothing uses.
+
+    What an ended trial leaves with its allocator would otherwise not count as the next one's. tcmalloc and jemalloc are
+    there where they were preloaded.
+    """
+    found: list[Callable[[], object]] = []
+    if hasattr(libc, "malloc_trim"):
+        found.append(partial(libc.malloc_trim, 0))
+    if hasattr(libc, "MallocExtension_ReleaseFreeMemory"):
+        found.append(libc.MallocExtension_ReleaseFreeMemory)
+    if hasattr(libc, "mallctl"):
+        # jemalloc's number for all arenas is 4096.
+        for name in (b"thread.tcache.flush", b"arena.4096.purge"):
+            found.append(partial(libc.mallctl, name, None, None, None, ctypes.c_size_t(0)))
+    return found
 
 
 def reserved_in(status: bytes) -> int:

@@ -21,12 +21,16 @@ def available_memory(root: Path = Path("/")) -> int:
     table = dict(line.split(":", 1) for line in (root / "proc/meminfo").read_text(encoding="ascii").splitlines())
     available = [int(table["MemAvailable"].split()[0]) * 1024]
     for group, is_unified in _control_groups(root, "memory"):
-        names = ("max", "current") if is_unified else ("limit_in_bytes", "usage_in_bytes")
-        with contextlib.suppress(OSError, ValueError):
-            limit, used, stat = ((group / f"memory.{name}").read_text(encoding="ascii") for name in (*names, "stat"))
-            # The kernel frees inactive file pages on demand.
-            cached = re.findall(r"^(?:total_)?inactive_file (\d+)$", stat, re.MULTILINE)
-            available.append(int(limit) - int(used) + int((cached or [0])[-1]))
+        limits, current = (("max", "high"), "current") if is_unified else (("limit_in_bytes",), "usage_in_bytes")
+        # Above "high" the kernel slows a group down as far as it takes.
+        for name in limits:
+            with contextlib.suppress(OSError, ValueError):
+                limit, used, stat = (
+                    (group / f"memory.{file}").read_text(encoding="ascii") for file in (name, current, "stat")
+                )
+                # The kernel frees inactive file pages on demand.
+                cached = re.findall(r"^(?:total_)?inactive_file (\d+)$", stat, re.MULTILINE)
+                available.append(int(limit) - int(used) + int((cached or [0])[-1]))
     return max(min(available), GIB // 4)
 
 

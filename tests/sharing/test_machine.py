@@ -20,10 +20,11 @@ def test_the_available_memory_is_some_of_what_the_machine_has():
     [
         ("0::/slurm/job_7/step_0", "slurm/job_7", ("memory.max", "memory.current")),
         ("0::/", "", ("memory.max", "memory.current")),
+        ("0::/user.slice", "user.slice", ("memory.high", "memory.current")),
         ("4:cpu,memory:/docker/7f", "memory", ("memory.limit_in_bytes", "memory.usage_in_bytes")),
         ("4:memory:/jobs/7", "memory/jobs/7", ("memory.limit_in_bytes", "memory.usage_in_bytes")),
     ],
-    ids=["v2 job", "v2 container", "v1 container", "v1 job"],
+    ids=["v2 job", "v2 container", "v2 throttled", "v1 container", "v1 job"],
 )
 def test_the_available_memory_is_what_the_tightest_control_group_leaves(tmp_path, membership, group, names):
     (tmp_path / "proc/self").mkdir(parents=True)

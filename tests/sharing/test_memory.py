@@ -9,12 +9,14 @@ import sys
 import textwrap
 import weakref
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 import cotune
 from cotune.demand import GIB, MIB
+from cotune.sharing import cpu
 from cotune.sharing.cpu import CpuMemory
 from cotune.sharing.memory import clear_frames, out_of_memory
 
@@ -555,3 +557,42 @@ def test_a_chain_that_bites_its_tail_ends():
     raised(first, context=second)
     raised(second, context=first)
     assert out_of_memory(first) == (False, None)
+
+
+def test_whichever_allocator_was_preloaded_gives_back_what_an_ended_trial_left_with_it():
+    said = []
+    libc = SimpleNamespace(
+        malloc_trim=lambda pad: said.append("glibc"),
+        MallocExtension_ReleaseFreeMemory=lambda: said.append("tcmalloc"),
+        mallctl=lambda name, *_: said.append(name.decode()),
+    )
+    for give_back in cpu._what_gives_back(libc):
+        give_back()
+    assert said == ["glibc", "tcmalloc", "thread.tcache.flush", "arena.4096.purge"]
+    assert cpu._what_gives_back(SimpleNamespace()) == []
+
+
+def test_where_the_peak_cannot_be_reset_it_is_the_largest_so_far():
+    refuses = """
+import os
+opens = os.open
+def refuse(path, *how):
+    if str(path).endswith("clear_refs"):
+        raise OSError(30, "Read-only file system", path)
+    return opens(path, *how)
+os.open = refuse
+"""
+    (before, peak, after) = in_own_process(
+        """
+        memory.start()
+        before = memory.read()[0]
+        block = np.ones(64 * MIB, np.uint8)
+        del block
+        peak = memory.read()[1]
+        memory.reset_peak()
+        tell(before, peak, memory.read()[1])
+        """,
+        refuses,
+    )
+    assert peak - before == pytest.approx(64 * MIB, rel=0.05)
+    assert after == pytest.approx(peak, rel=0.05)
