@@ -809,13 +809,16 @@ def test_a_time_budget_interrupts_what_is_running_and_it_can_be_resumed(run):
     assert [trial.config["x"] for trial in cotune.load("budget", results.folder.parent)] == [0, 0]
 
 
-def test_a_trial_that_saves_before_it_reports_leaves_no_report_out_when_it_is_interrupted(run, tmp_path):
-    class Interrupted(optuna.pruners.BasePruner):
-        def prune(self, study, trial):
-            if len(trial.intermediate_values) == 5:
-                os.kill(os.getpid(), signal.SIGINT)
-            return False
+class Interrupted(optuna.pruners.BasePruner):
+    """Interrupts the run at a trial's fifth report."""
 
+    def prune(self, study, trial):
+        if len(trial.intermediate_values) == 5:
+            os.kill(os.getpid(), signal.SIGINT)
+        return False
+
+
+def test_a_trial_that_saves_before_it_reports_leaves_no_report_out_when_it_is_interrupted(run, tmp_path):
     def train(config):
         saved = cotune.restore()
         for step in range(
@@ -836,12 +839,6 @@ def test_a_trial_that_saves_before_it_reports_leaves_no_report_out_when_it_is_in
 
 
 def test_reports_without_steps_count_on_from_a_checkpoint_that_is_saved_before_its_report(run, tmp_path):
-    class Interrupted(optuna.pruners.BasePruner):
-        def prune(self, study, trial):
-            if len(trial.intermediate_values) == 5:
-                os.kill(os.getpid(), signal.SIGINT)
-            return False
-
     def train(config):
         saved = cotune.restore()
         start = int((saved / "epoch").read_text()) if saved else 0

@@ -3,32 +3,30 @@
 from __future__ import annotations
 
 import contextlib
-import faulthandler
 import gc
 import importlib
 import os
 import resource
-import signal
 import sys
 import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from cotune import session
 from cotune.demand import MIB
 from cotune.sharing import settings, wire
-from cotune.sharing.cpu import CpuMemory, has_children
+from cotune.sharing.cpu import CpuMemory
 from cotune.sharing.inside.after_import import after_import
 from cotune.sharing.inside.boundary import on_optimizer_step
 from cotune.sharing.inside.children import uncap_children
 from cotune.sharing.inside.context import Home
-from cotune.sharing.inside.dynamo import defer_dynamo, dynamo_if_loaded
+from cotune.sharing.inside.dynamo import defer_dynamo
 from cotune.sharing.inside.graph_trees import give_graph_trees
 from cotune.sharing.inside.import_settings import ImportSettings
+from cotune.sharing.inside.leftovers import children, disarm, forget_compiled, has_process_group
 from cotune.sharing.inside.pools import idle_pool
 from cotune.sharing.inside.quiet_imports import quiet_imports
 from cotune.sharing.inside.resident import Ending, ResidentTrial
@@ -251,8 +249,8 @@ class Host(ABC):
         residue = self.level - self._context_level - self.shared_bytes - others
         is_sound = is_stuck or (not self._wreckage and self.memory.is_sound())
         pool = idle_pool()
-        tainted = not is_sound or trial.left_threads(pool.threads, residents) or _has_process_group()
-        tainted = tainted or (not residents and bool(_children(pool.processes)))
+        tainted = not is_sound or trial.left_threads(pool.threads, residents) or has_process_group()
+        tainted = tainted or (not residents and bool(children(pool.processes)))
         tainted = tainted or not self._lift_limits() or self._leaks_files(bool(residents))
         if abs(residue - self._held[1]) > MIB or tainted != self._held[2]:
             self._send_holds(max(0, residue), tainted)
@@ -301,8 +299,8 @@ class Host(ABC):
 
     def _tidy(self, *, shared: bool) -> None:
         if not shared:
-            _disarm()
-        _forget_compiled(shared=shared)
+            disarm()
+        forget_compiled(shared=shared)
         gc.collect()
         if not self._warm:
             # The first trial's imports stay for good; without the freeze every full collection would scan them.
@@ -347,70 +345,3 @@ class Host(ABC):
         holder = self.turns.holder
         if isinstance(holder, ResidentTrial):
             holder.cupy_loaded()
-
-
-def _disarm() -> None:
-    """Stops timers and tracing left by ended trials, which would end the process or slow down the next trial."""
-    for timer in (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF):
-        signal.setitimer(timer, 0)
-    faulthandler.cancel_dump_traceback_later()
-    gc.set_debug(0)
-    tracing = sys.modules.get("tracemalloc")
-    if tracing is not None and tracing.is_tracing():
-        tracing.stop()
-
-
-# How often torch may compile the same code, before that was raised.
-_first_limits: dict[str, int] = {}
-
-
-def _forget_compiled(*, shared: bool) -> None:
-    """Resets torch.compile, which compiles code that all trials share, such as `nn.Sequential`, eight times only.
-
-    Args:
-        shared: Whether compiled code of other trials must stay; then it may be compiled eight times more.
-    """
-    compiler: Any = dynamo_if_loaded()
-    # A reset takes 0.3 ms, so it is left out where nothing was compiled.
-    backends = getattr(getattr(compiler, "eval_frame", None), "cached_backends", {})
-    if any(backend is not None for backend in backends.values()):
-        for limit in ("cache_size_limit", "accumulated_cache_size_limit"):
-            now = getattr(compiler.config, limit)
-            first = _first_limits.setdefault(limit, now)
-            setattr(compiler.config, limit, now + 8 if shared else first)
-        if not shared:
-            _first_limits.clear()
-            compiler.reset()
-
-
-def _has_process_group() -> bool:
-    """Whether torch has a default process group; a process can have only one."""
-    distributed: Any = sys.modules.get("torch.distributed")
-    return distributed is not None and bool(distributed.is_available() and distributed.is_initialized())
-
-
-def _children(known: frozenset[int]) -> list[int]:
-    """Living child processes, without the known ones and Python's own helpers."""
-    if not has_children():
-        return []
-    found: list[int] = []
-    try:
-        tasks = os.listdir("/proc/self/task")
-    except OSError:
-        # Without free file descriptors, say; the end of a trial must still be told.
-        return []
-    for task in tasks:
-        with contextlib.suppress(OSError):
-            text = Path(f"/proc/self/task/{task}/children").read_text(encoding="ascii")
-            found.extend(pid for pid in map(int, text.split()) if pid not in known and _counts(pid))
-    return found
-
-
-def _counts(pid: int) -> bool:
-    try:
-        command = Path(f"/proc/{pid}/cmdline").read_bytes()
-        state = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    helpers = (b"resource_tracker", b"forkserver", b"compile_worker")
-    return state != "Z" and not any(helper in command for helper in helpers)

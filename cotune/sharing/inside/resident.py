@@ -9,7 +9,7 @@ import time
 import weakref
 import zlib
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar
 
 from cotune import session
@@ -18,6 +18,7 @@ from cotune.paths import TrialFolder
 from cotune.session import TrialStopped
 from cotune.sharing import wire
 from cotune.sharing.inside.context import Context
+from cotune.sharing.inside.leftovers import live_on
 from cotune.sharing.inside.loan import TrialLoan
 from cotune.sharing.inside.trial_meter import TrialMeter
 from cotune.sharing.inside.trial_waits import TrialWaits
@@ -32,10 +33,6 @@ T = TypeVar("T")
 
 FIRST_MEASURED = 2
 MEASURE_EVERY = 0.2
-# Name prefixes of threads that may outlive a trial: trials' own, and torch.compile's, which serve the next trial too.
-HELPERS = ("trial-", "InductorSubproc", "subproc_worker_timer")
-# Seconds for the threads of an ended trial to end.
-ENDS_WITHIN = 0.05
 # Seconds of a turn while another resident waits.
 QUANTUM = 0.05
 
@@ -124,24 +121,9 @@ class ResidentTrial(session.Session):
             known: Threads that do not count, as those of trials and helpers do not.
             residents: Trials that still run, whose threads do not count either.
         """
-        left = [
-            thread
-            for thread in threading.enumerate()
-            if thread not in self._threads
-            and thread not in known
-            and session.starter_of(thread) not in residents
-            and not thread.name.startswith(HELPERS)
-            and "TMonitor" not in type(thread).__name__
-            # A thread that Python did not start, such as that of torch's backward pass on a GPU.
-            and not isinstance(thread, threading._DummyThread)
-        ]
-        # Those of a DataLoader or a pool are told to end, and take a moment.
-        deadline = time.monotonic() + ENDS_WITHIN
-        for thread in left:
-            # RuntimeError: it has not begun yet.
-            with suppress(RuntimeError):
-                thread.join(max(0.0, deadline - time.monotonic()))
-        return any(thread.is_alive() or thread.ident is None for thread in left)
+        return live_on(
+            lambda thread: thread in self._threads or thread in known or (session.starter_of(thread) in residents)
+        )
 
     # ---- asked for by the lane's main thread
 

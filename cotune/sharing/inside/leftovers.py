@@ -1,0 +1,110 @@
+"""What ended trials may leave behind in their process, and what of it is tidied up for the next one."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import gc
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from cotune.sharing.cpu import has_children
+from cotune.sharing.inside.dynamo import dynamo_if_loaded
+
+# Name prefixes of threads that may outlive a trial: trials' own, and torch.compile's, which serve the next trial too.
+HELPERS = ("trial-", "InductorSubproc", "subproc_worker_timer")
+# Seconds for the threads of an ended trial to end.
+ENDS_WITHIN = 0.05
+
+
+def disarm() -> None:
+    """Stops timers and tracing left by ended trials, which would end the process or slow down the next trial."""
+    for timer in (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF):
+        signal.setitimer(timer, 0)
+    faulthandler.cancel_dump_traceback_later()
+    gc.set_debug(0)
+    tracing = sys.modules.get("tracemalloc")
+    if tracing is not None and tracing.is_tracing():
+        tracing.stop()
+
+
+# How often torch may compile the same code, before that was raised.
+_first_limits: dict[str, int] = {}
+
+
+def forget_compiled(*, shared: bool) -> None:
+    """Resets torch.compile, which compiles code that all trials share, such as `nn.Sequential`, eight times only.
+
+    Args:
+        shared: Whether compiled code of other trials must stay; then it may be compiled eight times more.
+    """
+    compiler: Any = dynamo_if_loaded()
+    # A reset takes 0.3 ms, so it is left out where nothing was compiled.
+    backends = getattr(getattr(compiler, "eval_frame", None), "cached_backends", {})
+    if any(backend is not None for backend in backends.values()):
+        for limit in ("cache_size_limit", "accumulated_cache_size_limit"):
+            now = getattr(compiler.config, limit)
+            first = _first_limits.setdefault(limit, now)
+            setattr(compiler.config, limit, now + 8 if shared else first)
+        if not shared:
+            _first_limits.clear()
+            compiler.reset()
+
+
+def has_process_group() -> bool:
+    """Whether torch has a default process group; a process can have only one."""
+    distributed: Any = sys.modules.get("torch.distributed")
+    return distributed is not None and bool(distributed.is_available() and distributed.is_initialized())
+
+
+def children(known: frozenset[int]) -> list[int]:
+    """Living child processes, without the known ones and Python's own helpers."""
+    if not has_children():
+        return []
+    found: list[int] = []
+    try:
+        tasks = os.listdir("/proc/self/task")
+    except OSError:
+        # Without free file descriptors, say; the end of a trial must still be told.
+        return []
+    for task in tasks:
+        with contextlib.suppress(OSError):
+            text = Path(f"/proc/self/task/{task}/children").read_text(encoding="ascii")
+            found.extend(pid for pid in map(int, text.split()) if pid not in known and _counts(pid))
+    return found
+
+
+def _counts(pid: int) -> bool:
+    try:
+        command = Path(f"/proc/{pid}/cmdline").read_bytes()
+        state = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    helpers = (b"resource_tracker", b"forkserver", b"compile_worker")
+    return state != "Z" and not any(helper in command for helper in helpers)
+
+
+def live_on(is_known: Callable[[threading.Thread], bool]) -> bool:
+    """Whether threads of an ended trial live on, other than known ones, those of trials and helpers."""
+    left = [
+        thread
+        for thread in threading.enumerate()
+        if not is_known(thread)
+        and not thread.name.startswith(HELPERS)
+        and "TMonitor" not in type(thread).__name__
+        # A thread that Python did not start, such as that of torch's backward pass on a GPU.
+        and not isinstance(thread, threading._DummyThread)
+    ]
+    # Those of a DataLoader or a pool are told to end, and take a moment.
+    deadline = time.monotonic() + ENDS_WITHIN
+    for thread in left:
+        # RuntimeError: it has not begun yet.
+        with contextlib.suppress(RuntimeError):
+            thread.join(max(0.0, deadline - time.monotonic()))
+    return any(thread.is_alive() or thread.ident is None for thread in left)
