@@ -138,6 +138,8 @@ def _note(number: int, _frame: Any) -> None:
 
 def _leave(*_signal: Any) -> NoReturn:
     """Ends this process and all it has forked."""
+    # Or a signal from now on would find its pipe closed, and say so in the log.
+    signal.set_wakeup_fd(-1)
     # An imported package may have started a resource tracker, which ends once its pipe is closed.
     with contextlib.suppress(OSError):
         for fd in map(int, os.listdir("/proc/self/fd")):
