@@ -220,8 +220,10 @@ def run(
     interrupts = Interrupts(last=2)
     with folder.locked():
         saved = _saved(folder, resume)
-        if saved is not None or seed is None:
-            seed = int(saved.settings["seed"]) if saved is not None else secrets.randbits(32)
+        if saved is not None:
+            seed = int(saved.settings["seed"])
+        elif seed is None:
+            seed = secrets.randbits(32)
         # Trials that may wait at rungs in one lane, beside those that run.
         paused = MOST_PAUSED if promotes and options.reuse else 0
         how = LocalOptions(

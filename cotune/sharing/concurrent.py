@@ -171,35 +171,30 @@ def before_optimizer_steps(run: Callable[[], None]) -> Iterator[None]:
             run()
 
     hook = register_optimizer_step_pre_hook(before)
-    _with_scalers.runs = [*_runs_with_scalers(), run]
+    _before_scalers.append(before)
     try:
         yield
     finally:
-        _with_scalers.runs.remove(run)
+        _before_scalers.remove(before)
         hook.remove()
 
 
-# What to run before a gradient scaler touches gradients, by thread.
-_with_scalers = threading.local()
+# What runs before a gradient scaler touches gradients, if it is in its own thread.
+_before_scalers: list[Callable[[], None]] = []
 
 
-def _runs_with_scalers() -> list[Callable[[], None]]:
-    runs: list[Callable[[], None]] = getattr(_with_scalers, "runs", [])
-    return runs
-
-
-def _after_runs(method: Callable[..., Any]) -> Callable[..., Any]:
+def _after_those(method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
     def called(*args: Any, **options: Any) -> Any:
-        for run in list(_runs_with_scalers()):
-            run()
+        for before in list(_before_scalers):
+            before()
         return method(*args, **options)
 
     return called
 
 
 _Scaler: Any = torch.amp.GradScaler
-_Scaler.unscale_, _Scaler.step = _after_runs(_Scaler.unscale_), _after_runs(_Scaler.step)
+_Scaler.unscale_, _Scaler.step = _after_those(_Scaler.unscale_), _after_those(_Scaler.step)
 
 
 class Buffers:

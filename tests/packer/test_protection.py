@@ -101,7 +101,8 @@ def test_others_still_overtake_where_all_have_the_same_priority() -> None:
     assert runs(world, small)
 
 
-def test_priority_takes_the_turn_of_lane_mates_and_gives_it_back() -> None:
+def lane_mates() -> tuple[World, int, int, int]:
+    """A trial and one with priority in the same lane, and the lane."""
     world = make(1, residents=2)
     teach(world, 0.5)
     mate = add(world)
@@ -109,6 +110,11 @@ def test_priority_takes_the_turn_of_lane_mates_and_gives_it_back() -> None:
     wanted = add(world, priority=1.0)
     lane = world.lane_of(mate).lane
     assert world.lane_of(wanted).lane == lane
+    return world, mate, wanted, lane
+
+
+def test_priority_takes_the_turn_of_lane_mates_and_gives_it_back() -> None:
+    world, _, wanted, lane = lane_mates()
     assert do.GiveTurn(lane, wanted) in world.log
     world.withdraw(wanted)
     world.go(wanted)
@@ -116,25 +122,15 @@ def test_priority_takes_the_turn_of_lane_mates_and_gives_it_back() -> None:
 
 
 def test_who_is_to_leave_gets_the_turn_that_it_needs_for_it() -> None:
-    world = make(1, residents=2)
-    teach(world, 0.5)
-    mate = add(world)
-    world.go(mate, 2)
-    wanted = add(world, priority=1.0)
-    lane = world.lane_of(wanted).lane
+    world, mate, wanted, lane = lane_mates()
     assert do.GiveTurn(lane, mate) in world.withdraw(mate)
     world.go(mate)
     assert wanted in world.running()
 
 
 def test_turns_go_back_to_all_when_one_of_the_same_priority_joins() -> None:
-    world = make(1, residents=2)
-    teach(world, 0.5)
-    mate = add(world)
-    world.go(mate, 2)
-    wanted = add(world, priority=1.0)
+    world, mate, wanted, lane = lane_mates()
     world.go(wanted, 2)
-    lane = world.lane_of(wanted).lane
     world.jobs[mate].steps = world.jobs[mate].done + 1
     world.finish(mate)
     assert do.GiveTurn(lane, None) not in world.log, "nobody else wants them"
