@@ -41,10 +41,11 @@ def run_tests(seconds: float, told: Path) -> Found:
     """Runs them, the most important first; begins none after so many seconds.
 
     Returns:
-        How many were collected; what passed; what failed or was skipped, and why; `status`, pytest's own.
+        How many were collected; what passed, in how many seconds; what failed or was skipped, and why; `status`,
+        pytest's own.
     """
     files = [path for path in (ROOT / "tests").rglob("test_*.py") if "mark.gpu" in path.read_text()]
-    files.sort(key=lambda path: (path.name != "test_run_gpu.py", path))
+    files.sort(key=lambda path: (path.name != "test_run_gpu.py", "ray_tune" in path.parts, path))
     # No plugins but these: some environments bring many, and every warning is an error here.
     plugins = ["-p", "pytest_timeout", "-p", "_gpu_tests", "--timeout", str(LONGEST), "--timeout-method", "signal"]
     how = ["-m", "gpu", "-v", "--no-summary", "--continue-on-collection-errors", "-W", "ignore::DeprecationWarning"]
@@ -57,16 +58,14 @@ def run_tests(seconds: float, told: Path) -> Found:
 
 def outcomes(told: Path) -> Found:
     """What the plugin has told until now."""
-    found: Found = {"collected": 0, "passed": [], "failed": {}, "skipped": {}}
+    found: Found = {"collected": 0, "passed": {}, "failed": {}, "skipped": {}}
     for outcome, test, why in map(json.loads, told.read_text().splitlines() if told.exists() else []):
         if outcome == "collected":
             found["collected"] = why
-        elif outcome == "passed":
-            found["passed"].append(test)
         else:
             found[outcome].setdefault(test, why)
     # One that leaves something behind has passed before its fixtures fail.
-    found["passed"] = [test for test in found["passed"] if test not in found["failed"]]
+    found["passed"] = {test: took for test, took in found["passed"].items() if test not in found["failed"]}
     return found
 
 
@@ -88,7 +87,7 @@ def pytest_runtest_logreport(report: Any) -> None:
     elif report.skipped:
         _tell("skipped", report.nodeid, report.longrepr[2])
     elif report.when == "call":
-        _tell("passed", report.nodeid, "")
+        _tell("passed", report.nodeid, round(report.duration, 2))
 
 
 def _show(report: Any) -> None:

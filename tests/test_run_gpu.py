@@ -133,6 +133,26 @@ def test_the_next_trial_of_a_lane_takes_the_memory_of_the_last(run):
         assert trial.metrics["reserved"] <= first.metrics["reserved"]
 
 
+def test_the_peaks_that_a_trial_reads_from_torch_are_its_own(run):
+    def train(config):
+        import torch
+
+        scratch = torch.ones((1024 if cotune.trial_id() == 0 else 64) * MIB, dtype=torch.uint8, device="cuda")
+        cotune.report({"loss": 0.0})
+        del scratch
+        cotune.report({"loss": 0.0})
+        most = torch.cuda.max_memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        cotune.report({"loss": 0.0, "most": most, "after": torch.cuda.max_memory_allocated(), "pid": os.getpid()})
+
+    first, second = run(train, {"x": cotune.uniform(0, 1)}, trials=2, lanes=1)
+    assert first.metrics["pid"] == second.metrics["pid"]
+    for trial, mib in ((first, 1024), (second, 64)):
+        assert mib * MIB <= trial.metrics["most"] < (mib + 16) * MIB
+        assert trial.metrics["after"] < 16 * MIB
+        assert trial.persistent + trial.ephemeral == pytest.approx(mib * MIB, rel=0.01)
+
+
 def test_what_another_process_takes_is_no_longer_ours(tmp_path):
     code = """
 import sys, torch
@@ -199,6 +219,33 @@ def test_a_graph_that_is_captured_with_its_optimizer_step_is_left_alone(run):
     trial = run(train, {"x": 1}, trials=1)[0]
     assert trial.error is None
     assert len(trial.history) == 3
+
+
+def test_residents_whose_models_are_compiled_with_cuda_graphs_compute_the_same_bits_as_alone(run):
+    pytest.importorskip("triton")
+
+    def train(config):
+        import torch
+        from torch import nn
+
+        model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 1)).cuda()
+        compiled = torch.compile(model, mode="reduce-overhead")
+        optimizer = torch.optim.SGD(model.parameters(), lr=config["lr"])
+        for step in range(20):
+            x = torch.randn(32, 64, device="cuda")
+            loss = compiled(x).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            cotune.report({"loss": loss, "pid": os.getpid()}, step=step)
+
+    space = {"lr": cotune.choice([1e-3, 1e-2])}
+    alone = run(train, space, sampler="grid", lanes=1)
+    together = run(train, space, sampler="grid", lanes=1, residents=2)
+    assert len({trial.metrics["pid"] for trial in together}) == 1
+    for a, b in zip(alone, together, strict=True):
+        assert a.error is b.error is None
+        assert [r["loss"] for r in a.history] == [r["loss"] for r in b.history]
 
 
 def test_nobody_else_has_the_turn_while_a_graph_is_captured(run, tmp_path):

@@ -26,8 +26,10 @@ ROOT = HERE.parents[1]
 COMPUTING = (
     "test_streams_change_no_number",
     "test_memory_that_runs_out_on_streams_changes_no_number",
+    "test_a_scaler_that_steps_within_a_loop_on_streams_finds_all_gradients",
     "test_parking_frees_the_memory_of_the_gpu_and_brings_it_back",
     "test_residents_of_one_lane_compute_the_same_bits_as_trials_alone",
+    "test_residents_whose_models_are_compiled_with_cuda_graphs_compute_the_same_bits_as_alone",
     "test_a_process_that_imported_torch_and_asked_for_cuda_can_still_fork_lanes",
     "test_two_processes_forked_from_one_use_the_gpu_at_once",
     "test_the_last_trial_is_lent_idle_memory_and_computes_the_same",

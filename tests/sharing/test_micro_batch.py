@@ -908,6 +908,28 @@ def test_losses_added_up_behind_backward_are_right_on_streams(on_cuda):
 
 
 @pytest.mark.gpu
+def test_a_scaler_that_steps_within_a_loop_on_streams_finds_all_gradients(on_cuda):
+    def train(net):
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        scaler = torch.amp.GradScaler("cuda", init_scale=2.0**16)
+        for micro in cotune.micro_batches(x, 16):
+            micro.backward(scaler.scale(net(micro.data).square().mean()))
+            if micro.index % 2:
+                scaler.step(optimizer)
+                scaler.update()
+                optimizer.zero_grad()
+        return torch.cat([p.detach().flatten() for p in net.parameters()])
+
+    torch.manual_seed(0)
+    x = torch.randn(128, 512, device="cuda")
+    plain = nn.Sequential(*[nn.Linear(512, 512) for _ in range(10)], nn.Linear(512, 1)).cuda()
+    lent = copy.deepcopy(plain)
+    expected = train(plain)
+    on_cuda(4)
+    torch.testing.assert_close(train(lent), expected, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.gpu
 def test_memory_that_runs_out_on_streams_changes_no_number(on_cuda):
     """Four times 256 MiB of activations do not fit 700 MiB, one does."""
     net = nn.Sequential(nn.Linear(1024, 1024), nn.Dropout(0.1), nn.Linear(1024, 1)).cuda()
