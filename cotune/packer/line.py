@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
+from enum import StrEnum
 from itertools import islice
 from typing import NamedTuple
 
@@ -18,12 +19,30 @@ from cotune.packer.trial import Trial
 # Waiting trials that are appraised again per event.
 SORT_AT_ONCE = 2
 
-# What a trial wants: a `lane`, a new lane (`apart`), or a whole device (`probe`, `alone` or `oversized`); for probes,
-# which all need the same, also their kind.
-Fits = tuple[str, str]
 
-_LANE: Fits = ("lane", "")
-_APART: Fits = ("apart", "")
+class How(StrEnum):
+    """Where a trial would run: in any lane, in a new lane, or on a whole device (the last three)."""
+
+    LANE = "lane"
+    APART = "apart"
+    PROBE = "probe"
+    ALONE = "alone"
+    OVERSIZED = "oversized"
+
+
+class Fits(NamedTuple):
+    """What a trial wants.
+
+    Attributes:
+        how: Where it would run.
+        kind: The kind of a probe, since probes of one kind all need the same; empty for other trials.
+    """
+
+    how: How
+    kind: str = ""
+
+
+_LANE, _APART, _ALONE, _OVERSIZED = Fits(How.LANE), Fits(How.APART), Fits(How.ALONE), Fits(How.OVERSIZED)
 
 _Order = tuple[float, float, Key, int]
 
@@ -227,9 +246,9 @@ class Line:
         trial.group = group
         expected = trial.expected
         if expected is None:
-            shape, size = Shape(("probe", trial.kind), group), 0
+            shape, size = Shape(Fits(How.PROBE, trial.kind), group), 0
         elif trial.wants_all:
-            shape, size = Shape(("alone" if trial.alone else "oversized", ""), group), expected.peak
+            shape, size = Shape(_ALONE if trial.alone else _OVERSIZED, group), expected.peak
         else:
             size = expected.persistent if self._by_persistent and not trial.is_apart else expected.peak
             shape = Shape(_APART if trial.is_apart else _LANE, group)
