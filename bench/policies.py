@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from _common import Bystanders, describe, machine, write_json
+from _gavel import from_gavel
 
 from cotune.demand import GIB
 from cotune.engines.simulated import Costs
@@ -31,7 +32,6 @@ from cotune.simulation import GENERATORS, Job, Setting, Workload, lower_bounds, 
 from cotune.simulation.configurations import configuration_bound
 from cotune.simulation.generators import ASHA_RUNGS
 from cotune.simulation.models import MODELS
-from cotune.simulation.traces import from_gavel
 
 PUBLISHED = ("salus-100", "salus-light", "salus-compute", "tiresias-60", "asha")
 # Where the sets that fit a device at once make a stronger bound than volumes do.

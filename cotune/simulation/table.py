@@ -10,7 +10,7 @@ import re
 import statistics
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import zip_longest
@@ -69,7 +69,7 @@ def from_csv(path: Path) -> Workload:
     header, single, jobs = None, 0, []
     count = 0
     forms: dict[str, bool] = {}
-    for row in rows(path):
+    for row in _rows(path):
         header = header or _checked(path, row)
         count += 1
         row.check_times(forms)
@@ -163,7 +163,7 @@ class Row:
         if name in LENGTHS and (span := _SPAN.fullmatch(text)):
             days, hours, minutes, seconds = (float(part or 0) for part in span.groups())
             return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
-        value = self.number(called, least=-math.inf if name == "priority" else 0.0)
+        value = self._number(called, least=-math.inf if name == "priority" else 0.0)
         if name in TIMES + LENGTHS and value > MOST_SECONDS:
             raise self._wrong(called, "times are read as seconds: divide those that are milliseconds or microseconds")
         if name.endswith("_mib") and value > MOST_MIB:
@@ -188,8 +188,8 @@ class Row:
                     hint = "give all times that are compared as dates, or all as seconds"
                     raise InputError(f"{self.where}: of {what} some are dates, some seconds", hint=hint)
 
-    def number(self, column: str, least: float = 0.0) -> float:
-        """A cell as a finite number, by default 0 or more.
+    def _number(self, column: str, least: float) -> float:
+        """A cell as a finite number, `least` or more.
 
         Raises:
             InputError: It is not such a number.
@@ -268,21 +268,19 @@ def _gpus(row: Row) -> float:
     return count * row.get("gpu_milli", 1000.0) / 1000 * row.get("instances", 1.0)
 
 
-def rows(path: Path, columns: Sequence[str] = ()) -> Iterator[Row]:
-    """The rows of a table that must have the given columns.
+def _rows(path: Path) -> Iterator[Row]:
+    """The rows of a table.
 
     Raises:
-        InputError: The table cannot be read, has no rows, or lacks a column.
+        InputError: The table cannot be read, or has no rows.
     """
-    text = read_text(path)
+    text = _read_text(path)
     delimiter = max(",\t;", key=text.lstrip().partition("\n")[0].count)
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
-    hint, count = f"the first line must name {', '.join(columns or ('seconds', 'peak_mib'))}", 0
+    count = 0
     try:
         filled = (cells for cells in reader if any(cell.strip() for cell in cells))
         names = [_plain(name) for name in next(filled, [])]
-        if missing := [name for name in columns if name not in names]:
-            raise InputError(f"{path} lacks the columns {', '.join(missing)}", hint=hint)
         twice = [name for name, times in Counter(names).items() if name in _READ and times > 1]
         if twice:
             raise InputError(f"{path} has the column {twice[0]} twice", hint="leave one of them out, or rename it")
@@ -300,7 +298,7 @@ def rows(path: Path, columns: Sequence[str] = ()) -> Iterator[Row]:
     except csv.Error as error:
         raise InputError(f"line {reader.line_num} of {path}: {error}", hint="is a quote left open there?") from error
     if not count:
-        raise InputError(f"{path} has no rows", hint=hint)
+        raise InputError(f"{path} has no rows", hint="the first line must name seconds, peak_mib")
 
 
 def _plain(name: str) -> str:
@@ -313,7 +311,7 @@ def _content(cell: str) -> str:
     return "" if text.lower() in _NOTHING else text
 
 
-def read_text(path: Path) -> str:
+def _read_text(path: Path) -> str:
     """The contents of a text file, which may be compressed with gzip.
 
     Raises:

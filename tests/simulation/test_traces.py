@@ -13,7 +13,6 @@ from cotune.errors import InputError, StorageError
 from cotune.paths import RunFolder
 from cotune.simulation import Segment, Setting, from_csv, from_run, make_workload, simulate
 from cotune.simulation.drawing import chrome_trace, duration, gantt, summary
-from cotune.simulation.traces import from_gavel
 
 HEADER = "iterations,step_seconds,persistent_mib,ephemeral_mib,busy,startup,arrival,kind\n"
 
@@ -287,18 +286,6 @@ def test_a_run_without_an_end_or_without_a_file(tmp_path: Path) -> None:
         from_run(a_run(tmp_path, ends=0))
     with pytest.raises(StorageError):
         from_run(RunFolder(tmp_path / "nope"))
-
-
-def test_gavels_files(tmp_path: Path) -> None:
-    trace, pairs = tmp_path / "trace.tsv", tmp_path / "pairs.csv"
-    columns = "gpu,job_a,job_b,iso_a_steps_s,iso_b_steps_s,co_a_steps_s,co_b_steps_s\n"
-    pairs.write_text(columns + "v100,A,A,10,10,6.3,6.3\nv100,B,B,10,10,10,10\nk80,A,A,1,1,1,1\nv100,A,B,10,10,0,0\n")
-    rows = ["A\tcmd\tdir\t-n\t1\t600\t1\t1\t-1.0\t0", "B\tcmd\tdir\t-n\t1\t100\t1\t1\t-1.0\t5"]
-    trace.write_text("\n".join([*rows, "A\tcmd\tdir\t-n\t1\t600\t4\t1\t-1.0\t0"]))
-    a, b = from_gavel(trace, pairs).jobs
-    assert (a.seconds, b.seconds, b.arrival) == (pytest.approx(60.0), pytest.approx(10.0), 5.0)
-    assert a.busy > 0.9
-    assert b.busy < 0.05
 
 
 # ---- drawings
