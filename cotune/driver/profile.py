@@ -24,7 +24,8 @@ from typing import Any, NamedTuple
 from cotune.demand import MIB, Demand, Estimate
 from cotune.driver.calibration import Calibration
 from cotune.driver.fingerprint import digest, identity, plain
-from cotune.packer.prediction import KindModel, Prediction
+from cotune.packer.kind_model import KindModel
+from cotune.packer.prediction import Prediction
 from cotune.trainable import unwrapped
 
 VERSION = 2

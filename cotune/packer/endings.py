@@ -180,7 +180,7 @@ class Endings:
             model.refute()
         else:
             if trial.early:
-                model.observe_growth(trial.id, trial.early, event.needed or floor, is_all=False)
+                model.growth.observe(trial.id, trial.early, event.needed or floor, is_all=False)
             trial.out_of_memories += 1
             tries = 1 if event.needed is not None else 2
             trial.alone = trial.alone or trial.out_of_memories > tries or expected is None

@@ -137,7 +137,7 @@ class Learning:
         """An attempt has ended in the lane, or was stopped; its measurements are final."""
         self.believe(trial, lane, is_over=not stopped)
         if not stopped and trial.demand is not None and trial.early:
-            self._predictor.model(trial).observe_growth(trial.id, trial.early, trial.demand.peak, is_all=True)
+            self._predictor.model(trial).growth.observe(trial.id, trial.early, trial.demand.peak, is_all=True)
         made = trial.progress
         if made.alone_seconds:
             model = self._predictor.model(trial)

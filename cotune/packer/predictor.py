@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from cotune.demand import Demand
 from cotune.packer.fitting import Fitting
-from cotune.packer.prediction import Changes, KindModel
+from cotune.packer.kind_model import KindModel
+from cotune.packer.prediction import Changes
 from cotune.packer.trial import Trial, padded
 
 # Hints are believed until more than this share of them (and more than two) was too low.
@@ -51,7 +52,7 @@ class Predictor:
         if trial.early:
             # Siblings may have shown more growth since it ran.
             trial.later = self.later(trial)
-            has_ended = self.model(trial).has_ended
+            has_ended = self.model(trial).growth.has_ended
             if trial.later > ENOUGH * trial.lacked or (has_ended and padded(trial.later) >= trial.lacked):
                 trial.floor = trial.lacked
         known = trial.grown(trial.demand) if trial.demand else self._predicted(trial)
@@ -73,11 +74,11 @@ class Predictor:
 
         Learnt from siblings; until one of them has shown its growth, the owner's hint, if far above what was measured.
         """
-        model = self.model(trial)
-        if not model.has_grown and trial.hint is not None and self._trusts_hints:
+        growth = self.model(trial).growth
+        if not growth.is_known and trial.hint is not None and self._trusts_hints:
             later = trial.hint.peak if trial.hint.peak > FAR * trial.early else 0
         else:
-            later = model.grown(trial.early)
+            later = growth.later(trial.early)
         return min(later, self._fitting.largest_room)
 
     def seconds_left(self, trial: Trial) -> float | None:

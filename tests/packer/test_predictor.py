@@ -57,6 +57,6 @@ def test_what_a_sibling_ended_with_replaces_the_guess_after_out_of_memory(is_all
     predictor = Predictor(cast(Fitting, SimpleNamespace(largest_room=4096 * MIB)))
     trial = Trial(0, 0, "", {}, 0.0)
     trial.early, trial.lacked, trial.floor = 20 * MIB, 252 * MIB, 315 * MIB
-    predictor.model(trial).observe_growth(1, 20 * MIB, 250 * MIB, is_all=is_all)
+    predictor.model(trial).growth.observe(1, 20 * MIB, 250 * MIB, is_all=is_all)
     predictor.appraise(trial)
     assert trial.floor == (252 * MIB if is_all else 315 * MIB)
