@@ -14,6 +14,7 @@ from cotune.packer import events as ev
 from cotune.packer import instructions as do
 from cotune.packer.company import Company
 from cotune.packer.critical import Critical
+from cotune.packer.device_events import DeviceEvents
 from cotune.packer.endings import Endings
 from cotune.packer.fitting import Fitting
 from cotune.packer.forecast import Forecast
@@ -30,10 +31,8 @@ from cotune.packer.protection import Protection
 from cotune.packer.reasons import Reasons
 from cotune.packer.reservation import Reservation
 from cotune.packer.snapshot import DeviceView, LaneView, PackerView, WaitingView
-from cotune.packer.state import Device
 from cotune.packer.trial import Trial
 from cotune.packer.turn_rules import TurnRules
-from cotune.packer.width import WidthControl
 from cotune.trial import Outcome
 
 
@@ -65,7 +64,7 @@ class Packer:
         self._trials: dict[int, Trial] = {}
         self._withdrawn: dict[int, Trial] = {}
         self._arrivals = 0
-        self._found = 0
+        devices = DeviceEvents(options, self._ledger, self._reservation, self._endings, self._left)
         lanes = LaneEvents(options, self._ledger, self._endings, self._learning, self._left)
         self._of_lanes = lanes.handlers
         self._of_trials: dict[type[ev.TrialEvent], Callable[[Trial, Any], None]] = {
@@ -79,9 +78,7 @@ class Packer:
             ev.TrialEnded: self._ended,
         }
         self._of_others: dict[type[ev.Event], Callable[[Any], None]] = {
-            ev.DeviceFound: self._device_found,
-            ev.DeviceChanged: self._device_changed,
-            ev.DeviceLost: self._device_lost,
+            **devices.handlers,
             ev.TrialAdded: self._add,
             ev.AllTrialsAdded: self._close,
             ev.Tick: lambda event: lanes.kill_overdue(self._withdrawn.values(), event.time),
@@ -203,57 +200,6 @@ class Packer:
         head = self._line.head()
         first = WaitingView(head.id, self._reasons.why(head)) if head is not None else None
         return PackerView(devices, first, len(self._line))
-
-    # ---- devices
-
-    def _device_found(self, event: ev.DeviceFound) -> None:
-        if event.device in self._ledger.devices:
-            return self._device_changed(ev.DeviceChanged(event.time, event.device, event.capacity))
-        self._found += 1
-        device = Device(
-            event.device,
-            self._found,
-            event.capacity,
-            event.context,
-            self._width_of(event),
-            most=event.max_width,
-            full=event.capacity,
-            # Most of the device would be left to few trials, if to any, and the figure be corrected late.
-            shared=event.shared if event.shared <= event.capacity // 2 else 0,
-        )
-        self._ledger.add(device)
-        self.options.policy.devices = len(self._ledger.devices)
-
-    def _width_of(self, event: ev.DeviceFound) -> WidthControl:
-        width, policy = self.options.width, self.options.policy
-        if width is not None:
-            return WidthControl(width, width=width)
-        most = max(event.max_width, event.idle_width)
-        begin = most if policy.packs else min(event.width, most)
-        guesses = policy.guesses and begin == 1
-        return WidthControl(event.max_width, policy.gain, guesses, begin, idle_limit=event.idle_width)
-
-    def _device_changed(self, event: ev.DeviceChanged) -> None:
-        device = self._ledger.devices.get(event.device)
-        if device is None:
-            return
-        if event.max_width is not None:
-            device.most = event.max_width
-            if self.options.width is None:
-                device.width.limited(event.max_width, at_once=self.options.policy.packs)
-        self._ledger.change(device, event.capacity)
-
-    def _device_lost(self, event: ev.DeviceLost) -> None:
-        device = self._ledger.devices.get(event.device)
-        if device is None:
-            return
-        if device.reserved_for is not None:
-            self._reservation.lift(device.reserved_for)
-        self.options.policy.devices = max(1, len(self._ledger.devices) - 1)
-        paused = {trial for lane in device.lanes.values() for trial in lane.paused}
-        for trial in self._ledger.remove(device):
-            self._left(trial)
-            self._endings.device_lost(trial, event.device, trial.id in paused, event.time)
 
     # ---- trials
 
