@@ -16,9 +16,9 @@ from cotune.packer import instructions as do
 from cotune.packer.fitting import resident_demands
 from cotune.packer.ledger import Ledger
 from cotune.packer.predictor import Predictor
+from cotune.packer.speed import GAIN, Speed, pause_after
 from cotune.packer.state import Device, Lane
 from cotune.packer.trial import Trial
-from cotune.packer.width import GAIN, PATIENCE, Speed
 
 SAMPLES = 2
 # No second measurement is needed if it is this much slower: threads wait for each other on cores used by others.
@@ -82,7 +82,7 @@ class Grant:
         self.best = best
         self.settled = True
         self.refusals += 1
-        self.hold = PATIENCE * 2**self.refusals
+        self.hold = pause_after(self.refusals)
         self.slow = 0
 
     def forget(self) -> None:

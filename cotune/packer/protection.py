@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from cotune.packer.interference import Interference, foremost, neighbours
+from cotune.packer.speed import Speed, pause_after
 from cotune.packer.state import Device, Lane
 from cotune.packer.trial import MANY, Trial
-from cotune.packer.width import PATIENCE, Speed
 
 SAMPLES = 2
 
@@ -196,5 +196,5 @@ class Protection:
             # In the second case, a lane that must stay empty still runs its last trial.
             return
         watch.refusals += 1
-        watch.hold = PATIENCE * 2**watch.refusals
+        watch.hold = pause_after(watch.refusals)
         trial.beside = len(others) - 1

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-GAIN = 1.05
+from cotune.packer.speed import GAIN, PATIENCE, Speed, pause_after
+
 # If each lane keeps more than this share of its speed, four times as many lanes are tried next, instead of twice.
 EASE = 0.85
 # Needed before a width is judged, per lane on average: iterations, and seconds of iterations.
 ITERATIONS = 2
 WINDOW = 0.2
-PATIENCE = 16
 # Judgements without comparable speeds before the means of unrelated trials are compared instead.
 UNSURE = 32
 # Trials per lane of an idle device in a search that learns from results; with fewer, it learns from too few.
@@ -36,25 +36,12 @@ def lanes_that_learn(trials: int | None) -> int:
 
 
 @dataclass(slots=True)
-class Speed:
-    """Iterations of a trial and the time they took, in seconds, under one arrangement."""
+class _Speed(Speed):
+    """A trial's speed, and the usual duration of its iterations."""
 
-    count: int = 0
-    seconds: float = 0.0
-    samples: int = 0
     usual: Usual = alike
 
-    def add(self, count: int, seconds: float) -> None:
-        self.count += count
-        self.seconds += seconds
-        self.samples += 1
 
-    @property
-    def step_seconds(self) -> float:
-        return self.seconds / max(self.count, 1)
-
-
-@dataclass(slots=True)
 class WidthControl:
     """Doubles the width while the sum of normalised speeds grows by more than 5%, then searches between the last two.
 
@@ -68,39 +55,46 @@ class WidthControl:
     utilisation of one trial leaves room for. If memory holds fewer lanes than the width to try, the running ones are
     judged.
 
-    Attributes:
+    Args:
         limit: Most lanes, except on an idle device.
         gain: Factor by which more lanes must raise the sum of speeds.
         guesses: Whether the utilisation of one trial determines the first width to try.
-        width: Lanes that may run at once now; the limit from the beginning if the user has chosen it.
-        proven: The last width that was kept after a measurement, or reverted to; 0 before that.
+        width: Lanes to begin with; the limit if the user has chosen it.
         idle_limit: Most lanes while the running ones leave the device idle.
+
+    Attributes:
+        width: Lanes that may run at once now.
+        proven: The last width that was kept after a measurement, or reverted to; 0 before that.
     """
 
-    limit: int
-    gain: float = GAIN
-    guesses: bool = True
-    width: int = 1
-    proven: int = 0
-    idle_limit: int = 0
-    _guessed: bool = False
-    _trying_from: int = 0
-    _now: dict[int, Speed] = field(default_factory=dict)
-    _before: dict[int, Speed] = field(default_factory=dict)
-    # Most lanes at once since the width changed; since when the present lanes run; measurements in a row with fewer.
-    _reached: int = 0
-    _since: float = -math.inf
-    _fewer: int = 0
-    # The smallest width of the present search that did not pay.
-    _refused: int = 0
-    _is_easy: bool = False
-    _hold: int = 0
-    _unsure: int = 0
-    _refusals: int = 0
+    def __init__(
+        self, limit: int, gain: float = GAIN, guesses: bool = True, width: int = 1, idle_limit: int = 0
+    ) -> None:
+        self.limit = limit
+        self.idle_limit = idle_limit
+        self.width = width
+        self.proven = 0
+        self._gain = gain
+        self._guesses = guesses
+        self._guessed = False
+        self._trying_from = 0
+        self._now: dict[int, _Speed] = {}
+        self._before: dict[int, _Speed] = {}
+        # Most lanes at once since the width changed; since when the present lanes run; measurements in a row with
+        # fewer.
+        self._reached = 0
+        self._since = -math.inf
+        self._fewer = 0
+        # The smallest width of the present search that did not pay.
+        self._refused = 0
+        self._is_easy = False
+        self._hold = 0
+        self._unsure = 0
+        self._refusals = 0
 
     def guess(self, busy: float | None) -> None:
         """Tries, once, the width that would fill the device, given the share of it that one trial alone used."""
-        if not self.guesses or self._guessed or self._trying_from or not busy:
+        if not self._guesses or self._guessed or self._trying_from or not busy:
             return
         self._guessed = True
         self._try(max(1, round(min(self._most(is_idle=True), 1.0 / busy))))
@@ -163,7 +157,7 @@ class WidthControl:
             # If memory no longer holds as many lanes, the fewer ones are judged.
             self._reached, self._now, self._fewer = active, {}, 0
         if active == self._reached:
-            self._now.setdefault(trial, Speed(usual=usual)).add(count, seconds)
+            self._now.setdefault(trial, _Speed(usual=usual)).add(count, seconds)
             if len(self._now) > 4 * self._most(is_idle=True):
                 del self._now[next(iter(self._now))]
 
@@ -195,11 +189,11 @@ class WidthControl:
     def _judge(self) -> None:
         """Keeps or reverts the width that was tried.
 
-        More lanes must raise the sum of speeds by `gain`; a guess of many must leave each at least half its speed.
+        More lanes must raise the sum of speeds by the gain; a guess of many must leave each at least half its speed.
         Once a width did not pay, the search halves the distance to it, while that adds at least a quarter to the lanes.
         """
         before, reached = self._trying_from, self._reached
-        gain, more = self._gain(before), reached / before
+        gain, more = self._gained(before), reached / before
         if gain is None:
             # The trials that ran before are gone and cannot be compared with those that run now.
             self._unsure += 1
@@ -209,7 +203,7 @@ class WidthControl:
             gain = math.inf if self._guessed else more * _middle(self._before.values()) / _middle(self._now.values())
         self._unsure = 0
         self._is_easy = EASE * more < gain < math.inf
-        if gain > max(self.gain, more / 2):
+        if gain > max(self._gain, more / 2):
             before, self._before, self._refusals = reached, self._now, 0
         else:
             self._refused = reached
@@ -227,14 +221,14 @@ class WidthControl:
     def _rest(self) -> None:
         """Tries no wider for a while, longer each time."""
         self._refusals += 1
-        self._hold = PATIENCE * 2**self._refusals
+        self._hold = pause_after(self._refusals)
 
     def _try(self, width: int) -> None:
         if width > self.width:
             self._trying_from, self._before = self.width, self._now
             self.width, self._now, self._reached = width, {}, 0
 
-    def _gain(self, before: int) -> float | None:
+    def _gained(self, before: int) -> float | None:
         """Sum of normalised speeds now, divided by that at the width before; None if unknown."""
         common = [
             self._before[trial].step_seconds / speed.step_seconds
@@ -252,7 +246,7 @@ class WidthControl:
         return _mean(common) * self._reached / before
 
 
-def _slowness(speeds: Iterable[Speed]) -> float:
+def _slowness(speeds: Iterable[_Speed]) -> float:
     """Mean duration of iterations relative to their trials' usual one; 0 if none is known."""
     return _mean([speed.step_seconds / usual for speed in speeds if (usual := speed.usual())])
 

@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from cotune.packer.width import ITERATIONS, PATIENCE, TRIALS, UNSURE, WINDOW, WidthControl, lanes_that_learn
+from cotune.packer.speed import PATIENCE
+from cotune.packer.width import ITERATIONS, TRIALS, UNSURE, WINDOW, WidthControl, lanes_that_learn
 
 
 def run(control: WidthControl, step_seconds: Callable[[int], float], reviews: int = 400) -> set[int]:
