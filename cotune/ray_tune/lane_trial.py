@@ -22,7 +22,8 @@ from cotune.ray_tune import _private
 from cotune.ray_tune.inbox import Call, Inbox, NotHere
 from cotune.session import Session, TrialStopped
 from cotune.sharing import wire
-from cotune.sharing.inside.resident import Ending, ResidentTrial, own_stop
+from cotune.sharing.inside.ending import Ending, own_stop
+from cotune.sharing.inside.resident import ResidentTrial
 from cotune.sharing.memory import clear_frames, text_of
 from cotune.trial import Outcome, TrialSpec
 

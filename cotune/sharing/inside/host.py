@@ -24,12 +24,13 @@ from cotune.sharing.inside.boundary import on_optimizer_step
 from cotune.sharing.inside.children import uncap_children
 from cotune.sharing.inside.context import Home
 from cotune.sharing.inside.dynamo import defer_dynamo
+from cotune.sharing.inside.ending import Ending
 from cotune.sharing.inside.graph_trees import give_graph_trees
 from cotune.sharing.inside.import_settings import ImportSettings
 from cotune.sharing.inside.leftovers import children, disarm, forget_compiled, has_process_group
 from cotune.sharing.inside.pools import idle_pool
 from cotune.sharing.inside.quiet_imports import quiet_imports
-from cotune.sharing.inside.resident import Ending, ResidentTrial
+from cotune.sharing.inside.resident import ResidentTrial
 from cotune.sharing.inside.turns import Turns
 from cotune.sharing.lane_options import LaneOptions
 from cotune.sharing.memory import LaneMemory

@@ -78,6 +78,15 @@ def flat(metrics: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, An
             yield f"{prefix}{name}", value
 
 
+def is_number(value: object) -> bool:
+    """Whether a value can be reported as a number."""
+    if isinstance(value, bool):
+        return False
+    if hasattr(value, "item"):
+        return math.prod(getattr(value, "shape", ())) == 1
+    return hasattr(type(value), "__float__")
+
+
 def number(name: str, value: Any) -> float:
     """The run's metric as a finite number.
 

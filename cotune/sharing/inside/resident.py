@@ -10,14 +10,14 @@ import weakref
 import zlib
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from cotune import session
-from cotune.errors import InputError
 from cotune.paths import TrialFolder
 from cotune.session import TrialStopped
 from cotune.sharing import wire
 from cotune.sharing.inside.context import Context
+from cotune.sharing.inside.ending import Ending
 from cotune.sharing.inside.leftovers import live_on
 from cotune.sharing.inside.loan import TrialLoan
 from cotune.sharing.inside.trial_meter import TrialMeter
@@ -35,24 +35,6 @@ FIRST_MEASURED = 2
 MEASURE_EVERY = 0.2
 # Seconds of a turn while another resident waits.
 QUANTUM = 0.05
-
-
-class Ending(NamedTuple):
-    """How an attempt ended, as sent to the driver.
-
-    Attributes:
-        outcome: The outcome.
-        needed: Bytes the trial would have held, if it ran out of memory and that is known.
-        error: Name of the error's class.
-        detail: The error in a line.
-        final: Whether another attempt is useless.
-    """
-
-    outcome: Outcome
-    needed: int | None = None
-    error: str = ""
-    detail: str = ""
-    final: bool = False
 
 
 class ResidentTrial(session.Session):
@@ -388,13 +370,3 @@ class ResidentTrial(session.Session):
             os._exit(wire.FAULTED)
         host.page[HOLDER] = NOBODY
         host.send(wire.encode_object(wire.Kind.ENDED, (self.trial, *ending)))
-
-
-def own_stop(stopped: TrialStopped) -> InputError:
-    """The error of a trial whose trainable has raised `TrialStopped` itself."""
-    error = InputError(
-        "the trainable raised TrialStopped by itself",
-        hint="return to end a trial, raise another exception to fail it",
-    )
-    error.__cause__ = stopped
-    return error

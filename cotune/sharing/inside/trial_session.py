@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import sys
 import threading
 import time
 import traceback
@@ -14,14 +13,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cotune import session, trainable
-from cotune.errors import CotuneError, InputError, NoReport
+from cotune.errors import InputError, NoReport
 from cotune.session import TrialStopped
 from cotune.sharing import wire
 from cotune.sharing.inside.checkpoints import Checkpoints
+from cotune.sharing.inside.ending import Ending, ended_by, forget, own_stop
 from cotune.sharing.inside.event_loops import close_event_loop
-from cotune.sharing.inside.metrics import number_line, read_report, whole_step
-from cotune.sharing.inside.resident import Ending, ResidentTrial, own_stop
-from cotune.sharing.memory import causes, clear_frames, text_of
+from cotune.sharing.inside.metrics import is_number, number_line, read_report, whole_step
+from cotune.sharing.inside.resident import ResidentTrial
 from cotune.stopping import StopRule
 from cotune.trial import Outcome, TrialSpec
 
@@ -297,7 +296,7 @@ class TrialSession(ResidentTrial):
             del function
             if isinstance(returned, Mapping):
                 self._report_result(returned)
-            elif returned is not None and (self._reports == 0 or _is_number(returned)):
+            elif returned is not None and (self._reports == 0 or is_number(returned)):
                 self._report_result({host.options.metric: returned})
             if self._reports == 0 and host.options.metric:
                 raise NoReport(
@@ -374,31 +373,9 @@ class TrialSession(ResidentTrial):
         if isinstance(error, SystemExit) and error.code in (None, 0) and self._reports:
             return Ending(Outcome.DONE)
         is_memory, needed = self._ran_out(error)
-        text = f"sys.exit({error.code!r}) was called" if isinstance(error, SystemExit) else text_of(error)
-        # A user's class may have the name of one of ours.
-        name = type(error).__name__ if isinstance(error, CotuneError) else "TrialFailed"
-        kind = type(error).__name__
+        ending = ended_by(error, is_memory, needed)
         with contextlib.suppress(Exception):
             self._folder.error.write_text(trainable.trace_of(error), encoding="utf-8", errors="backslashreplace")
         if self._host.survives(error):
-            _forget(error)
-        if is_memory:
-            return Ending(Outcome.OUT_OF_MEMORY, needed, name, text[:500])
-        detail = text if isinstance(error, CotuneError) else f"{kind}: {text[:2000]}"
-        return Ending(Outcome.FAILED, None, name, detail, final=isinstance(error, (InputError, NoReport)))
-
-
-def _is_number(value: object) -> bool:
-    if isinstance(value, bool):
-        return False
-    if hasattr(value, "item"):
-        return math.prod(getattr(value, "shape", ())) == 1
-    return hasattr(type(value), "__float__")
-
-
-def _forget(error: BaseException) -> None:
-    """Releases the frames, and so the tensors, that an exception and its causes keep alive."""
-    clear_frames(error)
-    for cause in causes(error):
-        cause.__traceback__ = None
-    sys.last_value = None
+            forget(error)
+        return ending
