@@ -164,6 +164,7 @@ def lane_start(options: Found) -> Found:
     from cotune.packer import CloseLane, LaneLost, LaneReady, OpenLane
     from cotune.sharing import cuda
     from cotune.sharing.devices import find_devices
+    from cotune.sharing.pickling import pack
 
     (info,) = find_devices(devices=DRY_DEVICE) if options["dry"] else find_devices(gpus=1)
     watch = None if options["dry"] else cuda.GpuWatch(info.uuid)
@@ -183,7 +184,7 @@ def lane_start(options: Found) -> Found:
 
     found: Found = {}
     contexts: list[int] = []
-    engine = LocalEngine(holding, [info], Path(options["folder"]), LocalOptions("loss"))
+    engine = LocalEngine(pack(holding), [info], Path(options["folder"]), LocalOptions("loss"))
     try:
         engine.start()
         number = 0

@@ -163,11 +163,11 @@ def optimize(
         stack.enter_context(folder.locked())
         # Only around pack(): callbacks may pickle the study itself, as Optuna's guide does.
         with study_as_proxy(study):
-            trainable = pack(StudyObjective(objective, len(study.directions)), plainly=True)
+            packed = pack(StudyObjective(objective, len(study.directions)), plainly=True)
         how = LocalOptions(
             "", threads, judged=False, seed=base, residents=options.residents, preload=(_LANE_MODULE,), mps=mps
         )
-        engine = LocalEngine(trainable, found, folder.lanes, how)
+        engine = LocalEngine(packed, found, folder.lanes, how)
         stack.callback(engine.close)
         search = StudySearch(
             study,

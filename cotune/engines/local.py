@@ -34,7 +34,7 @@ from cotune.sharing.devices import DeviceInfo
 from cotune.sharing.estimator import Estimator
 from cotune.sharing.lane import LaneHandle, ended_how
 from cotune.sharing.lane_options import LaneOptions
-from cotune.sharing.pickling import Packed, pack
+from cotune.sharing.pickling import Packed
 from cotune.sharing.wire import Kind
 from cotune.sharing.zygote import ZygoteHandle
 from cotune.trial import Estimated, Outcome, TrialSpec
@@ -52,21 +52,19 @@ class LocalEngine(Engine):
     """Lanes on the devices of this machine.
 
     Args:
-        trainable: What the lanes run, packed already or not.
+        packed: The trainable, which the lanes run.
         devices: The devices to use.
         folder: Folder for the logs of the zygote and the lanes.
         options: How trials run.
 
     Raises:
-        NotPicklable: The trainable cannot be sent to a lane.
         DeviceError: MPS was requested and cannot be used (raised by `start()`).
     """
 
-    def __init__(self, trainable: Any, devices: Sequence[DeviceInfo], folder: Path, options: LocalOptions) -> None:
+    def __init__(self, packed: Packed, devices: Sequence[DeviceInfo], folder: Path, options: LocalOptions) -> None:
         self._options = options
         self._devices = LocalDevices(devices, folder)
         self._folder = folder
-        packed = trainable if isinstance(trainable, Packed) else pack(trainable)
         modules = [*packed.modules, *options.preload]
         self._packed, self._series, self.can_estimate = packed, packed.series, packed.rehearses
         self.uses_gpus = any(info.is_cuda for info in devices)

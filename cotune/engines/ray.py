@@ -30,7 +30,7 @@ from cotune.engines.translation import not_sent
 from cotune.packer import events as ev
 from cotune.packer import instructions as do
 from cotune.sharing import wire
-from cotune.sharing.pickling import Packed, pack
+from cotune.sharing.pickling import Packed
 from cotune.trial import Question, Report, TrialSpec
 
 JOIN_WITHIN = 60.0
@@ -44,19 +44,17 @@ class RayEngine(Engine):
 
     Args:
         cluster: `auto` for the cluster this process is connected to or finds, or an address as `ray.init` takes it.
-        trainable: What the lanes run, packed already or not.
+        packed: The trainable, which the lanes run.
         gpus: Number of GPUs; None for all, including those that come later; 0 for CPUs only.
         folder: Folder for logs, on storage that every node sees.
         options: How trials run.
 
     Raises:
-        NotPicklable: The trainable cannot be sent.
         DeviceError: There is no such cluster.
     """
 
-    def __init__(self, cluster: str, trainable: Any, gpus: int | None, folder: Path, options: LocalOptions) -> None:
-        packed = trainable if isinstance(trainable, Packed) else pack(trainable)
-        self._series, packed = packed.series, replace(packed, own={}, series=None)
+    def __init__(self, cluster: str, packed: Packed, gpus: int | None, folder: Path, options: LocalOptions) -> None:
+        self._series = packed.series
         self._by_lane: dict[int, Membership] = {}
         self._by_trial: dict[int, Membership] = {}
         # Ends of trials whose configs could not be sent.
@@ -65,7 +63,8 @@ class RayEngine(Engine):
         self._tick_due = 0.0
         self._closed = False
         self._ray, self._is_ours = _connect(cluster)
-        self._roster = Roster(self._ray, gpus, packed, folder, options, self._listen)
+        sent = replace(packed, own={}, series=None)
+        self._roster = Roster(self._ray, gpus, sent, folder, options, self._listen)
         self.uses_gpus = self._roster.on_gpus
 
     def start(self, is_over: Callable[[], bool] = lambda: False) -> list[ev.DeviceFound]:

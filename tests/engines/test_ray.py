@@ -8,6 +8,7 @@ from cotune.engines import ray as engine_module
 from cotune.engines.ray import RayEngine
 from cotune.errors import StorageError
 from cotune.packer import DeviceFound
+from cotune.sharing.pickling import pack
 from cotune.testing import EngineUnderTest, RealEngineConformance, behave
 
 pytestmark = pytest.mark.ray
@@ -20,7 +21,7 @@ def started(in_ray, tmp_path_factory):
 
     in_ray.start(gpus=0)
     folder = tmp_path_factory.mktemp("engine")
-    engine = RayEngine("auto", behave, 0, folder, LocalOptions("loss", residents=2))
+    engine = RayEngine("auto", pack(behave), 0, folder, LocalOptions("loss", residents=2))
     with EngineUnderTest(engine, folder) as under_test:
         yield under_test
 
