@@ -22,7 +22,7 @@ from cotune.packer import POLICIES, Policy, make_policy
 from cotune.paths import RunFolder, storage_folder
 from cotune.simulation import (
     GENERATORS,
-    Outcome,
+    Played,
     Setting,
     Workload,
     from_csv,
@@ -94,7 +94,7 @@ class _Count(argparse.Action):
 
 
 def run_command(options: argparse.Namespace) -> int:
-    """Simulates the workload; prints the outcome, and draws or writes it if asked to."""
+    """Simulates the workload; prints what came of it, and draws or writes it if asked to."""
     _check(options)
     workload = _workload(options)
     memory = None if options.memory is None else parse_bytes(options.memory)
@@ -112,20 +112,20 @@ def run_command(options: argparse.Namespace) -> int:
     # A hundred thousand jobs take minutes.
     with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as progress:
         ended = progress.add_task("trials", total=len(workload.jobs))
-        outcome = simulate(workload, setting, lambda: progress.advance(ended))
+        played = simulate(workload, setting, lambda: progress.advance(ended))
     count = options.devices or workload.devices
     width = options.width and max(options.width, workload.max_width)
-    bound = best_bound(workload, count, memory, width, outcome.ran, options.residents)
+    bound = best_bound(workload, count, memory, width, played.ran, options.residents)
     if options.json:
-        print(json.dumps(_plain(workload, outcome, bound), indent=1))
+        print(json.dumps(_plain(workload, played, bound), indent=1))
     else:
         print(f"{workload.name} on {count} device(s), policy {policy.name}: {workload.note}")
-        print(summary(outcome, bound))
+        print(summary(played, bound))
     if options.gantt:
-        drawn = gantt(outcome.segments, max(20, min(72, shutil.get_terminal_size((90, 24)).columns - 17)))
+        drawn = gantt(played.segments, max(20, min(72, shutil.get_terminal_size((90, 24)).columns - 17)))
         print(drawn if _shows(drawn) else drawn.translate(PLAIN))
     if options.trace:
-        _write(options.trace, json.dumps(chrome_trace(outcome.segments, workload.jobs)))
+        _write(options.trace, json.dumps(chrome_trace(played.segments, workload.jobs)))
     return 0
 
 
@@ -138,10 +138,10 @@ def _shows(text: str) -> bool:
     return True
 
 
-def _plain(workload: Workload, outcome: Outcome, bound: float) -> dict[str, Any]:
-    accuracy = {"set_aside": outcome.set_aside, "predicted_seconds": outcome.predicted_seconds}
+def _plain(workload: Workload, played: Played, bound: float) -> dict[str, Any]:
+    accuracy = {"set_aside": played.set_aside, "predicted_seconds": played.predicted_seconds}
     known = {name: asdict(found) for name, found in accuracy.items() if found is not None}
-    return {"workload": workload.name, "lower_bound": bound, **asdict(outcome.figures), **known}
+    return {"workload": workload.name, "lower_bound": bound, **asdict(played.figures), **known}
 
 
 def _check(options: argparse.Namespace) -> None:

@@ -2,8 +2,8 @@
 
 from cotune.simulation.bounds import Bounds, lower_bounds
 from cotune.simulation.generators import GENERATORS, make_workload
-from cotune.simulation.outcome import Figures, Outcome, Segment
 from cotune.simulation.play import Setting, simulate
+from cotune.simulation.played import Figures, Played, Segment
 from cotune.simulation.stopping import Asha
 from cotune.simulation.table import from_csv
 from cotune.simulation.traces import from_run
@@ -15,7 +15,7 @@ __all__ = [
     "Bounds",
     "Figures",
     "Job",
-    "Outcome",
+    "Played",
     "Segment",
     "Setting",
     "Workload",

@@ -1,4 +1,4 @@
-"""Drawings of outcomes: as lines of text, and as a Chrome trace."""
+"""Drawings of what was played: as lines of text, and as a Chrome trace."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from cotune.accuracy import accuracy_lines
-from cotune.simulation.outcome import Outcome, Segment
+from cotune.simulation.played import Played, Segment
 from cotune.simulation.workload import Job
 
 _MARKS = {"done": "█", "stopped": "▒", "failed": "x", "out_of_memory": "!", "retried": "!"}
@@ -81,9 +81,9 @@ def chrome_trace(segments: Sequence[Segment], jobs: Sequence[Job] = ()) -> dict[
     return {"traceEvents": events, "displayTimeUnit": "ms"}
 
 
-def summary(outcome: Outcome, bound: float) -> str:
+def summary(played: Played, bound: float) -> str:
     """The figures, one per line."""
-    figures = outcome.figures
+    figures = played.figures
     over = f", {figures.makespan / bound:.2f} times the best lower bound ({duration(bound)})" if bound > 0 else ""
     counts = f"{figures.trials} trials, {figures.stopped} stopped early, {figures.failed} too large for a device"
     used = f"their iterations use {figures.utilisation:.0%} of the devices' time"
@@ -96,7 +96,7 @@ def summary(outcome: Outcome, bound: float) -> str:
         ("running", f"{figures.at_once:.1f} trials at once on average; {used}{beyond}"),
         ("memory", f"{figures.fill:.0%} in use"),
     ]
-    lines += accuracy_lines(outcome.set_aside, outcome.predicted_seconds)
+    lines += accuracy_lines(played.set_aside, played.predicted_seconds)
     return "\n".join(f"{name:>14}  {text}" for name, text in lines)
 
 

@@ -27,7 +27,7 @@ from cotune.packer import (
     make_policy,
 )
 from cotune.packer.trial import padded
-from cotune.simulation.outcome import Notes, Outcome
+from cotune.simulation.played import Notes, Played
 from cotune.simulation.stopping import Asha
 from cotune.simulation.workload import Job, Workload
 from cotune.trial import Report, TrialSpec
@@ -67,9 +67,7 @@ class Setting:
     keep: bool = True
 
 
-def simulate(
-    workload: Workload, setting: Setting | None = None, on_end: Callable[[], object] = lambda: None
-) -> Outcome:
+def simulate(workload: Workload, setting: Setting | None = None, on_end: Callable[[], object] = lambda: None) -> Played:
     """Plays a workload to its end.
 
     Args:
@@ -119,7 +117,7 @@ class _Player:
         self._coming = False
         self._attempts: dict[int, int] = {}
 
-    def play(self) -> Outcome:
+    def play(self) -> Played:
         # Trials that are there at the beginning are in line before the first device takes one.
         self._propose()
         for found in self._engine.start():
@@ -139,7 +137,7 @@ class _Player:
                 else:
                     self._take_in(event)
             self._propose()
-        return self._notes.outcome()
+        return self._notes.played()
 
     def _propose(self) -> None:
         """Adds the trials that have arrived, up to the limit, and schedules the next arrival."""
@@ -185,9 +183,7 @@ class _Player:
             if isinstance(instruction, StartTrial):
                 self._start(instruction)
             elif isinstance(instruction, ConcludeTrial):
-                self._notes.left(instruction.trial, self._engine.now(), instruction.outcome)
-                self._notes.compared(instruction)
-                self._notes.over(instruction.trial, self._engine.now(), instruction.outcome)
+                self._notes.concluded(instruction, self._engine.now())
                 self._attempts.pop(instruction.trial, None)
                 self._on_end()
             elif isinstance(instruction, RetryTrial):

@@ -1,4 +1,4 @@
-"""The outcome of a simulated workload, in figures."""
+"""What came of a simulated workload, in figures."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from cotune.accuracy import LEAST_BYTES, LEAST_SECONDS, Accuracy
 from cotune.packer import ConcludeTrial
 from cotune.simulation.workload import Job
+from cotune.trial import Outcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +56,7 @@ class Figures:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class Played:
     """The result of a simulation.
 
     Attributes:
@@ -92,7 +93,7 @@ class Notes:
         self._ran_for = 0.0
         self._used = 0.0
         self._held = 0.0
-        self._counts: dict[str, int] = {}
+        self._out_of_memory = self._stopped = 0
         self._failed: set[int] = set()
         # Predicted and measured values, alternating.
         self._bytes = array("d")
@@ -119,25 +120,24 @@ class Notes:
         if self.ran[trial]:
             # Otherwise it was refused what it needed, in its first iteration at the latest.
             self._held += (time - start) * self._jobs[trial].persistent
-        self._counts[how] = self._counts.get(how, 0) + 1
+        self._out_of_memory += how == Outcome.OUT_OF_MEMORY
         if self._keep:
             self.segments.append(Segment(trial, device, lane, start, time, how))
 
-    def compared(self, conclusion: ConcludeTrial) -> None:
-        """Notes the prediction for a trial that is over, and what was measured."""
+    def concluded(self, conclusion: ConcludeTrial, time: float) -> None:
+        """A trial is over for good."""
+        trial, outcome = conclusion.trial, conclusion.outcome
+        self.left(trial, time, outcome)
+        self._end[trial] = time
+        self._stopped += outcome is Outcome.STOPPED
+        if outcome is Outcome.FAILED:
+            self._failed.add(trial)
         if conclusion.expected is not None and conclusion.demand is not None:
             self._bytes.extend((conclusion.expected.peak, conclusion.demand.peak))
-        if conclusion.expected_seconds is not None and conclusion.outcome == "done":
+        if conclusion.expected_seconds is not None and outcome is Outcome.DONE:
             self._seconds.extend((conclusion.expected_seconds, conclusion.seconds))
 
-    def over(self, trial: int, time: float, how: str) -> None:
-        """A trial is over for good."""
-        self._end[trial] = time
-        self._counts["over " + how] = self._counts.get("over " + how, 0) + 1
-        if how == "failed":
-            self._failed.add(trial)
-
-    def outcome(self) -> Outcome:
+    def played(self) -> Played:
         jobs = self._jobs
         fitting = [trial for trial in range(len(jobs)) if trial not in self._failed]
         completion = sorted(self._end[trial] - jobs[trial].arrival for trial in fitting)
@@ -156,11 +156,11 @@ class Notes:
             self._ran_for / max(makespan, 1e-9),
             self._used / there,
             self._held / (there * self._capacity),
-            self._counts.get("over stopped", 0),
+            self._stopped,
             len(self._failed),
-            self._counts.get("out_of_memory", 0),
+            self._out_of_memory,
         )
-        return Outcome(
+        return Played(
             figures,
             self.segments,
             self.ran,
