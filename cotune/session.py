@@ -88,15 +88,26 @@ class TrialStopped(BaseException):
     """
 
 
-_local = threading.local()
+class _Bound(threading.local):
+    """The session that this thread is bound to."""
+
+    session: Session | None = None
+
+
+_bound = _Bound()
 _holder: Session | None = None
 _shared: dict[str, Any] = {}
 
 
 def current() -> Session | None:
     """The session of the calling thread, or of the trial that started the thread, or of the trial with the turn."""
-    session: Session | None = getattr(_local, "session", None)
+    session = _bound.session
     return session if session is not None else starter_of(threading.current_thread()) or _holder
+
+
+def bound() -> Session | None:
+    """The session that the calling thread is bound to: it runs the trainable of that trial."""
+    return _bound.session
 
 
 def starter_of(thread: threading.Thread) -> Session | None:
@@ -111,7 +122,7 @@ def mark_threads() -> None:
 
     @functools.wraps(start)
     def start_marked(thread: threading.Thread) -> None:
-        session = getattr(_local, "session", None) or starter_of(threading.current_thread())
+        session = _bound.session or starter_of(threading.current_thread())
         if session is not None:
             vars(thread)["_cotune_session"] = session
         start(thread)
@@ -120,8 +131,8 @@ def mark_threads() -> None:
 
 
 def bind(session: Session | None) -> None:
-    """Makes `session` the calling thread's own."""
-    _local.session = session
+    """Binds the calling thread to a session; see `bound`."""
+    _bound.session = session
 
 
 def set_holder(session: Session | None) -> None:

@@ -24,8 +24,7 @@ def give_event_loops(asyncio: Any) -> None:
 
     class Policy(asyncio.DefaultEventLoopPolicy):  # type: ignore[misc]
         def get_event_loop(self) -> Any:
-            is_trials = getattr(session._local, "session", None) is not None
-            if is_trials and self._local._loop is None and not self._local._set_called:
+            if session.bound() is not None and self._local._loop is None and not self._local._set_called:
                 _made.loop = self.new_event_loop()
                 self.set_event_loop(_made.loop)
             return super().get_event_loop()

@@ -316,7 +316,7 @@ class Host(ABC):
     # ---- set-up
 
     def _after_step(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
-        trial = getattr(session._local, "session", None)
+        trial: Any = session.bound()
         if trial is not None:
             trial.after_step(optimizer)
 

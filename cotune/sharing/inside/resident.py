@@ -146,7 +146,7 @@ class ResidentTrial(session.Session):
 
     def runs_here(self) -> bool:
         """Whether the calling thread is the one that runs the trainable."""
-        return getattr(session._local, "session", None) is self
+        return session.bound() is self
 
     def no_draws(self, seed: int | None = None) -> AbstractContextManager[None]:
         """Makes what is drawn from the random generators meanwhile, seeded if need be, count for nothing."""
