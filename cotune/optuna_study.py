@@ -41,7 +41,8 @@ from cotune.errors import InputError, RunNameInUse
 from cotune.packer import Packer, Policy
 from cotune.paths import RunFolder, storage_folder
 from cotune.record import VERSION, EventLog, Records, read_events
-from cotune.search.study_proxy import StudyObjective, study_as_proxy
+from cotune.search.study_pickling import study_as_proxy
+from cotune.search.study_proxy import StudyObjective
 from cotune.search.study_search import StudySearch
 from cotune.sharing.devices import find_devices
 from cotune.sharing.pickling import pack

@@ -22,7 +22,7 @@ import cotune
 from cotune._arguments import assigned_outside
 from cotune.packer.policies import Gandiva
 from cotune.paths import RunFolder
-from cotune.search.study_proxy import study_as_proxy
+from cotune.search.study_pickling import study_as_proxy
 from cotune.sharing import delays
 
 CPU = ["cpu:0@2GiB"]

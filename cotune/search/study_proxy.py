@@ -8,27 +8,20 @@ Nothing is cached here: every answer is what the study knows at that moment.
 
 from __future__ import annotations
 
-import contextlib
-import copyreg
 import inspect
 import os
 import pickle
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, cast
 
 import optuna
-from optuna.storages import InMemoryStorage
 
-from cotune import by_value, session
-from cotune.errors import RunError, TrialFailed
-from cotune.plain import SCALARS, is_plain
-from cotune.process_wide import process_wide
+from cotune import session
+from cotune.errors import RunError
+from cotune.plain import SCALARS
+from cotune.search.study_wire import decode_error, encode, encode_error
 from cotune.session import Session, TrialStopped
 from cotune.trainable import trace_of
-
-# How many causes, one raised from the next, are sent with an exception.
-CAUSES = 8
 
 C = TypeVar("C", bound=type)
 
@@ -67,11 +60,11 @@ class StudyConnection:
 
     def ask(self, target: str, name: str, /, *args: Any, **kwargs: Any) -> Any:
         """Returns an attribute of the real object, or the result of calling it; raises what the call raised."""
-        answer = self.session.ask(pack((target, name, args, kwargs)))
+        answer = self.session.ask(encode((target, name, args, kwargs)))
         is_value, value = pickle.loads(answer)
         if is_value:
             return value
-        raise unpack_error(value) or RunError(f"{target}.{name} failed with an error that cannot travel", hint="")
+        raise decode_error(value) or RunError(f"{target}.{name} failed with an error that cannot travel", hint="")
 
 
 def _forwards(target: str) -> Callable[[C], C]:
@@ -187,61 +180,6 @@ def storage_in_lane() -> optuna.storages.BaseStorage:
     return study_in_lane()._storage
 
 
-_logger = optuna.logging.get_logger("optuna.study.cotune")
-
-
-class _Served(threading.local):
-    """The study that this thread serves."""
-
-    study: optuna.Study | None = None
-
-
-_served = _Served()
-
-
-@contextlib.contextmanager
-def study_as_proxy(study: optuna.Study) -> Iterator[None]:
-    """Within this block, pickles the study and its in-memory storage as proxies, for objectives that refer to them.
-
-    A copy would look the same but never be updated. Other threads may do the same with their studies.
-    """
-    outer, _served.study = _served.study, study
-    try:
-        with _pickled_by(_reduce_study, optuna.Study), _pickled_by(_reduce_storage, InMemoryStorage):
-            yield
-    finally:
-        _served.study = outer
-
-
-@process_wide
-def _pickled_by(reduce: Callable[[Any], Any], kind: type) -> Iterator[None]:
-    """Pickles objects of a class by `reduce`, which decides by the study that the calling thread serves."""
-    before = copyreg.dispatch_table.get(kind)
-    copyreg.pickle(kind, reduce)
-    try:
-        yield
-    finally:
-        del copyreg.dispatch_table[kind]
-        if before is not None:
-            copyreg.dispatch_table[kind] = before
-
-
-def _reduce_study(study: optuna.Study) -> Any:
-    return (study_in_lane, ()) if study is _served.study else study.__reduce_ex__(2)
-
-
-def _reduce_storage(storage: InMemoryStorage) -> Any:
-    served = _served.study
-    if served is not None and storage is served._storage:
-        return storage_in_lane, ()
-    if served is not None:
-        _logger.warning(
-            "The objective uses a storage in memory that is not its study's: every trial has a copy of it, and what is "
-            "written there is lost. Use optuna.storages.JournalStorage, or a database."
-        )
-    return storage.__reduce_ex__(2)
-
-
 class StudyObjective:
     """The trainable of a study: calls the objective with a trial, and tells the driver how it ended.
 
@@ -269,7 +207,7 @@ class StudyObjective:
                 # The driver stops the trial instead of answering.
                 connection.ask("end", "pruned", str(error))
                 return
-            connection.ask("end", "raised", (pack_error(error), trace_of(error)))
+            connection.ask("end", "raised", (encode_error(error), trace_of(error)))
             raise
         if not connection.is_elsewhere:
             connection.ask("end", "returned", _told(value))
@@ -296,62 +234,3 @@ def _told(value: Any) -> Any:
         return float(value)
     except Exception:
         return Shown(repr(value))
-
-
-# ---- what travels
-
-
-def pack(value: Any) -> bytes:
-    """Pickles a value; objects that the other side cannot import are pickled by value."""
-    # The second takes 50 us even for plain values, which are nearly all that is sent.
-    return pickle.dumps(value) if is_plain(value) else by_value.dumps(value)
-
-
-def pack_error(error: BaseException, depth: int = CAUSES) -> bytes:
-    """Pickles an exception and its causes, as completely as possible.
-
-    The exception itself, else its class, arguments and attributes; else nothing.
-    """
-    kind, cause, text = type(error), error.__cause__, None
-    with contextlib.suppress(Exception):
-        text = str(error)
-    blamed = pack_error(cause, depth - 1) if cause is not None and depth else None
-    changed: list[bytes] = []
-    args = _members(error, depth) if isinstance(error, BaseExceptionGroup) else (text,)
-    for candidate in (error, (kind, error.args, vars(error)), (kind, error.args, {}), (kind, args, {})):
-        with contextlib.suppress(Exception):
-            blob = pack((candidate, blamed))
-            again = unpack_error(blob)
-            if text is None or str(again) == text:
-                return blob
-            # The class builds its message from an argument, and has now built it from the finished message.
-            changed.append(blob)
-    return changed[0] if changed else pack((None, None))
-
-
-def _members(group: BaseExceptionGroup[BaseException], depth: int) -> tuple[str, list[BaseException]]:
-    """The arguments of an exception group, with a stand-in for each member that cannot be pickled."""
-    found = [unpack_error(pack_error(member, depth - 1)) if depth else None for member in group.exceptions]
-    return group.message, [
-        again or TrialFailed(repr(type(one))) for again, one in zip(found, group.exceptions, strict=True)
-    ]
-
-
-def unpack_error(blob: bytes) -> BaseException | None:
-    """The exception that `pack_error` pickled; None if it could not be."""
-    packed, cause = pickle.loads(blob)
-    error = _made_again(packed)
-    if error is not None and cause is not None:
-        error.__cause__ = unpack_error(cause)
-    return error
-
-
-def _made_again(packed: Any) -> BaseException | None:
-    if packed is None or isinstance(packed, BaseException):
-        return packed
-    kind, args, attributes = packed
-    # Not by calling the class: many exceptions take other arguments than they keep in `args`.
-    error: BaseException = kind.__new__(kind, *args)
-    error.args = args
-    error.__dict__.update(attributes)
-    return error

@@ -23,7 +23,7 @@ from optuna.trial import TrialState as OptunaState
 
 from cotune.errors import CotuneError, LaneDied, RunError, StorageError, TrialFailed, TrialOverdue, TrialTooLarge
 from cotune.search.proposer import Exhausted, Proposer, Reply, Suggestion, Verdict
-from cotune.search.study_proxy import pack, pack_error, unpack_error
+from cotune.search.study_wire import decode_error, encode, encode_error
 from cotune.search.telling import settle, take_back, tell
 from cotune.trial import Question, TrialState
 
@@ -212,9 +212,9 @@ class StudySearch(Proposer):
                 else:
                     asked = {"trial": running.trial, "study": self._study, "storage": self._study._storage}[target]
                     value = _ask(asked, name, args, kwargs)
-                payload = pack((True, value))
+                payload = encode((True, value))
             except Exception as error:
-                payload = pack((False, pack_error(error)))
+                payload = encode((False, encode_error(error)))
         self._answer(Reply(question.trial, question.attempt, payload, stop))
 
     # ---- how trials end
@@ -253,7 +253,7 @@ def _raised(running: _Running, error: CotuneError | None) -> BaseException | Non
     if isinstance(error, _ALONE) or how != "raised":
         return error
     blob, trace = what
-    raised = unpack_error(blob)
+    raised = decode_error(blob)
     if raised is None:
         return error or TrialFailed(f"trial {running.trial.number} raised what cannot leave its lane", hint=trace)
     raised.add_note(f"\nIn the lane of trial {running.trial.number}:\n{trace}")

@@ -1,0 +1,69 @@
+"""Pickles a study as its proxy, for objectives that refer to it."""
+
+from __future__ import annotations
+
+import contextlib
+import copyreg
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import optuna
+from optuna.storages import InMemoryStorage
+
+from cotune.process_wide import process_wide
+from cotune.search.study_proxy import storage_in_lane, study_in_lane
+
+_logger = optuna.logging.get_logger("optuna.study.cotune")
+
+
+class _Served(threading.local):
+    """The study that this thread serves."""
+
+    study: optuna.Study | None = None
+
+
+_served = _Served()
+
+
+@contextlib.contextmanager
+def study_as_proxy(study: optuna.Study) -> Iterator[None]:
+    """Within this block, pickles the study and its in-memory storage as proxies, for objectives that refer to them.
+
+    A copy would look the same but never be updated. Other threads may do the same with their studies.
+    """
+    outer, _served.study = _served.study, study
+    try:
+        with _pickled_by(_reduce_study, optuna.Study), _pickled_by(_reduce_storage, InMemoryStorage):
+            yield
+    finally:
+        _served.study = outer
+
+
+@process_wide
+def _pickled_by(reduce: Callable[[Any], Any], kind: type) -> Iterator[None]:
+    """Pickles objects of a class by `reduce`, which decides by the study that the calling thread serves."""
+    before = copyreg.dispatch_table.get(kind)
+    copyreg.pickle(kind, reduce)
+    try:
+        yield
+    finally:
+        del copyreg.dispatch_table[kind]
+        if before is not None:
+            copyreg.dispatch_table[kind] = before
+
+
+def _reduce_study(study: optuna.Study) -> Any:
+    return (study_in_lane, ()) if study is _served.study else study.__reduce_ex__(2)
+
+
+def _reduce_storage(storage: InMemoryStorage) -> Any:
+    served = _served.study
+    if served is not None and storage is served._storage:
+        return storage_in_lane, ()
+    if served is not None:
+        _logger.warning(
+            "The objective uses a storage in memory that is not its study's: every trial has a copy of it, and what is "
+            "written there is lost. Use optuna.storages.JournalStorage, or a database."
+        )
+    return storage.__reduce_ex__(2)
