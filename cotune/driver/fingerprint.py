@@ -30,8 +30,8 @@ def identity(trainable: Any) -> Iterator[object]:
         yield one.__qualname__
         for function in _functions(one):
             yield from _code(function.__code__)
-            yield plain(function.__defaults__)
-            yield sorted((name, repr(plain(value))) for name, value in (function.__kwdefaults__ or {}).items())
+            yield stand_in(function.__defaults__)
+            yield sorted((name, repr(stand_in(value))) for name, value in (function.__kwdefaults__ or {}).items())
             names = [name for code in codes(function.__code__) for name in code.co_names]
             used = [function.__globals__.get(name) for name in names]
             todo += [other for other in used if isinstance(other, (type, types.FunctionType))]
@@ -42,22 +42,22 @@ def digest(*values: object) -> str:
     return hashlib.sha256(repr(values).encode()).hexdigest()[:16]
 
 
-def plain(value: Any) -> object:
+def stand_in(value: Any) -> object:
     """A value, or a stand-in for it, whose `repr` is the same in every process."""
     if isinstance(value, _PLAIN):
         return value
     if isinstance(value, (tuple, list)):
-        return [plain(item) for item in value]
+        return [stand_in(item) for item in value]
     if isinstance(value, frozenset):
-        return sorted(repr(plain(item)) for item in value)
+        return sorted(repr(stand_in(item)) for item in value)
     return type(value).__qualname__
 
 
 def _bound(trainable: Any) -> Iterator[object]:
     """The arguments bound to a trainable by `functools.partial`."""
     while isinstance(trainable, functools.partial):
-        yield plain(trainable.args)
-        yield sorted((name, repr(plain(value))) for name, value in trainable.keywords.items())
+        yield stand_in(trainable.args)
+        yield sorted((name, repr(stand_in(value))) for name, value in trainable.keywords.items())
         trainable = trainable.func
 
 
@@ -78,4 +78,4 @@ def _code(code: types.CodeType) -> Iterator[object]:
         if isinstance(constant, types.CodeType):
             yield from _code(constant)
         else:
-            yield plain(constant)
+            yield stand_in(constant)

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 from cotune.demand import MIB, Demand, Estimate
 from cotune.driver.calibration import Calibration
-from cotune.driver.fingerprint import digest, identity, plain
+from cotune.driver.fingerprint import digest, identity, stand_in
 from cotune.packer.kind_model import KindModel
 from cotune.packer.prediction import Prediction
 from cotune.trainable import unwrapped
@@ -219,7 +219,7 @@ def profile_path(storage: Path, trainable: Any, constants: Mapping[str, Any], ha
         constants: The space's constants, which may determine memory as well.
         hardware: The kind of device.
     """
-    given = [(name, plain(value)) for name, value in sorted(constants.items())]
+    given = [(name, stand_in(value)) for name, value in sorted(constants.items())]
     name = unwrapped(trainable).__name__.strip("<>")
     return storage / ".profiles" / f"{name}-{digest(VERSION, hardware, *identity(trainable), given)}.json"
 

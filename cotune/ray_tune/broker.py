@@ -28,11 +28,11 @@ from cotune.packer import MOST_LANE_DEATHS, Packer
 from cotune.packer import events as ev
 from cotune.packer import instructions as do
 from cotune.ray_tune import _private
+from cotune.ray_tune.actor_lane import ActorLane
 from cotune.ray_tune.cluster import Cluster
 from cotune.ray_tune.features import features
 from cotune.ray_tune.inbox import NotHere
-from cotune.ray_tune.lane import Attempt
-from cotune.ray_tune.lane_handle import LaneHandle
+from cotune.ray_tune.lane import AttemptSpec
 from cotune.ray_tune.lane_trial import OutOfMemory
 from cotune.ray_tune.ticket import Held, Ticket
 from cotune.trial import Outcome
@@ -104,7 +104,7 @@ class Broker:
         ticket.seated, ticket.trainable, ticket.kwargs = True, self._blobs[trainable], kwargs
         ticket.cleans_up = not issubclass(trainable, _private.function_trainable.FunctionTrainable)
 
-    def _attempt(self, ticket: Ticket, lane: LaneHandle) -> Attempt:
+    def _attempt(self, ticket: Ticket, lane: ActorLane) -> AttemptSpec:
         """The attempt, which is sent to the lane with the first call."""
         trial = ticket.trial
         # After a checkpoint the trial draws other numbers than before it, as in a process of its own.
@@ -116,7 +116,7 @@ class Broker:
         lane.trainables.add(number)
         folder = trial.local_path or ""
         reached = (trial.last_result or {}).get(_private.TRAINING_ITERATION, 0)
-        return Attempt(
+        return AttemptSpec(
             *ticket.key, seed, folder, number, None if known else pickled, kwargs, checkpoint, reached, lane.resizes
         )
 
@@ -152,7 +152,7 @@ class Broker:
         return self._send(lane, ticket, method, args, kwargs)
 
     def _send(
-        self, lane: LaneHandle, ticket: Ticket, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+        self, lane: ActorLane, ticket: Ticket, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Any:
         attempt = self._attempt(ticket, lane) if ticket.calls == 0 else None
         number, ticket.calls = ticket.calls, ticket.calls + 1
@@ -339,7 +339,7 @@ def _behind(error: Exception, refusal: Exception) -> Exception:
     return cast(Exception, RayTaskError("train", f"{error}\n{refusal}", refusal.cause).as_instanceof_cause())
 
 
-def _when_and_where(lane: LaneHandle | None) -> dict[str, Any]:
+def _when_and_where(lane: ActorLane | None) -> dict[str, Any]:
     now = datetime.now()
     found: dict[str, Any] = {"date": now.strftime("%Y-%m-%d_%H-%M-%S"), "timestamp": int(now.timestamp())}
     if lane is not None and lane.slot.site is not None:

@@ -16,8 +16,8 @@ from cotune.engines.translation import event_of
 from cotune.errors import first_line
 from cotune.packer import events as ev
 from cotune.packer import instructions as do
+from cotune.ray_tune.actor_lane import ActorLane
 from cotune.ray_tune.lane import Beat
-from cotune.ray_tune.lane_handle import LaneHandle
 from cotune.ray_tune.slot import ON_EVERY_NODE, ClusterOptions, Slot
 from cotune.ray_tune.slots import Slots, alive_nodes, kill
 from cotune.sharing import wire
@@ -37,7 +37,7 @@ class Cluster:
     def __init__(self, options: ClusterOptions) -> None:
         self._options = options
         self._slots = Slots(options)
-        self._lanes: dict[int, LaneHandle] = {}
+        self._lanes: dict[int, ActorLane] = {}
         self._stillborn = Stillborn(ON_EVERY_NODE)
         self._watch_due = 0.0
         self._missed_at = self.now() + MISSED_AFTER
@@ -52,7 +52,7 @@ class Cluster:
     def is_watch_due(self) -> bool:
         return self.now() >= self._watch_due
 
-    def lane(self, number: int) -> LaneHandle | None:
+    def lane(self, number: int) -> ActorLane | None:
         return self._lanes.get(number)
 
     # ---- devices come and go
@@ -110,7 +110,7 @@ class Cluster:
             quota=instruction.quota,
             threads=max(1, int(self._options.cores)),
         )
-        lane = LaneHandle(instruction.lane, actor, slot, actor.beat.remote(), actor.open.remote(options))
+        lane = ActorLane(instruction.lane, actor, slot, actor.beat.remote(), actor.open.remote(options))
         lane.last_at = self.now()
         self._lanes[lane.lane] = slot.lanes[lane.lane] = lane
 
@@ -171,7 +171,7 @@ class Cluster:
             if (fault := self._stillborn.another(_said(getattr(error, "cause", None) or error))) is not None:
                 raise fault from error
 
-    def _hear_opening(self, lane: LaneHandle) -> None:
+    def _hear_opening(self, lane: ActorLane) -> None:
         opening, lane.opening = lane.opening, None
         try:
             site = ray.get(opening)
@@ -189,7 +189,7 @@ class Cluster:
             lane.fault = f"Ray has put a process for {lane.slot.name} on {site.place}"
             kill(lane.actor)
 
-    def _hear_beat(self, lane: LaneHandle) -> None:
+    def _hear_beat(self, lane: ActorLane) -> None:
         try:
             beat: Beat = ray.get(lane.news, timeout=0)
         except GetTimeoutError:
@@ -209,7 +209,7 @@ class Cluster:
         if beat.quiet > QUIET_AFTER:
             self._pending.append(ev.LaneQuiet(self.now(), lane.lane, beat.holder, beat.quiet, beat.held))
 
-    def _lane_gone(self, lane: LaneHandle, error: RayError) -> None:
+    def _lane_gone(self, lane: ActorLane, error: RayError) -> None:
         slot = lane.slot
         if slot.site is not None and slot.site.node not in {node["NodeID"] for node in alive_nodes()}:
             self._drop(slot)

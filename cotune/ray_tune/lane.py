@@ -66,7 +66,7 @@ class Beat:
 
 
 @dataclass(frozen=True, slots=True)
-class Attempt:
+class AttemptSpec:
     """An attempt at a trial, as it is sent to a lane.
 
     Attributes:
@@ -197,7 +197,7 @@ class Lane:
         method: str,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        attempt: Attempt | None,
+        attempt: AttemptSpec | None,
     ) -> Any:
         """Calls a trial's Trainable, after the calls with lower numbers; the first call brings the attempt."""
         call = Call(method, args, kwargs)
@@ -214,7 +214,7 @@ class Lane:
         with self._registering:
             return self._inboxes.setdefault(key, Inbox())
 
-    def _begin(self, attempt: Attempt) -> None:
+    def _begin(self, attempt: AttemptSpec) -> None:
         if attempt.pickled is not None:
             self._trainable(attempt.trainable).set_result(attempt.pickled)
         self._opened.wait()
@@ -269,7 +269,7 @@ class Lane:
         # Imported objects stay: collections after a trial need not look at them.
         gc.freeze()
 
-    def _run(self, attempt: Attempt) -> None:
+    def _run(self, attempt: AttemptSpec) -> None:
         """The body of a trial's thread."""
         try:
             self._perform(attempt)
@@ -280,7 +280,7 @@ class Lane:
             finally:
                 os._exit(1)
 
-    def _perform(self, attempt: Attempt) -> None:
+    def _perform(self, attempt: AttemptSpec) -> None:
         assert self._host is not None
         with self._resized:
             # Not for ever: Ray may fail to unpack a call for want of memory.
@@ -304,7 +304,7 @@ class Lane:
         with self._registering:
             return self._trainables.setdefault(number, Future())
 
-    def _make(self, attempt: Attempt) -> Any:
+    def _make(self, attempt: AttemptSpec) -> Any:
         """Makes the Trainable; unpickles its class anew, so that it does not share globals with earlier trials."""
         cls = cloudpickle.loads(self._trainable(attempt.trainable).result())
         trainable = cls(**cloudpickle.loads(attempt.kwargs))

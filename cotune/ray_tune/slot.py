@@ -11,7 +11,7 @@ from cotune.engines.stillborn import Stillborn
 from cotune.ray_tune.site import Site
 
 if TYPE_CHECKING:
-    from cotune.ray_tune.lane_handle import LaneHandle
+    from cotune.ray_tune.actor_lane import ActorLane
 
 ON_EVERY_NODE = "importing what the trainable uses must work on every node, and cotune be installed there"
 
@@ -75,7 +75,7 @@ class Slot:
     placed: Any = None
     others: OthersOnGpu | None = None
     spares: list[tuple[Any, Any]] = field(default_factory=list)
-    lanes: dict[int, LaneHandle] = field(default_factory=dict)
+    lanes: dict[int, ActorLane] = field(default_factory=dict)
     idle_since: float | None = None
     stillborn: Stillborn = field(default_factory=lambda: Stillborn(ON_EVERY_NODE))
     asked: float = 0.0

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from cotune.ray_tune.lane_handle import LaneHandle
+from cotune.ray_tune.actor_lane import ActorLane
 
 
 @dataclass(eq=False)
@@ -33,7 +33,7 @@ class Ticket:
 
     number: int
     trial: Any
-    lane: LaneHandle | None = None
+    lane: ActorLane | None = None
     seated: bool = False
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     trainable: tuple[int, bytes] = (-1, b"")

@@ -4,14 +4,14 @@ from cotune.simulation.bounds import Bounds, lower_bounds
 from cotune.simulation.generators import GENERATORS, make_workload
 from cotune.simulation.play import Setting, simulate
 from cotune.simulation.played import Figures, Played, Segment
-from cotune.simulation.stopping import Asha
+from cotune.simulation.stopping import AshaRule
 from cotune.simulation.table import from_csv
 from cotune.simulation.traces import from_run
 from cotune.simulation.workload import Job, Workload
 
 __all__ = [
     "GENERATORS",
-    "Asha",
+    "AshaRule",
     "Bounds",
     "Figures",
     "Job",

@@ -28,7 +28,7 @@ from cotune.packer import (
 )
 from cotune.packer.trial import padded
 from cotune.simulation.played import Notes, Played
-from cotune.simulation.stopping import Asha
+from cotune.simulation.stopping import AshaRule
 from cotune.simulation.workload import Job, Workload
 from cotune.trial import Report, TrialSpec
 
@@ -99,7 +99,7 @@ class _Player:
         self._jobs = sorted(workload.jobs, key=lambda job: job.arrival)
         self._setting = setting
         self._dice = random.Random(setting.seed)
-        self._asha = Asha()
+        self._asha = AshaRule()
         capacity = setting.capacity or workload.capacity
         found = devices(count, capacity, workload.context, workload.max_width)
         self._engine = SimulatedEngine(found, self._work, setting.costs or workload.costs)

@@ -8,7 +8,7 @@ from collections import defaultdict
 REDUCTION = 3
 
 
-class Asha:
+class AshaRule:
     """Asynchronous successive halving by stopping (Li et al., MLSys'20, section 3.2).
 
     A trial goes on past a rung if its value is among the best third of those seen there so far.

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from cotune.demand import GIB, MIB
-from cotune.engines.simulated import Costs, Ending, SimulatedEngine, Work
+from cotune.engines.simulated import Costs, LastAct, SimulatedEngine, Work
 from cotune.engines.simulated.engine import devices
 from cotune.packer import (
     CloseLane,
@@ -33,8 +33,8 @@ def imagine(spec: TrialSpec) -> Work:
     """The trainable of the conformance suite, imitated."""
     config: dict[str, Any] = dict(spec.config)
     count = config.get("reports", 1)
-    ending = Ending.RETURNS
-    for name, how in (("raises", Ending.RAISES), ("dies", Ending.DIES), ("hangs", Ending.HANGS)):
+    ending = LastAct.RETURNS
+    for name, how in (("raises", LastAct.RAISES), ("dies", LastAct.DIES), ("hangs", LastAct.HANGS)):
         ending = how if name in config else ending
     return Work(
         count,

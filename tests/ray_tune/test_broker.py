@@ -21,9 +21,9 @@ from cotune.packer import Packer, PackerOptions
 from cotune.packer import events as ev
 from cotune.packer import instructions as do
 from cotune.ray_tune import lane
+from cotune.ray_tune.actor_lane import ActorLane
 from cotune.ray_tune.broker import Broker
 from cotune.ray_tune.inbox import NotHere
-from cotune.ray_tune.lane_handle import LaneHandle
 from cotune.ray_tune.ticket import Held, Ticket
 from cotune.sharing.wire import Kind, decode
 from cotune.trial import Outcome
@@ -202,7 +202,7 @@ def test_a_trial_that_is_stopped_before_its_first_call_has_arrived_stops(how, mo
     process._host = SimpleNamespace(memory=SimpleNamespace(cap=lambda: None), adopt=lambda trial: None)
     process._opened.set()
     getattr(process, how)((3, 0))
-    process._run(lane.Attempt(3, 0, 0, "", 0, None, b""))
+    process._run(lane.AttemptSpec(3, 0, 0, "", 0, None, b""))
     assert stopped == [3, "runs"]
 
 
@@ -218,13 +218,13 @@ def test_a_trial_begins_with_the_last_quota_that_its_lane_was_told_before(monkey
     monkeypatch.setattr(lane, "LaneTrial", Fake)
     process, told = lane.Lane({}, ()), []
     remote = SimpleNamespace(resize=SimpleNamespace(remote=lambda *args: told.append(args)))
-    handle = LaneHandle(1, remote, None, None, None)
+    handle = ActorLane(1, remote, None, None, None)
     handle.resize(1000)
     handle.resize(2000)
     memory = SimpleNamespace(cap=lambda: None)
     process._host = SimpleNamespace(memory=memory, adopt=lambda trial: None, resize=quotas.append)
     process._opened.set()
-    attempt = lane.Attempt(3, 0, 0, "", 0, None, b"", resizes=handle.resizes)
+    attempt = lane.AttemptSpec(3, 0, 0, "", 0, None, b"", resizes=handle.resizes)
     thread = threading.Thread(target=process._run, args=(attempt,))
     thread.start()
     for args in told:
@@ -246,7 +246,7 @@ def test_what_a_trial_has_every_thread_traced_with_does_not_keep_the_next_from_s
     process._opened.set()
     threading.settrace(refuse)
     try:
-        process._begin(lane.Attempt(3, 0, 0, "", 0, None, b""))
+        process._begin(lane.AttemptSpec(3, 0, 0, "", 0, None, b""))
         assert begun.wait(10)
         assert threading.gettrace() is host._tracing[0]
     finally:
@@ -265,7 +265,7 @@ def test_where_no_further_thread_can_be_had_the_brain_hears_of_it_and_the_call_i
     process._opened.set()
     monkeypatch.setattr(threading.Thread, "start", refuse)
     with pytest.raises(NotHere):
-        process.call((3, 0), 0, "train", (), {}, lane.Attempt(3, 0, 0, "", 0, b"", b""))
+        process.call((3, 0), 0, "train", (), {}, lane.AttemptSpec(3, 0, 0, "", 0, b"", b""))
     assert sum(caps) == 0
     (frame,) = process._outbox.take(0.0)
     kind, payload = decode(frame)

@@ -16,9 +16,9 @@ from cotune.errors import RunError
 from cotune.packer import LaneLost
 from cotune.ray_tune import cluster as module
 from cotune.ray_tune import slots as slots_module
+from cotune.ray_tune.actor_lane import ActorLane
 from cotune.ray_tune.cluster import Cluster
 from cotune.ray_tune.lane import Beat
-from cotune.ray_tune.lane_handle import LaneHandle
 from cotune.ray_tune.slot import Slot
 from cotune.ray_tune.slots import Slots
 
@@ -96,7 +96,7 @@ def test_a_device_on_which_no_lane_comes_up_is_set_aside_unless_it_is_the_last(m
 def test_a_lane_that_cannot_open_counts_once_and_says_why(monkeypatch):
     cluster, slots, said = object.__new__(Cluster), object.__new__(Slots), []
     slot = Slot(None, 4, 1.0, None, "gpu:0", site=SimpleNamespace(node="node"))
-    lane = LaneHandle(3, "actor", slot, "beat", "open")
+    lane = ActorLane(3, "actor", slot, "beat", "open")
     slots.all, slot.lanes = [slot], {3: lane}
     cluster._slots, cluster._lanes, cluster._pending = slots, {3: lane}, []
     errors = {"open": RayTaskError("open", "Traceback ...", OSError("no device")), "beat": ActorDiedError()}
@@ -121,7 +121,7 @@ def test_a_lane_that_could_not_hear_of_a_quota_is_deaf(monkeypatch):
                 raise answer
 
     remote = SimpleNamespace(resize=SimpleNamespace(remote=lambda number, quota: quota))
-    lane = LaneHandle(3, remote, None, None, None)
+    lane = ActorLane(3, remote, None, None, None)
     monkeypatch.setattr(ray, "wait", lambda calls, **_: (calls[:1], calls[1:]))
     monkeypatch.setattr(ray, "get", get)
     assert not lane.is_deaf()

@@ -13,7 +13,7 @@ from cotune.engines.simulated import Costs
 from cotune.errors import InputError
 from cotune.packer import POLICIES
 from cotune.packer.interference import shared_speed
-from cotune.simulation import GENERATORS, Asha, Job, Setting, Workload, lower_bounds, make_workload, simulate
+from cotune.simulation import GENERATORS, AshaRule, Job, Setting, Workload, lower_bounds, make_workload, simulate
 
 FREE = Costs(0.0, 0.0, 0.0, 0.0)
 LIGHT = Job(100, 0.1, 100 * MIB, 200 * MIB, busy=0.2)
@@ -119,7 +119,7 @@ def test_what_is_predicted_of_trials_does_not_start_the_worst_first_where_a_rule
 
 
 def test_asha_keeps_the_best_third() -> None:
-    rule = Asha()
+    rule = AshaRule()
     assert not rule.stops(1, 5.0)
     assert rule.stops(1, 6.0)
     assert not rule.stops(1, 1.0)

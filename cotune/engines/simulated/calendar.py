@@ -9,7 +9,7 @@ from typing import Any
 from cotune.packer.events import Event
 from cotune.trial import Report
 
-Happened = Event | Report
+Said = Event | Report
 
 
 class Calendar:
@@ -23,18 +23,18 @@ class Calendar:
         self.time = 0.0
         self._count = 0
         self._entries: list[tuple[float, int, Callable[[Any], None], Any]] = []
-        self._said: list[Happened] = []
+        self._said: list[Said] = []
 
     def later(self, seconds: float, act: Callable[[Any], None], what: Any) -> None:
         """Schedules a call; calls that are due at the same time run in the order in which they were scheduled."""
         self._count += 1
         heapq.heappush(self._entries, (self.time + seconds, self._count, act, what))
 
-    def say(self, event: Happened) -> None:
+    def say(self, event: Said) -> None:
         """Queues an event for the next poll."""
         self._said.append(event)
 
-    def poll(self, timeout: float) -> list[Happened]:
+    def poll(self, timeout: float) -> list[Said]:
         """The next events; the clock jumps to them, or by `timeout` seconds if nothing happens before."""
         until = self.time + timeout
         while not self._said and self._entries and self._entries[0][0] <= until:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from cotune.engines.base import Engine
-from cotune.engines.simulated.calendar import Calendar, Happened
+from cotune.engines.simulated.calendar import Calendar, Said
 from cotune.engines.simulated.lanes import Device, Lane
 from cotune.engines.simulated.model import Costs, Work
 from cotune.engines.simulated.paces import speed_by_load
@@ -66,7 +66,7 @@ class SimulatedEngine(Engine):
         elif isinstance(instruction, do.ToLane) and instruction.lane in self._lanes:
             self._to_lanes[type(instruction)](self._lanes[instruction.lane], instruction)
 
-    def poll(self, timeout: float) -> list[Happened]:
+    def poll(self, timeout: float) -> list[Said]:
         """The next events; the clock jumps to them, or by `timeout` seconds if nothing happens before."""
         return self._calendar.poll(timeout)
 
@@ -86,7 +86,7 @@ class SimulatedEngine(Engine):
     def now(self) -> float:
         return self._calendar.time
 
-    def at(self, time: float, event: Happened) -> None:
+    def at(self, time: float, event: Said) -> None:
         """Schedules an event from outside the engine."""
         self._calendar.later(time - self._calendar.time, self._calendar.say, event)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 
-class Ending(StrEnum):
+class LastAct(StrEnum):
     """What a trial does after its last iteration."""
 
     RETURNS = "returns"
@@ -51,7 +51,7 @@ class Work:
     splits: int = 0
     gain: Callable[[int], float] = lambda concurrency: 1.0
     bursts: int = 0
-    ending: Ending = Ending.RETURNS
+    ending: LastAct = LastAct.RETURNS
     message: str = ""
 
     @property

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from cotune.engines.simulated.calendar import Calendar
 from cotune.engines.simulated.lanes import Lane, Run
-from cotune.engines.simulated.model import Costs, Ending, Work
+from cotune.engines.simulated.model import Costs, LastAct, Work
 from cotune.engines.simulated.paces import Paces
 from cotune.packer import events as ev
 from cotune.packer import instructions as do
@@ -187,13 +187,13 @@ class Trials:
 
     def _reach_end(self, run: Run) -> None:
         match run.work.ending:
-            case Ending.RETURNS:
+            case LastAct.RETURNS:
                 self._finish(run, Outcome.DONE)
-            case Ending.RAISES:
+            case LastAct.RAISES:
                 self._finish(run, Outcome.FAILED, detail=f"RuntimeError: {run.work.message}")
-            case Ending.DIES:
+            case LastAct.DIES:
                 self._end_lane(run.lane, "killed by signal 9")
-            case Ending.HANGS:
+            case LastAct.HANGS:
                 run.hangs, run.quiet_since = True, self._calendar.time
                 self._calendar.later(self._costs.quiet, self._say_quiet, run)
 

@@ -56,7 +56,7 @@ class TrialWaits:
         self._meter = meter
         self._thread = 0
         self._answers: list[bytes] = []
-        self._goes_on = False
+        self._is_resumed = False
         self._parks = False
         # Released to make the waiting thread look again.
         self._look = threading.Lock()
@@ -77,9 +77,9 @@ class TrialWaits:
         self.is_pausing = True
 
     def resume(self) -> None:
-        # _goes_on as well: is_pausing may be set again before the trial has looked.
+        # _is_resumed as well: is_pausing may be set again before the trial has looked.
         self.is_pausing = False
-        self._goes_on = True
+        self._is_resumed = True
         self.wake()
 
     def park(self) -> None:
@@ -141,9 +141,9 @@ class TrialWaits:
             turns.prefer(None)
         told = (self._trial, persistent, saved, self.parking.movable if host.memory.torch_device != "cpu" else 0)
         turns.give_up(self._resident)
-        self._goes_on = False
+        self._is_resumed = False
         host.send(wire.encode_object(wire.Kind.PAUSED, told))
-        while not self._goes_on and not is_stopping():
+        while not self._is_resumed and not is_stopping():
             self._look.acquire()
             if self._parks:
                 self._parks = False

@@ -14,7 +14,7 @@ from cotune.ray_tune.slot import Slot
 
 
 @dataclass(eq=False)
-class LaneHandle:
+class ActorLane:
     """The driver's side of a lane.
 
     Attributes:
