@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from cotune.driver.options import SweepOptions
 from cotune.packer import Packer
 from cotune.search.proposer import Proposer
 
@@ -14,23 +15,19 @@ class Supply:
     Args:
         search: Suggests trials.
         packer: Knows how many trials could run.
-        limit: Trials of the run in total; None for no limit.
-        lockstep: Whether to ask for a trial only when it can start.
-        is_blind: Whether the sampler's suggestions do not depend on results.
+        options: How many trials there are in total, and how far ahead they may be asked for.
         proposed: Trials that exist already.
 
     Attributes:
         asked: Suggestions asked for and not received yet.
     """
 
-    def __init__(
-        self, search: Proposer, packer: Packer, limit: int | None, lockstep: bool, is_blind: bool, proposed: int
-    ) -> None:
+    def __init__(self, search: Proposer, packer: Packer, options: SweepOptions, proposed: int) -> None:
         self.asked = 0
         self._search = search
         self._packer = packer
-        self._limit = limit
-        self._ahead = 0 if lockstep else ASK_AHEAD if is_blind else None
+        self._limit = options.trials
+        self._ahead = 0 if options.lockstep else ASK_AHEAD if options.is_blind else None
         self._proposed = proposed
         self._is_exhausted = self._is_closed = self._is_settling = False
 

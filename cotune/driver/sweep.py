@@ -124,7 +124,7 @@ class Sweep:
             self._feed,
             self._conclusions.reach,
         )
-        self._supply = Supply(search, packer, options.trials, options.lockstep, options.is_blind, proposed=len(records))
+        self._supply = Supply(search, packer, options, proposed=len(records))
         self._signals = 0
         self._unacknowledged: list[tuple[int, int]] = []
         self._began = time.monotonic()

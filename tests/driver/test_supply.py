@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from cotune.driver.options import SweepOptions
 from cotune.driver.supply import ASK_AHEAD, Supply
 
 
@@ -27,7 +28,7 @@ class Search:
 def supply():
     def make(limit=None, lockstep=False, is_blind=False, proposed=0, **packer):
         packer = SimpleNamespace(**{"seats": 2, "breadth": 2, "waiting": 0, "unfinished": 0, "held": 0, **packer})
-        made = Supply(Search(), packer, limit, lockstep, is_blind, proposed)
+        made = Supply(Search(), packer, SweepOptions("", "", limit, None, lockstep, is_blind), proposed)
         made.search, made.packer = made._search, packer
         return made
 
