@@ -17,13 +17,12 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Mapping
 from datetime import datetime
-from typing import Any, cast
+from typing import Any
 
 import ray
 from ray import cloudpickle
 from ray.exceptions import OutOfMemoryError, RayActorError, RaySystemError, RayTaskError
 
-from cotune import errors
 from cotune.packer import MOST_LANE_DEATHS, Packer
 from cotune.packer import events as ev
 from cotune.packer import instructions as do
@@ -34,6 +33,7 @@ from cotune.ray_tune.features import features
 from cotune.ray_tune.inbox import NotHere
 from cotune.ray_tune.lane import AttemptSpec
 from cotune.ray_tune.lane_trial import OutOfMemory
+from cotune.ray_tune.refusals import behind, refusal_of, refuses
 from cotune.ray_tune.ticket import Held, Ticket
 from cotune.trial import Outcome
 
@@ -45,10 +45,6 @@ _DEATHS = (RayActorError, OutOfMemoryError)
 PUMP_EVERY = 0.05
 # Seconds in which no trial runs though there are devices, before the reason is logged.
 STUCK_AFTER = 20.0
-_HINTS = {
-    **errors.HINTS,
-    "LaneDied": "a native library of the trainable may crash; Ray's worker logs say more",
-}
 
 
 class Broker:
@@ -146,9 +142,9 @@ class Broker:
                 lane.unsigned.append(known)
             return known
         if ticket.refusal is not None:
-            return _refused.remote(ticket.refusal)
+            return refuses.remote(ticket.refusal)
         if lane is None:
-            return _refused.remote(NotHere(f"{method}(): the trial is between two lanes"))
+            return refuses.remote(NotHere(f"{method}(): the trial is between two lanes"))
         return self._send(lane, ticket, method, args, kwargs)
 
     def _send(
@@ -201,7 +197,7 @@ class Broker:
         if not is_dead and not isinstance(cause, (OutOfMemory, NotHere)):
             return False
         if ticket.refusal is not None:
-            held.refuse(_behind(held.error, ticket.refusal))
+            held.refuse(behind(held.error, ticket.refusal))
         elif ticket.over and (ticket.stopping or not is_dead):
             return False
         elif ticket.over:
@@ -310,33 +306,15 @@ class Broker:
         del self._tickets[ticket.number]
         held, ticket.held = ticket.held, []
         if end.outcome is Outcome.FAILED and end.error != "TrialFailed":
-            ticket.refusal = self._refusal(ticket, end)
+            ticket.refusal = refusal_of(ticket.trial, end)
+            if end.error == "LaneDied":
+                self._lane_killers.add(ticket.trial.trial_id)
         for one in held:
-            one.refuse(_behind(one.error, ticket.refusal) if ticket.refusal else one.error)
-
-    def _refusal(self, ticket: Ticket, end: do.ConcludeTrial) -> Exception:
-        name = f"trial {ticket.trial.trial_id}"
-        if end.error == "TrialTooLarge":
-            # A retry by Tune would fail in the same way, and without a limit Tune would retry for ever.
-            ticket.trial.max_failures = max(0, ticket.trial.max_failures)
-            metadata, allowed = ticket.trial.run_metadata, ticket.trial.max_failures
-            metadata.num_failures = max(metadata.num_failures, allowed)
-        elif end.error == "LaneDied":
-            self._lane_killers.add(ticket.trial.trial_id)
-        error = errors.named(end.error)(f"{name}: {end.reason}", hint=_HINTS.get(end.error, ""))
-        found: Exception = RayTaskError("train", str(error), error).as_instanceof_cause()
-        return found
+            one.refuse(behind(one.error, ticket.refusal) if ticket.refusal else one.error)
 
     def close(self) -> None:
         self._cluster.close()
         self._tickets.clear()
-
-
-def _behind(error: Exception, refusal: Exception) -> Exception:
-    """The refusal of a trial, with the traceback of the call whose error led to it."""
-    if not isinstance(error, RayTaskError) or not isinstance(refusal, RayTaskError):
-        return refusal
-    return cast(Exception, RayTaskError("train", f"{error}\n{refusal}", refusal.cause).as_instanceof_cause())
 
 
 def _when_and_where(lane: ActorLane | None) -> dict[str, Any]:
@@ -347,8 +325,3 @@ def _when_and_where(lane: ActorLane | None) -> dict[str, Any]:
     if lane is not None and lane.pid is not None:
         found["pid"] = lane.pid
     return found
-
-
-@ray.remote(num_cpus=0)  # type: ignore[untyped-decorator]
-def _refused(error: Exception) -> None:
-    raise error

@@ -13,7 +13,6 @@ import pytest
 pytest.importorskip("ray")
 
 from ray.exceptions import OutOfMemoryError, RayActorError, RaySystemError, RayTaskError
-from ray.tune.experiment import Trial
 from ray.tune.trainable.function_trainable import FunctionTrainable
 
 from cotune.demand import MIB
@@ -131,17 +130,6 @@ def test_a_trial_that_was_stopped_between_two_lanes_is_not_run_again(broker, lan
 
     assert ticket.over
     assert broker.packer.unfinished == 0
-
-
-@pytest.mark.parametrize("allowed", [-1, 0, 3])
-def test_a_trial_that_fits_no_device_is_not_recovered_by_tune_however_many_failures_are_allowed(broker, allowed):
-    too_large = Trial("train", stub=True)
-    too_large.max_failures = allowed
-    reason = do.ConcludeTrial(0, Outcome.FAILED, error="TrialTooLarge", reason="needs 9 GiB")
-    error = broker._refusal(SimpleNamespace(trial=too_large), reason)
-    too_large.run_metadata.num_failures += 1
-    assert isinstance(error, RayTaskError)
-    assert not too_large.should_recover()
 
 
 def test_a_trial_under_which_lanes_died_as_often_as_they_may_is_tried_again_by_tune_once_a_time(broker, lanes):
