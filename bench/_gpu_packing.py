@@ -70,7 +70,7 @@ import json, sys
 import torch
 from _gpu_models import device_of
 from _gpu_packing import heavy_memory
-from cotune.sharing.memory import out_of_memory
+from cotune.sharing.raised import out_of_memory
 torch.zeros(1, device=device_of(%r))
 print("ready", flush=True)
 for line in sys.stdin:

@@ -24,7 +24,7 @@ from cotune.session import Session, TrialStopped
 from cotune.sharing import wire
 from cotune.sharing.inside.ending import Ending, own_stop
 from cotune.sharing.inside.resident import ResidentTrial
-from cotune.sharing.memory import clear_frames, text_of
+from cotune.sharing.raised import clear_frames, text_of
 from cotune.trial import Outcome, TrialSpec
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from ray import tune
 from cotune.packer.prediction import Prediction
 from cotune.ray_tune.features import features
 from cotune.sharing.cuda import CONTEXT_GUESS
-from cotune.sharing.memory import out_of_memory
+from cotune.sharing.raised import out_of_memory
 
 SHARE = "cotune_gpu_share"
 LEAST = 0.01

@@ -11,7 +11,7 @@ from cotune import session
 from cotune.ray_tune import _private
 from cotune.ray_tune.lane_trial import LaneTrial
 from cotune.session import TrialStopped
-from cotune.sharing.memory import clear_frames
+from cotune.sharing.raised import clear_frames
 
 
 def current_trial() -> LaneTrial | None:

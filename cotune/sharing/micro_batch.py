@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from cotune import session
 from cotune.errors import InputError
 from cotune.session import Loan
-from cotune.sharing.memory import clear_frames, out_of_memory
+from cotune.sharing.raised import clear_frames, out_of_memory
 from cotune.sharing.splitting import split
 
 if TYPE_CHECKING:

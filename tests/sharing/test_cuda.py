@@ -29,7 +29,7 @@ import json, os, signal, sys, traceback
 import torch, torch._dynamo
 from cotune.sharing.cuda import ROUNDING
 from cotune.sharing.inside.cuda_memory import CudaMemory, _used_here
-from cotune.sharing.memory import out_of_memory
+from cotune.sharing.raised import out_of_memory
 MIB = 1 << 20
 def block(mib):
     return torch.empty(mib * MIB, dtype=torch.uint8, device="cuda:0")

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from cotune.errors import CotuneError, InputError, NoReport
 from cotune.session import TrialStopped
-from cotune.sharing.memory import causes, clear_frames, text_of
+from cotune.sharing.raised import causes, clear_frames, text_of
 from cotune.trial import Outcome
 
 

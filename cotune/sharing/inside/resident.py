@@ -22,8 +22,8 @@ from cotune.sharing.inside.leftovers import live_on
 from cotune.sharing.inside.loan import TrialLoan
 from cotune.sharing.inside.trial_meter import TrialMeter
 from cotune.sharing.inside.trial_waits import TrialWaits
-from cotune.sharing.memory import out_of_memory
 from cotune.sharing.page import BOUNDARY, HOLDER, NOBODY
+from cotune.sharing.raised import out_of_memory
 from cotune.trial import Outcome, TrialSpec
 
 if TYPE_CHECKING:

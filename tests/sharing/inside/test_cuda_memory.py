@@ -16,7 +16,7 @@ from cotune.errors import DeviceError
 from cotune.sharing import cuda
 from cotune.sharing.devices import find_devices
 from cotune.sharing.inside import cuda_memory
-from cotune.sharing.memory import out_of_memory
+from cotune.sharing.raised import out_of_memory
 
 pynvml = pytest.importorskip("pynvml")
 torch = pytest.importorskip("torch")
