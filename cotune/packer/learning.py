@@ -49,7 +49,7 @@ class Learning:
     def progressed(self, trial: Trial, lane: Lane, event: ev.IterationsDone) -> None:
         """A running trial has made progress."""
         device = lane.device
-        before = trial.demand, trial.measured, lane.asked, trial.beside, device.width.width, lane.has_iterated
+        before = _placing(trial, lane)
         is_first = trial.progress.iterations == 0
         if not lane.unanswered:
             trial.had = lane.asked
@@ -72,8 +72,7 @@ class Learning:
         if trial.progress.iterations >= PROBE_ITERATIONS or trial.demand is not None:
             self.believe(trial, lane)
         self._review(device)
-        now = trial.demand, trial.measured, lane.asked, trial.beside, device.width.width, lane.has_iterated
-        if now != before:
+        if _placing(trial, lane) != before:
             self._ledger.touch(device)
 
     def stalled(self, trial: Trial, lane: Lane, event: ev.LaneQuiet) -> None:
@@ -185,3 +184,8 @@ class Learning:
             peak = max(peak, event.persistent + event.ephemeral)
         busy = trial.progress.busy
         trial.seen = Demand(persistent, peak - persistent, before.busy if busy is None else busy)
+
+
+def _placing(trial: Trial, lane: Lane) -> tuple[object, ...]:
+    """What progress may change of all that decides which trials fit on the device."""
+    return trial.demand, trial.measured, lane.asked, trial.beside, lane.device.width.width, lane.has_iterated
