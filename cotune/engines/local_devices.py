@@ -18,6 +18,9 @@ from cotune.sharing.devices import DeviceInfo
 
 # File descriptors of this process for other things than lanes.
 OTHER_FILES = 64
+# Lanes that come up on a GPU at once. CUDA's driver sets up contexts one after the other, a part of each by turns: on
+# an H200 one took 0.35 s, each of six 1.0 s and each of 24 about 5 s (docs/gpu.md).
+CONTEXTS_AT_ONCE = 3
 
 log = logging.getLogger(__name__)
 
@@ -74,6 +77,7 @@ class LocalDevices:
                 info.context,
                 min(info.max_width, most),
                 idle_width=min(info.idle_width, most),
+                opens=CONTEXTS_AT_ONCE if info.is_cuda else sys.maxsize,
             )
             for info in self.there.values()
         ]

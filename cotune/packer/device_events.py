@@ -58,6 +58,7 @@ class DeviceEvents:
             self._width_of(event),
             most=event.max_width,
             full=event.capacity,
+            opens=event.opens,
             # Most of the device would be left to few trials, if to any, and the figure be corrected late.
             shared=event.shared if event.shared <= event.capacity // 2 else 0,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -42,6 +43,8 @@ class DeviceFound(Event):
         idle_width: Most lanes while the running ones leave the device idle; 0 if idleness cannot be measured.
         width: Lanes to begin with, if an earlier sweep found out.
         shared: Bytes of objects that a lane's trials share, as far as an earlier sweep found out.
+        opens: Most lanes that should come up at once: where they come up no sooner together than one after the other,
+            the first of a few is there long before the first of many.
     """
 
     device: str
@@ -51,6 +54,7 @@ class DeviceFound(Event):
     width: int = 1
     idle_width: int = 0
     shared: int = 0
+    opens: int = sys.maxsize
 
 
 @dataclass(frozen=True, slots=True)

@@ -180,14 +180,14 @@ class Fitting:
         if device.holes is None:
             device.holes = -1, -1
             if device.seats:
-                idle, bare = device.idle, device.context + device.shared
-                room = max([-bare, *(lane.quota - lane.base for lane in idle)]) + device.free
-                returned = (
-                    device.capacity
-                    - self.kept(device)
-                    - min([bare, *(lane.base if lane.is_empty else 0 for lane in idle)])
-                )
-                device.holes = room if device.free >= 0 else -1, max(room, returned)
+                idle = device.idle
+                bare = [device.context + device.shared] if device.may_open else []
+                rooms = [*(-own for own in bare), *(lane.quota - lane.base for lane in idle)]
+                least = [*bare, *(lane.base if lane.is_empty else 0 for lane in idle)]
+                if rooms:
+                    room = max(rooms) + device.free
+                    returned = device.capacity - self.kept(device) - min(least)
+                    device.holes = room if device.free >= 0 else -1, max(room, returned)
         return device.holes
 
     def kept(self, device: Device) -> int:
@@ -221,8 +221,9 @@ class Fitting:
         if device.seats and not (trial.exclusive and device.active) and self._protection.tolerates(trial, device):
             for lane in device.idle if not trial.is_apart else ():
                 yield self._place(device, lane, lane.need([demand]))
-            fresh = device.context + device.shared + demand.peak
-            yield Place(device, None, fresh, fresh - device.free)
+            if device.may_open:
+                fresh = device.context + device.shared + demand.peak
+                yield Place(device, None, fresh, fresh - device.free)
 
     def _shared_places(self, trial: Trial, demand: Demand, device: Device) -> Iterator[Place]:
         """Lanes on the device where the trial could take turns, whether or not there is room."""

@@ -165,9 +165,8 @@ class Learning:
     def _review(self, device: Device) -> None:
         """Reviews the width, but tries no wider if the new lanes would come up when all is nearly done."""
         line, width = self._line, device.width.width
-        left = line.seconds / (width * len(self._ledger.devices))
-        # Trials of unknown length count as 0, so `left` may be only a rounding error.
-        is_ending = not line.is_open and 1e-6 < left < device.start_seconds
+        left = None if line.is_open else line.lasts(width)
+        is_ending = left is not None and left / len(self._ledger.devices) < device.start_seconds
         device.width.review(device.computing, (bool(line) or line.is_open) and not is_ending, device.is_idle)
         if device.width.width > width:
             # Even warm lanes must make an iteration before the new width is judged.

@@ -74,7 +74,7 @@ class Line:
 
     Attributes:
         is_open: More trials may come.
-        seconds: Sum of the times that waiting trials are expected to take alone.
+        seconds: Sum of the times that waiting trials are expected to take alone, as far as these are known.
         work: The same sum in seconds of device time.
         volume: The same sum in bytes times seconds.
         changes: Counts changes to the trials in line, their order and their sizes.
@@ -88,6 +88,7 @@ class Line:
     def __init__(self, options: PackerOptions, predictor: Predictor) -> None:
         self.is_open = True
         self.seconds = self.work = self.volume = 0.0
+        self._timed = 0
         self._policy = options.policy
         self._predictor = predictor
         self._by_persistent = options.residents > 1
@@ -100,6 +101,14 @@ class Line:
 
     def __len__(self) -> int:
         return len(self._spots)
+
+    def lasts(self, lanes: int) -> float | None:
+        """Seconds in which a device with so many lanes is done with all trials in line; None if no time is known.
+
+        Those whose time is not known are taken for as long as the others.
+        """
+        known = max(self.work, self.seconds / lanes)
+        return known / self._timed * len(self) if self._timed else None
 
     def head(self) -> Trial | None:
         """The first trial in line."""
@@ -292,6 +301,7 @@ class Line:
     def _count(self, waiting: Waiting, sign: int) -> None:
         left = waiting.seconds_left or 0.0
         self.seconds += sign * left
+        self._timed += sign * (left > 0)
         self.work += sign * left * (1.0 if waiting.busy is None else waiting.busy)
         self.volume += sign * left * (waiting.need or 0)
 

@@ -65,6 +65,8 @@ class Reasons:
             roomy = [device for device in devices if device.seats]
             if not roomy:
                 return self._no_lane()
+            if not any(device.may_open for device in roomy):
+                return "lanes come up a few at a time, and no other is free"
             if (spared := self._company.protection.explain(trial, roomy)) is not None:
                 return spared
             best = max(roomy, key=lambda device: max(self._fitting.holes(device)[0], device.free))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, field
 
 from cotune.demand import Demand
@@ -120,6 +121,7 @@ class Device:
         stillborn: Lanes in a row that died before they were ready.
         room: Largest peak that fits when nothing else runs here.
         holes: What fits here, as computed by `Fitting.holes`; None after every change.
+        opens: Most lanes that should come up at once.
         reserved_for: The trial for which the device is kept free.
     """
 
@@ -134,6 +136,7 @@ class Device:
     start_seconds: float = 0.0
     shared: int = 0
     stillborn: int = 0
+    opens: int = sys.maxsize
     held: int = 0
     lanes: dict[int, Lane] = field(default_factory=dict)
     room: int = 0
@@ -162,6 +165,11 @@ class Device:
         """`computing`, or 0 while one of these lanes has yet to make its first iteration."""
         running = [lane for lane in self.lanes.values() if lane.residents and not lane.is_stalled]
         return len(running) if all(lane.has_iterated for lane in running) else 0
+
+    @property
+    def may_open(self) -> bool:
+        """Whether another lane should begin to come up."""
+        return sum(1 for lane in self.lanes.values() if not lane.ready) < self.opens
 
     @property
     def is_idle(self) -> bool:

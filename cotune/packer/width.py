@@ -8,6 +8,9 @@ from dataclasses import dataclass
 
 from cotune.packer.speed import GAIN, PATIENCE, Speed, pause_after
 
+# Trials whose iterations took as long as each other's, within this factor, are taken for alike while nothing is known
+# of what they usually take.
+ALIKE = 1.25
 # If each lane keeps more than this share of its speed, four times as many lanes are tried next, instead of twice.
 EASE = 0.85
 # Needed before a width is judged, per lane on average: iterations, and seconds of iterations.
@@ -241,7 +244,9 @@ class WidthControl:
                 return math.inf
             then, now = (_slowness(speeds.values()) for speeds in (self._before, self._now))
             if not then or not now:
-                return None
+                if not _are_alike(self._now.values()):
+                    return None
+                then, now = _middle(self._before.values()), _middle(self._now.values())
             common = [then / now]
         return _mean(common) * self._reached / before
 
@@ -249,6 +254,12 @@ class WidthControl:
 def _slowness(speeds: Iterable[_Speed]) -> float:
     """Mean duration of iterations relative to their trials' usual one; 0 if none is known."""
     return _mean([speed.step_seconds / usual for speed in speeds if (usual := speed.usual())])
+
+
+def _are_alike(speeds: Iterable[Speed]) -> bool:
+    """Whether trials that have run beside each other, at least two, took about as long for an iteration."""
+    paces = [speed.step_seconds for speed in speeds]
+    return len(paces) > 1 and max(paces) < ALIKE * min(paces)
 
 
 def _middle(speeds: Iterable[Speed]) -> float:

@@ -30,8 +30,9 @@ class LaneMemory(ABC):
     def reset_peak(self) -> None:
         """Starts a new peak from the bytes in use now."""
 
-    def forget_peaks(self) -> None:  # noqa: B027 - where nobody but the lane counts them
-        """Has trials that begin from now on see no peak from before."""
+    def forget_peaks(self) -> None:
+        """Starts a new peak, and has trials that begin from now on see none from before."""
+        self.reset_peak()
 
     @abstractmethod
     def set_quota(self, quota: int) -> int:

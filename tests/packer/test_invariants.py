@@ -54,7 +54,8 @@ class Chaos(RuleBasedStateMachine):
         )
         self.world = World(options)
         for index, capacity in enumerate(capacities):
-            self.world.device(f"gpu {index}", capacity * MIB, CONTEXT, CONTEXT + surprise * MIB, 2, idle_width=4)
+            real = CONTEXT + surprise * MIB
+            self.world.device(f"gpu {index}", capacity * MIB, CONTEXT, real, 2, idle_width=4, opens=1 + 2 * (index % 2))
 
     # ---- what people do
 

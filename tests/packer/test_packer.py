@@ -1529,6 +1529,33 @@ def test_the_time_of_a_trial_that_had_to_start_again_is_not_compared() -> None:
     assert world.concluded[0].expected_seconds is None
 
 
+def test_where_lanes_come_up_one_after_the_other_few_do_at_once_and_the_first_that_is_free_takes_who_waits() -> None:
+    world = World(PackerOptions(width=8, policy=Fifo()))
+    world.device("gpu 0", 8 * GIB, CONTEXT, opens=2)
+    world.add(0, 100 * MIB, 50 * MIB, steps=2)
+    world.finish(0)
+    for trial in range(1, 7):
+        world.add(trial, 100 * MIB, 50 * MIB, steps=1)
+    while world.lanes[1].mail:
+        # It returns what the first trial did not need.
+        world.deliver(1)
+    assert [world.lane_of(trial).lane for trial in (1, 2, 3)] == [1, 2, 3]
+    assert world.waiting() == [4, 5, 6]
+    assert world.why(4) == "lanes come up a few at a time, and no other is free"
+    world.step(1)
+    while world.lanes[1].mail:
+        world.deliver(1)
+    assert world.lane_of(4).lane == 1
+    world.deliver(2)
+    assert world.lane_of(5).lane == 4
+    assert world.waiting() == [6]
+    world.crash(4)
+    world.deliver(4)
+    world.deliver(4)
+    world.run()
+    assert {world.outcome(trial) for trial in range(7)} == {Outcome.DONE}
+
+
 def test_lanes_that_die_before_they_are_up_cost_their_trials_nothing_and_the_device_some_width() -> None:
     world = taught(4)
     world.add(1, 100 * MIB, 50 * MIB, steps=40)

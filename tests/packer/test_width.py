@@ -288,6 +288,20 @@ def test_where_none_lives_through_a_change_trials_are_held_against_what_is_usual
     assert control.width in widths
 
 
+@pytest.mark.parametrize(("step", "width"), [(1.5, 2), (3.0, 1)])
+def test_where_nobody_knows_what_is_usual_trials_that_are_as_fast_as_each_other_are_taken_for_alike(
+    step: float, width: int
+) -> None:
+    control = searching(limit=2)
+    for _ in range(ITERATIONS):
+        control.measured(0, 1, 1.0, 1, usual=lambda: None)
+    control.review(1, waiting=True)
+    for trial, unlike in [(1, 0.95), (2, 1.05)] * ITERATIONS:
+        control.measured(trial, 1, step * unlike, 2, usual=lambda: None)
+    control.review(2, waiting=True)
+    assert (control.width, control.proven) == (width, width)
+
+
 @pytest.mark.parametrize(("step", "busy", "width"), [(3.0, None, 1), (1.5, None, 2), (3.0, 0.9, 2)])
 def test_where_nobody_knows_what_is_usual_it_is_decided_after_a_while_by_the_means_or_by_utilisation(
     step: float, busy: float | None, width: int
@@ -298,5 +312,5 @@ def test_where_nobody_knows_what_is_usual_it_is_decided_after_a_while_by_the_mea
     for asked in range(UNSURE + 1):
         control.review(control.width, waiting=True)
         assert (control.width, control.proven) == ((width, width) if asked == UNSURE else (2, 0))
-        for trial in [1, 2] * ITERATIONS:
-            control.measured(trial, 1, step, 2, usual=lambda: None)
+        for trial, unlike in [(1, 0.5), (2, 2.0)] * ITERATIONS:
+            control.measured(trial, 1, step * unlike, 2, usual=lambda: None)

@@ -138,9 +138,11 @@ class World:
         width: int = 16,
         idle_width: int = 0,
         shared: int = 0,
+        opens: int = 99,
     ) -> None:
         self.devices[name] = WorldDevice(capacity, capacity, context, context if real_context is None else real_context)
-        self.send(ev.DeviceFound(self.time, name, capacity, context, width, idle_width=idle_width, shared=shared))
+        found = ev.DeviceFound(self.time, name, capacity, context, width, idle_width=idle_width, shared=shared)
+        self.send(replace(found, opens=opens))
 
     def change(self, name: str, capacity: int) -> list[do.Instruction]:
         device = self.devices[name]
@@ -574,7 +576,9 @@ class World:
                     continue
                 used = sum(max(one.load for one in lane.residents.values()) for lane in running)
                 if len(running) < min(device.width.width, math.inf if used < IDLE else device.width.limit):
-                    assert device.context + device.shared + demand.peak > free, f"{trial_id} fits a new lane"
+                    is_busy_opening = sum(not lane.ready for lane in lanes) >= device.opens
+                    new = device.context + device.shared + demand.peak
+                    assert is_busy_opening or new > free, f"{trial_id} fits a new lane"
                     for lane in lanes:
                         if not lane.residents and not lane.retiring and not trial.is_apart:
                             if len(lane.paused) > MOST_PAUSED:

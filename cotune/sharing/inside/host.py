@@ -244,8 +244,9 @@ class Host(ABC):
             self._tidy(shared=bool(residents))
         others = sum(max(0, other.persistent) for other in residents)
         self.level = self.memory.read()[0]
-        self.memory.reset_peak()
-        if not residents:
+        if residents:
+            self.memory.reset_peak()
+        else:
             self.memory.forget_peaks()
         residue = self.level - self._context_level - self.shared_bytes - others
         is_sound = is_stuck or (not self._wreckage and self.memory.is_sound())
@@ -278,15 +279,18 @@ class Host(ABC):
     def _leaks_files(self, shared: bool) -> bool:
         """Whether ended trials have left so many files open that later trials would run out of descriptors."""
         try:
-            count = len(os.listdir("/proc/self/fd"))
+            # A file gets the lowest free number, which those left open have raised. To list them takes 0.1 ms where
+            # CUDA has opened hundreds.
+            lowest = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
             return True
+        os.close(lowest)
         if self._files < 0:
             # Files open after the first trial belong to libraries, which keep them open.
-            self._files = count
+            self._files = lowest
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        is_scarce = most != resource.RLIM_INFINITY and count > most // 2
-        return is_scarce or (not shared and count > self._files + MOST_FILES)
+        is_scarce = most != resource.RLIM_INFINITY and lowest > most // 2
+        return is_scarce or (not shared and lowest > self._files + MOST_FILES)
 
     def survives(self, error: BaseException) -> bool:
         """Whether another trial can run here after this error; if not, the error and all it refers to is kept alive.

@@ -44,8 +44,10 @@ class Peaks:
         self._reset(0)
 
     def forget(self) -> None:
-        """Begins to count the trials' peaks anew."""
+        """Begins to count all peaks anew, those of trials as well."""
         self._trials.clear()
+        self._lanes = 0
+        self._reset(0)
 
     def _told(self, read: Callable[[Any], dict[str, Any]]) -> Callable[[Any], dict[str, Any]]:
         def told(device: Any) -> dict[str, Any]:
