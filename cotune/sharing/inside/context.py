@@ -15,7 +15,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from cotune.sharing.inside.cupy_pool import CupyRandom
 from cotune.sharing.inside.interpreter import Interpreter, current_umask
@@ -24,7 +24,7 @@ from cotune.sharing.inside.main_module import MainModule
 from cotune.sharing.inside.numpy_random import NumpyRandom
 from cotune.sharing.inside.python_random import PythonRandom
 from cotune.sharing.inside.script_classes import ScriptClasses
-from cotune.sharing.inside.torch_state import TorchRandom, TorchState
+from cotune.sharing.inside.torch_state import TorchRandom, TorchState, flags_now
 from cotune.sharing.named import Named
 from cotune.sharing.settings import filters_changed
 
@@ -85,25 +85,25 @@ class Context:
     def enter(self) -> None:
         """Puts this trial's state in place."""
         global _left
-        # The state that the previous holder has left is known, and need not be read again.
+        # What the previous holder has left is known, and need not be read again.
         left, _left = _left, None
         self._python.apply()
         self._numpy.apply()
         self.torch_loaded()
         if self._torch is not None:
-            self._torch.apply(left._torch if left is not None else None)
+            self._torch.apply(left.flags if left is not None else None)
         self.cupy_loaded()
-        if (left._directory if left is not None else _directory()) != self._directory:
+        if (left.directory if left is not None else _directory()) != self._directory:
             with contextlib.suppress(OSError):
                 os.chdir(self._directory)
-        if (left._environment if left is not None else encoded_environment()) != self._environment:
+        if (left.environment if left is not None else encoded_environment()) != self._environment:
             set_environment(self._environment)
         if sys.path != self._path:
             _set_path(self._path)
         if warnings.filters is not self._filters:
             _set_filters(self._filters)
         processes._actual_context = self._start_method
-        self._interpreter.apply(left._interpreter if left is not None else None)
+        self._interpreter.apply(left.interpreter if left is not None else None)
         os.umask(self._mask)
         self._libraries.enter()
         self._classes.enter()
@@ -117,26 +117,25 @@ class Context:
         self._python.capture()
         self._numpy.capture()
         self.torch_loaded()
+        left = _Left.now()
         if self._torch is not None:
-            self._torch.capture()
+            self._torch.capture(left.flags)
         if self._cupy is not None:
             self._cupy.leave()
-        here = _directory()
-        self._directory = here or self._directory
-        if encoded_environment() != self._environment:
-            self._environment = dict(encoded_environment())
+        self._directory = left.directory or self._directory
+        self._environment = left.environment
         path: Any = sys.path
         if path != self._path and isinstance(path, (list, tuple)):
             self._path = list(path)
         # The list itself: a trial inside `catch_warnings` gets the list from before back at its end.
         self._filters = warnings.filters
         self._start_method = processes._actual_context
-        self._interpreter = Interpreter.now()
+        self._interpreter = left.interpreter
         self._mask = os.umask(self._home_mask)
         self._libraries.leave()
         self._classes.leave()
         self._streams = _streams()
-        _left = self if here is not None else None
+        _left = left if left.directory is not None else None
 
     def torch_loaded(self) -> None:
         """Starts to keep torch's state, once torch is loaded."""
@@ -197,11 +196,31 @@ class Context:
             self._torch.apply(None)
 
 
+def note_left() -> None:
+    """Notes what an ended trial has left in place, while nobody waits: the next one then need not read it."""
+    global _left
+    left = _Left.now()
+    _left = left if left.directory is not None else None
+
+
+class _Left(NamedTuple):
+    """State that takes long to read, as it is in place."""
+
+    directory: str | None
+    environment: dict[Any, Any]
+    interpreter: Interpreter
+    flags: list[Any]
+
+    @classmethod
+    def now(cls) -> _Left:
+        return cls(_directory(), dict(encoded_environment()), Interpreter.now(), flags_now())
+
+
 _environ: Any = os.environ
 # Holds the chosen start method, which can be set only once.
 processes: Any = multiprocessing.context._default_context
-# The context whose noted state is exactly what is in place; None while a trial runs, which may change anything.
-_left: Context | None = None
+# What is in place; None while a trial runs, which may change anything.
+_left: _Left | None = None
 
 
 class Home:

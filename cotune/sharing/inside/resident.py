@@ -16,7 +16,7 @@ from cotune import session
 from cotune.paths import TrialFolder
 from cotune.session import TrialStopped
 from cotune.sharing import wire
-from cotune.sharing.inside.context import Context
+from cotune.sharing.inside.context import Context, note_left
 from cotune.sharing.inside.ending import Ending
 from cotune.sharing.inside.leftovers import live_on
 from cotune.sharing.inside.loan import TrialLoan
@@ -370,3 +370,5 @@ class ResidentTrial(session.Session):
             os._exit(wire.FAULTED)
         host.page[HOLDER] = NOBODY
         host.send(wire.encode_object(wire.Kind.ENDED, (self.trial, *ending)))
+        if not host.turns.others_wait:
+            note_left()

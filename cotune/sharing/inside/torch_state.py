@@ -59,21 +59,26 @@ class TorchState:
         self._flags: list[Any] = list(_defaults(torch))
         self._hooks = [(module, name, _copied(hooks)) for module, name, hooks in _own_hooks]
 
-    def apply(self, left: TorchState | None) -> None:
+    def apply(self, now: list[Any] | None) -> None:
+        """Puts this state in place.
+
+        Args:
+            now: The flags in place, as `flags_now` tells them, if that is known.
+        """
         self.random.apply()
         for module, name, hooks in self._hooks:
             setattr(module, name, hooks)
-        now = left._flags if left is not None else [get() for get, _ in _flags]
-        if now == self._flags:
+        if (flags_now() if now is None else now) == self._flags:
             return
         # Each flag is read again, since setting one may have changed another.
         for (get, put), value in zip(_flags, self._flags, strict=True):
             if get() != value:
                 put(value)
 
-    def capture(self) -> None:
+    def capture(self, flags: list[Any]) -> None:
+        """Notes the state in place; `flags` as `flags_now` tells them."""
         self.random.capture()
-        self._flags = [get() for get, _ in _flags]
+        self._flags = flags
         self._hooks = [(module, name, getattr(module, name)) for module, name, _ in self._hooks]
 
 
@@ -98,6 +103,11 @@ _flag_defaults: list[Any] = []
 def flags() -> dict[str, Setting]:
     """Getters and setters of torch's flags; empty until torch's state is kept."""
     return torch_flags(sys.modules["torch"]) if _flags else {}
+
+
+def flags_now() -> list[Any]:
+    """The values of torch's flags; empty until torch's state is kept."""
+    return [get() for get, _ in _flags]
 
 
 def first_flags() -> dict[str, Any]:

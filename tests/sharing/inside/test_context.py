@@ -18,7 +18,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cotune.sharing.inside.context import Context, Home
+from cotune.sharing.inside import torch_state
+from cotune.sharing.inside.context import Context, Home, note_left
 
 
 @pytest.fixture(autouse=True)
@@ -671,6 +672,32 @@ def test_the_working_directory_is_swapped(tmp_path):
     other.leave()
     one.enter()
     assert os.getcwd() == str(tmp_path)
+
+
+@pytest.mark.parametrize("is_gone", [False, True])
+def test_what_an_ended_trial_has_left_is_read_before_the_next_one_begins_and_put_right_by_it(
+    tmp_path, monkeypatch, is_gone
+):
+    home = Home()
+    Context(1, home).enter()
+    (tmp_path / "there").mkdir()
+    os.chdir(tmp_path / "there")
+    os.environ["LEFT_BEHIND"] = "1"
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    sys.setrecursionlimit(sys.getrecursionlimit() + 1)
+    if is_gone:
+        (tmp_path / "there").rmdir()
+    note_left()
+    other = Context(2, home)
+    other.torch_loaded()
+    if not is_gone:
+        monkeypatch.setattr(torch_state, "flags_now", lambda: pytest.fail("torch's flags were read again"))
+    other.enter()
+    monkeypatch.undo()
+    assert os.getcwd() == home.directory
+    assert "LEFT_BEHIND" not in os.environ
+    assert not torch.are_deterministic_algorithms_enabled()
+    assert sys.getrecursionlimit() == home.interpreter.recursion
 
 
 def test_a_working_directory_that_is_gone_can_be_left(tmp_path):
