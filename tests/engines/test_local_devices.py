@@ -6,7 +6,7 @@ import resource
 import pytest
 
 from cotune.demand import GIB
-from cotune.engines.local_devices import OTHER_FILES, LocalDevices
+from cotune.engines.local_devices import CONTEXTS_AT_ONCE, OTHER_FILES, LocalDevices
 from cotune.sharing.devices import DeviceInfo
 
 
@@ -21,3 +21,11 @@ def test_a_device_has_no_more_lanes_than_there_are_files_for(tmp_path, monkeypat
     monkeypatch.setattr("cotune.engines.local_devices.resource.getrlimit", lambda what: (files, files))
     for found in LocalDevices(infos, tmp_path).found(0.0, seats):
         assert (found.max_width, found.idle_width) == widths
+
+
+def test_few_lanes_come_up_at_once_on_a_gpu_and_any_number_on_a_cpu(tmp_path):
+    gpu = DeviceInfo("cuda:0", GIB, 0, max_width=32, cores=4, uuid="GPU-1")
+    cpu = DeviceInfo("cpu:0", GIB, 0, max_width=4, cores=4)
+    on_gpu, on_cpu = LocalDevices([gpu, cpu], tmp_path).found(0.0, 1)
+    assert on_gpu.opens == CONTEXTS_AT_ONCE < on_gpu.max_width
+    assert on_cpu.opens > 1000
