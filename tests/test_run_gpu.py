@@ -238,15 +238,15 @@ def test_residents_whose_models_are_compiled_with_cuda_graphs_compute_the_same_b
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-            cotune.report({"loss": loss, "pid": os.getpid()}, step=step)
+            cotune.report({"loss": loss}, step=step)
 
     space = {"lr": cotune.choice([1e-3, 1e-2])}
     alone = run(train, space, sampler="grid", lanes=1)
     together = run(train, space, sampler="grid", lanes=1, residents=2)
     for a, b in zip(alone, together, strict=True):
         assert a.error is None
+        # If a capture was broken off, in a lane of its own.
         assert b.error is None
-        assert a.metrics["pid"] != b.metrics["pid"] == together[0].metrics["pid"]
         assert [r["loss"] for r in a.history] == [r["loss"] for r in b.history]
 
 

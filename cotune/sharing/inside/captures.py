@@ -17,6 +17,9 @@ from typing import Any
 class Captures:
     """Keeps track of the captures of this process.
 
+    Attributes:
+        has_failed: Whether a capture could not begin or end.
+
     Args:
         kind: `torch.cuda.CUDAGraph`, which `torch.cuda.graph`, `make_graphed_callables` and `torch.compile` use.
     """
@@ -24,6 +27,7 @@ class Captures:
     def __init__(self, kind: Any) -> None:
         self._mutex = threading.Lock()
         self._open: set[int] = set()
+        self.has_failed = False
         kind.capture_begin = self._begins(kind.capture_begin)
         kind.capture_end = self._ends(kind.capture_end)
 
@@ -45,6 +49,7 @@ class Captures:
             try:
                 begin(graph, *args, **options)
             except BaseException:
+                self.has_failed = True
                 self._closed(graph)
                 raise
 
@@ -55,6 +60,9 @@ class Captures:
         def capture_end(graph: Any, *args: Any, **options: Any) -> None:
             try:
                 end(graph, *args, **options)
+            except BaseException:
+                self.has_failed = True
+                raise
             finally:
                 self._closed(graph)
 

@@ -153,12 +153,17 @@ class CudaMemory(LaneMemory):
         self._torch._C._cuda_clearCublasWorkspaces()
 
     def is_sound(self) -> bool:
-        """False after a sticky error, such as a device-side assert: every later CUDA call would fail too."""
+        """False after a sticky error, such as a device-side assert: every later CUDA call would fail too.
+
+        After a failed capture torch's generator may be left as if it went on, so that every later draw would fail.
+        """
         if self._captures:
             # The trial has left a capture open.
             return False
         try:
             self._torch.cuda.synchronize()
+            if self._captures.has_failed:
+                self._torch.rand(1, device="cuda:0")
         except Exception:
             return False
         return True

@@ -25,6 +25,7 @@ def kind():
 
 def test_captures_are_counted(kind):
     captures = Captures(kind)
+    assert not captures.has_failed
     first, second = kind(), kind()
     first.capture_begin(pool="a")
     second.capture_begin()
@@ -32,6 +33,7 @@ def test_captures_are_counted(kind):
     assert captures
     second.capture_end()
     assert not captures
+    assert not captures.has_failed
 
 
 def test_one_that_is_refused_or_ends_with_an_error_is_over(kind):
@@ -39,12 +41,15 @@ def test_one_that_is_refused_or_ends_with_an_error_is_over(kind):
     with pytest.raises(RuntimeError, match="not permitted"):
         kind().capture_begin(pool="refused")
     assert not captures
+    assert captures.has_failed
     graph = kind()
     graph.capture_begin()
     kind.broken.append(True)
+    captures.has_failed = False
     with pytest.raises(RuntimeError, match="invalidated"):
         graph.capture_end()
     assert not captures
+    assert captures.has_failed
 
 
 def test_a_capture_waits_while_they_are_held_off(kind):

@@ -175,6 +175,7 @@ class FakeTorch:
         self.allocated = self.reserved = self.peak = 0
         self.limit = None
         self.broken = self.captures = False
+        self.end_error = None
         self.expands = True
         self.refusals = 0
         self.free = 40 << 30
@@ -204,14 +205,16 @@ class FakeTorch:
             _cuda_clearCublasWorkspaces=lambda: self.calls.append("clear"),
         )
 
-    @staticmethod
-    def make_graph_class():
+    def make_graph_class(self):
+        fake = self
+
         class CUDAGraph:
             def capture_begin(self):
                 pass
 
             def capture_end(self):
-                pass
+                if fake.end_error is not None:
+                    raise fake.end_error
 
         return CUDAGraph
 
@@ -459,6 +462,22 @@ def test_a_lane_in_which_a_capture_was_left_open_takes_no_other_trial(lane):
     memory, fake = lane
     memory.start()
     fake.cuda.CUDAGraph().capture_begin()
+    assert not memory.is_sound()
+
+
+def test_after_a_failed_capture_a_process_is_sound_as_long_as_it_can_draw(lane):
+    memory, fake = lane
+    memory.start()
+    fake.rand = lambda *shape, device: pytest.fail("no capture has failed")
+    assert memory.is_sound()
+    fake.end_error = RuntimeError("capture was invalidated")
+    graph = fake.cuda.CUDAGraph()
+    graph.capture_begin()
+    with pytest.raises(RuntimeError, match="invalidated"):
+        graph.capture_end()
+    fake.rand = lambda *shape, device: torch.rand(*shape)
+    assert memory.is_sound()
+    fake.rand = mock.Mock(side_effect=RuntimeError("Offset increment outside graph capture encountered unexpectedly."))
     assert not memory.is_sound()
 
 
