@@ -160,7 +160,7 @@ def _quiet_about_streams() -> Iterator[None]:
 
 @contextlib.contextmanager
 def before_optimizer_steps(run: Callable[[], None]) -> Iterator[None]:
-    """Runs something before every step that an optimizer makes in this thread within the block.
+    """Runs something before an optimizer, in this thread and within the block, makes a step or drops gradients.
 
     A gradient scaler looks at the gradients, and unscales them, before it has the optimizer step.
     """
@@ -171,30 +171,34 @@ def before_optimizer_steps(run: Callable[[], None]) -> Iterator[None]:
             run()
 
     hook = register_optimizer_step_pre_hook(before)
-    _before_scalers.append(before)
+    _before_gradients.append(before)
     try:
         yield
     finally:
-        _before_scalers.remove(before)
+        _before_gradients.remove(before)
         hook.remove()
 
 
-# What runs before a gradient scaler touches gradients, if it is in its own thread.
-_before_scalers: list[Callable[[], None]] = []
+# What runs before gradients are unscaled or dropped, if it is in its own thread.
+_before_gradients: list[Callable[[], None]] = []
 
 
-def _after_those(method: Callable[..., Any]) -> Callable[..., Any]:
+def _after_those(owner: Any, name: str) -> None:
+    method = getattr(owner, name)
+
     @functools.wraps(method)
     def called(*args: Any, **options: Any) -> Any:
-        for before in list(_before_scalers):
+        for before in list(_before_gradients):
             before()
         return method(*args, **options)
 
-    return called
+    setattr(owner, name, called)
 
 
-_Scaler: Any = torch.amp.GradScaler
-_Scaler.unscale_, _Scaler.step = _after_those(_Scaler.unscale_), _after_those(_Scaler.step)
+_after_those(torch.amp.GradScaler, "unscale_")
+_after_those(torch.amp.GradScaler, "step")
+_after_those(torch.optim.Optimizer, "zero_grad")
+_after_those(torch.nn.Module, "zero_grad")
 
 
 class Buffers:

@@ -200,7 +200,9 @@ class _Group:
     def is_full(self) -> bool:
         """Whether another micro-batch would exceed the grant, or might exceed the lane's quota."""
         loan = self._loan
-        return self._begun >= loan.concurrency or (self._begun > 0 and loan.room() < loan.need)
+        # One that has dropped gradients before its own backward is not among those begun.
+        some = self._begun > 0 or bool(self.losses)
+        return self._begun >= loan.concurrency or (some and loan.room() < loan.need)
 
     def begin(self, data: Any) -> None:
         if self.is_full:

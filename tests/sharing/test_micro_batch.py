@@ -393,6 +393,18 @@ def test_what_the_room_does_not_hold_is_not_begun(grouped):
     assert not loan.ran_out_with
 
 
+def test_what_the_room_does_not_hold_is_not_begun_where_gradients_are_dropped_first(grouped):
+    loan = grouped(4)
+    loan.need, loan.left = 10, 9
+    net, alive = nn.Linear(2, 1), []
+    for micro in cotune.micro_batches(torch.ones(4, 2), 2):
+        alive.append(net.weight.grad is not None)
+        if micro.index == 0:
+            net.zero_grad()
+        micro.backward(net(micro.data).mean())
+    assert alive == [False, True]
+
+
 # ---- loops that end early
 
 
@@ -535,9 +547,46 @@ def steps_within(net, optimizer):
             optimizer.zero_grad()
 
 
+def skips_a_batch(net, optimizer, drop=None):
+    for is_bad in (False, True, False):
+        for micro in cotune.micro_batches(data(), 4):
+            if is_bad and micro.index == 2:
+                (drop or optimizer.zero_grad)()
+                break
+            x, y = micro.data
+            micro.backward(F.cross_entropy(net(x), y))
+        else:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def skips_a_batch_by_the_model(net, optimizer):
+    skips_a_batch(net, optimizer, net.zero_grad)
+
+
+def keeps_the_last_gradients(net, optimizer):
+    for micro in cotune.micro_batches(data(), 4):
+        optimizer.zero_grad(set_to_none=False)
+        x, y = micro.data
+        micro.backward(F.cross_entropy(net(x), y))
+    optimizer.step()
+
+
 @pytest.mark.parametrize(
     "loop",
-    [in_the_loop, kept, two_at_once, nested, changes_its_data, under_autocast, logs_in_place, steps_within],
+    [
+        in_the_loop,
+        kept,
+        two_at_once,
+        nested,
+        changes_its_data,
+        under_autocast,
+        logs_in_place,
+        steps_within,
+        skips_a_batch,
+        skips_a_batch_by_the_model,
+        keeps_the_last_gradients,
+    ],
 )
 def test_a_loop_gives_the_same_weights_and_leaves_nothing_under_a_grant(granted, loop):
     plain = ready()
