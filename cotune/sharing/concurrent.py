@@ -162,21 +162,41 @@ def _quiet_about_streams() -> Iterator[None]:
 def before_optimizer_steps(run: Callable[[], None]) -> Iterator[None]:
     """Runs something before an optimizer, in this thread and within the block, makes a step or drops gradients.
 
-    A gradient scaler looks at the gradients, and unscales them, before it has the optimizer step.
+    A gradient scaler looks at the gradients, and unscales them, before it has the optimizer step. A step with a closure
+    reads the gradients after it has called that.
     """
     thread = threading.get_ident()
 
-    def before(*_: object) -> None:
+    def before() -> None:
         if threading.get_ident() == thread:
             run()
 
-    hook = register_optimizer_step_pre_hook(before)
+    def before_step(_: Any, args: Any, options: Any) -> tuple[Any, Any]:
+        before()
+        # The first is the optimizer itself.
+        named = {name: _then(before, value) if name == "closure" else value for name, value in options.items()}
+        return tuple(_then(before, value) if n == 1 else value for n, value in enumerate(args)), named
+
+    hook = register_optimizer_step_pre_hook(before_step)
     _before_gradients.append(before)
     try:
         yield
     finally:
         _before_gradients.remove(before)
         hook.remove()
+
+
+def _then(run: Callable[[], None], closure: Any) -> Any:
+    if not callable(closure):
+        return closure
+
+    @functools.wraps(closure)
+    def called(*args: Any, **options: Any) -> Any:
+        loss = closure(*args, **options)
+        run()
+        return loss
+
+    return called
 
 
 # What runs before gradients are unscaled or dropped, if it is in its own thread.

@@ -572,6 +572,20 @@ def keeps_the_last_gradients(net, optimizer):
     optimizer.step()
 
 
+def steps_by_closures(net, optimizer):
+    for micro in cotune.micro_batches(data(), 4):
+
+        def closure(micro=micro):
+            optimizer.zero_grad()
+            x, y = micro.data
+            loss = F.cross_entropy(net(x), y)
+            micro.backward(loss)
+            return loss
+
+        optimizer.step(closure)
+        optimizer.step(closure=closure)
+
+
 @pytest.mark.parametrize(
     "loop",
     [
@@ -586,6 +600,7 @@ def keeps_the_last_gradients(net, optimizer):
         skips_a_batch,
         skips_a_batch_by_the_model,
         keeps_the_last_gradients,
+        steps_by_closures,
     ],
 )
 def test_a_loop_gives_the_same_weights_and_leaves_nothing_under_a_grant(granted, loop):
