@@ -19,12 +19,16 @@ class Parking:
 
     def __init__(self, device: str = "cuda") -> None:
         self._device = device
-        self._optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
+        # With the ids of the parameters that its first step has trained. Others may belong to an object of
+        # `cotune.shared`, which lane-mates use during the pause.
+        self._optimizers: weakref.WeakKeyDictionary[Any, set[int]] = weakref.WeakKeyDictionary()
         self._parked: list[tuple[Any, Any]] = []
 
     def saw(self, optimizer: Any) -> None:
         """Notes an optimizer of the trial, after a step."""
-        self._optimizers.add(optimizer)
+        if optimizer not in self._optimizers:
+            parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+            self._optimizers[optimizer] = {id(parameter) for parameter in parameters if parameter.grad is not None}
 
     @property
     def movable(self) -> int:
@@ -72,13 +76,15 @@ class Parking:
         return [storage for storage in found.values() if storage.resizable()]
 
     def _tensors(self) -> Iterator[Any]:
-        for optimizer in list(self._optimizers):
+        for optimizer, trained in list(self._optimizers.items()):
             import torch
 
             for group in optimizer.param_groups:
                 for parameter in group["params"]:
-                    state = optimizer.state.get(parameter, {})
-                    for tensor in (parameter, parameter.grad, *state.values()):
+                    tensors = list(optimizer.state.get(parameter, {}).values())
+                    if parameter.grad is not None or id(parameter) in trained:
+                        tensors += parameter, parameter.grad
+                    for tensor in tensors:
                         # Tensors of other classes may have no storage of their own.
                         is_plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout is torch.strided
                         if is_plain and tensor.device.type == self._device:

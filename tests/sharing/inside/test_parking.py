@@ -89,6 +89,29 @@ def test_tensors_elsewhere_stay_where_they_are():
     assert parking.movable == 0
 
 
+@pytest.mark.parametrize("optimizer", [torch.optim.Adam, torch.optim.SGD, torch.optim.LBFGS])
+@pytest.mark.parametrize("is_frozen", [True, False])
+def test_what_an_optimizer_has_but_does_not_train_stays_since_lane_mates_may_share_it(optimizer, is_frozen):
+    backbone, head = torch.nn.Linear(64, 64), torch.nn.Linear(64, 64, bias=False)
+    backbone.requires_grad_(not is_frozen)
+    optimizer = optimizer([*backbone.parameters(), *head.parameters()])
+    parking = Parking("cpu")
+
+    def closure():
+        with torch.no_grad():
+            hidden = backbone(torch.ones(8, 64))
+        loss = head(hidden).square().mean()
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    parking.saw(optimizer)
+    optimizer.zero_grad()
+    parking.park()
+    assert head.weight.untyped_storage().nbytes() == 0
+    assert all(parameter.untyped_storage().nbytes() for parameter in backbone.parameters())
+
+
 class Wrapped(torch.Tensor):
     """Stands for others, without bytes of its own, as the states of quantising optimizers do."""
 
