@@ -172,7 +172,9 @@ def test_reports_of_several_threads_are_made_one_after_the_other(run):
     assert trial.seconds > 0
 
 
-def test_iterations_are_steps_and_reports_without_one_and_none_is_taken_back(run, monkeypatch):
+@pytest.fixture
+def counts(monkeypatch):
+    """The iterations that trials have told of, as they came."""
     pytest.importorskip("torch")
     counts = []
     progressed = Learning.progressed
@@ -182,7 +184,10 @@ def test_iterations_are_steps_and_reports_without_one_and_none_is_taken_back(run
         progressed(self, trial, lane, event)
 
     monkeypatch.setattr(Learning, "progressed", noted)
+    return counts
 
+
+def test_iterations_are_steps_and_reports_without_one_and_none_is_taken_back(run, counts):
     def train(config):
         import torch
 
@@ -200,6 +205,26 @@ def test_iterations_are_steps_and_reports_without_one_and_none_is_taken_back(run
     run(train, {"x": 1}, trials=1)
     assert min(counts) >= 0
     assert sum(counts) == 5 + 3 * 4
+
+
+def test_training_a_shared_object_is_no_iteration_of_the_trial_that_builds_it(run, counts):
+    def train(config):
+        import torch
+
+        def teacher():
+            weight = torch.nn.Parameter(torch.ones(1))
+            optimizer = torch.optim.SGD([weight], lr=0.1)
+            for _ in range(7):
+                weight.square().sum().backward()
+                optimizer.step()
+            return weight.detach()
+
+        weight = cotune.shared("teacher", teacher)
+        for _ in range(3):
+            cotune.report({"loss": float(weight)})
+
+    run(train, {"x": 1}, trials=2, lanes=1)
+    assert sum(counts) == 2 * 3
 
 
 def test_a_rule_for_stopping_may_be_large(run):

@@ -76,8 +76,8 @@ class ResidentTrial(session.Session):
         self._measure_due = 0.0
         # Set at the end of a report whose checkpoint may follow: the trial neither ends nor pauses at this boundary.
         self._goes_on = False
-        # One entry per thread of the trial that builds a shared object; a list, since its changes are atomic.
-        self._building: list[None] = []
+        # The threads of the trial that build shared objects; a list, since its changes are atomic.
+        self._building: list[int] = []
         # Whether an optimizer has stepped since the last report; if so, the report is no iteration of its own.
         self._has_stepped = False
         self._stepped: Callable[[], Any] = lambda: None
@@ -198,6 +198,10 @@ class ResidentTrial(session.Session):
 
     def after_step(self, optimizer: Any) -> None:
         """Called after every step of a torch optimizer: an iteration, and a boundary."""
+        if self._building and threading.get_ident() in self._building:
+            # The object is the lane's. Its training counts neither for the trial nor as what a pause may move.
+            self._boundary()
+            return
         if self._stepped() is not optimizer:
             self._stepped = weakref.ref(optimizer)
             self._waits.parking.saw(optimizer)
@@ -318,7 +322,7 @@ class ResidentTrial(session.Session):
     def _build(self, key: str, factory: Callable[[], Any]) -> None:
         host = self._host
         before, had = host.memory.read()[0], host.shared_bytes
-        self._building.append(None)
+        self._building.append(threading.get_ident())
         try:
             # The same in all lanes, and no draw of the trial: others with its seed find the object built. In another
             # thread of the trial it would change what the trial's own thread draws meanwhile.
@@ -326,7 +330,7 @@ class ResidentTrial(session.Session):
             with self.no_draws(seed) if self.runs_here() else nullcontext():
                 host.shared[key] = factory()
         finally:
-            self._building.pop()
+            self._building.remove(threading.get_ident())
         if self._context is not None:
             self._context.share()
         # Objects that the factory has built in the same way are booked already.
