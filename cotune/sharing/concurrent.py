@@ -129,7 +129,7 @@ def joint_backward(losses: Sequence[Tensor]) -> None:
     """Runs one backward of all losses; each part runs on its forward's stream, joined where gradients accumulate.
 
     Raises:
-        NotAtOnce: A forward has changed in place what the backward of another needs.
+        NotAtOnce: What the backward needs has been changed in place since, by a forward or by the loop.
     """
     if not losses:
         return
@@ -137,7 +137,8 @@ def joint_backward(losses: Sequence[Tensor]) -> None:
         with _quiet_about_streams():
             torch.autograd.backward(list(losses))
     except RuntimeError as error:
-        if _CHANGED in str(error) and len(losses) > 1:
+        # Also for one loss: its backward may have been put off. An error of the user's comes again, without a grant.
+        if _CHANGED in str(error):
             raise NotAtOnce(str(error)) from error
         raise
 

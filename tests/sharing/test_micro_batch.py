@@ -652,6 +652,22 @@ def test_forwards_that_change_what_the_backward_of_others_needs_run_one_at_a_tim
         loop()
 
 
+@pytest.mark.parametrize("left", [5, 1 << 40])
+def test_a_loop_that_changes_what_a_backward_needs_goes_on_without_a_grant(grouped, left):
+    loan = grouped(4)
+    loan.need, loan.left = 10, left
+    net = nn.Sequential(nn.Linear(2, 1), nn.Sigmoid())
+
+    def loop():
+        for micro in cotune.micro_batches(torch.ones(8, 2), 2):
+            out = net(micro.data)
+            micro.backward(out.mean())
+            out.detach().round_()
+
+    with pytest.raises(MemoryError, match="modified by an inplace operation"):
+        loop()
+
+
 class Squares(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):
