@@ -259,8 +259,7 @@ class Buffers:
         with torch.no_grad():
             for module, buffers in self._kept.values():
                 for name, (buffer, value) in buffers.items():
-                    # What is equal may be an expanded view, into which nothing can be copied.
-                    if buffer is not None and value is not None and not torch.equal(buffer, value):
+                    if buffer is not None and value is not None and not _are_equal(buffer, value):
                         buffer.copy_(value)
                     module._buffers[name] = buffer
         self._kept.clear()
@@ -287,6 +286,15 @@ def _changes(module: Any) -> bool:
 def _is_constant(buffer: Tensor) -> bool:
     # Large bool buffers are taken for masks, which are constant; small ones may be flags. A lazy one is yet to be made.
     return is_lazy(buffer) or (buffer.dtype == torch.bool and buffer.numel() > _FLAGS)
+
+
+def _are_equal(buffer: Tensor, value: Tensor) -> bool:
+    # What is equal may be an expanded view, into which nothing can be copied. Sparse tensors, which cannot be compared,
+    # are no such views.
+    try:
+        return torch.equal(buffer, value)
+    except (NotImplementedError, AttributeError):
+        return False
 
 
 def _copied(buffer: Tensor | None) -> Tensor | None:

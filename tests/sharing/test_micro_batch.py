@@ -808,15 +808,17 @@ def test_a_backward_that_fails_has_finished_some_parameters_and_not_begun_others
 
 
 class OddBuffers(nn.Module):
-    """Has buffers that cannot be copied into, that are yet to be made, and that its first forward makes."""
+    """Has buffers that cannot be copied into, that cannot be compared, and that are yet to be made."""
 
     def __init__(self):
         super().__init__()
         self.norm = nn.LazyBatchNorm1d()
         self.register_buffer("ones", torch.ones(1).expand(2))
         self.register_buffer("mean", None)
+        self.register_buffer("adjacent", torch.eye(2).to_sparse())
 
     def forward(self, x):
+        self.adjacent.mul_(0.5)
         here = x.detach().mean()
         self.mean = here if self.mean is None else 0.5 * (self.mean + here)
         return (self.norm(x) * self.ones - self.mean).square().mean()
@@ -835,6 +837,7 @@ def test_buffers_of_any_kind_are_put_back_before_a_repeat(grouped):
     cotune.micro_batches(batch, 2).backward(loss)
     assert loan.ran_out_with == [4]
     torch.testing.assert_close(nets[1].mean, nets[0].mean)
+    torch.testing.assert_close(nets[1].adjacent, nets[0].adjacent)
     assert_same((state(nets[1])[0], {}), (state(nets[0])[0], {}))
 
 
