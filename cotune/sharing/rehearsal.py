@@ -76,6 +76,9 @@ def rehearse(cls: type, config: Mapping[str, Any]) -> Estimate:
     """
     meter = _Meter()
     on_optimizer_step(lambda *_: meter.optimized(), lambda: None)
+    # A gradient scaler skips steps by a float that it reads, and 1.0 stands for an infinity there.
+    scaler: Any = torch.amp.GradScaler
+    scaler._maybe_opt_step = lambda _self, optimizer, _state, *args, **options: optimizer.step(*args, **options)
     trial: Any = cls()
     with warnings.catch_warnings(), FakeTensorMode(allow_non_fake_inputs=True), meter:
         warnings.simplefilter("ignore")

@@ -7,6 +7,7 @@ import selectors
 
 import pytest
 
+import cotune
 from cotune.demand import GIB, MIB
 from cotune.sharing import estimator as estimator_module
 from cotune.sharing.estimator import Estimator
@@ -42,6 +43,11 @@ class Does:
             x = torch.randn(BATCH, self.model.weight.shape[0])
             loss = self.model(x).square().mean()
             self.optimizer.zero_grad()
+            if self.does == "scales":
+                self.scaler.scale(loss).backward()
+                self.scaler.step(self.optimizer)
+                self.scaler.update()
+                continue
             loss.backward()
             self.optimizer.step()
         return getattr(self, "step_" + self.does, lambda loss: {"loss": 0.0})(loss)
@@ -63,6 +69,11 @@ class Does:
 
     def rehearse_uses_numpy(self):
         self.model.weight.detach().numpy()
+
+    def rehearse_scales(self):
+        import torch
+
+        self.scaler = torch.amp.GradScaler(cotune.device())
 
     def rehearse_raises(self):
         raise RuntimeError("no such model\nsecond line")
@@ -184,6 +195,11 @@ def test_it_ends_with_the_second_iteration_however_long_a_step_is(world):
 
 def test_a_float_that_is_read_out_is_no_obstacle(world):
     assert world.rehearse("reads_a_float").estimate == world.rehearse().estimate
+
+
+def test_a_gradient_scaler_makes_its_steps(world):
+    scaled, plain = world.rehearse("scales").estimate, world.rehearse().estimate
+    assert scaled.persistent == pytest.approx(plain.persistent, rel=0.01)
 
 
 @pytest.mark.parametrize("does", ["reads_an_integer", "branches"])
