@@ -9,6 +9,7 @@ import resource
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from types import FrameType
 from typing import Any
 
 import torch
@@ -26,6 +27,8 @@ _THREAD_STACK = 8 * MIB
 # Most elements of a bool buffer that is no mask.
 _FLAGS = 1024
 _CHANGED = "modified by an inplace operation"
+# Where `torch.func.functional_call` calls the module.
+_FUNCTIONAL = "nn/utils/stateless.py"
 _THREAD_ROOM = 64 * MIB
 
 
@@ -269,13 +272,21 @@ class Buffers:
             return
         if id(module) in self._called:
             _cuda.current_stream().wait_event(self._called[id(module)])
-        if self._keeps and id(module) not in self._kept:
+        if self._keeps and id(module) not in self._kept and not _is_functional():
             found = {name: (b, _copied(b)) for name, b in module._buffers.items() if b is None or not _is_constant(b)}
             self._kept[id(module)] = module, found
 
     def _after_forward(self, module: Any, _args: Any, _output: Any) -> None:
         if _changes(module) and threading.get_ident() == self._thread:
             self._called[id(module)] = _cuda.current_stream().record_event()
+
+
+def _is_functional() -> bool:
+    """Whether the call is within a `functional_call`, when modules have buffers that are not their own."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and not frame.f_code.co_filename.endswith(_FUNCTIONAL):
+        frame = frame.f_back
+    return frame is not None
 
 
 def _changes(module: Any) -> bool:
