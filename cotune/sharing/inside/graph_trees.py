@@ -1,15 +1,18 @@
-"""A trial's thread has the tables that torch.compile's CUDA graphs keep for each thread.
+"""CUDA graphs of torch.compile are each trial's own, as are the tables that torch keeps of them for each thread.
 
-Up to torch 2.12 only the thread that imports the module gets them, and in any other one an assertion fails
+Up to torch 2.12 only the thread that imports the module gets the tables, and in any other one an assertion fails
 (github.com/pytorch/pytorch/issues/123177).
 """
 
 from __future__ import annotations
 
+import functools
 import sys
 import threading
 from collections import defaultdict
 from typing import Any
+
+from cotune import session
 
 _CONTAINERS, _LOCKS = "tree_manager_containers", "tree_manager_locks"
 
@@ -26,3 +29,39 @@ def give_graph_trees() -> None:
     # From here threads of the backward pass take them.
     for name in (_CONTAINERS, _LOCKS):
         torch._C._stash_obj_in_tls(name, getattr(local, name))
+
+
+def keep_graphs_apart(torch: Any) -> None:
+    """Has code that was compiled with CUDA graphs serve only the trial that compiled it.
+
+    torch finds compiled code by the code object, which lane-mates share where it is a library's, such as that of
+    `nn.Sequential`, and by comparing backends. To run graphs that another thread has recorded, and record them anew for
+    other parameters, left torch's generator as if within a capture (torch 2.11, on an H200).
+    """
+    backend = getattr(torch, "_TorchCompileInductorWrapper", None)
+    if backend is None:
+        return
+    make, equals = backend.__init__, backend.__eq__
+
+    @functools.wraps(make)
+    def made(self: Any, *args: Any, **options: Any) -> None:
+        make(self, *args, **options)
+        self._cotune_trial = getattr(session.bound(), "trial", None)
+
+    @functools.wraps(equals)
+    def is_same(self: Any, other: Any) -> Any:
+        return equals(self, other) and (_trial_of(self) == _trial_of(other) or not _has_graphs(self))
+
+    backend.__init__, backend.__eq__ = made, is_same
+
+
+def _trial_of(backend: Any) -> int | None:
+    # One that came with the script was not made here.
+    trial: int | None = getattr(backend, "_cotune_trial", None)
+    return trial
+
+
+def _has_graphs(backend: Any) -> bool:
+    own: bool | None = backend.config.get("triton.cudagraphs")
+    config: Any = sys.modules.get("torch._inductor.config")
+    return bool(config.triton.cudagraphs if own is None and config is not None else own)

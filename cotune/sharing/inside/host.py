@@ -25,7 +25,7 @@ from cotune.sharing.inside.children import uncap_children
 from cotune.sharing.inside.context import Home
 from cotune.sharing.inside.dynamo import defer_dynamo
 from cotune.sharing.inside.ending import Ending
-from cotune.sharing.inside.graph_trees import give_graph_trees
+from cotune.sharing.inside.graph_trees import give_graph_trees, keep_graphs_apart
 from cotune.sharing.inside.import_settings import ImportSettings
 from cotune.sharing.inside.leftovers import children, disarm, forget_compiled, has_process_group
 from cotune.sharing.inside.pools import idle_pool
@@ -327,6 +327,8 @@ class Host(ABC):
     def _torch_loaded(self) -> None:
         """Called once torch is imported; does the part of the running trial's set-up that needs torch."""
         defer_dynamo(self.memory.loading)
+        if self.options.uuid:
+            keep_graphs_apart(sys.modules["torch"])
         settings.take_over_torch(on_gpu=bool(self.options.uuid))
         # Hooks of the script come with their numbers. One that a trial adds must not take the place of one of them.
         handles: Any = importlib.import_module("torch.utils.hooks").RemovableHandle

@@ -1,12 +1,53 @@
-"""What torch up to 2.12 keeps for the one thread that has imported it."""
+"""CUDA graphs of torch.compile where several trials share a process."""
 
 import sys
 import threading
 from types import SimpleNamespace
 
+import pytest
 import torch
 
-from cotune.sharing.inside.graph_trees import give_graph_trees
+from cotune import session
+from cotune.sharing.inside.graph_trees import give_graph_trees, keep_graphs_apart
+
+
+@pytest.fixture
+def backend_of(monkeypatch):
+    """Makes a backend as `torch.compile` does, in a trial."""
+    kind = torch._TorchCompileInductorWrapper
+    for name in ("__init__", "__eq__"):
+        monkeypatch.setattr(kind, name, getattr(kind, name))
+    early = kind("reduce-overhead", None, False)
+    keep_graphs_apart(torch)
+
+    def make(trial, mode="reduce-overhead"):
+        if trial is None:
+            return early
+        session.bind(SimpleNamespace(trial=trial))
+        try:
+            return kind(mode, None, False)
+        finally:
+            session.bind(None)
+
+    return make
+
+
+@pytest.mark.parametrize("mode", ["reduce-overhead", "max-autotune"])
+def test_what_a_trial_has_compiled_with_cuda_graphs_serves_no_other(backend_of, mode):
+    assert backend_of(1, mode) == backend_of(1, mode)
+    assert backend_of(1, mode) != backend_of(2, mode)
+
+
+def test_what_was_compiled_without_cuda_graphs_serves_lane_mates_too(backend_of):
+    assert backend_of(1, "default") == backend_of(2, "default")
+    assert backend_of(1, "default") != backend_of(1)
+    with sys.modules["torch._inductor.config"].patch({"triton.cudagraphs": True}):
+        assert backend_of(1, "default") != backend_of(2, "default")
+
+
+def test_a_backend_that_was_made_before_any_trial_is_one_of_its_own(backend_of):
+    assert backend_of(None) == backend_of(None)
+    assert backend_of(None) != backend_of(1)
 
 
 def test_any_thread_gets_the_tables_of_cuda_graphs_also_for_its_backward(monkeypatch):
