@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import sys
 import threading
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, TextIO
 
@@ -95,8 +97,12 @@ class LiveTable(View):
         self._latest: Snapshot | None = None
         self._changed = threading.Event()
         self._closing = False
+        had = sys.stdout, sys.stderr
         with contextlib.suppress(OSError, ValueError):
             self._live.start()
+        # What a handler wrote to the terminal itself would stand in the table, and go with its next state.
+        self._replaced = [(old, new) for old, new in zip(had, (sys.stdout, sys.stderr), strict=True) if old is not new]
+        self._moved = [handler for old, new in self._replaced for handler in _moved(_stream_handlers(), old, new)]
         self._thread = threading.Thread(target=self._draw, name="cotune-dashboard", daemon=True)
         self._thread.start()
 
@@ -111,6 +117,9 @@ class LiveTable(View):
         # The terminal may have gone away, but the run's results must still be returned.
         with contextlib.suppress(OSError, ValueError):
             self._live.stop()
+        for old, new in self._replaced:
+            # Also those that were made meanwhile, or have been taken from their logger.
+            _moved([*self._moved, *_stream_handlers()], new, old)
         with contextlib.suppress(OSError, ValueError):
             self._live.console.print(Text(headline(snapshot)), soft_wrap=True)
 
@@ -121,6 +130,22 @@ class LiveTable(View):
             if self._latest is not None and not self._closing:
                 with contextlib.suppress(OSError, ValueError):
                     self._live.update(table(self._latest, *self._live.console.size), refresh=True)
+
+
+def _stream_handlers() -> list[logging.StreamHandler[Any]]:
+    """The stream handlers of all loggers."""
+    loggers = [logging.root, *logging.root.manager.loggerDict.values()]
+    handlers = [handler for logger in loggers for handler in getattr(logger, "handlers", ())]
+    return [handler for handler in handlers if isinstance(handler, logging.StreamHandler)]
+
+
+def _moved(handlers: Iterable[logging.StreamHandler[Any]], old: Any, new: Any) -> list[logging.StreamHandler[Any]]:
+    """Gives `new` to the handlers that write to `old`, and returns these."""
+    found = [handler for handler in handlers if handler.stream is old]
+    for handler in found:
+        # Not by setStream(), which flushes the old one: that may be a terminal that has gone away.
+        handler.stream = new
+    return found
 
 
 def make_view(dashboard: bool | None) -> View | None:

@@ -1,6 +1,7 @@
 """What a run looks like, in a terminal and out of one."""
 
 import io
+import logging
 import sys
 from dataclasses import replace
 
@@ -443,3 +444,110 @@ def test_output_that_knows_nothing_of_terminals_is_none(monkeypatch):
 
     monkeypatch.setattr(sys, "stdout", Tee())
     LiveTable(Console(file=io.StringIO(), force_terminal=True)).close(snapshot())
+
+
+# ---- log lines beside the live table
+
+
+def shown(monkeypatch, name="stderr"):
+    """A terminal in the place of one of Python's streams; not a fixture, as pytest replaces them after the set-up."""
+    terminal = Terminal()
+    monkeypatch.setattr(sys, name, terminal)
+    return terminal
+
+
+BOTH = pytest.mark.parametrize("name", ["stdout", "stderr"])
+
+
+@pytest.fixture
+def logger():
+    """A logger of its own, whose lines go nowhere else."""
+    made = logging.Logger.manager.getLogger("test_views.lines")
+    made.propagate = False
+    yield made
+    made.handlers.clear()
+
+
+def handled(logger, stream):
+    handler = logging.StreamHandler(stream)
+    logger.addHandler(handler)
+    return handler
+
+
+@BOTH
+def test_lines_of_a_handler_made_before_the_live_table_stand_above_it(monkeypatch, name, stream, logger):
+    terminal = shown(monkeypatch, name)
+    handler = handled(logger, terminal)
+    view = live(stream)
+    view.update(snapshot())
+    logger.warning("trial 3 has ended")
+    view.close(snapshot())
+    logger.warning("later")
+    assert "trial 3 has ended\n" in stream.getvalue()
+    assert terminal.getvalue() == "later\n"
+    assert handler.stream is terminal
+
+
+def test_also_the_root_loggers_lines_stand_above_the_live_table(monkeypatch, stream):
+    terminal = shown(monkeypatch)
+    monkeypatch.setattr(logging.root, "handlers", [logging.StreamHandler()])
+    view = live(stream)
+    logging.getLogger("test_views.other").warning("trial 3 has ended")
+    view.close(snapshot())
+    assert ("trial 3 has ended\n" in stream.getvalue(), terminal.getvalue()) == (True, "")
+
+
+def test_a_second_live_table_has_the_lines_of_its_own_run_above_it(monkeypatch, logger):
+    handled(logger, shown(monkeypatch))
+    for said in ("first", "second"):
+        stream = io.StringIO()
+        view = live(stream)
+        logger.warning(said)
+        view.close(snapshot())
+        assert f"{said}\n" in stream.getvalue()
+
+
+@BOTH
+def test_a_handler_made_while_the_live_table_is_shown_writes_to_the_terminal_afterwards(
+    monkeypatch, name, stream, logger
+):
+    terminal = shown(monkeypatch, name)
+    view = live(stream)
+    handler = handled(logger, getattr(sys, name))
+    assert handler.stream is not terminal
+    view.close(snapshot())
+    assert handler.stream is terminal
+
+
+def test_a_handler_removed_while_the_live_table_is_shown_writes_to_the_terminal_afterwards(monkeypatch, stream, logger):
+    terminal = shown(monkeypatch)
+    handler = handled(logger, terminal)
+    view = live(stream)
+    logger.removeHandler(handler)
+    view.close(snapshot())
+    assert handler.stream is terminal
+
+
+def test_handlers_of_other_streams_keep_them(monkeypatch, stream, logger, tmp_path):
+    shown(monkeypatch)
+    closed = io.StringIO()
+    closed.close()
+    late = logging.FileHandler(tmp_path / "never-opened.txt", delay=True)
+    logger.addHandler(late)
+    others = [io.StringIO(), closed]
+    handlers = [late, *(handled(logger, other) for other in others)]
+    view = live(stream)
+    assert [handler.stream for handler in handlers] == [None, *others]
+    view.close(snapshot())
+    assert [handler.stream for handler in handlers] == [None, *others]
+
+
+def test_handlers_have_their_terminal_again_though_it_has_gone_away(monkeypatch, stream, logger):
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    handler = handled(logger, terminal)
+    view = live(stream)
+    view._live.console.file = Gone()
+    terminal.close()
+    view.close(snapshot())
+    assert handler.stream is terminal
