@@ -152,7 +152,8 @@ def make_view(dashboard: bool | None) -> View | None:
     """The view for this process: None chooses by whether there is a terminal; there is none for False."""
     if dashboard is False:
         return None
-    console = Console(stderr=True)
+    # The user's own text goes through it, too.
+    console = Console(stderr=True, markup=False, emoji=False, highlight=False)
     # Not by the console alone, which FORCE_COLOR makes take any file for a terminal.
     is_live = is_terminal(sys.stderr) and console.is_terminal and not console.is_dumb_terminal
     return LiveTable(console) if is_live else PlainLines()

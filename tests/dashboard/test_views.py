@@ -446,6 +446,16 @@ def test_output_that_knows_nothing_of_terminals_is_none(monkeypatch):
     LiveTable(Console(file=io.StringIO(), force_terminal=True)).close(snapshot())
 
 
+def test_brackets_of_what_is_printed_without_an_end_of_line_are_shown_as_they_are(monkeypatch):
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    view = make_view(None)
+    print("[/b] :smile: [red]5", end="", flush=True, file=sys.stderr)
+    view.close(snapshot())
+    assert "[/b] :smile: [red]5\n" in terminal.getvalue()
+
+
 # ---- log lines beside the live table
 
 
