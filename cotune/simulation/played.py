@@ -36,7 +36,7 @@ class Figures:
         utilisation: Share of the devices' time that iterations used, lost ones included, each counted with what its
             trial uses of a device alone. Exceeds 1 if trials together do more than one at a time could.
         fill: Share of the devices' memory that running trials needed, without attempts that made no iteration.
-        stopped: Trials that a stopping rule ended.
+        stopped: Trials that a stopping rule ended, or a pruner in the run that is played.
         failed: Trials that did not fit any device.
         out_of_memory: Attempts that ran out of memory.
     """
@@ -122,6 +122,7 @@ class Notes:
             self._held += (time - start) * self._jobs[trial].persistent
         self._out_of_memory += how == Outcome.OUT_OF_MEMORY
         if self._keep:
+            how = Outcome.STOPPED if self._was_stopped(trial, how) else how
             self.segments.append(Segment(trial, device, lane, start, time, how))
 
     def concluded(self, conclusion: ConcludeTrial, time: float) -> None:
@@ -129,13 +130,17 @@ class Notes:
         trial, outcome = conclusion.trial, conclusion.outcome
         self.left(trial, time, outcome)
         self._end[trial] = time
-        self._stopped += outcome is Outcome.STOPPED
+        self._stopped += self._was_stopped(trial, outcome)
         if outcome is Outcome.FAILED:
             self._failed.add(trial)
         if conclusion.expected is not None and conclusion.demand is not None:
             self._bytes.extend((conclusion.expected.peak, conclusion.demand.peak))
         if conclusion.expected_seconds is not None and outcome is Outcome.DONE:
             self._seconds.extend((conclusion.expected_seconds, conclusion.seconds))
+
+    def _was_stopped(self, trial: int, how: str) -> bool:
+        """Whether a stopping rule ended it, here or in the run that is played."""
+        return how == Outcome.STOPPED or (how == Outcome.DONE and self._jobs[trial].stopped)
 
     def played(self) -> Played:
         jobs = self._jobs

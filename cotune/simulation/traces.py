@@ -52,12 +52,15 @@ def from_run(folder: RunFolder, busy: float | None = None) -> Workload:
         seconds = sum(_alone(it, devices[it.device], lanes[it.device, it.lane], share, trial.turns) for it in counted)
         demand = trial.demand or usual
         job = Job(_STEPS, seconds / _STEPS, demand.persistent, demand.ephemeral, busy=share)
-        jobs.append(replace(job, priority=trial.priority, features=trial.features))
+        was_stopped = trial.state is TrialState.STOPPED
+        jobs.append(replace(job, priority=trial.priority, features=trial.features, stopped=was_stopped))
     if not jobs:
         raise InputError(f"no trial of {folder.path} has run to its end", hint="choose a run with finished trials")
     note = f"{len(jobs)} trials of {folder.path.name}"
     if len(jobs) < len(history.trials):
         note += f", without {len(history.trials) - len(jobs)} that did not run to an end"
+    if stopped := sum(job.stopped for job in jobs):
+        note += f", {stopped} of which were stopped and end where they did"
     if failed := sum(1 for _, trial in ran if trial.state is TrialState.FAILED):
         note += f", {failed} of which failed and are as long as they ran"
     note += f"; each uses {share:.0%} of a device alone"

@@ -29,6 +29,7 @@ class Job:
         values: What it reports there; smaller is better.
         priority: Higher goes first; above 0, the trial is protected from slowdown.
         name: Its name in the source of the workload; empty if it has none.
+        stopped: Its end is where it was stopped.
     """
 
     iterations: int
@@ -44,6 +45,7 @@ class Job:
     values: tuple[float, ...] = ()
     priority: float = 0.0
     name: str = ""
+    stopped: bool = False
 
     @property
     def peak(self) -> int:

@@ -281,6 +281,19 @@ def test_what_did_not_run_to_an_end_is_counted(tmp_path: Path) -> None:
     assert from_run(a_run(tmp_path, ends=3)).note.startswith("3 trials of my-run, without 1 that did not run to an end")
 
 
+def test_trials_that_a_pruner_had_stopped_are_stopped_where_they_are_played(tmp_path: Path) -> None:
+    workload = from_run(a_run(tmp_path))
+    assert "4 trials of my-run, 1 of which were stopped and end where they did" in workload.note
+    played = simulate(workload, Setting(keep=True))
+    assert played.figures.stopped == 1
+    assert {segment.trial: segment.how for segment in played.segments} == {
+        0: "done",
+        1: "stopped",
+        2: "done",
+        3: "done",
+    }
+
+
 def test_a_run_without_an_end_or_without_a_file(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no trial"):
         from_run(a_run(tmp_path, ends=0))
