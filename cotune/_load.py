@@ -14,6 +14,9 @@ from cotune.results import Results
 from cotune.search.spaces import nested
 from cotune.trial import TrialState
 
+# What says where the folder for runs is.
+SAID_BY = "storage=, --storage or COTUNE_STORAGE"
+
 
 def load(name: str, storage: str | os.PathLike[str] | None = None) -> Results:
     """Reads back the results of a run without its trainable, even if the run was killed or is still going on.
@@ -32,13 +35,7 @@ def load(name: str, storage: str | os.PathLike[str] | None = None) -> Results:
         InputError: There is no such run, or it belongs to an Optuna study, which has the results.
         StorageError: The run cannot be read.
     """
-    check_run_name(name)
-    root = storage_folder(storage)
-    folder = RunFolder(root / name)
-    if not folder.has_begun():
-        there = runs_in(root)
-        newest = f"the newest there: {', '.join(there[:5])}" if there else "pass storage= with the folder of the run"
-        raise InputError(f"no run named {name!r} is in {root}", hint=newest)
+    folder = earlier_run(name, storage)
     saved = read_run(folder)
     settings = saved.settings
     if "study" in settings:
@@ -64,6 +61,23 @@ def load(name: str, storage: str | os.PathLike[str] | None = None) -> Results:
     return Results(trials, metric, mode, name, folder.path, saved.makespan, interrupted)
 
 
+def earlier_run(name: str, storage: str | os.PathLike[str] | None) -> RunFolder:
+    """The folder of a run that has begun, also of one that belongs to an Optuna study.
+
+    Raises:
+        InputError: There is no such run.
+        StorageError: The folder for runs cannot be read.
+    """
+    check_run_name(name)
+    root = storage_folder(storage)
+    folder = RunFolder(root / name)
+    if not folder.has_begun():
+        there = runs_in(root)
+        hint = f"the newest there: {', '.join(there[:5])}" if there else f"say in which folder it is ({SAID_BY})"
+        raise InputError(f"no run named {name!r} is in {root}", hint=hint)
+    return folder
+
+
 def _chosen(options: dict[str, Any], value: Any) -> Any:
     """The option for which a label stands; any other value as it is."""
     return options.get(value, value) if isinstance(value, str) else value
@@ -82,7 +96,7 @@ def runs_in(root: Path) -> list[str]:
     except OSError as error:
         raise StorageError(
             f"the folder for runs, {root}, cannot be read: {error.strerror}",
-            hint="pass another one (storage=, --storage or COTUNE_STORAGE)",
+            hint=f"pass another one ({SAID_BY})",
         ) from None
     events = [path for path in root.glob("*/events.jsonl") if path.is_file() and RUN_NAME.fullmatch(path.parent.name)]
     return [path.parent.name for path in sorted(events, key=lambda path: path.stat().st_mtime, reverse=True)]

@@ -15,11 +15,10 @@ from typing import Any
 from rich.console import Console
 from rich.progress import Progress
 
-from cotune._arguments import check_run_name
+from cotune._load import earlier_run
 from cotune.demand import MIB, parse_bytes
 from cotune.errors import InputError
 from cotune.packer import POLICIES, Policy, make_policy
-from cotune.paths import RunFolder, storage_folder
 from cotune.simulation import (
     GENERATORS,
     Played,
@@ -165,8 +164,7 @@ def _check(options: argparse.Namespace) -> None:
 
 def _workload(options: argparse.Namespace) -> Workload:
     if options.run is not None:
-        check_run_name(options.run)
-        return from_run(RunFolder(storage_folder(options.storage) / options.run), options.busy)
+        return from_run(earlier_run(options.run, options.storage), options.busy)
     if options.csv is not None:
         return from_csv(options.csv)
     return make_workload(options.workload, options.seed or 0, options.jobs)

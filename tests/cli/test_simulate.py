@@ -141,7 +141,10 @@ def test_a_table_of_jobs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
         ([*QUICK[1:], "--memory", ""], "'' is not a size"),
         (["--csv", "/nowhere.csv"], "check the path"),
         (["--run", "", "--storage", "/nowhere"], "cannot name a folder"),
-        (["--run", "nope", "--storage", "/nowhere"], "cannot read"),
+        (
+            ["--run", "nope", "--storage", "/nowhere"],
+            "no run named 'nope' is in /nowhere",
+        ),
     ],
 )
 def test_what_is_wrong_ends_with_2_and_a_hint(
@@ -152,6 +155,15 @@ def test_what_is_wrong_ends_with_2_and_a_hint(
     assert said in err
     assert "hint:" in err
     assert "Traceback" not in err
+
+
+def test_a_run_that_is_not_there_is_told_with_those_that_are(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/events.jsonl").touch()
+    assert main(["simulate", "--run", "yours", "--storage", str(tmp_path)]) == 2
+    assert "the newest there: mine" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
