@@ -278,15 +278,21 @@ def _open_run(name: str, storage: str | os.PathLike[str] | None) -> RunFolder:
 
 def _saved(folder: RunFolder, resume: bool) -> Saved | None:
     """The state of an earlier session, or None; consistent only while this process holds the run's lock."""
-    from cotune.record import has_started, read_events, read_run
+    from cotune.record import has_started, read_events, read_run, study_of
 
-    if folder.has_begun() and not resume:
-        if has_started(folder):
+    if folder.has_begun():
+        if not resume and not has_started(folder):
+            folder.clear()
+        elif (study := study_of(folder)) is not None:
+            raise RunNameInUse(
+                f"run {folder.path.name!r} in {folder.path.parent} belongs to the Optuna study {study!r}",
+                hint="choose another name=; cotune.optimize goes on with a study",
+            )
+        elif not resume:
             raise RunNameInUse(
                 f"a run named {folder.path.name!r} is in {folder.path.parent} already",
                 hint="pass resume=True to go on with it, or another name=",
             )
-        folder.clear()
     if folder.events.exists() and any(read_events(folder.events)):
         return read_run(folder)
     # An earlier driver may have died, or found the disk full, before it wrote an event.

@@ -1105,6 +1105,15 @@ def test_a_name_is_used_once(run):
         run(quadratic, {"x": 1.0}, trials=1, name="mine")
 
 
+@pytest.mark.parametrize("resume", [False, True])
+def test_the_folder_of_a_study_is_refused_as_such(run, tmp_path, resume):
+    study = optuna.create_study(study_name="of-mine")
+    cotune.optimize(study, lambda trial: 1.0, 1, name="mine", storage=tmp_path, devices=CPU, dashboard=False)
+    with pytest.raises(cotune.RunNameInUse, match="belongs to the Optuna study 'of-mine'") as raised:
+        run(quadratic, {"x": 1.0}, trials=1, name="mine", resume=resume)
+    assert "resume=" not in raised.value.hint
+
+
 def test_a_name_is_free_again_if_no_trial_has_started(run, tmp_path):
     with pytest.raises(cotune.InputError, match="priority= raised KeyError"):
         run(quadratic, {"x": 1.0}, trials=1, name="mine", priority=lambda config: config["y"])

@@ -1,7 +1,7 @@
 """The trials of a run, and the events file that keeps them."""
 
 from cotune.record.events import DAMAGED, VERSION, EventLog, read_events
-from cotune.record.reading import Saved, check_version, has_started, read_run
+from cotune.record.reading import Saved, check_version, has_started, read_run, study_of
 from cotune.record.record import Record, error_of
 from cotune.record.records import Records
 
@@ -17,4 +17,5 @@ __all__ = [
     "has_started",
     "read_events",
     "read_run",
+    "study_of",
 ]

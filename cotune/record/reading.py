@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import operator
 from collections.abc import Mapping
@@ -74,6 +75,14 @@ def has_started(folder: RunFolder) -> bool:
         return any(event.get("event") == "start" for event, _ in events)
     except StorageError:
         return True
+
+
+def study_of(folder: RunFolder) -> str | None:
+    """The name of the Optuna study that a run belongs to; None if it belongs to none, or that cannot be read."""
+    with contextlib.suppress(StorageError):
+        for event, _ in read_events(folder.events):
+            return event.get("study")
+    return None
 
 
 def _settings(before: Mapping[str, Any], event: Mapping[str, Any]) -> dict[str, Any]:
