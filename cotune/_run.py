@@ -73,9 +73,10 @@ _INSTEAD = {
 
 def run(
     trainable: Callable[[dict[str, Any]], Any] | type,
-    space: Mapping[str, Any],
+    # Without defaults Python would refuse other tuners' names for these before their hints are seen.
+    space: Mapping[str, Any] | None = None,
     *,
-    metric: str,
+    metric: str = "",
     mode: str = "min",
     trials: int | None = None,
     gpus: int | Sequence[int | str] | None = None,

@@ -1038,6 +1038,22 @@ def test_bad_input_is_named_with_a_hint(run, options, error, says):
     assert raised.value.hint
 
 
+@pytest.mark.parametrize(
+    ("options", "says", "hint"),
+    [
+        ({"param_space": {"x": 1}, "num_samples": 3}, "takes no param_space=", "as second argument"),
+        ({"config": {"x": 1}, "metric": "loss"}, "takes no config=", "as second argument"),
+        ({"metric": "loss", "trials": 1}, "a search space is a dict, not None", "name what is searched"),
+        ({"space": {"x": 1}, "trials": 1}, "metric='' is not a name", "name one of the metrics"),
+    ],
+)
+def test_a_space_or_a_metric_that_is_left_out_or_has_another_name_is_named_with_a_hint(options, says, hint):
+    with pytest.raises(cotune.InputError) as raised:
+        cotune.run(quadratic, **options)
+    assert says in raised.value.message
+    assert hint in raised.value.hint
+
+
 def test_a_trainable_that_cannot_travel_is_refused_before_anything_starts(run):
     lock = threading.Lock()
     with pytest.raises(cotune.NotPicklable) as raised:

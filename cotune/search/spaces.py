@@ -34,7 +34,7 @@ class Space:
         SpaceError: The space is empty, a key or a domain is wrong.
     """
 
-    def __init__(self, tree: Mapping[str, Any]) -> None:
+    def __init__(self, tree: Mapping[str, Any] | None) -> None:
         if not isinstance(tree, Mapping):
             raise SpaceError(
                 f"a search space is a dict, not {shown(tree)}",
