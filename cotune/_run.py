@@ -151,15 +151,15 @@ def run(
         sampler: `tpe` (the default), `random`, `grid`, or any Optuna sampler.
         pruner: `asha`, `hyperband`, `median`, or any Optuna pruner; none if left out. With `asha-promote` (or an
             `AshaPromote`) trials wait at rungs until they are among the best there, instead of being stopped for good.
-        seed: Makes suggestions and every trial repeatable (suggestions exactly with `lanes=1, lockstep=True`); an
-            integer from 0 to 2**32 - 1.
+        seed: Makes suggestions and every trial repeatable (suggestions exactly with `lanes=1, lockstep=True` on one
+            device); an integer from 0 to 2**32 - 1.
         name: Name of the run; generated if left out.
         storage: The folder for runs; `COTUNE_STORAGE` or `~/cotune_runs` if left out.
         resume: Go on with the run of this name, if there is one.
         time_budget: Seconds, or a timedelta, after which the run ends; trials that are running then can be resumed.
         max_failures: How often a trial that raised is tried again. Out-of-memory and lost lanes do not count.
         lockstep: Wait for the verdict on each report, and suggest a trial only when it can start: slower; reproducible
-            with `lanes=1` and one resident.
+            with `lanes=1`, one device and one resident.
         callbacks: Each is called with the result of every trial that has ended. An exception from a callback is shown
             once; the run goes on.
         dashboard: False shows nothing; otherwise a live table in a terminal, and plain lines elsewhere.
