@@ -60,6 +60,11 @@ _INSTEAD = {
     "time_budget": "say timeout= how many seconds",
     "metric": "the objective returns what is tuned",
     "mode": "give it to optuna.create_study(direction=...)",
+    "cluster": "start the script on each machine, with one storage for the study",
+    "max_failures": "say catch= which exceptions end only their trial; a callback may enqueue its parameters again",
+    "stop": "return from the objective, or call study.stop() to end the study",
+    "lockstep": "leave it out: a trial is suggested as it starts",
+    **dict.fromkeys(("priority", "max_slowdown", "max_steps"), "leave it out: only cotune.run() has it"),
 }
 
 
@@ -84,7 +89,7 @@ def optimize(
     grants: bool = True,
     mps: bool | None = None,
     seed: int | None = None,
-    iteration_timeout: float | None = None,
+    iteration_timeout: float | timedelta | None = None,
     dashboard: bool | None = None,
     name: str | None = None,
     storage: str | os.PathLike[str] | None = None,
@@ -164,7 +169,8 @@ def optimize(
         stack.enter_context(folder.locked())
         # Only around pack(): callbacks may pickle the study itself, as Optuna's guide does.
         with study_as_proxy(study):
-            packed = pack(StudyObjective(objective, len(study.directions)), plainly=True)
+            trainable = StudyObjective(objective, len(study.directions))
+            packed = pack(trainable, plainly=True, what="the objective", blamed=objective)
         how = LocalOptions(
             "", threads, judged=False, seed=base, residents=options.residents, preload=(_LANE_MODULE,), mps=mps
         )

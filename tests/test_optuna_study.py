@@ -717,6 +717,25 @@ def test_what_optuna_takes_by_position_is_taken_in_its_order():
     assert [p.default for p in mine][2 : len(theirs)] == [p.default for p in theirs][2:]
 
 
+def test_options_that_run_has_too_have_the_same_types():
+    mine, theirs = (inspect.signature(f).parameters for f in (cotune.optimize, cotune.run))
+    both = mine.keys() & theirs.keys() - {"callbacks"}
+    assert "iteration_timeout" in both
+    assert {name: mine[name].annotation for name in both} == {name: theirs[name].annotation for name in both}
+
+
+def test_an_objective_that_cannot_travel_is_called_the_objective(optimize):
+    lock = threading.Lock()
+
+    def objective(trial):
+        with lock:
+            return 1.0
+
+    with pytest.raises(cotune.NotPicklable) as refused:
+        optimize(optuna.create_study(), objective, n_trials=1)
+    assert refused.value.message.startswith("'lock' of the objective cannot be sent to a lane process")
+
+
 @pytest.mark.parametrize(
     ("change", "says"),
     [
@@ -738,6 +757,11 @@ def test_what_optuna_takes_by_position_is_taken_in_its_order():
         ({"grants": "no"}, "grants='no'"),
         ({"dashboard": 1}, "dashboard=1"),
         ({"name": "a/b"}, "name="),
+        ({"cluster": "auto"}, "on each machine"),
+        ({"max_failures": 2}, "catch="),
+        ({"stop": {"loss": 0.1}}, "study.stop()"),
+        ({"lockstep": True}, "leave it out"),
+        ({"priority": 1.0}, "only cotune.run() has it"),
     ],
 )
 def test_bad_input_is_refused_with_a_hint_before_anything_starts(tmp_path, change, says):

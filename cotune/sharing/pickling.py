@@ -57,23 +57,24 @@ class Packed:
     series: Series | None = None
 
 
-def pack(trainable: Any, *, plainly: bool = False) -> Packed:
+def pack(trainable: Any, *, plainly: bool = False, what: str = "the trainable", blamed: Any = None) -> Packed:
     """Packs a trainable for lanes.
 
     Args:
         trainable: The trainable.
         plainly: Whether all configs are plain, so that no series is kept for them (unless rehearsals need it).
+        what: Its name in messages.
+        blamed: What the user has passed, if the trainable is made from it: its parts are named in messages.
 
     Raises:
         NotPicklable: The trainable holds something that cannot leave this process.
     """
-    series = Series(trainable, "the trainable")
+    series = Series(trainable, what, blamed)
     blob = series.first
     if len(blob) > LARGE:
         warnings.warn(
-            f"the trainable takes {format_bytes(len(blob))} along{_most_of(trainable, len(blob))}, which every trial "
-            "loads anew; "
-            "data made with cotune.shared() is there once per lane",
+            f"{what} takes {format_bytes(len(blob))} along{_most_of(trainable, len(blob))}, which every trial loads "
+            "anew; data made with cotune.shared() is there once per lane",
             stacklevel=_level(),
         )
     rehearses = isinstance(trainable, type) and callable(getattr(trainable, "rehearse", None))
@@ -107,6 +108,7 @@ class Series:
     Args:
         value: The first object.
         what: Its name in error messages.
+        blamed: The object whose parts are named in error messages, if not the first.
 
     Attributes:
         first: The first object, pickled.
@@ -116,14 +118,14 @@ class Series:
         NotPicklable: The object holds something that cannot leave this process.
     """
 
-    def __init__(self, value: Any, what: str) -> None:
+    def __init__(self, value: Any, what: str, blamed: Any = None) -> None:
         self._module = _unimportable_module(value)
         self.module = self._module.__name__ if self._module is not None else None
         self._buffer = io.BytesIO()
         self._pickler = _Pickler(self._buffer)
         # What the pickler knows after the first object; copied only when there is another, since it may be a lot.
         self._known: dict[int, Any] | None = None
-        self.first = self._dumps(value, what)
+        self.first = self._dumps(value, what, blamed)
         # Copies: keys are ids, and another object may get the id once a config is gone.
         self._globals = dict(self._pickler.globals_ref)
         self._cells = dict(self._pickler.cells)
@@ -144,17 +146,17 @@ class Series:
         """What annotations of the classes in the first object name, and no code does."""
         return named_by(self._pickler.classes, _dumps_alone)
 
-    def _dumps(self, value: Any, what: str) -> bytes:
+    def _dumps(self, value: Any, what: str, blamed: Any = None) -> bytes:
         try:
             with _by_value(self._module) if self._module is not None else contextlib.nullcontext():
                 self._pickler.dump(value)
             return self._buffer.getvalue()
         except Exception as error:
-            where = " of ".join(reversed([what, *_path_to_blame(value)]))
+            where = " of ".join(reversed([what, *_path_to_blame(value if blamed is None else blamed)]))
             raise NotPicklable(
                 f"{where} cannot be sent to a lane process: {type(error).__name__}: {error}",
                 hint="locks, open files, sockets, generators, compiled functions and CUDA contexts cannot travel: "
-                "create them inside the trainable, once per lane with cotune.shared(), or in a module that the script "
+                "create them in the trial, once per lane with cotune.shared(), or in a module that the script "
                 "imports",
             ) from error
         finally:
