@@ -85,6 +85,7 @@ class Display:
             packer.snapshot(),
             printable(self.note),
             self._seconds_left(len(running)),
+            bool(self._ending),
         )
 
     def _seconds_left(self, running: int) -> float | None:

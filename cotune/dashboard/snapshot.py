@@ -44,6 +44,7 @@ class Snapshot:
         best: Number and metric of the best done trial.
         note: The latest failure or news, in one line.
         seconds_left: Roughly how long the rest will take; None if unknown.
+        ends_early: Whether what has not begun will not be run.
     """
 
     name: str
@@ -56,6 +57,7 @@ class Snapshot:
     packer: PackerView
     note: str = ""
     seconds_left: float | None = None
+    ends_early: bool = False
 
     @property
     def finished(self) -> int:
@@ -64,4 +66,6 @@ class Snapshot:
     @property
     def is_starting(self) -> bool:
         """Whether no lane is up yet: a lane's process imports first, which takes seconds."""
-        return not self.finished and not any(lane.ready for device in self.packer.devices for lane in device.lanes)
+        if self.finished or self.ends_early:
+            return False
+        return not any(lane.ready for device in self.packer.devices for lane in device.lanes)

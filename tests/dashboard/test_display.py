@@ -39,6 +39,17 @@ def test_the_time_left_goes_by_the_trials_of_this_session_with_running_ones_half
     assert (display.note, display._seconds_left(0)) == ("interrupted", None)
 
 
+def test_a_run_that_ends_early_starts_no_lanes_any_more(tmp_path):
+    folder = RunFolder(tmp_path / "run")
+    folder.create()
+    log = EventLog(folder.events)
+    display = Display(None, "loss", 3, Records(folder, log, "", 0), Packer(PackerOptions()))
+    assert display.snapshot().is_starting
+    display.ends("interrupted")
+    assert not display.snapshot().is_starting
+    log.close()
+
+
 def test_at_the_end_of_a_run_that_was_interrupted_no_advice_is_left(tmp_path):
     folder, shown = RunFolder(tmp_path / "run"), []
     folder.create()

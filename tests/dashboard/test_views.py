@@ -81,6 +81,13 @@ def test_the_headline_says_so_until_the_first_lane_is_up(lanes):
     assert "starting" not in headline(replace(shot, counts={"done": 1})), "a lane that is replaced"
 
 
+def test_the_headline_of_a_run_that_ends_before_a_lane_is_up_or_after_all_are_gone_starts_none():
+    shot = snapshot(
+        best=None, counts={"interrupted": 1}, packer=PackerView((device("cuda:0"),), None, 0), ends_early=True
+    )
+    assert headline(shot) == "my-run 12.3s  0/100 trials, 1 interrupted"
+
+
 def test_the_headline_ends_with_what_just_went_wrong():
     assert headline(snapshot(note="trial 4 failed: ValueError")).endswith(", trial 4 failed: ValueError")
 
