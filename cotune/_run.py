@@ -118,7 +118,8 @@ def run(
             constants, or to nested dicts of these.
         metric: The reported metric to tune.
         mode: `min` or `max`.
-        trials: Number of trials; may be left out with a grid (all of it) or a time budget.
+        trials: Number of trials; may be left out with `sampler="grid"` (all of it) or a time budget. What an earlier
+            session has suggested is run in any case.
         gpus: Number of GPUs, or a list of positions or UUIDs, among those `CUDA_VISIBLE_DEVICES` shows; 0 for the CPU.
             All GPUs, or the CPU where there are none, if neither `gpus` nor `devices` is given.
         devices: Explicit devices, such as `["cpu:0@4GiB", "cpu:1@4GiB"]` or `["cuda:0"]`.
