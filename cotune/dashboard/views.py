@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import sys
 import threading
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import replace
@@ -103,6 +105,7 @@ class LiveTable(View):
         # What a handler wrote to the terminal itself would stand in the table, and go with its next state.
         self._replaced = [(old, new) for old, new in zip(had, (sys.stdout, sys.stderr), strict=True) if old is not new]
         self._moved = [handler for old, new in self._replaced for handler in _moved(_stream_handlers(), old, new)]
+        _shown.add(self)
         self._thread = threading.Thread(target=self._draw, name="cotune-dashboard", daemon=True)
         self._thread.start()
 
@@ -117,11 +120,19 @@ class LiveTable(View):
         # The terminal may have gone away, but the run's results must still be returned.
         with contextlib.suppress(OSError, ValueError):
             self._live.stop()
-        for old, new in self._replaced:
-            # Also those that were made meanwhile, or have been taken from their logger.
-            _moved([*self._moved, *_stream_handlers()], new, old)
+        self.leave()
         with contextlib.suppress(OSError, ValueError):
             self._live.console.print(Text(headline(snapshot)), soft_wrap=True)
+
+    def leave(self) -> None:
+        """Has what is printed and logged go to the terminal itself again."""
+        _shown.discard(self)
+        for old, new in self._replaced:
+            for name in ("stdout", "stderr"):
+                if getattr(sys, name) is new:
+                    setattr(sys, name, old)
+            # Also those that were made meanwhile, or have been taken from their logger.
+            _moved([*self._moved, *_stream_handlers()], new, old)
 
     def _draw(self) -> None:
         while not self._closing:
@@ -130,6 +141,18 @@ class LiveTable(View):
             if self._latest is not None and not self._closing:
                 with contextlib.suppress(OSError, ValueError):
                     self._live.update(table(self._latest, *self._live.console.size), refresh=True)
+
+
+_shown: weakref.WeakSet[LiveTable] = weakref.WeakSet()
+
+
+def _leave_in_child() -> None:
+    """A process that a callback forks has no thread that draws, and may have that thread's locks, never to be freed."""
+    for view in list(_shown):
+        view.leave()
+
+
+os.register_at_fork(after_in_child=_leave_in_child)
 
 
 def _stream_handlers() -> list[logging.StreamHandler[Any]]:

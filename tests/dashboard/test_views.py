@@ -2,7 +2,11 @@
 
 import io
 import logging
+import os
+import signal
 import sys
+import threading
+import warnings
 from dataclasses import replace
 
 import pytest
@@ -568,3 +572,35 @@ def test_handlers_have_their_terminal_again_though_it_has_gone_away(monkeypatch,
     terminal.close()
     view.close(snapshot())
     assert handler.stream is terminal
+
+
+def test_a_process_forked_while_the_live_table_is_drawn_prints_and_logs(monkeypatch, stream, logger):
+    terminal = shown(monkeypatch)
+    handled(logger, terminal)
+    view = live(stream)
+    held, over = threading.Event(), threading.Event()
+
+    def draw():
+        with view._live._lock, view._live.console._lock:
+            held.set()
+            over.wait(30)
+
+    drawing = threading.Thread(target=draw)
+    drawing.start()
+    held.wait(30)
+    with warnings.catch_warnings():
+        # From Python 3.12 on, forking beside threads is warned of.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        child = os.fork()
+    if not child:
+        signal.alarm(30)
+        try:
+            logger.warning("logged")
+            print("printed", file=sys.stderr)
+        finally:
+            os._exit(terminal.getvalue() != "logged\nprinted\n")
+    assert os.waitpid(child, 0)[1] == 0
+    over.set()
+    drawing.join()
+    view.close(snapshot())
+    assert sys.stderr is terminal
