@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 import os
 import secrets
 import signal
@@ -46,7 +45,7 @@ from cotune.search.study_proxy import StudyObjective
 from cotune.search.study_search import StudySearch
 from cotune.sharing.devices import find_devices
 from cotune.sharing.pickling import pack
-from cotune.trainable import takes
+from cotune.trainable import signature, takes
 
 _LANE_MODULE = "cotune.search.study_proxy"
 # Signals after which the driver's loop is no longer waited for.
@@ -296,6 +295,6 @@ def _check_objective(objective: Any) -> None:
         )
     if not takes(objective, 1):
         raise InputError(
-            f"the objective {inspect.signature(objective)} cannot be called with one argument",
+            f"the objective {signature(objective)} cannot be called with one argument",
             hint="it is called with the trial; bind others: lambda trial: objective(trial, data)",
         )

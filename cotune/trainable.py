@@ -41,7 +41,7 @@ def check_trainable(trainable: Any) -> str:
             )
         if not takes(trainable, 0):
             raise InputError(
-                f"class {trainable.__name__}{inspect.signature(trainable)} cannot be made without arguments",
+                f"class {trainable.__name__}{signature(trainable)} cannot be made without arguments",
                 hint="the config is passed to setup(self, config)",
             )
         for name, count in _STEP_METHODS.items():
@@ -50,10 +50,10 @@ def check_trainable(trainable: Any) -> str:
                 raise InputError(f"{trainable.__name__}.{name} is {value!r}, which is no method", hint=hint)
             static = inspect.getattr_static(trainable, name, None)
             takes_self = hasattr(static, "__get__") and not isinstance(static, (staticmethod, classmethod))
-            if value is not None and not takes(value, count + takes_self, unwrapped=False):
+            if value is not None and not takes(value, count + takes_self):
                 told = "no argument" if count == 0 else "one argument"
                 raise InputError(
-                    f"{trainable.__name__}.{name}{inspect.signature(value)} cannot be called with {told}", hint=hint
+                    f"{trainable.__name__}.{name}{signature(value)} cannot be called with {told}", hint=hint
                 )
         return trainable.__name__
     if not callable(trainable):
@@ -66,7 +66,7 @@ def check_trainable(trainable: Any) -> str:
         )
     if not takes(trainable, 1):
         raise InputError(
-            f"{_name(trainable)}{inspect.signature(trainable)} cannot be called with one argument",
+            f"{_name(trainable)}{signature(trainable)} cannot be called with one argument",
             hint="it is called with the config, a dict: def train(config): ...",
         )
     return _name(trainable)
@@ -83,10 +83,15 @@ def unwrapped(trainable: Any) -> Any:
     return trainable if isinstance(trainable, type) else type(trainable)
 
 
-def takes(function: Callable[..., Any], count: int, *, unwrapped: bool = True) -> bool:
-    """Whether a function takes `count` arguments; True if it has no signature. `unwrapped` looks behind decorators."""
+def signature(function: Callable[..., Any]) -> inspect.Signature:
+    """What a function itself is called with: a decorator may supply arguments of the function behind it."""
+    return inspect.signature(function, follow_wrapped=False)
+
+
+def takes(function: Callable[..., Any], count: int) -> bool:
+    """Whether a function takes `count` arguments; True if it has no signature."""
     try:
-        inspect.signature(function, follow_wrapped=unwrapped).bind(*[None] * count)
+        signature(function).bind(*[None] * count)
     except TypeError:
         return False
     except ValueError:

@@ -121,6 +121,20 @@ def test_one_lane_repeats_what_optuna_does(optimize, said, objective):
     assert said == expected
 
 
+def test_a_decorator_may_supply_arguments_of_an_objective_and_of_a_callback(optimize):
+    heard = []
+
+    def with_offset(function):
+        return functools.wraps(function)(lambda trial: function(trial, 3.0))
+
+    def without_study(function):
+        return functools.wraps(function)(lambda study, trial: function(trial))
+
+    study = optuna.create_study()
+    optimize(study, with_offset(lambda trial, offset: offset), 1, callbacks=[without_study(heard.append)])
+    assert [trial.value for trial in heard] == [3.0]
+
+
 @pytest.mark.parametrize("n_trials", [0, -2])
 def test_no_trials_are_none(optimize, n_trials):
     study = optuna.create_study()

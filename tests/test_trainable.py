@@ -10,7 +10,7 @@ import cotune
 from cotune import session, trainable
 from cotune.errors import InputError
 from cotune.paths import TrialFolder
-from cotune.trainable import call, check_trainable
+from cotune.trainable import call, check_trainable, takes
 
 
 def train(config):
@@ -76,6 +76,15 @@ def test_what_can_be_tuned_has_a_name(what, name):
     assert check_trainable(what) == name
 
 
+def with_data(function):
+    return functools.wraps(function)(lambda config: function(config, [1]))
+
+
+def test_a_decorator_may_supply_arguments():
+    assert check_trainable(with_data(lambda config, data: 1)) == "lambda"
+    assert takes(with_data(lambda config, data: 1), 1)
+
+
 @pytest.mark.parametrize(
     ("what", "said"),
     [
@@ -83,6 +92,7 @@ def test_what_can_be_tuned_has_a_name(what, name):
         pytest.param(lambda config, data: 1, "(config, data)", id="two arguments"),
         pytest.param(lambda *, config: 1, "(*, config)", id="keyword only"),
         pytest.param(functools.partial(train, {}), "train()", id="partial with nothing left"),
+        pytest.param(functools.wraps(train)(lambda: 1), "train()", id="decorator that takes nothing"),
         pytest.param(CallableObject.method, "method(self, config)", id="unbound method"),
     ],
 )
