@@ -147,10 +147,13 @@ class StudySearch(Proposer):
         for number in list(self._running):
             running = self._running.pop(number)
             state = {"returned": None, "pruned": OptunaState.PRUNED}.get(running.end[0], OptunaState.FAIL)
+            raised: Exception = stopped
+            if running.failure is not None:
+                state, raised = OptunaState.FAIL, running.failure[1]
             try:
                 running.heartbeat.join()
                 self._settle(running)
-                tell(self._study, running.trial, state, running.end[1], stopped if state is OptunaState.FAIL else None)
+                tell(self._study, running.trial, state, running.end[1], raised if state is OptunaState.FAIL else None)
             except Exception as error:
                 # For example, the storage is gone, or another process has told the trial's end already.
                 _logger.warning(f"Trial {number} could not be told to have failed: {error!r}")
@@ -226,10 +229,11 @@ class StudySearch(Proposer):
     def _end(self, number: int, error: CotuneError | None, *, is_pruned: bool) -> None:
         """Tells the study and the callbacks how a trial ended; raises an error that is not in `catch`."""
         running = self._running.pop(number)
-        raised = None if is_pruned else _raised(running, error)
+        # An objective may prune itself without having heard what became of its reports.
+        raised = None if is_pruned and running.failure is None else _raised(running, error)
         running.heartbeat.join()
         self._settle(running)
-        state = OptunaState.PRUNED if is_pruned else OptunaState.FAIL if raised is not None else None
+        state = OptunaState.FAIL if raised is not None else OptunaState.PRUNED if is_pruned else None
         tell(self._study, running.trial, state, running.end[1], raised)
         if raised is not None and not isinstance(raised, (*_ALONE, *self._catch)):
             raise raised

@@ -1,5 +1,6 @@
 """A study served on this thread, without lanes: what the driver's loop would ask for is asked for in turn."""
 
+import contextlib
 import pickle
 from types import SimpleNamespace
 
@@ -73,6 +74,26 @@ def test_what_the_storage_raises_of_a_report_is_raised_in_the_objective_or_ends_
     search.serve()
     assert heard == ([False, True] if asks else [True])
     assert [trial.state.name for trial in study.trials] == [state]
+
+
+@pytest.mark.parametrize("is_told", [True, False], ids=["its end is told", "the call ends first"])
+def test_what_the_storage_raises_of_a_report_fails_a_trial_that_then_prunes_itself(locked, is_told):
+    def wake():
+        for answer in search.answers():
+            if type(answer) is Suggestion:
+                search.report(0, 1, 0, 1.0)
+                search.question(Question(0, 1, pickle.dumps(("end", "pruned", ("by itself",), {}))))
+            elif type(answer) is Reply:
+                if is_told:
+                    search.tell(0, TrialState.STOPPED, [], None)
+                search.finished(None)
+
+    search = StudySearch(locked, wake=wake)
+    search.ask(1)
+    with pytest.raises(optuna.exceptions.StorageInternalError) if is_told else contextlib.nullcontext():
+        search.serve()
+    search.give_up(KeyboardInterrupt())
+    assert [trial.state.name for trial in locked.trials] == ["FAIL"]
 
 
 def test_a_lane_that_died_is_no_failure_of_the_storage(locked):
