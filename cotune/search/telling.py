@@ -73,7 +73,9 @@ def _log_completed(study: optuna.Study, trial: FrozenTrial, params: Mapping[str,
     best = ""
     # While no trial is feasible there is no best one.
     with contextlib.suppress(ValueError):
-        best = f" Best is trial {study.best_trial.number} with value: {study.best_value}."
+        # Without the copy that `study.best_trial` makes: user attributes may be large, and all lanes wait meanwhile.
+        found = study._get_best_trial(deepcopy=False)
+        best = f" Best is trial {found.number} with value: {found.value}."
     value = values[0] if names is None else shown
     _logger.info(f"Trial {trial.number} finished with value: {value} and parameters: {params}.{best}")
 

@@ -1,3 +1,4 @@
+import logging
 import warnings
 
 import optuna
@@ -14,6 +15,28 @@ def test_a_warning_shown_before_a_trial_ends_is_not_shown_again_after_it():
             warnings.warn("old", FutureWarning, stacklevel=1)
             tell(study, study.ask(), None, value, None)
     assert len(shown) == 1
+
+
+def test_the_best_trial_is_not_copied_to_be_logged(caplog):
+    class Large:
+        def __deepcopy__(self, memo):
+            copies.append(self)
+            return self
+
+    study, copies = optuna.create_study(), []
+    best = study.ask()
+    best.set_user_attr("predictions", Large())
+    study.tell(best, 0.0)
+    copies.clear()
+    logger = logging.getLogger("optuna")
+    logger.addHandler(caplog.handler)
+    try:
+        with caplog.at_level(logging.INFO, logger="optuna"):
+            tell(study, study.ask(), None, [1.0], None)
+    finally:
+        logger.removeHandler(caplog.handler)
+    assert "Best is trial 0 with value: 0.0." in caplog.messages[-1]
+    assert copies == []
 
 
 def test_a_trial_that_was_told_what_the_study_takes_for_a_number_and_is_none_has_failed():
