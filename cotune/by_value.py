@@ -6,6 +6,7 @@ driver to copies from a lane, in a lane to what they were when the trial began. 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import dis
 import enum
@@ -18,7 +19,7 @@ import threading
 import types
 import typing
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from types import CellType, CodeType, FunctionType, ModuleType
 from typing import Any
 
@@ -30,6 +31,7 @@ from cotune.trainable import codes
 _FILE = 10
 # Classes that have all their attributes in this process.
 _complete: weakref.WeakSet[type] = weakref.WeakSet()
+_loading = threading.local()
 _HOOK = "__init_subclass__"
 _NAMED = (typing.NewType, typing.ParamSpec, typing.TypeVarTuple)
 _SENTINELS = {id(getattr(dataclasses, name)): name for name in ("MISSING", "KW_ONLY")}
@@ -50,6 +52,16 @@ def forget_classes() -> None:
 def is_complete(cls: Any) -> bool:
     """Whether a class has been loaded, or pickled, since `forget_classes`."""
     return cls in _complete
+
+
+@contextlib.contextmanager
+def functions_of_script() -> Iterator[list[FunctionType]]:
+    """Collects the functions of the script that this thread loads within the block."""
+    _loading.functions = []
+    try:
+        yield _loading.functions
+    finally:
+        del _loading.functions
 
 
 class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
@@ -99,7 +111,8 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         make, args, state, *rest, fill = found
         if isinstance(obj, FunctionType):
             *args, closure = args
-            return make, (*args, closure and tuple(map(self._cell, obj.__closure__ or ()))), state, *rest, fill
+            closure = closure and tuple(map(self._cell, obj.__closure__ or ()))
+            return _function, (make, *args, closure), state, *rest, fill
         _complete.add(obj)
         if isinstance(obj, enum.EnumType):
             return _enum(obj, *found)
@@ -132,6 +145,13 @@ def is_found_by_name(value: Any) -> bool:
     for name in getattr(value, "__qualname__", getattr(value, "__name__", "")).split("."):
         found = getattr(found, name, None)
     return found is value
+
+
+def _function(make: Callable[..., FunctionType], *args: Any) -> FunctionType:
+    made = make(*args)
+    if made.__globals__.get("__name__") == "__main__":
+        getattr(_loading, "functions", []).append(made)
+    return made
 
 
 def _cached(function: Any, parameters: dict[str, Any]) -> Any:

@@ -6,11 +6,12 @@ import functools
 import gc
 import pickle
 import sys
+import threading
 import traceback
 import typing
 import weakref
 from collections import ChainMap
-from types import CodeType, ModuleType
+from types import CodeType, FunctionType, ModuleType
 
 import pytest
 
@@ -31,6 +32,25 @@ def as_elsewhere(cls):
     made = pickle.loads(blob)
     here.enter()
     return made
+
+
+def test_functions_of_the_script_that_a_thread_loads_are_known():
+    def of(module):
+        return FunctionType((lambda: None).__code__, {"__name__": module})
+
+    blob, others = by_value.dumps([of("__main__"), of("elsewhere")]), []
+
+    def loads_too():
+        others.append(pickle.loads(blob))
+
+    with by_value.functions_of_script() as functions:
+        first, _ = pickle.loads(blob)
+        thread = threading.Thread(target=loads_too)
+        thread.start()
+        thread.join()
+    loads_too()
+    assert len(others) == 2
+    assert functions == [first]
 
 
 def test_an_object_that_comes_back_is_of_the_class_it_was_and_leaves_it_as_it_is():

@@ -14,7 +14,8 @@ import os
 import sys
 import time
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from types import FunctionType
 from typing import Any, NamedTuple
 
 from cotune.sharing.inside.cupy_pool import CupyRandom
@@ -58,14 +59,14 @@ class Context:
         # Per trial, which may redirect them.
         self._streams = home.streams()
 
-    def adopt(self, trainable: Any, named: Mapping[str, Named]) -> None:
+    def adopt(self, functions: Sequence[FunctionType], named: Mapping[str, Named]) -> None:
         """Puts the names that the trainable brought from its script into the main module.
 
         Args:
-            trainable: The unpickled trainable.
+            functions: Functions of the script that came with it.
             named: What annotations of its classes name.
         """
-        self._main = MainModule(trainable, self._classes.now(), named)
+        self._main = MainModule(functions, self._classes.now(), named)
         self._main.enter()
 
     def share(self) -> None:

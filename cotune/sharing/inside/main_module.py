@@ -7,29 +7,34 @@ multiprocessing in a trial, looks functions and classes up by name in the main m
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from types import FunctionType
 from typing import Any
 
 from cotune.sharing.named import Named, load
-from cotune.trainable import unwrapped
 
 
 class MainModule:
     """The names that a trainable brought along from its script.
 
     Args:
-        trainable: The unpickled trainable.
+        functions: Functions of the script that came with the trainable, in the order in which they were made.
         classes: Classes that came with it, among them those of objects whose class it does not name.
         named: What annotations name.
     """
 
-    def __init__(self, trainable: Any, classes: Iterable[type] = (), named: Mapping[str, Named] | None = None) -> None:
-        found = _function_of(trainable)
-        self._names: dict[str, Any] = load(named or {}) | {cls.__name__: cls for cls in classes if _is_of_script(cls)}
-        if found is not None and found.__globals__.get("__name__") == "__main__":
-            own = {name: value for name, value in found.__globals__.items() if not name.startswith("__")}
-            self._names |= {found.__name__: found} | own
+    def __init__(
+        self,
+        functions: Sequence[FunctionType],
+        classes: Iterable[type] = (),
+        named: Mapping[str, Named] | None = None,
+    ) -> None:
+        self._names: dict[str, Any] = load(named or {})
+        # A decorator's function, which has the name of the one behind it, is made before that.
+        own: list[type | FunctionType] = [*classes, *reversed(functions)]
+        self._names |= {one.__name__: one for one in own if _is_of_script(one)}
+        for names in {id(function.__globals__): function.__globals__ for function in functions}.values():
+            self._names |= {name: value for name, value in names.items() if not name.startswith("__")}
 
     def enter(self) -> None:
         """Puts the names into the main module."""
@@ -45,13 +50,5 @@ class MainModule:
         self._names = {}
 
 
-def _is_of_script(cls: type) -> bool:
-    return cls.__module__ == "__main__" and cls.__qualname__ == cls.__name__
-
-
-def _function_of(trainable: Any) -> FunctionType | None:
-    """A function of the trainable that is the user's own."""
-    found = unwrapped(trainable if isinstance(trainable, type) else getattr(trainable, "func", trainable))
-    if isinstance(found, FunctionType):
-        return found
-    return next((value for value in vars(found).values() if isinstance(value, FunctionType)), None)
+def _is_of_script(one: type | FunctionType) -> bool:
+    return one.__module__ == "__main__" and one.__qualname__ == one.__name__

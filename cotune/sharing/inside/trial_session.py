@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cotune import session, trainable
+from cotune.by_value import functions_of_script
 from cotune.errors import InputError, NoReport
 from cotune.session import TrialStopped
 from cotune.sharing import wire
@@ -284,9 +285,7 @@ class TrialSession(ResidentTrial):
         try:
             self.leave_if_over()
             host.prepare_thread()
-            function, config = host.load(self._spec)
-            if self._context is not None:
-                self._context.adopt(function, host.options.named)
+            function, config = self._load()
             self.leave_if_over()
             self._stop_rule = host.load_stop()
             returned = self._call(function, config)
@@ -321,6 +320,13 @@ class TrialSession(ResidentTrial):
                 host.memory.synchronize()
             return Ending(Outcome.STOPPED)
         return Ending(Outcome.DONE)
+
+    def _load(self) -> tuple[Any, Any]:
+        with functions_of_script() as functions:
+            function, config = self._host.load(self._spec)
+        if self._context is not None:
+            self._context.adopt(functions, self._host.options.named)
+        return function, config
 
     def _report_result(self, metrics: Mapping[str, Any]) -> None:
         """Reports what the trainable has returned; the trial is done, whatever a pruner decides on this report."""
