@@ -72,10 +72,26 @@ def check_trainable(trainable: Any) -> str:
     return _name(trainable)
 
 
+class Calling:
+    """A trainable of cotune's that calls the user's function or object.
+
+    Attributes:
+        callee: What it calls. Names of attributes travel, and by `func` torch's compiler would seem to be used.
+    """
+
+    callee: Any
+
+
+def called_by(trainable: Any) -> Any:
+    """The user's function or object behind partials and what cotune puts around it."""
+    while isinstance(trainable, functools.partial | Calling):
+        trainable = trainable.callee if isinstance(trainable, Calling) else trainable.func
+    return trainable
+
+
 def unwrapped(trainable: Any) -> Any:
     """The user's function or class behind partials, methods, decorators and instances."""
-    while isinstance(trainable, functools.partial):
-        trainable = trainable.func
+    trainable = called_by(trainable)
     if isinstance(trainable, types.MethodType):
         trainable = trainable.__func__
     if isinstance(trainable, types.FunctionType):
@@ -100,7 +116,7 @@ def takes(function: Callable[..., Any], count: int) -> bool:
 
 
 def _name(trainable: Any) -> str:
-    inner = getattr(trainable, "func", trainable)
+    inner = called_by(trainable)
     name = getattr(inner, "__name__", type(inner).__name__)
     return "lambda" if name == "<lambda>" else str(name)
 

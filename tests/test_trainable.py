@@ -33,6 +33,10 @@ class CallableObject:
         return config["x"]
 
 
+class CallableWithFunc(CallableObject):
+    func = "sphere"
+
+
 class Steps:
     """Counts to config["steps"]."""
 
@@ -62,6 +66,7 @@ class SavingSteps(Steps):
         pytest.param(functools.partial(lambda config, data: 1, data=[1]), "lambda", id="partial with a keyword"),
         pytest.param(CallableObject(), "CallableObject", id="callable object"),
         pytest.param(functools.partial(CallableObject()), "CallableObject", id="partial of a callable object"),
+        pytest.param(CallableWithFunc(), "CallableWithFunc", id="callable object with an attribute func"),
         pytest.param(CallableObject().method, "method", id="bound method"),
         pytest.param(CallableObject.class_method, "class_method", id="class method"),
         pytest.param(CallableObject.static_method, "static_method", id="static method"),

@@ -21,7 +21,7 @@ from cotune.errors import RunError
 from cotune.plain import SCALARS
 from cotune.search.study_wire import decode_error, encode, encode_error
 from cotune.session import Session, TrialStopped
-from cotune.trainable import trace_of
+from cotune.trainable import Calling, trace_of
 
 C = TypeVar("C", bound=type)
 
@@ -180,16 +180,11 @@ def storage_in_lane() -> optuna.storages.BaseStorage:
     return study_in_lane()._storage
 
 
-class StudyObjective:
-    """The trainable of a study: calls the objective with a trial, and tells the driver how it ended.
-
-    Attributes:
-        func: The function behind the objective, for code that inspects trainables.
-    """
+class StudyObjective(Calling):
+    """The trainable of a study: calls the objective with a trial, and tells the driver how it ended."""
 
     def __init__(self, objective: Callable[[Any], Any], objectives: int) -> None:
-        self.func = getattr(objective, "func", objective)
-        self._objective = objective
+        self.callee = objective
         self._objectives = objectives
 
     def __call__(self, config: Any) -> None:
@@ -197,7 +192,7 @@ class StudyObjective:
         assert current is not None
         connection = StudyConnection(current)
         try:
-            value = self._objective(TrialProxy(connection, self._objectives))
+            value = self.callee(TrialProxy(connection, self._objectives))
         except TrialStopped:
             raise
         except BaseException as error:

@@ -27,6 +27,7 @@ from cotune.sharing.own_modules import OwnModule, own_modules
 from cotune.sharing.preload import TORCH, modules_to_preload
 from cotune.sharing.script_imports import script_imports
 from cotune.sharing.settings import of_script
+from cotune.trainable import called_by
 
 # Bytes of a trainable above which there is a warning: loading them takes a tenth of a second at every trial's start.
 LARGE = 64 * MIB
@@ -251,7 +252,8 @@ class _Pickler(by_value.Pickler):
 
 def _unimportable_module(value: Any) -> ModuleType | None:
     """The module of `value`, if a fresh process would not find the same one under its name."""
-    name = getattr(getattr(value, "func", value), "__module__", None) or type(value).__module__
+    inner = called_by(value)
+    name = getattr(inner, "__module__", None) or type(inner).__module__
     module = sys.modules.get(name)
     if not isinstance(module, ModuleType) or name == "__main__":
         return None

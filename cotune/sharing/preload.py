@@ -18,7 +18,7 @@ from typing import Any
 from cotune.sharing.inside.dynamo import NAME as COMPILER
 from cotune.sharing.installed import spec_of
 from cotune.sharing.parsing import parsed
-from cotune.trainable import codes
+from cotune.trainable import called_by, codes
 
 # Most source files that are searched: reading one takes 5 ms, before anything else can begin.
 FILES = 50
@@ -65,7 +65,7 @@ def modules_to_preload(blob: bytes, trainable: Any, *, torch_if_loaded: bool = T
     words = set(_strings(blob))
     if len(words) > WORDS:
         words &= sys.modules.keys()
-    names = words | set(_names_used(getattr(trainable, "func", trainable), set()))
+    names = words | set(_names_used(called_by(trainable), set()))
     preload = {name for name in names if name in sys.modules and is_installed(sys.modules[name])}
     heavy = _heavy_imports(names)
     preload |= {name for name in heavy if spec_of(_top(name)) is not None}

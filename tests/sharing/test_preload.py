@@ -5,6 +5,7 @@ import types
 
 import pytest
 
+from cotune.search.study_proxy import StudyObjective
 from cotune.sharing.pickling import dumps
 from cotune.sharing.preload import WORDS, is_own, modules_to_preload
 
@@ -109,6 +110,13 @@ def test_torch_is_preloaded_without_its_compiler():
 
     found = set(preload(train))
     assert {"torch", "torch.utils.data"} <= found
+    assert "torch._dynamo" not in found
+
+
+def test_an_objective_does_not_seem_to_use_the_compiler():
+    torch = pytest.importorskip("torch")
+    found = preload(StudyObjective(lambda trial: torch.zeros(1).item(), 1))
+    assert "torch" in found
     assert "torch._dynamo" not in found
 
 
