@@ -9,7 +9,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -141,7 +141,8 @@ def optimize(
                 f"n_jobs={n_jobs!r}: trials run in processes here, not in threads",
                 hint="leave it out: how many run at once on each device is measured, or lanes= says it",
             )
-        heard_by = tuple(callbacks) if isinstance(callbacks, Iterable) else callbacks or ()
+        # A list may change meanwhile: Optuna goes through it anew after each trial.
+        heard_by = tuple(callbacks or ()) if isinstance(callbacks, Iterator | None) else callbacks
         check_callbacks(heard_by, "study", "trial")
         checked_flag("grants", grants)
         checked_flag("dashboard", dashboard, or_none=True)

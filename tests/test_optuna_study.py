@@ -445,6 +445,30 @@ def test_more_lanes_than_cores_run_objectives_that_wait(optimize, tmp_path):
     assert at_once > len(os.sched_getaffinity(0))
 
 
+def test_a_list_of_callbacks_may_change_meanwhile(optimize):
+    heard = []
+
+    def once(study, trial):
+        heard.append(("once", trial.number))
+        callbacks.remove(once)
+        callbacks.append(later)
+
+    def later(study, trial):
+        heard.append(("later", trial.number))
+
+    callbacks = [once]
+    optuna.create_study().optimize(quadratic, n_trials=3, callbacks=callbacks)
+    expected, heard, callbacks = heard, [], [once]
+    optimize(optuna.create_study(), quadratic, n_trials=3, lanes=1, callbacks=callbacks)
+    assert heard == expected == [("once", 0), ("later", 1), ("later", 2)]
+
+
+def test_callbacks_from_a_generator_hear_of_every_trial(optimize):
+    heard = []
+    optimize(optuna.create_study(), quadratic, 2, callbacks=(hear for hear in [lambda *_: heard.append(0)]))
+    assert heard == [0, 0]
+
+
 def test_a_callback_that_raises_ends_it(optimize):
     def callback(study, trial):
         raise KeyError(trial.number)

@@ -12,7 +12,7 @@ import copy
 import pickle
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,7 +61,7 @@ class StudySearch(Proposer):
         timeout: Seconds after which no further trial is asked for.
         since: Gives the monotonic time the timeout counts from; 0 until a trial has started, as lanes take time.
         catch: Exceptions of the objective that end only their trial.
-        callbacks: Called with the study and each trial that has ended.
+        callbacks: Called with the study and each trial that has ended; gone through anew after each.
         prepare: As for `Proposer`.
         wake: As for `Proposer`.
     """
@@ -75,7 +75,7 @@ class StudySearch(Proposer):
         timeout: float | None = None,
         since: Callable[[], float] = lambda: 0.0,
         catch: tuple[type[BaseException], ...] = (),
-        callbacks: Sequence[Callable[[optuna.Study, FrozenTrial], Any]] = (),
+        callbacks: Iterable[Callable[[optuna.Study, FrozenTrial], Any]] = (),
         prepare: Callable[[int], None] = lambda _: None,
         wake: Callable[[], None] = lambda: None,
     ) -> None:
