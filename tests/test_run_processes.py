@@ -281,6 +281,38 @@ def test_a_pool_that_a_trial_forks_finds_the_functions_of_the_script(tmp_path):
     assert done.stdout.strip() == "[12, 14]"
 
 
+def test_a_trial_finds_the_source_of_the_scripts_classes_and_what_it_spawns_does_not_run_the_script(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        textwrap.dedent(
+            f"""
+            import concurrent.futures, inspect, multiprocessing, pathlib, cotune
+            with open({str(tmp_path / "ran")!r}, "a") as file:
+                file.write("once ")
+            class Pair:
+                first = 1
+            def train(config):
+                found = inspect.getsource(Pair)
+                for way in ("spawn", "forkserver"):
+                    processes = multiprocessing.get_context(way)
+                    with processes.Pool(1) as pool:
+                        pool.map(abs, [1])
+                    with concurrent.futures.ProcessPoolExecutor(1, mp_context=processes) as pool:
+                        list(pool.map(abs, [1]))
+                cotune.report({{"loss": 0.0, "found": found, "file": pathlib.Path(__file__).name}})
+            if __name__ == "__main__":
+                r = cotune.run(train, {{"x": 1}}, metric="loss", trials=1, devices=["cpu:0@2GiB"],
+                               storage={str(tmp_path)!r}, dashboard=False)
+                print(r[0].metrics["file"], r[0].metrics["found"])
+            """
+        )
+    )
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60, check=False, env=env)
+    assert done.stdout == "script.py class Pair:\n    first = 1\n\n", done.stderr
+    assert (tmp_path / "ran").read_text() == "once "
+
+
 def test_output_that_is_not_a_terminal_gets_plain_lines(tmp_path):
     script = textwrap.dedent(
         f"""

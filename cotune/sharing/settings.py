@@ -14,6 +14,7 @@ import sys
 import warnings
 from collections.abc import Mapping
 from functools import partial
+from importlib.machinery import ModuleSpec
 from typing import Any
 
 from cotune.sharing.torch_flags import Setting, torch_flags
@@ -69,7 +70,8 @@ def _take_over(settings: Mapping[str, Setting]) -> list[str]:
 
 
 def _of_process() -> dict[str, Setting]:
-    return {"filters of warnings": (_filters, _set_filters)} | OF_PYTHON | _of_torch()
+    found: dict[str, Setting] = {"filters of warnings": (_filters, _set_filters), "script": (_file, _set_file)}
+    return found | OF_PYTHON | _of_torch()
 
 
 def of_thread() -> dict[str, Setting]:
@@ -116,6 +118,18 @@ def _of_torch() -> dict[str, Setting]:
     with contextlib.suppress(Exception):
         return torch_flags(torch) if hasattr(torch, "default_generator") else {}
     return {}
+
+
+def _file() -> str | None:
+    return getattr(sys.modules["__main__"], "__file__", None)
+
+
+def _set_file(file: str | None) -> None:
+    """Lets `inspect.getsource` find the script's classes, for which it asks the main module."""
+    main = sys.modules["__main__"]
+    main.__file__ = file
+    # Or multiprocessing would run the file in the processes that it spawns.
+    main.__spec__ = ModuleSpec("__main__", None)
 
 
 def _filters() -> list[tuple[Any, ...]]:
