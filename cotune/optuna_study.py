@@ -132,7 +132,8 @@ def optimize(
         Exception: The objective raised it and it is not in `catch`; or a callback, the sampler or the storage did.
         KeyboardInterrupt: Ctrl-C was pressed. The study has been told that running trials failed.
     """
-    interrupts = Interrupts(LAST)
+    # A handler of the script's own may call `study.stop()`.
+    interrupts = Interrupts(LAST, leaves_own=True)
     with interrupts.handled(signal.SIGINT, signal.SIGTERM), contextlib.ExitStack() as stack:
         caught = _check(study, objective, catch, name, unsupported)
         assert objective is not None
@@ -167,6 +168,7 @@ def optimize(
                 optuna.logging.get_verbosity() > optuna.logging.INFO and is_terminal(sys.stderr)
             )
         stack.enter_context(folder.locked())
+        stack.enter_context(_in_optimize_loop(study))
         # Only around pack(): callbacks may pickle the study itself, as Optuna's guide does.
         with study_as_proxy(study):
             trainable = StudyObjective(objective, len(study.directions))
@@ -219,12 +221,21 @@ class _Later:
         return {}
 
 
+@contextlib.contextmanager
+def _in_optimize_loop(study: optuna.Study) -> Iterator[None]:
+    """Lets `study.stop()` be called within a block."""
+    study._stop_flag = False
+    study._thread_local.in_optimize_loop = True
+    try:
+        yield
+    finally:
+        study._thread_local.in_optimize_loop = False
+
+
 def _serve(study: optuna.Study, search: StudySearch, sweep: Sweep, interrupts: Interrupts) -> None:
     """Runs the driver's loop on a thread of its own, and the study on this one."""
     loop = threading.Thread(target=_loop, args=(sweep, search), name="cotune-driver", daemon=True)
     failure: BaseException = KeyboardInterrupt()
-    study._stop_flag = False
-    study._thread_local.in_optimize_loop = True
     try:
         interrupts.serving.set()
         interrupts.end(sweep)
@@ -243,7 +254,6 @@ def _serve(study: optuna.Study, search: StudySearch, sweep: Sweep, interrupts: I
         try:
             search.give_up(failure)
         finally:
-            study._thread_local.in_optimize_loop = False
             study._storage.remove_session()
 
 

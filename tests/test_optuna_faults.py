@@ -8,6 +8,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -343,6 +344,70 @@ def test_ctrl_c_is_raised_again_where_another_error_is_being_handled(optimize):
 
     with pytest.raises(KeyboardInterrupt):
         optimize_after_an_error()
+
+
+@pytest.fixture
+def handles():
+    """Installs a signal handler, as a script does, for one test."""
+    before = {}
+
+    def install(number, handler):
+        before[number] = signal.signal(number, handler)
+
+    yield install
+    for number, was in before.items():
+        signal.signal(number, was)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_handler_of_the_scripts_own_may_stop_the_study_while_this_process_waits(optimize, tmp_path, handles, number):
+    os.mkfifo(tmp_path / "running")
+    os.mkfifo(tmp_path / "stopped")
+    study = optuna.create_study()
+
+    def stop(*_):
+        study.stop()
+        (tmp_path / "stopped").write_text("yes")
+
+    def objective(trial):
+        (tmp_path / "running").write_text("yes")
+        return float(len((tmp_path / "stopped").read_text()))
+
+    def send():
+        (tmp_path / "running").read_text()
+        os.kill(os.getpid(), number)
+
+    handles(number, stop)
+    sender = threading.Thread(target=send)
+    sender.start()
+    optimize(study, objective, lanes=1)
+    sender.join()
+    assert states(study) == ["COMPLETE"]
+    assert signal.getsignal(number) is stop
+
+
+def test_a_handler_of_the_scripts_own_may_stop_the_study_before_its_first_trial(optimize, monkeypatch, handles):
+    def make_view(dashboard):
+        signal.raise_signal(signal.SIGTERM)
+        return real(dashboard)
+
+    real = optuna_study.make_view
+    monkeypatch.setattr(optuna_study, "make_view", make_view)
+    study = optuna.create_study()
+    handles(signal.SIGTERM, lambda *_: study.stop())
+    optimize(study, lambda trial: 1.0)
+    assert study.trials == []
+
+
+def test_what_a_handler_of_the_scripts_own_raises_ends_the_call(optimize, handles):
+    def leave(*_):
+        raise SystemExit(5)
+
+    handles(signal.SIGTERM, leave)
+    study, driver = optuna.create_study(), os.getpid()
+    with pytest.raises(SystemExit, match="5"):
+        optimize(study, lambda trial: os.kill(driver, signal.SIGTERM), lanes=1)
+    assert "RUNNING" not in states(study)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

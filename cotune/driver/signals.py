@@ -5,27 +5,37 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from cotune.sharing.preload import is_own
+from cotune.trainable import unwrapped
 
 if TYPE_CHECKING:
     from cotune.driver.sweep import Sweep
 
 
 @contextlib.contextmanager
-def handled_by(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+def handled_by(handler: Callable[[int, FrameType | None], None], *, leaves_own: bool = False) -> Iterator[None]:
     """Handles Ctrl-C and SIGTERM within a block; does nothing outside the main thread, where Python cannot.
 
     A signal that is ignored stays ignored: a shell does so with Ctrl-C for background jobs of a script.
+
+    Args:
+        handler: Called instead of Python's handler.
+        leaves_own: Whether handlers of the user's own stay, too. Those of asyncio and of notebooks do not: they stop
+            what waits in an event loop, where nothing waits during the block.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     process = os.getpid()
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    ours = {number: was for number, was in before.items() if was not in (signal.SIG_IGN, None)}
+    left = (signal.SIG_IGN, None)
+    ours = {number: was for number, was in before.items() if was not in left and not (leaves_own and _is_own(was))}
 
     def heard(number: int, frame: FrameType | None) -> None:
         if os.getpid() == process:
@@ -44,6 +54,15 @@ def handled_by(handler: Callable[[int, FrameType | None], None]) -> Iterator[Non
             signal.signal(number, was)
 
 
+def _is_own(handler: Any) -> bool:
+    """Whether a handler is of the script, or of another module of the user's own."""
+    name = unwrapped(handler).__module__
+    if name.partition(".")[0] == "cotune":
+        # That of a call around this one, which may be made from a source folder.
+        return False
+    return name == "__main__" or (name in sys.modules and is_own(sys.modules[name]))
+
+
 class Interrupts:
     """Lets Ctrl-C and SIGTERM end a sweep in order, also those that come before it is set up.
 
@@ -52,14 +71,16 @@ class Interrupts:
 
     Args:
         last: After so many signals a sweep's loop is no longer waited for: a policy of the user may never return.
+        leaves_own: As for `handled_by`.
 
     Attributes:
         received: The signals so far.
         serving: While it is set, the second signal interrupts this thread; otherwise only the one after `last`.
     """
 
-    def __init__(self, last: int) -> None:
+    def __init__(self, last: int, *, leaves_own: bool = False) -> None:
         self._last = last
+        self._leaves_own = leaves_own
         self.received: list[int] = []
         self.serving = threading.Event()
         self._sweep: Sweep | None = None
@@ -68,7 +89,7 @@ class Interrupts:
     def handled(self, *again: int) -> Iterator[None]:
         """Handles signals within a block, and raises the first of those in `again` behind it."""
         try:
-            with handled_by(self._receive):
+            with handled_by(self._receive, leaves_own=self._leaves_own):
                 yield
         except KeyboardInterrupt:
             # A script may catch this and go on, which SIGTERM does not mean.

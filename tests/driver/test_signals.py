@@ -1,5 +1,7 @@
 """Whose signals are taken, and given back."""
 
+import asyncio
+import functools
 import os
 import signal
 
@@ -36,6 +38,39 @@ def test_one_that_is_ignored_stays_so(as_before):
         signal.raise_signal(signal.SIGTERM)
     assert heard == [signal.SIGTERM]
     assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+
+
+def test_one_of_the_users_own_stays_if_it_is_to(as_before):
+    own, ours = [], []
+
+    class Counter:
+        def __call__(self, number, frame):
+            own.append(number)
+
+    signal.signal(signal.SIGINT, lambda number, frame: own.append(number))
+    signal.signal(signal.SIGTERM, functools.partial(Counter()))
+    with handled_by(lambda number, frame: ours.append(number), leaves_own=True):
+        for number in BOTH:
+            signal.raise_signal(number)
+    assert (own, ours) == (list(BOTH), [])
+    with handled_by(lambda number, frame: ours.append(number)):
+        for number in BOTH:
+            signal.raise_signal(number)
+    assert (own, ours) == (list(BOTH), list(BOTH))
+
+
+def test_that_of_an_event_loop_does_not_stay_and_nor_does_that_of_a_call_around(as_before):
+    heard = []
+
+    async def within():
+        with handled_by(lambda number, frame: heard.append("outer"), leaves_own=True):
+            signal.raise_signal(signal.SIGINT)
+            with handled_by(lambda number, frame: heard.append("inner"), leaves_own=True):
+                signal.raise_signal(signal.SIGINT)
+
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    asyncio.run(within())
+    assert heard == ["outer", "inner"]
 
 
 def test_a_process_that_is_forked_meanwhile_ends_like_any_other(as_before):
