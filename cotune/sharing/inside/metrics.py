@@ -6,6 +6,7 @@ import contextlib
 import json
 import math
 import operator
+import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -34,6 +35,8 @@ def plain(name: str, value: Any, depth: int = 0) -> Any:
         return value
     if depth > MOST_NESTED:
         raise MetricError(f"metric {name!r} has lists in lists, {MOST_NESTED} deep", hint="save it in a checkpoint")
+    if _is_odd(value):
+        raise _refused(name, value)
     shape = getattr(value, "shape", None)
     if shape is not None and math.prod(shape) != 1:
         return _listed(name, value, tuple(shape))
@@ -54,13 +57,28 @@ def plain(name: str, value: Any, depth: int = 0) -> Any:
         # For Decimal and Fraction, say; numpy's and torch's values have been converted above.
         with contextlib.suppress(Exception):
             return float(value)
-    raise MetricError(
+    raise _refused(name, value)
+
+
+def _refused(name: str, value: Any) -> MetricError:
+    return MetricError(
         f"metric {name!r} is a {type(value).__name__}: {str(value)[:80]}",
         hint="report numbers, strings, booleans, None or lists of these; save anything else in a checkpoint",
     )
 
 
+def _is_odd(value: Any) -> bool:
+    """Whether a value is a tensor that torch cannot list: nested, or sparse with several elements."""
+    kind = getattr(sys.modules.get("torch"), "Tensor", ())
+    if not isinstance(value, kind):
+        return False
+    return bool(value.is_nested or (value.numel() != 1 and str(value.layout) != "torch.strided"))
+
+
 def _listed(name: str, value: Any, shape: tuple[int, ...]) -> Any:
+    if not hasattr(value, "tolist"):
+        # Such as a data frame.
+        raise _refused(name, value)
     if math.prod(shape) > MOST_ELEMENTS:
         raise MetricError(
             f"metric {name!r} has shape {shape}, more than {MOST_ELEMENTS:,} numbers",
@@ -83,7 +101,7 @@ def is_number(value: object) -> bool:
     if isinstance(value, bool):
         return False
     if hasattr(value, "item"):
-        return math.prod(getattr(value, "shape", ())) == 1
+        return not _is_odd(value) and math.prod(getattr(value, "shape", ())) == 1
     return hasattr(type(value), "__float__")
 
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cotune.errors import MetricError, UnknownMetric
-from cotune.sharing.inside.metrics import number, number_line, plain, read_report, whole_step
+from cotune.sharing.inside.metrics import is_number, number, number_line, plain, read_report, whole_step
 
 
 class Kind(enum.StrEnum):
@@ -165,6 +165,29 @@ def test_what_cannot_be_stored_is_refused_by_name_and_type(value):
         plain("m", value)
     assert "'m'" in refused.value.message
     assert "checkpoint" in refused.value.hint
+
+
+class Frame:
+    """As a data frame of pandas, with a shape and no list."""
+
+    shape = (2, 2)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda torch: Frame(),
+        lambda torch: torch.eye(2).to_sparse(),
+        lambda torch: torch.nested.nested_tensor([torch.ones(1)], layout=torch.jagged),
+    ],
+    ids=["data frame", "sparse", "nested"],
+)
+def test_what_has_a_shape_and_cannot_be_listed_is_refused_by_name(make):
+    torch = pytest.importorskip("torch")
+    value = make(torch)
+    with pytest.raises(MetricError, match="metric 'm' is a"):
+        plain("m", value)
+    assert not is_number(value)
 
 
 def test_a_long_value_is_not_quoted_whole():
