@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import numbers
 import operator
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -90,7 +92,7 @@ def _lengths(part: Any, name: str) -> Iterator[tuple[str, int]]:
                 f"{name}={_short(part)} holds no tensor: it cannot be told whether it goes by samples",
                 hint="make a tensor of it, or use it from outside of the loop",
             )
-    elif not isinstance(part, SCALARS):
+    elif not isinstance(part, (*SCALARS, numbers.Number)) and getattr(part, "shape", None) != ():
         raise InputError(
             f"{name} is a {type(part).__name__}, which cannot be split",
             hint="pass tensors, or tuples, lists and dicts of tensors; torch.as_tensor() makes one of a numpy array",
@@ -104,18 +106,27 @@ def _cut(part: Any, start: int, length: int) -> Any:
         # Views count changes in place together: one in this piece would be taken for one in the others.
         return piece if piece.requires_grad else piece.data
     if isinstance(part, Mapping):
-        values = {key: _cut(value, start, length) for key, value in part.items()}
-        try:
-            return values if type(part) is dict else type(part)(values)  # type: ignore[call-arg]
-        except TypeError:
-            # A mapping whose constructor takes no dict, such as defaultdict.
-            return values
+        return _mapping(type(part), {key: _cut(value, start, length) for key, value in part.items()})
     if not isinstance(part, (tuple, list)):
         return part
     in_order = [_cut(value, start, length) for value in part]
     if isinstance(part, list):
         return in_order
-    return type(part)(*in_order) if hasattr(part, "_fields") else tuple(in_order)
+    # Not by its constructor, which may be another in a subclass.
+    return part._make(in_order) if hasattr(part, "_make") else tuple(in_order)
+
+
+def _mapping(kind: Any, values: dict[Any, Any]) -> Any:
+    """A mapping of this kind, or a dict if its constructor takes neither a dict of the items nor keywords."""
+    if kind is dict:
+        return values
+    for given, named in ((values,), {}), ((), values):
+        with contextlib.suppress(Exception):
+            made = kind(*given, **named)
+            # A constructor may take the dict for something else than the items.
+            if set(made) == set(values) and all(made[key] is values[key] for key in values if _is_tensor(values[key])):
+                return made
+    return values
 
 
 def _uncut(part: Any) -> str | None:

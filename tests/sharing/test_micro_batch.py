@@ -3,7 +3,7 @@
 import copy
 import subprocess
 import sys
-from collections import OrderedDict, namedtuple
+from collections import OrderedDict, defaultdict, namedtuple
 from pathlib import Path
 
 import pytest
@@ -175,6 +175,58 @@ def test_every_nest_of_tensors_keeps_its_form():
     assert type(parts[0]["a"][1]) is list
     assert (parts[0]["scale"], parts[0]["name"], parts[0]["mask"]) == (2.0, "train", None)
     assert torch.equal(torch.cat([part["b"].y for part in parts]), y)
+
+
+def test_numbers_of_other_libraries_are_passed_on_whole():
+    import numpy as np
+
+    given = {"n": np.int64(3), "f": np.float32(0.5), "b": np.bool_(True), "c": 1j, "a": np.array(2.0)}
+    part = next(iter(cotune.micro_batches({"x": torch.ones(4)} | given, 2))).data
+    assert all(part[name] is value for name, value in given.items())
+
+
+class Named(dict):
+    """Its constructor takes something else than a dict first."""
+
+    def __init__(self, name="", **items):
+        super().__init__(items)
+        self.name = name
+
+
+class Items(dict):
+    """Has attributes, and is made by keywords only."""
+
+    def __init__(self, **items):
+        super().__init__(items)
+        self.__dict__ = self
+
+
+class Default(dict):
+    """Its constructor takes no items."""
+
+    def __init__(self, scale=None):
+        super().__init__(x=torch.ones(4))
+
+
+class Swapped(Pair):
+    def __new__(cls, y, *, x):
+        return super().__new__(cls, x, y)
+
+
+@pytest.mark.parametrize(
+    ("batch", "kind"),
+    [
+        (Named(x=torch.ones(4)), Named),
+        (Items(x=torch.ones(4)), Items),
+        (defaultdict(list, x=torch.ones(4)), defaultdict),
+        (Default(), dict),
+        (Swapped(2, x=torch.ones(4)), Swapped),
+    ],
+)
+def test_a_container_keeps_what_it_holds_whatever_its_constructor_takes(batch, kind):
+    part = next(iter(cotune.micro_batches(batch, 3))).data
+    assert type(part) is kind
+    assert len(part.x if kind in (Items, Swapped) else part["x"]) == 3
 
 
 def test_a_micro_batch_says_what_it_is():
