@@ -69,8 +69,11 @@ class Streams:
 
     def home(self) -> None:
         """Orders the computations that follow after all micro-batches begun so far."""
-        if self._away is not None:
-            self._home.wait_stream(self._away)
+        # A block of the user's on another stream, around backward(), ends on the micro-batch's.
+        now = _cuda.current_stream()
+        left = now if now in self._pool else self._away
+        if left is not None:
+            self._home.wait_stream(left)
             _cuda.set_stream(self._home)
             self._away = None
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from fake_cuda import FakeCuda
+from fake_cuda import FakeCuda, FakeStream
 from torch import nn
 from torch.nn import functional as F
 
@@ -1021,6 +1021,21 @@ def test_streams_wait_for_what_they_need_and_for_no_more(grouped, cuda, loop, ha
     for n, (stream, done) in enumerate(after):
         assert stream is home
         assert f"call {n}" in done
+
+
+def test_a_stream_of_the_users_within_a_loop_changes_nothing_behind_it(grouped, cuda):
+    home, side = cuda.now, FakeStream()
+    grouped(2)
+    net = nn.Linear(2, 1)
+    for micro in cotune.micro_batches(torch.ones(8, 2), 2):
+        before = cuda.now
+        cuda.set_stream(side)
+        side.done.add(f"forward {micro.index}")
+        micro.backward(net(micro.data).mean())
+        cuda.set_stream(before)
+        cuda.now.wait_stream(side)
+    assert cuda.now is home
+    assert home.done >= {f"forward {n}" for n in range(4)}
 
 
 @pytest.mark.gpu
