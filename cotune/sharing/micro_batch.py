@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from cotune.sharing.concurrent import Buffers, Streams
 
 REDUCTIONS = ("mean", "sum")
+_FREED = "backward through the graph a second time"
 
 
 class MicroBatch:
@@ -97,7 +98,8 @@ class MicroBatches:
             The loss of the batch, detached; the sum if `loss_of` returns several.
 
         Raises:
-            InputError: `loss_of` returned something other than losses.
+            InputError: `loss_of` returned something other than losses, or those of several micro-batches hang on one
+                graph that was made before.
         """
         loan = _loan(len(self))
         done: list[Tensor] = []
@@ -220,7 +222,8 @@ class _Group:
         self._streams.home()
         losses, self.losses = self.losses, []
         self._begun = 0
-        joint_backward(losses)
+        with _explained():
+            joint_backward(losses)
 
     def leave(self) -> None:
         """Runs the outstanding backward after the loop was left early, unless the trial is stopping."""
@@ -318,7 +321,22 @@ def _total(losses: Sequence[Tensor]) -> Tensor:
 def _backward(losses: Sequence[Tensor]) -> None:
     import torch
 
-    torch.autograd.backward(list(losses))
+    with _explained():
+        torch.autograd.backward(list(losses))
+
+
+@contextlib.contextmanager
+def _explained() -> Iterator[None]:
+    """Says what to do about a graph that micro-batches share: torch advises an option that these backwards lack."""
+    try:
+        yield
+    except RuntimeError as error:
+        if _FREED not in str(error):
+            raise
+        raise InputError(
+            "several micro-batches hang on one graph, which the first backward has freed",
+            hint="compute what depends on parameters within the loop or the function, or detach() it before",
+        ) from error
 
 
 def _loan(count: int) -> Loan | None:

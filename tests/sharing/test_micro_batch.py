@@ -286,6 +286,24 @@ def test_a_loss_that_is_no_number_is_refused(loss):
         next(iter(cotune.micro_batches(torch.ones(3), 3))).backward()
 
 
+@pytest.mark.parametrize("form", ["loop", "call"])
+def test_micro_batches_that_hang_on_one_graph_are_told_of_it(granted, form):
+    granted(2)
+    encoder, head = nn.Linear(3, 3), nn.Linear(3, 1)
+    micros = cotune.micro_batches(encoder(torch.ones(6, 3)).tanh(), 2)
+
+    def train():
+        if form == "call":
+            micros.backward(lambda x: head(x).mean())
+        else:
+            for micro in micros:
+                micro.backward(head(micro.data).mean())
+
+    with pytest.raises(InputError, match="hang on one graph") as caught:
+        train()
+    assert "detach()" in caught.value.hint
+
+
 def test_importing_it_loads_no_torch():
     code = "import sys, cotune; cotune.micro_batches; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(cotune.__file__).parents[1], timeout=60)
