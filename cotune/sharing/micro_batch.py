@@ -95,7 +95,7 @@ class MicroBatches:
                 for the same samples, so it must change nothing but random generators and the buffers of modules.
 
         Returns:
-            The loss of the batch, detached; the sum if `loss_of` returns several.
+            The loss of the batch, detached; the sum if `loss_of` returns several; scaled if what it returns is.
 
         Raises:
             InputError: `loss_of` returned something other than losses, or those of several micro-batches hang on one
