@@ -869,6 +869,37 @@ def test_a_trial_that_catches_its_stop_and_returns_is_not_done(run, tmp_path):
     assert [trial.state for trial in run(train, {"x": 1}, trials=1, name="cut", resume=True)] == ["done"]
 
 
+def test_a_stop_reaches_a_trial_whose_report_waits_for_a_sampler_that_takes_long(run, tmp_path):
+    events, again, left = tmp_path / "cut" / "events.jsonl", tmp_path / "again", tmp_path / "left"
+
+    def wait(is_so):
+        until = time.monotonic() + 20
+        while not is_so() and time.monotonic() < until:
+            time.sleep(0.001)
+
+    class Slow(optuna.samplers.RandomSampler):
+        """Has the run interrupted once the first trial's report waits for a verdict."""
+
+        def sample_relative(self, study, trial, search_space):
+            if trial.number:
+                wait(lambda: '"event":"report"' in events.read_text() and again.exists())
+                os.kill(os.getpid(), signal.SIGINT)
+                wait(left.exists)
+            return super().sample_relative(study, trial, search_space)
+
+    def train(config):
+        try:
+            cotune.report({"loss": 1.0})
+            again.touch()
+            cotune.report({"loss": 1.0})
+        finally:
+            left.touch()
+
+    results = run(train, {"x": cotune.uniform(0, 1)}, trials=2, lanes=1, sampler=Slow(), pruner="median", name="cut")
+    assert results[0].state == "interrupted"
+    assert left.exists(), "else it was killed"
+
+
 def test_a_checkpoint_ahead_of_a_report_that_will_not_be_made_is_not_kept(run, tmp_path):
     def wait(file):
         while not (tmp_path / file).exists():

@@ -127,6 +127,8 @@ class Sweep:
         self._supply = Supply(search, packer, options, proposed=len(records))
         self._signals = 0
         self._unacknowledged: list[tuple[int, int]] = []
+        # Attempts of trials whose last report is with the search; they make no other before its verdict.
+        self._with_search: set[tuple[int, int]] = set()
         self._began = time.monotonic()
         self._on_answer: dict[type[Answer], Callable[[Any], None]] = {
             Suggestion: self._suggested,
@@ -279,7 +281,7 @@ class Sweep:
                 self._withdraw(record, TrialState.STOPPED)
             elif verdict.wait:
                 self._hold(record)
-        self._unacknowledged.append((verdict.trial, verdict.attempt))
+        self._let_go(verdict.trial, verdict.attempt)
 
     def _replied(self, reply: Reply) -> None:
         record = self._records[reply.trial]
@@ -310,6 +312,14 @@ class Sweep:
     def _withdraw(self, record: Record, state: TrialState) -> None:
         record.withdrawn = record.withdrawn or state
         self._feed(TrialWithdrawn(self._engine.now(), record.trial))
+        # The search may take long to answer, as while it makes a suggestion; a stop does not wait for that.
+        self._let_go(record.trial, record.attempts - 1)
+
+    def _let_go(self, trial: int, attempt: int) -> None:
+        """Has an attempt's report that is with the search acknowledged: once, since a lane adds verdicts up."""
+        if (trial, attempt) in self._with_search:
+            self._with_search.remove((trial, attempt))
+            self._unacknowledged.append((trial, attempt))
 
     def _hold(self, record: Record) -> None:
         if record.state is TrialState.RUNNING:
@@ -327,6 +337,7 @@ class Sweep:
             return
         record = self._records.reported(report)
         if self._search.judges and not record.withdrawn:
+            self._with_search.add((report.trial, report.attempt))
             self._search.report(report.trial, report.attempt, report.step, report.value)
         else:
             self._unacknowledged.append((report.trial, report.attempt))
