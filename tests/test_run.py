@@ -900,6 +900,40 @@ def test_a_stop_reaches_a_trial_whose_report_waits_for_a_sampler_that_takes_long
     assert left.exists(), "else it was killed"
 
 
+@pytest.mark.parametrize("pruner", [None, "median"])
+@pytest.mark.parametrize("returns", [True, False])
+def test_a_trial_that_comes_to_its_end_after_it_was_told_to_stop_is_done(run, pruner, returns):
+    driver = os.getpid()
+
+    def train(config):
+        from cotune import session
+
+        if not returns:
+            cotune.report({"loss": 1.0})
+        os.kill(driver, signal.SIGINT)
+        while not session.bound()._stop:
+            time.sleep(0.001)
+        return 1.0 if returns else None
+
+    # In lockstep, so that the verdict on a report is there before the interruption.
+    results = run(train, {"x": 1}, trials=2, lanes=1, pruner=pruner, lockstep=True)
+    assert results.interrupted
+    assert (results[0].state, results[0].metrics) == ("done", {"loss": 1.0})
+
+
+def test_a_verdict_on_an_earlier_report_stops_a_trial_that_has_returned(run):
+    class Always(optuna.pruners.BasePruner):
+        def prune(self, study, trial):
+            return True
+
+    def train(config):
+        cotune.report({"loss": 2.0})
+        return 1.0
+
+    (trial,) = run(train, {"x": 1}, trials=1, pruner=Always())
+    assert (trial.state, trial.metrics) == ("stopped", {"loss": 2.0})
+
+
 def test_a_checkpoint_ahead_of_a_report_that_will_not_be_made_is_not_kept(run, tmp_path):
     def wait(file):
         while not (tmp_path / file).exists():

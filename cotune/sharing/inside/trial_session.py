@@ -67,7 +67,7 @@ class TrialSession(ResidentTrial):
         self._reported_at = time.monotonic()
         self._has_reported = False
         self._saved: tuple[float, float] | None = None
-        # The trainable has returned: its last report is the result, and no verdict on that stops the trial.
+        # The trainable has returned: a report is its result, and no verdict on that stops the trial.
         self._has_returned = False
 
     def turn_begins(self) -> None:
@@ -125,7 +125,7 @@ class TrialSession(ResidentTrial):
         entered = time.monotonic()
         if self._has_reported:
             self._host.habit.notice(self._reported_at, self._saved, entered)
-        if not self._owes_report:
+        if not (self._owes_report or self._has_returned):
             self.leave_if_over()
         self._await_verdict()
         # Before this report, in the state that the last verdict was about.
@@ -176,15 +176,20 @@ class TrialSession(ResidentTrial):
 
     def _await_verdict(self) -> None:
         """Waits for the verdict on the last report, and raises `TrialStopped` if it is to stop."""
-        self._hear_verdict()
-        if self._stop and not self._owes_report:
+        is_judged_out = self._hear_verdict()
+        # Once the trainable has returned, Ctrl-C or the time budget saves nothing.
+        is_over = is_judged_out if self._has_returned else self._stop
+        if is_over and not self._owes_report:
             self._meter.read(time.monotonic())
             self._leave()
 
-    def _hear_verdict(self) -> None:
+    def _hear_verdict(self) -> bool:
+        """Waits for the verdict on the last report, if it has not been heard; returns whether it says to stop."""
         with self._reporting:
-            if self._waits.verdict():
+            is_judged_out = self._waits.verdict()
+            if is_judged_out:
                 self._stop = True
+            return is_judged_out
 
     def _settle_reports(self) -> tuple[int, bool]:
         """Waits until the reports so far are stored.
@@ -293,10 +298,12 @@ class TrialSession(ResidentTrial):
             self._loan.check()
             del config
             del function
-            if isinstance(returned, Mapping):
-                self._report_result(returned)
-            elif returned is not None and (self._reports == 0 or is_number(returned)):
-                self._report_result({host.options.metric: returned})
+            self._has_returned = True
+            is_result = returned is not None and (
+                isinstance(returned, Mapping) or self._reports == 0 or is_number(returned)
+            )
+            if is_result:
+                self.report(returned if isinstance(returned, Mapping) else {host.options.metric: returned}, None)
             if self._reports == 0 and host.options.metric:
                 raise NoReport(
                     "the trainable ended without a report",
@@ -304,7 +311,7 @@ class TrialSession(ResidentTrial):
                 )
             # Raises this trial's asynchronous device errors here, where they cannot hit the next trial.
             host.memory.synchronize()
-            if host.options.judged and not self._has_returned:
+            if host.options.judged and not is_result:
                 self._await_verdict()
         except BaseException as error:
             self._unwinds(error)
@@ -327,11 +334,6 @@ class TrialSession(ResidentTrial):
         if self._context is not None:
             self._context.adopt(functions, self._host.options.named)
         return function, config
-
-    def _report_result(self, metrics: Mapping[str, Any]) -> None:
-        """Reports what the trainable has returned; the trial is done, whatever a pruner decides on this report."""
-        self._has_returned = True
-        self.report(metrics, None)
 
     def _call(self, function: Any, config: Any) -> Any:
         """Runs the trainable until it returns or its stop rule ends it; returns its result, None in the latter case."""
