@@ -49,6 +49,8 @@ class TrialSpec:
         folder: The trial's own folder, for its log and its checkpoints.
         packed: `config`, pickled separately where it may hold objects that only cloudpickle can send; `config` is
             empty then.
+        reports: Reports of earlier attempts that are stored. No checkpoint stands behind more than these, whatever
+            number of reports it was saved with.
     """
 
     trial: int
@@ -57,6 +59,7 @@ class TrialSpec:
     seed: int
     folder: Path
     packed: bytes = b""
+    reports: int = 0
 
 
 @dataclass(frozen=True, slots=True)

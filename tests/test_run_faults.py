@@ -777,6 +777,26 @@ def test_a_function_whose_end_was_lost_behind_its_last_checkpoint_does_not_go_on
     assert (str(results[0].state), results[0].attempts, epochs.read_text()) == ("done", 2, "0 1 2 ")
 
 
+def test_a_checkpoint_in_the_middle_of_an_epoch_counts_no_report_that_was_never_made(run, tmp_path):
+    flag = tmp_path / "killed"
+
+    def train(config):
+        saved = cotune.restore()
+        fifths = int((saved / "fifths").read_text()) if saved else 0
+        while fifths < 20:
+            fifths += 1
+            if fifths == 18:
+                kill_lane_once(flag)
+            with cotune.checkpoint() as path:
+                (path / "fifths").write_text(str(fifths))
+            if fifths % 5 == 0:
+                cotune.report({"loss": 1.0, "epoch": fifths // 5})
+
+    (trial,) = run(train, {"x": 1}, trials=1, lanes=1)
+    assert [(row["step"], row["epoch"]) for row in trial.history] == [(1, 1), (2, 2), (3, 3), (4, 4)]
+    assert trial.attempts == 2
+
+
 def test_a_trial_that_ends_while_a_thread_of_its_own_waits_for_the_turn_takes_nobodys(run):
     def train(config):
         import threading

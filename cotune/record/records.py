@@ -132,7 +132,7 @@ class Records(Mapping[int, Record]):
     def starts(self, trial: int, device: str | None, lane: int) -> TrialSpec:
         """Notes that an attempt begins; returns its spec for the body."""
         record, folder = self._records[trial], self._folder.trial(trial).path
-        spec = TrialSpec(trial, record.attempts, record.config, record.seed, folder)
+        spec = TrialSpec(trial, record.attempts, record.config, record.seed, folder, reports=len(record.values))
         record.starts(device, lane, self.now)
         self._since[trial] = time.monotonic()
         self._log.write("start", self.now, trial=trial, lane=lane, device=device)

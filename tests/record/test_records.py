@@ -171,6 +171,15 @@ def test_every_attempt_at_a_trial_has_its_seed(driver):
     assert (first.attempt, second.attempt, second.seed) == (0, 1, first.seed)
 
 
+def test_an_attempt_begins_with_the_reports_of_earlier_ones_that_are_stored(driver):
+    driver.propose()
+    counts = [driver.records.starts(0, "cpu:0", 1).reports]
+    for _ in range(2):
+        driver.report(0)
+    counts.append(driver.records.starts(0, "cpu:0", 1).reports)
+    assert counts == [0, 2]
+
+
 def test_every_trial_has_a_seed_of_its_own_and_always_the_same():
     assert len({seed_of(5, trial) for trial in range(100)} | {seed_of(6, trial) for trial in range(100)}) == 200
     assert seed_of(0, 0) == 2968811710

@@ -233,7 +233,8 @@ class TrialSession(ResidentTrial):
         path = self._folder.latest_checkpoint()
         if path is not None and self._reports == 0:
             # Only here: an attempt that restores nothing makes all its reports again.
-            self._reports = self._folder.reports_at_checkpoint()
+            # The report that a checkpoint was saved ahead of may never have been made.
+            self._reports = min(self._folder.reports_at_checkpoint(), self._spec.reports)
             # True if the earlier attempt had met its stop rule, and the message about its end was lost.
             self.met_stop_rule = self._folder.is_over_at_checkpoint()
             self.leave_if_over()
