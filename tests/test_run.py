@@ -838,6 +838,31 @@ def test_a_trial_that_saves_before_it_reports_leaves_no_report_out_when_it_is_in
     assert [report["step"] for report in done.history] == steps == list(range(len(steps)))
 
 
+@pytest.mark.parametrize("interrupted_in", [1, 2])
+def test_a_trial_that_saves_before_it_reports_leaves_no_report_of_its_first_epochs_out(run, tmp_path, interrupted_in):
+    driver, flag = os.getpid(), tmp_path / "interrupted"
+
+    def train(config):
+        from cotune import session
+
+        saved = cotune.restore()
+        for epoch in range(int((saved / "epoch").read_text()) + 1 if saved else 1, 5):
+            time.sleep(0.03)
+            if epoch == interrupted_in and not flag.exists():
+                flag.touch()
+                os.kill(driver, signal.SIGINT)
+                while not session.bound()._stop:
+                    time.sleep(0.001)
+            with cotune.checkpoint() as path:
+                (path / "epoch").write_text(str(epoch))
+            cotune.report({"loss": 1.0}, step=epoch)
+
+    (cut,) = run(train, {"x": 1}, trials=1, lanes=1, name="cut")
+    assert (cut.state, [row["step"] for row in cut.history]) == ("interrupted", [1])
+    (done,) = run(train, {"x": 1}, trials=1, lanes=1, name="cut", resume=True)
+    assert [row["step"] for row in done.history] == [1, 2, 3, 4]
+
+
 def test_reports_without_steps_count_on_from_a_checkpoint_that_is_saved_before_its_report(run, tmp_path):
     def train(config):
         saved = cotune.restore()

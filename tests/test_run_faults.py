@@ -797,6 +797,25 @@ def test_a_checkpoint_in_the_middle_of_an_epoch_counts_no_report_that_was_never_
     assert trial.attempts == 2
 
 
+@pytest.mark.parametrize("killed_after", [1, 2])
+def test_a_stored_report_stays_when_the_lane_dies_that_saved_before_it(run, tmp_path, killed_after):
+    flag = tmp_path / "killed"
+
+    def train(config):
+        saved = cotune.restore()
+        for epoch in range(int((saved / "epoch").read_text()) + 1 if saved else 1, 5):
+            time.sleep(0.03)
+            if epoch > killed_after:
+                kill_lane_once(flag)
+            with cotune.checkpoint() as path:
+                (path / "epoch").write_text(str(epoch))
+            cotune.report({"loss": 1.0, "epoch": epoch})
+
+    (trial,) = run(train, {"x": 1}, trials=1, lanes=1)
+    assert [(row["step"], row["epoch"]) for row in trial.history] == [(1, 1), (2, 2), (3, 3), (4, 4)]
+    assert trial.attempts == 2
+
+
 def test_a_trial_that_ends_while_a_thread_of_its_own_waits_for_the_turn_takes_nobodys(run):
     def train(config):
         import threading

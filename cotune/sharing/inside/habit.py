@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-# A checkpoint counts as saved before the next report if it is so many times nearer to it than to the last report.
-AHEAD = 4
-
 
 class SavingHabit:
     """What most of a lane's reports show: one that is late, on a busy machine, must not decide for all that follow.
+
+    A checkpoint belongs to the report that is nearer to it. Behind a report it is saved at once, ahead of one there may
+    be a validation in between.
 
     Attributes:
         saves_behind: Whether trials save after their reports; None while not known.
@@ -22,17 +22,21 @@ class SavingHabit:
         """Whether trials are known to save before their reports."""
         return self._ahead > self._behind
 
+    @property
+    def is_unknown(self) -> bool:
+        """Whether no report has followed a checkpoint yet."""
+        return not (self._ahead or self._behind)
+
     def notice(self, reported: float, saved: tuple[float, float] | None, now: float) -> None:
         """Notes a report.
 
         Args:
-            reported: When the last report of the same trial returned, in seconds.
+            reported: When the last report of the same attempt returned, or the attempt began, in seconds.
             saved: Begin and end of the last checkpoint since, if there was one.
             now: When this report was made.
         """
         if saved is not None:
-            # With the checkpoint before a report, an iteration lies between the last report and the checkpoint.
-            if saved[0] - reported < AHEAD * (now - saved[1]):
+            if saved[0] - reported < now - saved[1]:
                 self._behind += 1
             else:
                 self._ahead += 1

@@ -123,7 +123,8 @@ class TrialSession(ResidentTrial):
         if self._over:
             raise TrialStopped
         entered = time.monotonic()
-        if self._has_reported:
+        # A trial that has neither reported nor saved shows nothing: it may yet save behind its first report.
+        if self._has_reported or self._saved is not None:
             self._host.habit.notice(self._reported_at, self._saved, entered)
         if not (self._owes_report or self._has_returned):
             self.leave_if_over()
@@ -172,7 +173,15 @@ class TrialSession(ResidentTrial):
     @property
     def _owes_report(self) -> bool:
         """Whether a checkpoint was saved ahead of its report, which an attempt from that checkpoint would leave out."""
-        return self._saved is not None and self._host.habit.saves_ahead and not self.met_stop_rule
+        return self._saved is not None and self._is_ahead
+
+    @property
+    def _is_ahead(self) -> bool:
+        """Whether a checkpoint saved now is taken to belong to the report that is still to be made."""
+        habit = self._host.habit
+        # As long as nothing is known: what an attempt saves before its first report belongs to no report before.
+        is_guessed = habit.is_unknown and not self._has_reported
+        return (habit.saves_ahead or is_guessed) and not self.met_stop_rule
 
     def _await_verdict(self) -> None:
         """Waits for the verdict on the last report, and raises `TrialStopped` if it is to stop."""
@@ -204,9 +213,10 @@ class TrialSession(ResidentTrial):
         with self._reporting:
             # The driver has stored a report before it gives a verdict on it.
             self._hear_verdict()
-            is_ahead = self._host.habit.saves_ahead and not self.met_stop_rule
+            is_ahead = self._is_ahead
             if self._saved is None and is_ahead:
-                if self._stop:
+                # In doubt no checkpoint may be lost.
+                if self._stop and self._host.habit.saves_ahead:
                     self._leave()
                 # The next attempt may begin with the checkpoint before this one.
                 self._pause_here()

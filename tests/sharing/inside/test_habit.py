@@ -25,3 +25,11 @@ def test_trials_that_save_after_their_reports_and_now_and_then_only_are_known_by
     habit.notice(0.0, BEHIND, REPORT)
     habit.notice(0.0, None, REPORT)
     assert habit.saves_behind
+
+
+def test_a_validation_between_a_checkpoint_and_its_report_may_take_nearly_as_long_as_the_training():
+    habit = SavingHabit()
+    assert habit.is_unknown
+    habit.notice(0.0, AHEAD, AHEAD[1] + 0.9 * AHEAD[0])
+    assert habit.saves_ahead
+    assert not habit.is_unknown
