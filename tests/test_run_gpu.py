@@ -99,24 +99,32 @@ def test_residents_hold_what_is_persistent_of_all_and_the_largest_ephemeral_part
     def train(config):
         import torch
 
+        watch = cuda.GpuWatch(os.environ["CUDA_VISIBLE_DEVICES"])
         other = tmp_path / f"began-{1 - config['x']}"
         kept = torch.ones(256 * MIB, dtype=torch.uint8, device="cuda")
         (tmp_path / f"began-{config['x']}").touch()
         beside, until = 0, time.monotonic() + PATIENCE
         while beside < 20 and time.monotonic() < until:
             scratch = torch.ones(1024 * MIB, dtype=torch.uint8, device="cuda")
-            loss = float(kept[0] + scratch[0])
+            loss, used = float(kept[0] + scratch[0]), watch.used()
             # At a boundary it would count as persistent.
             del scratch
             time.sleep(0.01)  # so that turns of 50 ms change many times
-            cotune.report({"loss": loss, "reserved": torch.cuda.memory_reserved(0), "pid": os.getpid()})
+            reserved = torch.cuda.memory_reserved(0)
+            cotune.report({"loss": loss, "reserved": reserved, "used": used, "pid": os.getpid()})
             beside += other.exists()
+        watch.close()
 
+    watch = cuda.GpuWatch(find_devices(gpus=1)[0].uuid)
+    before = watch.used()
+    watch.close()
     results = run(train, {"x": cotune.choice([0, 1])}, sampler="grid", lanes=1, residents=2)
     assert [str(trial.state) for trial in results] == ["done", "done"]
     assert len({trial.metrics["pid"] for trial in results}) == 1
-    most = max(report["reserved"] for trial in results for report in trial.history)
+    most, used = (max(report[what] for trial in results for report in trial.history) for what in ("reserved", "used"))
     assert 1536 * MIB <= most <= 1600 * MIB
+    # By NVML, with the lane's context.
+    assert 1536 * MIB <= used - before < 2560 * MIB
 
 
 def test_the_next_trial_of_a_lane_takes_the_memory_of_the_last(run):
