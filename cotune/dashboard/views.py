@@ -164,7 +164,7 @@ def _stream_handlers() -> list[logging.StreamHandler[Any]]:
 
 def _moved(handlers: Iterable[logging.StreamHandler[Any]], old: Any, new: Any) -> list[logging.StreamHandler[Any]]:
     """Gives `new` to the handlers that write to `old`, and returns these."""
-    found = [handler for handler in handlers if handler.stream is old]
+    found = [handler for handler in handlers if getattr(handler, "stream", None) is old]
     for handler in found:
         # Not by setStream(), which flushes the old one: that may be a terminal that has gone away.
         handler.stream = new

@@ -56,7 +56,8 @@ def handled_by(handler: Callable[[int, FrameType | None], None], *, leaves_own: 
 
 def _is_own(handler: Any) -> bool:
     """Whether a handler is of the script, or of another module of the user's own."""
-    name = unwrapped(handler).__module__
+    # A function that was made by exec() may have none.
+    name = unwrapped(handler).__module__ or ""
     if name.partition(".")[0] == "cotune":
         # That of a call around this one, which may be made from a source folder.
         return False

@@ -244,9 +244,10 @@ class WidthControl:
                 return math.inf
             then, now = (_slowness(speeds.values()) for speeds in (self._before, self._now))
             if not then or not now:
-                if not _are_alike(self._now.values()):
-                    return None
                 then, now = _middle(self._before.values()), _middle(self._now.values())
+                if not (_are_alike(self._now.values()) and 1 / ALIKE < now / then < ALIKE * self._reached / before):
+                    # Lanes slow each other by their number at most, and speed none up: these are other trials.
+                    return None
             common = [then / now]
         return _mean(common) * self._reached / before
 

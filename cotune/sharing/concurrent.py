@@ -275,8 +275,10 @@ class Buffers:
             return
         if id(module) in self._called:
             _cuda.current_stream().wait_event(self._called[id(module)])
-        if self._keeps and id(module) not in self._kept and not _is_functional():
-            found = {name: (b, _copied(b)) for name, b in module._buffers.items() if b is None or not _is_constant(b)}
+        if self._keeps and id(module) not in self._kept:
+            lent = _lent()
+            own = ((name, buffer) for name, buffer in module._buffers.items() if id(buffer) not in lent)
+            found = {name: (b, _copied(b)) for name, b in own if b is None or not _is_constant(b)}
             self._kept[id(module)] = module, found
 
     def _after_forward(self, module: Any, _args: Any, _output: Any) -> None:
@@ -284,12 +286,16 @@ class Buffers:
             self._called[id(module)] = _cuda.current_stream().record_event()
 
 
-def _is_functional() -> bool:
-    """Whether the call is within a `functional_call`, when modules have buffers that are not their own."""
+def _lent() -> set[int]:
+    """Ids of the tensors that modules have instead of their own, if the call is within a `functional_call`."""
+    found: set[int] = set()
     frame: FrameType | None = sys._getframe()
-    while frame is not None and not frame.f_code.co_filename.endswith(_FUNCTIONAL):
+    while frame is not None:
+        if frame.f_code.co_filename.endswith(_FUNCTIONAL):
+            tensors = frame.f_locals.get("parameters_and_buffers")
+            found.update(map(id, tensors.values()) if isinstance(tensors, dict) else ())
         frame = frame.f_back
-    return frame is not None
+    return found
 
 
 def _changes(module: Any) -> bool:

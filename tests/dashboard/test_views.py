@@ -563,6 +563,16 @@ def test_handlers_of_other_streams_keep_them(monkeypatch, stream, logger, tmp_pa
     assert [handler.stream for handler in handlers] == [None, *others]
 
 
+def test_a_handler_that_has_no_stream_at_all_is_left_alone(monkeypatch, stream, logger):
+    class Bare(logging.StreamHandler):
+        def __init__(self):
+            logging.Handler.__init__(self)
+
+    shown(monkeypatch)
+    logger.addHandler(Bare())
+    live(stream).close(snapshot())
+
+
 def test_handlers_have_their_terminal_again_though_it_has_gone_away(monkeypatch, stream, logger):
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)

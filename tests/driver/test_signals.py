@@ -59,6 +59,16 @@ def test_one_of_the_users_own_stays_if_it_is_to(as_before):
     assert (own, ours) == (list(BOTH), list(BOTH))
 
 
+def test_one_of_no_module_is_not_the_users_own(as_before):
+    made, ours = {}, []
+    exec("def handler(number, frame): raise AssertionError", made)
+    made["handler"].__module__ = None
+    signal.signal(signal.SIGINT, made["handler"])
+    with handled_by(lambda number, frame: ours.append(number), leaves_own=True):
+        signal.raise_signal(signal.SIGINT)
+    assert ours == [signal.SIGINT]
+
+
 def test_that_of_an_event_loop_does_not_stay_and_nor_does_that_of_a_call_around(as_before):
     heard = []
 

@@ -288,9 +288,9 @@ def test_where_none_lives_through_a_change_trials_are_held_against_what_is_usual
     assert control.width in widths
 
 
-@pytest.mark.parametrize(("step", "width"), [(1.5, 2), (3.0, 1)])
+@pytest.mark.parametrize(("step", "width", "proven"), [(1.5, 2, 2), (2.4, 1, 1), (3.0, 2, 0), (0.7, 2, 0)])
 def test_where_nobody_knows_what_is_usual_trials_that_are_as_fast_as_each_other_are_taken_for_alike(
-    step: float, width: int
+    step: float, width: int, proven: int
 ) -> None:
     control = searching(limit=2)
     for _ in range(ITERATIONS):
@@ -299,7 +299,8 @@ def test_where_nobody_knows_what_is_usual_trials_that_are_as_fast_as_each_other_
     for trial, unlike in [(1, 0.95), (2, 1.05)] * ITERATIONS:
         control.measured(trial, 1, step * unlike, 2, usual=lambda: None)
     control.review(2, waiting=True)
-    assert (control.width, control.proven) == (width, width)
+    # A speed that lanes cannot account for is that of other trials.
+    assert (control.width, control.proven) == (width, proven)
 
 
 @pytest.mark.parametrize(("step", "busy", "width"), [(3.0, None, 1), (1.5, None, 2), (3.0, 0.9, 2)])

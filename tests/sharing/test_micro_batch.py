@@ -928,6 +928,22 @@ def test_a_repeat_leaves_a_module_its_buffers_where_others_were_lent_to_it(group
     assert all(buffer is own[name] for name, buffer in norm.named_buffers())
 
 
+def test_a_repeat_puts_back_a_modules_own_buffers_where_only_parameters_were_lent_to_it(grouped):
+    net, norm = nn.Linear(2, 2), nn.BatchNorm1d(2)
+    lent = {name: parameter.detach().clone().requires_grad_() for name, parameter in norm.named_parameters()}
+    batch, calls = torch.arange(16.0).view(8, 2), []
+
+    def loss(x):
+        calls.append(1)
+        hidden = torch.func.functional_call(norm, lent, (net(x),))
+        return hidden.square().mean() if len(calls) != 3 else refuse()
+
+    loan = grouped(4)
+    cotune.micro_batches(batch, 2).backward(loss)
+    assert loan.ran_out_with == [4]
+    assert int(norm.num_batches_tracked) == 4
+
+
 def test_memory_that_runs_out_one_at_a_time_is_raised(grouped):
     grouped(2)
     with pytest.raises(RuntimeError, match="allocate memory"):

@@ -32,7 +32,7 @@ def give_graph_trees() -> None:
 
 
 def keep_graphs_apart(torch: Any) -> None:
-    """Has code that was compiled with CUDA graphs serve only the trial that compiled it.
+    """Has code that was compiled with CUDA graphs serve only the attempt at a trial that compiled it.
 
     torch finds compiled code by the code object, which lane-mates share where it is a library's, such as that of
     `nn.Sequential`, and by comparing backends. To run graphs that another thread has recorded, and record them anew for
@@ -46,19 +46,20 @@ def keep_graphs_apart(torch: Any) -> None:
     @functools.wraps(make)
     def made(self: Any, *args: Any, **options: Any) -> None:
         make(self, *args, **options)
-        self._cotune_trial = getattr(session.bound(), "trial", None)
+        trial: Any = session.bound()
+        self._cotune_attempt = None if trial is None else (trial.trial, trial.attempt)
 
     @functools.wraps(equals)
     def is_same(self: Any, other: Any) -> Any:
-        return equals(self, other) and (_trial_of(self) == _trial_of(other) or not _has_graphs(self))
+        return equals(self, other) and (_attempt_of(self) == _attempt_of(other) or not _has_graphs(self))
 
     backend.__init__, backend.__eq__ = made, is_same
 
 
-def _trial_of(backend: Any) -> int | None:
+def _attempt_of(backend: Any) -> tuple[int, int] | None:
     # One that came with the script was not made here.
-    trial: int | None = getattr(backend, "_cotune_trial", None)
-    return trial
+    attempt: tuple[int, int] | None = getattr(backend, "_cotune_attempt", None)
+    return attempt
 
 
 def _has_graphs(backend: Any) -> bool:

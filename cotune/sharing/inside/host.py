@@ -27,7 +27,7 @@ from cotune.sharing.inside.dynamo import defer_dynamo
 from cotune.sharing.inside.ending import Ending
 from cotune.sharing.inside.graph_trees import give_graph_trees, keep_graphs_apart
 from cotune.sharing.inside.import_settings import ImportSettings
-from cotune.sharing.inside.leftovers import children, disarm, files_reach, forget_compiled, has_process_group
+from cotune.sharing.inside.leftovers import children, disarm, forget_compiled, has_process_group, open_files
 from cotune.sharing.inside.pools import idle_pool
 from cotune.sharing.inside.quiet_imports import quiet_imports
 from cotune.sharing.inside.resident import ResidentTrial
@@ -279,15 +279,15 @@ class Host(ABC):
     def _leaks_files(self, shared: bool) -> bool:
         """Whether ended trials have left so many files open that later trials would run out of descriptors."""
         try:
-            reached = files_reach()
+            count = open_files()
         except OSError:
             return True
         if self._files < 0:
             # Files open after the first trial belong to libraries, which keep them open.
-            self._files = reached
+            self._files = count
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        is_scarce = most != resource.RLIM_INFINITY and reached > most // 2
-        return is_scarce or (not shared and reached > self._files + MOST_FILES)
+        is_scarce = most != resource.RLIM_INFINITY and count > most // 2
+        return is_scarce or (not shared and count > self._files + MOST_FILES)
 
     def survives(self, error: BaseException) -> bool:
         """Whether another trial can run here after this error; if not, the error and all it refers to is kept alive.

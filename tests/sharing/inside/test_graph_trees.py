@@ -20,10 +20,10 @@ def backend_of(monkeypatch):
     early = kind("reduce-overhead", None, False)
     keep_graphs_apart(torch)
 
-    def make(trial, mode="reduce-overhead"):
+    def make(trial, mode="reduce-overhead", attempt=0):
         if trial is None:
             return early
-        session.bind(SimpleNamespace(trial=trial))
+        session.bind(SimpleNamespace(trial=trial, attempt=attempt))
         try:
             return kind(mode, None, False)
         finally:
@@ -36,6 +36,8 @@ def backend_of(monkeypatch):
 def test_what_a_trial_has_compiled_with_cuda_graphs_serves_no_other(backend_of, mode):
     assert backend_of(1, mode) == backend_of(1, mode)
     assert backend_of(1, mode) != backend_of(2, mode)
+    # Another attempt is made by another thread.
+    assert backend_of(1, mode) != backend_of(1, mode, attempt=1)
 
 
 def test_what_was_compiled_without_cuda_graphs_serves_lane_mates_too(backend_of):
