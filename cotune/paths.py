@@ -291,6 +291,12 @@ class TrialFolder:
             shutil.rmtree(old, ignore_errors=True)
         return path
 
+    def recount_checkpoint(self, reports: int) -> None:
+        """Has the newest checkpoint count as published after so many reports."""
+        latest = self.latest_checkpoint()
+        if latest is not None:
+            latest.rename(latest.with_name(f"{reports:06d}-{latest.name.partition('-')[2]}"))
+
     def _published(self) -> list[Path]:
         if not self.checkpoints.is_dir():
             return []

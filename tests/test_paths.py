@@ -54,6 +54,8 @@ def test_only_the_newest_checkpoint_is_kept(trial):
 def test_the_number_of_reports_at_a_checkpoint_is_in_its_name(trial):
     save(trial, 12)
     assert trial.reports_at_checkpoint() == 12
+    trial.recount_checkpoint(11)
+    assert trial.reports_at_checkpoint() == 11
 
 
 def test_checkpoints_of_the_same_report_are_numbered(trial):

@@ -797,6 +797,29 @@ def test_a_checkpoint_in_the_middle_of_an_epoch_counts_no_report_that_was_never_
     assert trial.attempts == 2
 
 
+@pytest.mark.parametrize("reads", [False, True])
+def test_a_checkpoint_of_the_beginning_counts_no_report(run, tmp_path, reads):
+    flag = tmp_path / "killed"
+
+    def train(config):
+        if reads:
+            time.sleep(0.3)
+        saved = cotune.restore()
+        done = int((saved / "epoch").read_text()) if saved else 0
+        if saved is None:
+            with cotune.checkpoint() as path:
+                (path / "epoch").write_text("0")
+        for epoch in range(done + 1, 5):
+            time.sleep(0.05)
+            cotune.report({"loss": 1.0, "epoch": epoch})
+            if epoch == 2:
+                kill_lane_once(flag)
+
+    (trial,) = run(train, {"x": 1}, trials=1, lanes=1)
+    assert [(row["step"], row["epoch"]) for row in trial.history] == [(1, 1), (2, 2), (3, 3), (4, 4)]
+    assert trial.attempts == 2
+
+
 @pytest.mark.parametrize("killed_after", [1, 2])
 def test_a_stored_report_stays_when_the_lane_dies_that_saved_before_it(run, tmp_path, killed_after):
     flag = tmp_path / "killed"

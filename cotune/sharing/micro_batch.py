@@ -334,8 +334,9 @@ def _explained() -> Iterator[None]:
         if _FREED not in str(error):
             raise
         raise InputError(
-            "several micro-batches hang on one graph, which the first backward has freed",
-            hint="compute what depends on parameters within the loop or the function, or detach() it before",
+            "the graph of a micro-batch was freed by a backward before, perhaps since several hang on one",
+            hint="compute what depends on parameters within the loop or the function, or detach() it before; "
+            "and leave backward() to cotune",
         ) from error
 
 

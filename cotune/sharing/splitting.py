@@ -124,7 +124,8 @@ def _mapping(kind: Any, values: dict[Any, Any]) -> Any:
         with contextlib.suppress(Exception):
             made = kind(*given, **named)
             # A constructor may take the dict for something else than the items.
-            if set(made) == set(values) and all(made[key] is values[key] for key in values if _is_tensor(values[key])):
+            tensors = [key for key in values if _is_tensor(values[key])]
+            if set(made) == set(values) and all(made[key].shape == values[key].shape for key in tensors):
                 return made
     return values
 

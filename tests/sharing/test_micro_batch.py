@@ -208,6 +208,13 @@ class Default(dict):
         super().__init__(x=torch.ones(4))
 
 
+class Views(dict):
+    """Gives another object whenever it is asked."""
+
+    def __getitem__(self, key):
+        return super().__getitem__(key)[:]
+
+
 class Swapped(Pair):
     def __new__(cls, y, *, x):
         return super().__new__(cls, x, y)
@@ -220,6 +227,7 @@ class Swapped(Pair):
         (Items(x=torch.ones(4)), Items),
         (defaultdict(list, x=torch.ones(4)), defaultdict),
         (Default(), dict),
+        (Views(x=torch.ones(4)), Views),
         (Swapped(2, x=torch.ones(4)), Swapped),
     ],
 )
@@ -299,7 +307,7 @@ def test_micro_batches_that_hang_on_one_graph_are_told_of_it(granted, form):
             for micro in micros:
                 micro.backward(head(micro.data).mean())
 
-    with pytest.raises(InputError, match="hang on one graph") as caught:
+    with pytest.raises(InputError, match="several hang on one") as caught:
         train()
     assert "detach()" in caught.value.hint
 

@@ -163,7 +163,8 @@ class CudaMemory(LaneMemory):
         try:
             self._torch.cuda.synchronize()
             if self._captures.has_failed:
-                self._torch.rand(1, device="cuda:0")
+                with contextlib.suppress(self._torch.OutOfMemoryError):
+                    self._torch.rand(1, device="cuda:0")
         except Exception:
             return False
         return True

@@ -27,18 +27,21 @@ class SavingHabit:
         """Whether no report has followed a checkpoint yet."""
         return not (self._ahead or self._behind)
 
-    def notice(self, reported: float, saved: tuple[float, float] | None, now: float) -> None:
+    def notice(self, reported: float, saved: tuple[float, float] | None, now: float) -> bool:
         """Notes a report.
 
         Args:
             reported: When the last report of the same attempt returned, or the attempt began, in seconds.
             saved: Begin and end of the last checkpoint since, if there was one.
             now: When this report was made.
+
+        Returns:
+            Whether there was one that belongs to the last report, or to the beginning.
         """
+        is_behind = saved is not None and saved[0] - reported < now - saved[1]
         if saved is not None:
-            if saved[0] - reported < now - saved[1]:
-                self._behind += 1
-            else:
-                self._ahead += 1
+            self._behind += is_behind
+            self._ahead += not is_behind
         # In doubt the answer is "after", with which no checkpoint is lost.
         self.saves_behind = self._behind > 0 and self._behind >= self._ahead
+        return is_behind

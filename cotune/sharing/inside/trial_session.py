@@ -67,6 +67,8 @@ class TrialSession(ResidentTrial):
         self._reported_at = time.monotonic()
         self._has_reported = False
         self._saved: tuple[float, float] | None = None
+        # That checkpoint was only taken for one of the report to come.
+        self._is_guess = False
         # The trainable has returned: a report is its result, and no verdict on that stops the trial.
         self._has_returned = False
 
@@ -125,7 +127,11 @@ class TrialSession(ResidentTrial):
         entered = time.monotonic()
         # A trial that has neither reported nor saved shows nothing: it may yet save behind its first report.
         if self._has_reported or self._saved is not None:
-            self._host.habit.notice(self._reported_at, self._saved, entered)
+            is_behind = self._host.habit.notice(self._reported_at, self._saved, entered)
+            if is_behind and self._is_guess:
+                # It was saved when the trial began, as initial weights are.
+                self._folder.recount_checkpoint(self._reports)
+            self._is_guess = False
         if not (self._owes_report or self._has_returned):
             self.leave_if_over()
         self._await_verdict()
@@ -220,6 +226,7 @@ class TrialSession(ResidentTrial):
                     self._leave()
                 # The next attempt may begin with the checkpoint before this one.
                 self._pause_here()
+            self._is_guess = is_ahead and not self._host.habit.saves_ahead
             # Once it is saved, the trial makes the report that it belongs to before it leaves.
             return self._reports + is_ahead, self.met_stop_rule
 
@@ -241,6 +248,9 @@ class TrialSession(ResidentTrial):
 
     def restore(self) -> Path | None:
         path = self._folder.latest_checkpoint()
+        if not self._has_reported:
+            # What was done before, such as reading data, is no part of what leads to a report.
+            self._reported_at = time.monotonic()
         if path is not None and self._reports == 0:
             # Only here: an attempt that restores nothing makes all its reports again.
             # The report that a checkpoint was saved ahead of may never have been made.

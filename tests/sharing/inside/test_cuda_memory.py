@@ -477,6 +477,8 @@ def test_after_a_failed_capture_a_process_is_sound_as_long_as_it_can_draw(lane):
         graph.capture_end()
     fake.rand = lambda *shape, device: torch.rand(*shape)
     assert memory.is_sound()
+    fake.rand = mock.Mock(side_effect=torch.OutOfMemoryError("CUDA out of memory."))
+    assert memory.is_sound()
     fake.rand = mock.Mock(side_effect=RuntimeError("Offset increment outside graph capture encountered unexpectedly."))
     assert not memory.is_sound()
 
