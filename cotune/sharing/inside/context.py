@@ -136,7 +136,7 @@ class Context:
         self._libraries.leave()
         self._classes.leave()
         self._streams = _streams()
-        _left = left if left.directory is not None else None
+        _left = left
 
     def torch_loaded(self) -> None:
         """Starts to keep torch's state, once torch is loaded."""
@@ -200,8 +200,7 @@ class Context:
 def note_left() -> None:
     """Notes what an ended trial has left in place, while nobody waits: the next one then need not read it."""
     global _left
-    left = _Left.now()
-    _left = left if left.directory is not None else None
+    _left = _Left.now()
 
 
 class _Left(NamedTuple):
