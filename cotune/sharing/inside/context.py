@@ -105,7 +105,8 @@ class Context:
             _set_filters(self._filters)
         processes._actual_context = self._start_method
         self._interpreter.apply(left.interpreter if left is not None else None)
-        os.umask(self._mask)
+        if left is None or left.mask != self._mask:
+            os.umask(self._mask)
         self._libraries.enter()
         self._classes.enter()
         sys.stdout, sys.stderr = self._streams
@@ -118,7 +119,8 @@ class Context:
         self._python.capture()
         self._numpy.capture()
         self.torch_loaded()
-        left = _Left.now()
+        self._mask = os.umask(self._home_mask)
+        left = _Left.now(self._home_mask)
         if self._torch is not None:
             self._torch.capture(left.flags)
         if self._cupy is not None:
@@ -132,7 +134,6 @@ class Context:
         self._filters = warnings.filters
         self._start_method = processes._actual_context
         self._interpreter = left.interpreter
-        self._mask = os.umask(self._home_mask)
         self._libraries.leave()
         self._classes.leave()
         self._streams = _streams()
@@ -200,20 +201,21 @@ class Context:
 def note_left() -> None:
     """Notes what an ended trial has left in place, while nobody waits: the next one then need not read it."""
     global _left
-    _left = _Left.now()
+    _left = _Left.now(None)
 
 
 class _Left(NamedTuple):
-    """State that takes long to read, as it is in place."""
+    """State that takes long to read, as it is in place; the umask is None if not known."""
 
     directory: str | None
     environment: dict[Any, Any]
     interpreter: Interpreter
     flags: list[Any]
+    mask: int | None
 
     @classmethod
-    def now(cls) -> _Left:
-        return cls(_directory(), dict(encoded_environment()), Interpreter.now(), flags_now())
+    def now(cls, mask: int | None) -> _Left:
+        return cls(_directory(), dict(encoded_environment()), Interpreter.now(), flags_now(), mask)
 
 
 _environ: Any = os.environ

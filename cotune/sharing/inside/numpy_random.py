@@ -12,62 +12,65 @@ _MT_BYTES = 624 * 4 + 4
 # The flag `has_gauss`, an int with padding after it, and the number.
 _GAUSS_BYTES = 16
 
-_Raw = tuple[bytes, bytes]
+_State = tuple[bytes, bytes]
 
 
 class NumpyRandom:
     """The state of numpy's global generator.
 
     numpy takes 60 us each to get and to set its state. The words of the Mersenne Twister and the cached half of a
-    Gaussian pair are therefore moved as raw memory. Generators of other kinds use numpy's own functions.
+    Gaussian pair are therefore moved as raw memory. Bit generators that a trial has put in use numpy's own functions.
     """
 
     def __init__(self, seed: int) -> None:
         self._seed: int | None = seed % 2**32
         self._bits: Any = _plain_bits
-        self._raw: _Raw | None = None
+        # What `_memory` or numpy has told.
+        self._raw: _State | None = None
         self._state: Any = None
 
     def apply(self) -> None:
-        rand = _numpy_global()
-        if rand._bit_generator is not self._bits:
+        if _global._bit_generator is not self._bits:
             np.random.mtrand.set_bit_generator(self._bits)
         if self._seed is not None:
-            rand.seed(self._seed)
+            _global.seed(self._seed)
             self._seed = None
-        elif self._raw is not None and _gauss_at is not None:
-            _put(rand, _gauss_at, self._raw)
+        elif self._raw is not None and _memory is not None:
+            _memory.put(self._raw)
         else:
-            rand.set_state(self._state)
+            _global.set_state(self._state)
 
     def capture(self) -> None:
         self._seed = None
-        rand = _numpy_global()
-        self._bits = rand._bit_generator
+        self._bits = _global._bit_generator
         self._raw = self._state = None
-        if _gauss_at is not None and type(self._bits) is np.random.MT19937:
-            self._raw = _taken(rand, _gauss_at)
+        if _memory is not None and self._bits is _plain_bits:
+            self._raw = _memory.take()
         else:
-            self._state = rand.get_state(legacy=False)
+            self._state = _global.get_state(legacy=False)
 
 
-def _numpy_global() -> Any:
-    return np.random.mtrand._rand
+class _Memory:
+    """Where a generator has its state.
+
+    Args:
+        rand: The generator.
+        gauss_at: Offset in it of the cached half of a Gaussian pair.
+    """
+
+    def __init__(self, rand: Any, gauss_at: int) -> None:
+        self._words = (ctypes.c_char * _MT_BYTES).from_address(rand._bit_generator.ctypes.state_address)
+        self._gauss = (ctypes.c_char * _GAUSS_BYTES).from_address(id(rand) + gauss_at)
+
+    def take(self) -> _State:
+        return self._words.raw, self._gauss.raw
+
+    def put(self, state: _State) -> None:
+        self._words.raw, self._gauss.raw = state
 
 
-def _taken(rand: Any, gauss_at: int) -> _Raw:
-    words = ctypes.string_at(rand._bit_generator.ctypes.state_address, _MT_BYTES)
-    return words, ctypes.string_at(id(rand) + gauss_at, _GAUSS_BYTES)
-
-
-def _put(rand: Any, gauss_at: int, raw: _Raw) -> None:
-    words, gauss = raw
-    ctypes.memmove(rand._bit_generator.ctypes.state_address, words, _MT_BYTES)
-    ctypes.memmove(id(rand) + gauss_at, gauss, _GAUSS_BYTES)
-
-
-def _find_gauss() -> int | None:
-    """The offset in a generator of the cached half of a Gaussian pair; None if this numpy's state cannot be moved raw.
+def _memory_of(generator: Any) -> _Memory | None:
+    """Where a generator with a Mersenne Twister has its state; None if this numpy's cannot be moved raw.
 
     The layout is undocumented and therefore tested.
     """
@@ -80,14 +83,16 @@ def _find_gauss() -> int | None:
         (place,) = places
         # An odd number of draws, so that one round starts with a cached half and one without.
         for _ in marks:
-            raw, drawn = _taken(rand, place), rand.standard_normal(2 * 624 + 1)
-            _put(rand, place, raw)
+            found = _Memory(rand, place)
+            state, drawn = found.take(), rand.standard_normal(2 * 624 + 1)
+            found.put(state)
             if not np.array_equal(rand.standard_normal(len(drawn)), drawn):
                 return None
+        return _Memory(generator, place) if type(generator._bit_generator) is np.random.MT19937 else None
     except Exception:
         return None
-    return place
 
 
-_plain_bits: Any = _numpy_global()._bit_generator
-_gauss_at = _find_gauss()
+_global: Any = np.random.mtrand._rand
+_plain_bits: Any = _global._bit_generator
+_memory = _memory_of(_global)

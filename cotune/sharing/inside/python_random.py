@@ -29,32 +29,35 @@ class PythonRandom:
         if self._seed is not None:
             random.seed(self._seed)
             self._seed = None
-        elif _moves_raw:
-            ctypes.memmove(id(_global) + _AT, self._raw, _LAYOUT.size)
+        elif _words is not None:
+            _words.raw = self._raw
             _global.gauss_next = self._gauss
         else:
             random.setstate(self._state)
 
     def capture(self) -> None:
         self._seed = None
-        if _moves_raw:
-            self._raw = ctypes.string_at(id(_global) + _AT, _LAYOUT.size)
+        if _words is not None:
+            self._raw = _words.raw
             self._gauss = _global.gauss_next
         else:
             self._state = random.getstate()
 
 
-def _can_move_raw() -> bool:
-    """Whether this Python lays a generator out as expected, which is undocumented and therefore tested."""
+def _words_of(generator: random.Random) -> Any:
+    """A generator's memory, where its words are; None if this Python lays it out differently.
+
+    The layout is undocumented and therefore tested.
+    """
     try:
-        found = random.Random(1)
-        found.random()
-        _, (*words, index), _ = found.getstate()
-        fits = type(found).__basicsize__ >= _AT + _LAYOUT.size
-        return fits and ctypes.string_at(id(found) + _AT, _LAYOUT.size) == _LAYOUT.pack(index, *words)
+        _, (*words, index), _ = generator.getstate()
+        if type(generator).__basicsize__ < _AT + _LAYOUT.size:
+            return None
+        found = (ctypes.c_char * _LAYOUT.size).from_address(id(generator) + _AT)
+        return found if found.raw == _LAYOUT.pack(index, *words) else None
     except Exception:
-        return False
+        return None
 
 
 _global: Any = cast(Any, random)._inst
-_moves_raw = _can_move_raw()
+_words = _words_of(_global)

@@ -33,7 +33,8 @@ class ScriptClasses:
 
     def enter(self) -> None:
         for module in _loaded():
-            setattr(module, _TABLE, self._kept.get(module.__name__) or weakref.WeakValueDictionary())
+            kept = self._kept.get(module.__name__)
+            setattr(module, _TABLE, weakref.WeakValueDictionary() if kept is None else kept)
 
     def now(self) -> list[type]:
         """What the trial, which has the turn, has of them by now."""

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import copy
 import importlib
-import sys
-from typing import Any
+from typing import Any, NamedTuple
 
-from cotune.sharing.torch_flags import Setting, torch_flags
+from cotune.sharing.torch_flags import Setting, flag_values, torch_flags
 
 
 class TorchRandom:
@@ -33,18 +32,17 @@ class TorchRandom:
             torch.default_generator.manual_seed(self._seed)
         else:
             torch.default_generator.set_state(self._cpu)
-        if torch.cuda.is_initialized():
-            for n, generator in enumerate(torch.cuda.default_generators):
-                if self._cuda is None:
-                    generator.manual_seed(self._seed)
-                else:
-                    generator.set_state(self._cuda[n])
+        # There are none before CUDA is started.
+        for n, generator in enumerate(torch.cuda.default_generators):
+            if self._cuda is None:
+                generator.manual_seed(self._seed)
+            else:
+                generator.set_state(self._cuda[n])
 
     def capture(self) -> None:
         torch = self.torch
         self._cpu = torch.default_generator.get_state()
-        if torch.cuda.is_initialized():
-            self._cuda = [generator.get_state() for generator in torch.cuda.default_generators]
+        self._cuda = [generator.get_state() for generator in torch.cuda.default_generators] or None
 
 
 class TorchState:
@@ -56,8 +54,11 @@ class TorchState:
 
     def __init__(self, torch: Any, seed: int) -> None:
         self.random = TorchRandom(torch, seed)
-        self._flags: list[Any] = list(_defaults(torch))
-        self._hooks = [(module, name, _copied(hooks)) for module, name, hooks in _own_hooks]
+        self._flags: list[Any] = list(_first(torch).flags)
+        # Each trial has its own tables, since the turn may change while torch iterates over one.
+        self._hooks = [
+            (names, {name: _copied(hooks) for name, hooks in kept.items()}) for names, kept in _first(torch).hooks
+        ]
 
     def apply(self, now: list[Any] | None) -> None:
         """Puts this state in place.
@@ -66,12 +67,12 @@ class TorchState:
             now: The flags in place, as `flags_now` tells them, if that is known.
         """
         self.random.apply()
-        for module, name, hooks in self._hooks:
-            setattr(module, name, hooks)
+        for names, hooks in self._hooks:
+            names.update(hooks)
         if (flags_now() if now is None else now) == self._flags:
             return
         # Each flag is read again, since setting one may have changed another.
-        for (get, put), value in zip(_flags, self._flags, strict=True):
+        for (get, put), value in zip(flags().values(), self._flags, strict=True):
             if get() != value:
                 put(value)
 
@@ -79,11 +80,11 @@ class TorchState:
         """Notes the state in place; `flags` as `flags_now` tells them."""
         self.random.capture()
         self._flags = flags
-        self._hooks = [(module, name, getattr(module, name)) for module, name, _ in self._hooks]
+        self._hooks = [(names, {name: names[name] for name in hooks}) for names, hooks in self._hooks]
 
 
-# Global hooks of modules and optimizers, and what contexts of torch note of themselves: module, name, and the value
-# before any trial. Each trial has its own tables, since the turn may change while torch iterates over one.
+# Global hooks of modules and optimizers, and what contexts of torch note of themselves: module, and how the names
+# begin.
 _GLOBAL = {
     "torch.optim.optimizer": "_global_",
     "torch.nn.modules.module": "_global_",
@@ -95,24 +96,38 @@ _GLOBAL = {
     # `set_printoptions()`
     "torch._tensor_str": "PRINT_OPTS",
 }
-_own_hooks: list[tuple[Any, str, Any]] = []
-_flags: list[Setting] = []
-_flag_defaults: list[Any] = []
+
+
+class _First(NamedTuple):
+    """torch's state before any trial.
+
+    Attributes:
+        torch: The module.
+        flags: Its flags.
+        hooks: The names of each module of `_GLOBAL`, and the values of those that count.
+    """
+
+    torch: Any
+    flags: list[Any]
+    hooks: list[tuple[dict[str, Any], dict[str, Any]]]
+
+
+_noted: _First | None = None
 
 
 def flags() -> dict[str, Setting]:
     """Getters and setters of torch's flags; empty until torch's state is kept."""
-    return torch_flags(sys.modules["torch"]) if _flags else {}
+    return torch_flags(_noted.torch) if _noted is not None else {}
 
 
 def flags_now() -> list[Any]:
     """The values of torch's flags; empty until torch's state is kept."""
-    return [get() for get, _ in _flags]
+    return flag_values(_noted.torch) if _noted is not None else []
 
 
 def first_flags() -> dict[str, Any]:
     """What these were before any trial, as far as that is known."""
-    return dict(zip(flags(), _flag_defaults, strict=True))
+    return dict(zip(flags(), _noted.flags, strict=True)) if _noted is not None else {}
 
 
 def _copied(hooks: Any) -> Any:
@@ -120,13 +135,13 @@ def _copied(hooks: Any) -> Any:
     return hooks.copy() if isinstance(hooks, dict) else copy.copy(hooks)
 
 
-def _defaults(torch: Any) -> list[Any]:
-    if not _flags:
-        _flags.extend(torch_flags(torch).values())
-        _flag_defaults.extend(get() for get, _ in _flags)
+def _first(torch: Any) -> _First:
+    global _noted
+    if _noted is None:
+        hooks = []
         # By import_module: in torch.optim the name `optimizer` may stand for something else.
-        for name, prefix in _GLOBAL.items():
-            module = importlib.import_module(name)
-            names = [name for name in vars(module) if name.startswith(prefix)]
-            _own_hooks.extend((module, name, _copied(getattr(module, name))) for name in names)
-    return _flag_defaults
+        for module, prefix in _GLOBAL.items():
+            names = vars(importlib.import_module(module))
+            hooks.append((names, {name: _copied(names[name]) for name in names if name.startswith(prefix)}))
+        _noted = _First(torch, flag_values(torch), hooks)
+    return _noted

@@ -16,13 +16,13 @@ def restored():
 
 
 def test_this_numpy_lets_itself_be_moved_raw():
-    assert numpy_random._gauss_at is not None
+    assert numpy_random._memory is not None
 
 
 @pytest.mark.parametrize("is_raw", [True, False])
 def test_two_trials_by_turns_draw_what_each_draws_alone(monkeypatch, is_raw):
     if not is_raw:
-        monkeypatch.setattr(numpy_random, "_gauss_at", None)
+        monkeypatch.setattr(numpy_random, "_memory", None)
     alone = [np.random.RandomState(seed) for seed in (1, 2)]
     states = [NumpyRandom(seed) for seed in (1, 2)]
     # Odd numbers of normals leave half of a pair, and many of them go round the words.

@@ -16,12 +16,13 @@ def restored():
 
 
 def test_this_python_lets_itself_be_moved_raw():
-    assert python_random._moves_raw
+    assert python_random._words is not None
 
 
 @pytest.mark.parametrize("is_raw", [True, False])
 def test_two_trials_by_turns_draw_what_each_draws_alone(monkeypatch, is_raw):
-    monkeypatch.setattr(python_random, "_moves_raw", is_raw)
+    if not is_raw:
+        monkeypatch.setattr(python_random, "_words", None)
     alone = [random.Random(seed) for seed in (1, 2)]
     states = [PythonRandom(seed) for seed in (1, 2)]
     # One `gauss` leaves half of a pair, and many draws go round the words.
