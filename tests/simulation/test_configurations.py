@@ -75,3 +75,13 @@ def test_one_that_runs_is_not_slowed_down_by_those_that_start() -> None:
     workload = Workload("test", [slow_start, busy], capacity=GIB, context=0)
     makespan = simulate(workload, Setting(width=2, costs=Costs(0, 0, 0, 0))).figures.makespan
     assert configuration_bound(workload, 1) <= makespan == pytest.approx(100.0, abs=0.01)
+
+
+def test_sets_of_large_shares_are_bounded_by_what_a_device_does_most() -> None:
+    """Two of them leave a device short of that; three are beyond it."""
+    pytest.importorskip("scipy")
+    workload = Workload("test", [Job(100, 1.0, 0, 0, busy=0.875)] * 20, capacity=GIB, context=0)
+    three = 2000 * 0.875 / (1.875 * shared_speed(1.875))
+    setting = Setting(policy="pack", width=4, costs=Costs(0, 0, 0, 0))
+    assert configuration_bound(workload, 1, None, 4) <= simulate(workload, setting).figures.makespan
+    assert configuration_bound(workload, 1, None, 4) == pytest.approx(three, rel=0.01)
