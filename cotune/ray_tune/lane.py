@@ -25,6 +25,7 @@ from typing import Any, cast
 import ray
 from ray import cloudpickle
 
+from cotune.ray_tune.forks import end_forks_on_sigterm
 from cotune.ray_tune.inbox import Call, Inbox
 from cotune.ray_tune.lane_trial import LaneTrial
 from cotune.ray_tune.launches import watch_launches
@@ -166,6 +167,7 @@ class Lane:
         site: Site = self.site()
         route_sessions()
         watch_launches()
+        end_forks_on_sigterm()
         self._host = LaneHost(options, self._outbox)
         if options.uuid:
             self._watch = cuda.GpuWatch(options.uuid)
