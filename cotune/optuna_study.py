@@ -40,7 +40,7 @@ from cotune.errors import InputError, RunNameInUse
 from cotune.packer import Packer, Policy
 from cotune.paths import RunFolder, storage_folder
 from cotune.record import VERSION, EventLog, Records, read_events
-from cotune.search.study_pickling import study_as_proxy
+from cotune.search.study_pickling import globals_of, study_as_proxy
 from cotune.search.study_proxy import StudyObjective
 from cotune.search.study_search import StudySearch
 from cotune.sharing.devices import find_devices
@@ -171,7 +171,7 @@ def optimize(
         stack.enter_context(_in_optimize_loop(study))
         # Only around pack(): callbacks may pickle the study itself, as Optuna's guide does.
         with study_as_proxy(study):
-            trainable = StudyObjective(objective, len(study.directions))
+            trainable = StudyObjective(objective, len(study.directions), globals_of(study))
             packed = pack(trainable, plainly=True, what="the objective", blamed=objective)
         how = LocalOptions(
             "", threads, judged=False, seed=base, residents=options.residents, preload=(_LANE_MODULE,), mps=mps

@@ -7,6 +7,7 @@ import inspect
 import logging
 import os
 import pickle
+import sys
 import threading
 import time
 import warnings
@@ -256,6 +257,46 @@ def test_an_exception_that_cannot_travel_is_still_of_its_class(optimize):
         optimize(study, objective, n_trials=1)
     optimize(study, objective, n_trials=2, catch=LookupError)
     assert {t.state for t in study.trials} == {TrialState.FAIL}
+
+
+def test_an_exception_of_a_module_that_only_the_objective_can_import_fails_its_trial(optimize, tmp_path):
+    (tmp_path / "found_by_the_objective.py").write_text("class Missing(LookupError): ...")
+    folder = str(tmp_path)
+
+    def objective(trial):
+        sys.path.insert(0, folder)
+        import found_by_the_objective
+
+        raise found_by_the_objective.Missing("no such row")
+
+    study = optuna.create_study()
+    with pytest.raises(LookupError, match=r"found_by_the_objective\.Missing: no such row"):
+        optimize(study, objective, n_trials=1)
+    optimize(study, objective, n_trials=2, catch=LookupError)
+    assert [t.state for t in study.trials] == [TrialState.FAIL] * 3
+
+
+def test_an_objective_of_a_module_finds_the_study_that_is_a_global_there(optimize, tmp_path, monkeypatch):
+    (tmp_path / "tuned_in_a_module.py").write_text(
+        """
+import optuna
+
+study = optuna.create_study()
+
+def objective(trial):
+    trial.set_user_attr("known", len(study.trials))
+    study.set_user_attr("last", trial.number)
+    if trial.number == 2:
+        study.stop()
+    return 0.0
+"""
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    import tuned_in_a_module
+
+    optimize(study := tuned_in_a_module.study, tuned_in_a_module.objective, n_trials=5, lanes=1)
+    assert [t.user_attrs["known"] for t in study.trials] == [1, 2, 3]
+    assert study.user_attrs == {"last": 2}
 
 
 def test_a_group_of_exceptions_of_which_one_cannot_travel_is_still_a_group(optimize):

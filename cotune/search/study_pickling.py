@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import copyreg
+import sys
 import threading
 from collections.abc import Callable, Iterator
+from types import ModuleType
 from typing import Any
 
 import optuna
@@ -38,6 +40,14 @@ def study_as_proxy(study: optuna.Study) -> Iterator[None]:
             yield
     finally:
         _served.study = outer
+
+
+def globals_of(study: optuna.Study) -> list[tuple[str, str]]:
+    """The modules in which the study is a global, and its names there; without the script, whose globals travel."""
+    modules = [(name, module) for name, module in list(sys.modules.items()) if isinstance(module, ModuleType)]
+    # Not by vars(), at which a module may load what it has put off.
+    loaded = [(name, object.__getattribute__(module, "__dict__")) for name, module in modules if name != "__main__"]
+    return [(module, name) for module, names in loaded for name, value in list(names.items()) if value is study]
 
 
 @process_wide

@@ -11,6 +11,7 @@ from __future__ import annotations
 import inspect
 import os
 import pickle
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, cast
 
@@ -181,16 +182,28 @@ def storage_in_lane() -> optuna.storages.BaseStorage:
 
 
 class StudyObjective(Calling):
-    """The trainable of a study: calls the objective with a trial, and tells the driver how it ended."""
+    """The trainable of a study: calls the objective with a trial, and tells the driver how it ended.
 
-    def __init__(self, objective: Callable[[Any], Any], objectives: int) -> None:
+    Args:
+        objective: The objective.
+        objectives: How many values it returns.
+        places: Modules in which the study is a global, and its names there. A lane has imported them anew.
+    """
+
+    def __init__(
+        self, objective: Callable[[Any], Any], objectives: int, places: Sequence[tuple[str, str]] = ()
+    ) -> None:
         self.callee = objective
         self._objectives = objectives
+        self._places = places
 
     def __call__(self, config: Any) -> None:
         current = session.current()
         assert current is not None
         connection = StudyConnection(current)
+        for module, name in self._places:
+            if module in sys.modules:
+                setattr(sys.modules[module], name, StudyProxy(connection))
         try:
             value = self.callee(TrialProxy(connection, self._objectives))
         except TrialStopped:

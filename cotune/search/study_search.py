@@ -229,9 +229,9 @@ class StudySearch(Proposer):
     def _end(self, number: int, error: CotuneError | None, *, is_pruned: bool) -> None:
         """Tells the study and the callbacks how a trial ended; raises an error that is not in `catch`."""
         running = self._running.pop(number)
+        running.heartbeat.join()
         # An objective may prune itself without having heard what became of its reports.
         raised = None if is_pruned and running.failure is None else _raised(running, error)
-        running.heartbeat.join()
         self._settle(running)
         state = OptunaState.FAIL if raised is not None else OptunaState.PRUNED if is_pruned else None
         tell(self._study, running.trial, state, running.end[1], raised)

@@ -23,23 +23,40 @@ def encode(value: Any) -> bytes:
 def encode_error(error: BaseException, depth: int = CAUSES) -> bytes:
     """Pickles an exception and its causes, as completely as possible.
 
-    The exception itself, else its class, arguments and attributes; else nothing.
+    The exception itself, else its class, arguments and attributes; else what it says, as an exception of Python's own
+    from which its class is derived, which is also for a receiver that cannot import the class.
     """
-    kind, cause, text = type(error), error.__cause__, None
+    cause, text = error.__cause__, None
     with contextlib.suppress(Exception):
         text = str(error)
     blamed = encode_error(cause, depth - 1) if cause is not None and depth else None
+    return pickle.dumps((_packed(error, text, depth), _plainly(type(error), text), blamed))
+
+
+def _packed(error: BaseException, text: str | None, depth: int) -> bytes:
+    kind = type(error)
     changed: list[bytes] = []
     args = _members(error, depth) if isinstance(error, BaseExceptionGroup) else (text,)
     for candidate in (error, (kind, error.args, vars(error)), (kind, error.args, {}), (kind, args, {})):
         with contextlib.suppress(Exception):
-            blob = encode((candidate, blamed))
-            again = decode_error(blob)
+            blob = encode(candidate)
+            again = _made_again(blob)
             if text is None or str(again) == text:
                 return blob
             # The class builds its message from an argument, and has now built it from the finished message.
             changed.append(blob)
-    return changed[0] if changed else encode((None, None))
+    return changed[0] if changed else encode(None)
+
+
+def _plainly(kind: type[BaseException], text: str | None) -> bytes:
+    said = str(text) if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}: {text}"
+    for base in kind.__mro__:
+        # Some, such as SyntaxError, make their message of more than that.
+        with contextlib.suppress(Exception):
+            blob = pickle.dumps((base, (said,), {}))
+            if base.__module__ == "builtins" and said in str(_made_again(blob)):
+                return blob
+    return pickle.dumps(None)
 
 
 def _members(group: BaseExceptionGroup[BaseException], depth: int) -> tuple[str, list[BaseException]]:
@@ -52,14 +69,19 @@ def _members(group: BaseExceptionGroup[BaseException], depth: int) -> tuple[str,
 
 def decode_error(blob: bytes) -> BaseException | None:
     """The exception that `encode_error` pickled; None if it could not be."""
-    packed, cause = pickle.loads(blob)
-    error = _made_again(packed)
+    packed, plain, cause = pickle.loads(blob)
+    try:
+        error = _made_again(packed)
+    except Exception:
+        # Its class cannot be imported here: an objective may have changed `sys.path`.
+        error = _made_again(plain)
     if error is not None and cause is not None:
         error.__cause__ = decode_error(cause)
     return error
 
 
-def _made_again(packed: Any) -> BaseException | None:
+def _made_again(blob: bytes) -> BaseException | None:
+    packed = pickle.loads(blob)
     if packed is None or isinstance(packed, BaseException):
         return packed
     kind, args, attributes = packed
