@@ -259,6 +259,22 @@ def test_an_exception_that_cannot_travel_is_still_of_its_class(optimize):
     assert {t.state for t in study.trials} == {TrialState.FAIL}
 
 
+def test_an_exception_that_holds_its_trial_is_still_of_its_class(optimize):
+    class Diverged(Exception):
+        def __init__(self, text, trial):
+            super().__init__(text)
+            self.trial = trial
+
+    def objective(trial):
+        raise Diverged("too far", trial)
+
+    study = optuna.create_study()
+    optimize(study, objective, n_trials=2, catch=Diverged)
+    assert {t.state for t in study.trials} == {TrialState.FAIL}
+    with pytest.raises(Diverged, match="too far"):
+        optimize(study, objective, n_trials=1)
+
+
 def test_an_exception_of_a_module_that_only_the_objective_can_import_fails_its_trial(optimize, tmp_path):
     (tmp_path / "found_by_the_objective.py").write_text("class Missing(LookupError): ...")
     folder = str(tmp_path)

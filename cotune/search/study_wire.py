@@ -24,39 +24,43 @@ def encode_error(error: BaseException, depth: int = CAUSES) -> bytes:
     """Pickles an exception and its causes, as completely as possible.
 
     The exception itself, else its class, arguments and attributes; else what it says, as an exception of Python's own
-    from which its class is derived, which is also for a receiver that cannot import the class.
+    from which its class is derived. The receiver, which may lack what can be loaded here, takes the first that it can.
     """
     cause, text = error.__cause__, None
     with contextlib.suppress(Exception):
         text = str(error)
     blamed = encode_error(cause, depth - 1) if cause is not None and depth else None
-    return pickle.dumps((_packed(error, text, depth), _plainly(type(error), text), blamed))
+    return pickle.dumps((_forms(error, text, depth), blamed))
 
 
-def _packed(error: BaseException, text: str | None, depth: int) -> bytes:
+def _forms(error: BaseException, text: str | None, depth: int) -> list[bytes]:
     kind = type(error)
-    changed: list[bytes] = []
-    args = _members(error, depth) if isinstance(error, BaseExceptionGroup) else (text,)
-    for candidate in (error, (kind, error.args, vars(error)), (kind, error.args, {}), (kind, args, {})):
+    least = _members(error, depth) if isinstance(error, BaseExceptionGroup) else (text,)
+    candidates = [error, (kind, error.args, vars(error)), (kind, error.args, {}), (kind, least, {})]
+    true, changed = [], []
+    while candidates:
         with contextlib.suppress(Exception):
-            blob = encode(candidate)
+            blob = encode(candidates.pop(0))
             again = _made_again(blob)
             if text is None or str(again) == text:
-                return blob
-            # The class builds its message from an argument, and has now built it from the finished message.
-            changed.append(blob)
-    return changed[0] if changed else encode(None)
+                true.append(blob)
+                # Of those that hold more, one is enough.
+                del candidates[:-1]
+            else:
+                # The class builds its message from an argument, and has now built it from the finished message.
+                changed.append(blob)
+    return [*true, *changed[:1], *_plainly(kind, text)]
 
 
-def _plainly(kind: type[BaseException], text: str | None) -> bytes:
+def _plainly(kind: type[BaseException], text: str | None) -> list[bytes]:
     said = str(text) if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}: {text}"
     for base in kind.__mro__:
         # Some, such as SyntaxError, make their message of more than that.
         with contextlib.suppress(Exception):
             blob = pickle.dumps((base, (said,), {}))
             if base.__module__ == "builtins" and said in str(_made_again(blob)):
-                return blob
-    return pickle.dumps(None)
+                return [blob]
+    return []
 
 
 def _members(group: BaseExceptionGroup[BaseException], depth: int) -> tuple[str, list[BaseException]]:
@@ -69,20 +73,20 @@ def _members(group: BaseExceptionGroup[BaseException], depth: int) -> tuple[str,
 
 def decode_error(blob: bytes) -> BaseException | None:
     """The exception that `encode_error` pickled; None if it could not be."""
-    packed, plain, cause = pickle.loads(blob)
-    try:
-        error = _made_again(packed)
-    except Exception:
-        # Its class cannot be imported here: an objective may have changed `sys.path`.
-        error = _made_again(plain)
-    if error is not None and cause is not None:
-        error.__cause__ = decode_error(cause)
-    return error
+    forms, cause = pickle.loads(blob)
+    for form in forms:
+        # Its class may not be found here: an objective may have changed `sys.path`.
+        with contextlib.suppress(Exception):
+            error = _made_again(form)
+            if cause is not None:
+                error.__cause__ = decode_error(cause)
+            return error
+    return None
 
 
-def _made_again(blob: bytes) -> BaseException | None:
-    packed = pickle.loads(blob)
-    if packed is None or isinstance(packed, BaseException):
+def _made_again(form: bytes) -> BaseException:
+    packed = pickle.loads(form)
+    if isinstance(packed, BaseException):
         return packed
     kind, args, attributes = packed
     # Not by calling the class: many exceptions take other arguments than they keep in `args`.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cotune.demand import Demand, format_bytes
@@ -102,7 +102,7 @@ class _Player:
         self._asha = AshaRule()
         capacity = setting.capacity or workload.capacity
         found = devices(count, capacity, workload.context, workload.max_width)
-        self._engine = SimulatedEngine(found, self._work, setting.costs or workload.costs)
+        self._engine = SimulatedEngine(found, self._work, self._costs(workload))
         width = setting.width or workload.lanes
         options = PackerOptions(
             width=width,
@@ -116,6 +116,15 @@ class _Player:
         self._next = 0
         self._coming = False
         self._attempts: dict[int, int] = {}
+
+    def _costs(self, workload: Workload) -> Costs:
+        """The durations of the body's actions, with trials that tell their progress by time, as lanes have them do.
+
+        All together, they do so at most twice as often as if each did equally often in its life.
+        """
+        costs = self._setting.costs or workload.costs
+        mean = sum(job.seconds for job in self._jobs) / max(1, len(self._jobs))
+        return replace(costs, silence=min(costs.silence, mean / max(costs.progress, 1)))
 
     def play(self) -> Played:
         # Trials that are there at the beginning are in line before the first device takes one.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -75,6 +76,7 @@ class Costs:
         start: Until a trial in a warm lane has started.
         quiet: Between two `LaneQuiet` events of a lane that hangs.
         progress: Progress events in a trial's life, in addition to those of its first two iterations.
+        silence: Longest time between two of them, as if the trial ran alone.
     """
 
     open: float = 1.0
@@ -83,3 +85,4 @@ class Costs:
     start: float = 0.001
     quiet: float = 1.0
     progress: int = 8
+    silence: float = math.inf

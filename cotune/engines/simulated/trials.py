@@ -54,7 +54,10 @@ class Trials:
         run.progress = done * work.step_seconds
         run.reported = bisect_right(work.report_at, done)
         run.is_starting = run.startup > 0
-        run.every = max(1, work.iterations // max(self._costs.progress, 1))
+        often = work.iterations // max(self._costs.progress, 1)
+        if often * work.step_seconds > self._costs.silence:
+            often = int(self._costs.silence / work.step_seconds)
+        run.every = max(1, often)
         run.quiet_since = self._calendar.time
         self._runs[spec.trial] = lane.runs[spec.trial] = run
         if run.startup > self._costs.quiet:
