@@ -230,6 +230,29 @@ def test_an_exception_of_a_class_in_a_script_is_the_same_class_outside(optimize)
     assert {t.state for t in study.trials} == {TrialState.FAIL}
 
 
+@pytest.mark.filterwarnings("ignore:Argument ``heartbeat_interval``")
+def test_what_classes_of_studies_and_storages_add_is_called_there_and_attributes_are_set_there(optimize, tmp_path):
+    class Greeting(optuna.Study):
+        def greet(self, name):
+            return f"{name} in {self.study_name}"
+
+    def objective(trial):
+        if trial.number == 0:
+            trial.study.sampler = optuna.samplers.RandomSampler(seed=2)
+        trial.set_user_attr("greeted", trial.study.greet("you"))
+        trial.set_user_attr("beats", trial.storage.get_heartbeat_interval())
+        return trial.suggest_float("x", 0, 1)
+
+    storage = optuna.storages.RDBStorage(f"sqlite:///{tmp_path}/study.db", heartbeat_interval=60)
+    plain = optuna.create_study(study_name="mine", storage=storage, sampler=optuna.samplers.RandomSampler(seed=1))
+    study = Greeting("mine", storage, sampler=plain.sampler)
+    optimize(study, objective, n_trials=3, lanes=1)
+    assert [t.user_attrs for t in study.trials] == [{"greeted": "you in mine", "beats": 60}] * 3
+    expected = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=2))
+    expected.optimize(lambda trial: trial.suggest_float("x", 0, 1), n_trials=3)
+    assert [t.params for t in study.trials] == [t.params for t in expected.trials]
+
+
 def test_an_exception_says_the_same_outside_and_what_it_was_raised_from(optimize):
     class Coded(Exception):
         def __init__(self, code):

@@ -13,6 +13,7 @@ import os
 import pickle
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeVar, cast
 
 import optuna
@@ -20,7 +21,7 @@ import optuna
 from cotune import session
 from cotune.errors import RunError
 from cotune.plain import SCALARS
-from cotune.search.study_wire import decode_error, encode, encode_error
+from cotune.search.study_wire import METHOD, decode_error, encode, encode_error
 from cotune.session import Session, TrialStopped
 from cotune.trainable import Calling, trace_of
 
@@ -61,6 +62,14 @@ class StudyConnection:
 
     def ask(self, target: str, name: str, /, *args: Any, **kwargs: Any) -> Any:
         """Returns an attribute of the real object, or the result of calling it; raises what the call raised."""
+        return self._answer(target, name, args, kwargs)
+
+    def attribute(self, target: str, name: str) -> Any:
+        """Returns an attribute of the real object; a method of it is called there."""
+        value = self._answer(target, name, None, {})
+        return partial(self.ask, target, name) if value is METHOD else value
+
+    def _answer(self, target: str, name: str, args: tuple[Any, ...] | None, kwargs: dict[str, Any]) -> Any:
         answer = self.session.ask(encode((target, name, args, kwargs)))
         is_value, value = pickle.loads(answer)
         if is_value:
@@ -97,6 +106,9 @@ class StorageProxy(optuna.storages.BaseStorage):
     def __reduce__(self) -> Any:
         return StorageProxy, (self._connection,)
 
+    def __getattr__(self, name: str) -> Any:
+        return _attribute(self, "storage", name)
+
 
 @_forwards("study")
 class StudyProxy(optuna.Study):
@@ -111,6 +123,13 @@ class StudyProxy(optuna.Study):
 
     def __getattr__(self, name: str) -> Any:
         return _attribute(self, "study", name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name.startswith("_"):
+            super().__setattr__(name, value)
+        else:
+            # Such as another sampler.
+            self._connection.ask("study", "__setattr__", name, value)
 
 
 @_forwards("trial")
@@ -150,10 +169,10 @@ class TrialProxy(optuna.Trial):
         return _attribute(self, "trial", name)
 
 
-def _attribute(proxy: StudyProxy | TrialProxy, target: str, name: str) -> Any:
+def _attribute(proxy: StudyProxy | TrialProxy | StorageProxy, target: str, name: str) -> Any:
     if name.startswith("_") and name not in ("_trial_id", "_study_id"):
         raise AttributeError(f"{target}.{name} is not there in a lane: the {target} itself is in the driver")
-    return proxy._connection.ask(target, name)
+    return proxy._connection.attribute(target, name)
 
 
 def connection_in_lane() -> StudyConnection:

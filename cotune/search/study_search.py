@@ -23,7 +23,7 @@ from optuna.trial import TrialState as OptunaState
 
 from cotune.errors import CotuneError, LaneDied, RunError, StorageError, TrialFailed, TrialOverdue, TrialTooLarge
 from cotune.search.proposer import Exhausted, Proposer, Reply, Suggestion, Verdict
-from cotune.search.study_wire import decode_error, encode, encode_error
+from cotune.search.study_wire import METHOD, decode_error, encode, encode_error
 from cotune.search.telling import settle, take_back, tell
 from cotune.trial import Question, TrialState
 
@@ -242,10 +242,12 @@ class StudySearch(Proposer):
             callback(self._study, copy.deepcopy(frozen))
 
 
-def _ask(asked: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _ask(asked: Any, name: str, args: tuple[Any, ...] | None, kwargs: dict[str, Any]) -> Any:
     if isinstance(asked, optuna.Study) and name == "ask":
         raise RunError("study.ask() was called in a lane", hint="a further trial belongs to the driver: enqueue one")
     value = getattr(asked, name)
+    if args is None:
+        return METHOD if callable(value) else value
     return value(*args, **kwargs) if callable(value) else value
 
 

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import pickle
+from enum import Enum
 from typing import Any
 
 from cotune import by_value
 from cotune.errors import TrialFailed
 from cotune.plain import is_plain
 
+
+class _Method(Enum):
+    METHOD = "a method"
+
+
+# Stands for an attribute that is called.
+METHOD = _Method.METHOD
 # How many causes, one raised from the next, are sent with an exception.
 CAUSES = 8
 
