@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 from cotune.demand import GIB
 from cotune.errors import DeviceError
@@ -23,6 +24,9 @@ from cotune.sharing.mps import MpsDaemon
 
 # Tests are collected by path, not as packages.
 sys.path.insert(0, str(Path(__file__).parent / "fakes"))
+# How long an example takes says more about what else the machine does.
+settings.register_profile("unhurried", settings(deadline=None))
+settings.load_profile("unhurried")
 
 
 @functools.cache

@@ -270,7 +270,6 @@ TestChaos = pytest.mark.timeout(900)(Chaos.TestCase)
 TestChaos.settings = settings(
     max_examples=300,
     stateful_step_count=40,
-    deadline=None,
     phases=[Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink],
     suppress_health_check=list(HealthCheck),
 )

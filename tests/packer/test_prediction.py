@@ -74,7 +74,7 @@ def test_features_that_come_and_go_are_no_trouble() -> None:
 numbers = st.floats() | st.sampled_from([0.0, -1.0, 1e308, -1e308, 5e-324])
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     samples=st.lists(
         st.tuples(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cotune.packer import queue
@@ -22,7 +22,6 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(queue, "BLOCK", 3)
 
 
-@settings(deadline=None)
 @given(st.integers(0, 1 << 30), st.integers(1, 60))
 def test_first_is_what_a_walk_would_find(seed: int, count: int) -> None:
     dice = random.Random(seed)

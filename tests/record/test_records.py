@@ -90,7 +90,7 @@ def driver(tmp_path, monkeypatch):
     return Driver(tmp_path / "run", monkeypatch)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_what_was_noted_is_what_is_read_back(data, tmp_path_factory, monkeypatch):
     driver = Driver(tmp_path_factory.mktemp("history") / "run", monkeypatch)

@@ -317,7 +317,7 @@ trees = st.dictionaries(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(tree=trees, seed=st.integers(0, 2**32 - 1))
 def test_configs_respect_bounds_types_and_shape(tree: dict[str, Any], seed: int) -> None:
     space = Space(tree)

@@ -336,7 +336,7 @@ def test_another_bit_generator_stays_with_its_trial():
 
 
 @given(st.data())
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_two_trials_in_any_interleaving_see_what_they_see_alone(data):
     home = Home()
     deeds = st.lists(st.sampled_from(DEEDS), min_size=1, max_size=6)
@@ -347,7 +347,7 @@ def test_two_trials_in_any_interleaving_see_what_they_see_alone(data):
 
 
 @given(st.data())
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_three_trials_that_draw_random_numbers_in_any_interleaving_get_their_own_streams(data):
     home = Home()
     deeds = st.lists(st.sampled_from([*GENERATORS, numpy_seed, torch_seed, python_seed]), min_size=1, max_size=5)
