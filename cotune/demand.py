@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 
@@ -80,7 +81,7 @@ def parse_bytes(text: str) -> int:
     """
     match = _SIZE.fullmatch(text)
     factor = _UNITS.get(match[2].upper()) if match else None
-    size = int(float(match[1]) * factor) if match and factor else 0
-    if size <= 0:
+    size = float(match[1]) * factor if match and factor else 0.0
+    if not 1 <= size < math.inf:
         raise InputError(f"{text!r} is not a size", hint="write a number and a unit, such as 4GiB or 512MiB")
-    return size
+    return int(size)

@@ -139,8 +139,7 @@ def _replay(record: Record, event: dict[str, Any], line: bytes, metric: str) -> 
     elif kind == "estimate":
         record.estimate = Estimate(*event["estimate"]) if event["estimate"] else None
     elif kind == "end":
-        if event["error"] is not None and event["error"][0] == errors.StorageError.__name__:
-            # Its checkpoint could not be written: the trial has not failed for good, and runs again.
+        if is_put_off(event):
             return
         record.state = TrialState(event["state"])
         record.end = event["time"]
@@ -154,6 +153,11 @@ def _replay(record: Record, event: dict[str, Any], line: bytes, metric: str) -> 
         if event["error"] is not None:
             name, message, hint = event["error"]
             record.error = errors.named(name)(message, hint=hint)
+
+
+def is_put_off(end: dict[str, Any]) -> bool:
+    """Whether a trial that ended will run again: its checkpoint could not be written, so it has not failed for good."""
+    return end["error"] is not None and bool(end["error"][0] == errors.StorageError.__name__)
 
 
 def _share(busy: Any) -> float | None:

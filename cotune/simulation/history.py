@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -12,7 +13,7 @@ from cotune.demand import Demand
 from cotune.errors import StorageError
 from cotune.packer import MAX_SLOWDOWN
 from cotune.paths import RunFolder
-from cotune.record import DAMAGED, check_version, read_events
+from cotune.record import DAMAGED, check_version, is_put_off, read_events
 from cotune.simulation.workload import features
 from cotune.trial import TrialState
 
@@ -137,7 +138,7 @@ def read_history(folder: RunFolder) -> History:
             check_version(folder, event)
         try:
             reader.take_in({**event, "time": float(event["time"])})
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise StorageError(
                 f"line {number} of {folder.events} makes no sense: {line[:80]!r}", hint=DAMAGED
             ) from error
@@ -176,9 +177,9 @@ class _Reader:
             self.policy, self.residents = str(event.get("policy", "")), int(event.get("residents", 1))
             self.max_slowdown = float(event.get("max_slowdown", MAX_SLOWDOWN))
         elif kind == "device":
-            self.there[event["device"]] = Hardware(
-                event["capacity"], event["context"], event["max_width"], event["lanes"]
-            )
+            sizes = [operator.index(event[name]) for name in ("capacity", "context", "max_width")]
+            lanes = None if event["lanes"] is None else operator.index(event["lanes"])
+            self.there[event["device"]] = Hardware(sizes[0], sizes[1], sizes[2], lanes)
         elif kind == "trial":
             self.trials[event["trial"]] = Past(features=features(dict(event["params"])))
         elif number in self.trials:
@@ -198,10 +199,13 @@ class _Reader:
             for before in trial.attempts[-1:]:
                 if before.is_running:
                     before.is_running, self._up_since = False, math.inf
-            trial.attempts.append(Attempt([Stretch(event["device"] or "", event["lane"], time, time)]))
+            lane = operator.index(event["lane"])
+            trial.attempts.append(Attempt([Stretch(event["device"] or "", lane, time, time)]))
+            # One whose checkpoint found no room runs again.
+            trial.state = None
         elif kind == "priority":
             trial.priority = float(event["priority"])
-        elif kind == "end":
+        elif kind == "end" and not is_put_off(event):
             trial.state = TrialState(event["state"])
             trial.seconds = event.get("seconds")
             if event["persistent"] is not None:
@@ -215,7 +219,7 @@ class _Reader:
                 self.waits.append(time - last.start)
             self._up_since = min(self._up_since, time)
             if "context" in event:
-                self.contexts.append(event["context"])
+                self.contexts.append(operator.index(event["context"]))
             last.start = last.end = time
         elif kind == "report":
             self._reported(trial, event["step"], time)

@@ -22,13 +22,13 @@ from cotune.simulation.workload import Job, Workload, features
 
 # Our name first, then the names that published traces use.
 NAMES = {
-    "seconds": ("seconds", "duration", "duration_s", "runtime", "jct_s"),
+    "seconds": ("seconds", "duration", "duration_s", "runtime", "jct_s", "time_total_s"),
     "peak_mib": ("peak_mib", "peak_mem_mb"),
     "arrival": ("arrival", "arrival_time", "submit_time", "submitted_time", "creation_time"),
     "start": ("start", "start_time", "scheduled_time"),
     "end": ("end", "end_time", "deletion_time"),
     "kind": ("kind", "model", "model_name"),
-    "name": ("name", "job_id", "jobid", "job_name", "job", "task_id", "id", "number"),
+    "name": ("name", "job_id", "jobid", "job_name", "job", "task_id", "trial_id", "id", "number"),
     "gpus": ("gpus", "num_gpu", "num_gpus", "gpu_num", "gpu_request", "plan_gpu"),
     "instances": ("instances", "num_inst", "inst_num", "worker_num", "node_num"),
 }
@@ -43,8 +43,8 @@ MOST_SECONDS = 1e11
 MOST_MIB = 1e7
 # A column in percent of a GPU, where the others count GPUs.
 _PERCENT = "plan_gpu"
-# Columns of hyperparameters, as in the table of a study of Optuna.
-_PARAMETER = "params_"
+# Beginnings of columns of hyperparameters, as in the tables of Optuna's studies and of Ray Tune's results.
+_PARAMETERS = ("params_", "config/")
 _NOTHING = ("none", "null", "nan", "na", "n/a", "\\n")
 _STEPS = 100
 # A duration as pandas and Python write it.
@@ -247,7 +247,7 @@ def _job(row: Row) -> Job | None:
         get("startup"),
         get("arrival", get("start", math.nan)),
         row.cell("kind")[1],
-        features({name: _value(text) for name, text in row.cells.items() if name.startswith(_PARAMETER) and text}),
+        features({name: _value(text) for name, text in row.cells.items() if name.startswith(_PARAMETERS) and text}),
         priority=get("priority"),
         name=row.cell("name")[1],
     )

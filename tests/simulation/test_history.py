@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from cotune.errors import StorageError
 from cotune.paths import RunFolder
 from cotune.simulation import Setting, from_run, simulate
 from cotune.simulation.history import History, read_history
+from cotune.trial import TrialState
 
 Event = dict[str, Any]
 Write = Callable[..., RunFolder]
@@ -182,6 +184,14 @@ def test_trials_that_failed_are_counted(write: Write) -> None:
     assert "2 trials of my-run, 1 of which failed" in workload.note
 
 
+def test_a_trial_whose_checkpoint_found_no_room_has_not_failed(write: Write) -> None:
+    put_off = {**end(20.0, 1, "failed"), "error": ["StorageError", "no room", ""]}
+    history = read_history(
+        write(*session(0.0, "cpu:0"), trial(0), trial(1), start(0.0), end(9.0), start(9.0, 1), put_off)
+    )
+    assert [past.state for past in history.trials.values()] == [TrialState.DONE, None]
+
+
 def test_an_end_noted_after_the_next_start_in_its_lane_makes_no_further_lane(write: Write) -> None:
     events = [start(0.0, 0), start(10.0, 1), end(10.01, 0), end(20.0, 1)]
     workload = from_run(write(*session(0.0, "cpu:0"), trial(0), trial(1), *events))
@@ -194,7 +204,21 @@ def test_a_file_of_no_version_or_another_is_refused(write: Write, events: list[E
         read_history(write(*events))
 
 
-@pytest.mark.parametrize("wrong", [{"event": "report", "time": 1.0, "trial": 0}, {"event": "tick", "time": "soon"}])
+_DEVICE = {"event": "device", "time": 1.0, "device": "cpu:1", "capacity": GIB, "context": 0, "max_width": 2}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"event": "report", "time": 1.0, "trial": 0},
+        {"event": "tick", "time": "soon"},
+        {**_DEVICE, "lanes": "two"},
+        {**_DEVICE, "lanes": 2, "capacity": None},
+        {"event": "start", "time": 1.0, "trial": 0, "device": "cpu:0", "lane": []},
+        {"event": "priority", "time": 1.0, "trial": 0, "priority": 10**400},
+        {"event": "run", "time": 1.0, "version": 1, "residents": math.inf},
+    ],
+)
 def test_a_line_that_makes_no_sense_is_named(write: Write, wrong: Event) -> None:
     with pytest.raises(StorageError, match=r"line 5 of .* (makes no sense|is not an event)"):
         read_history(write(*session(0.0, "cpu:0"), trial(), start(0.0), wrong))

@@ -165,6 +165,12 @@ def test_hyperparameters_are_what_predictions_go_by(tmp_path: Path) -> None:
     assert [job.features for job in jobs] == [{"params_lr": 0.01, "params_optimizer=sgd": 1.0}, {}]
 
 
+def test_a_table_of_ray_tunes_results(tmp_path: Path) -> None:
+    text = "loss,trial_id,time_this_iter_s,time_total_s,config/lr\n0.5,a1b2_00000,1.5,12.5,0.01\n"
+    (job,) = from_csv(table(tmp_path, text)).jobs
+    assert (job.name, job.seconds, job.features) == ("a1b2_00000", pytest.approx(12.5), {"config/lr": 0.01})
+
+
 def test_jobs_that_do_not_say_what_they_need_take_the_median_of_the_others(tmp_path: Path) -> None:
     workload = from_csv(table(tmp_path, "seconds,peak_mib\n1,100\n1,300\n1,\n1,NaN\n1,900\n"))
     assert [job.peak for job in workload.jobs] == [100 * MIB, 300 * MIB, 300 * MIB, 300 * MIB, 900 * MIB]
