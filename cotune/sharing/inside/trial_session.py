@@ -22,6 +22,7 @@ from cotune.sharing.inside.ending import Ending, ended_by, forget, own_stop
 from cotune.sharing.inside.event_loops import close_event_loop
 from cotune.sharing.inside.metrics import is_number, number_line, read_report, whole_step
 from cotune.sharing.inside.resident import ResidentTrial
+from cotune.sharing.inside.tally import Tally
 from cotune.stopping import StopRule
 from cotune.trial import Outcome, TrialSpec
 
@@ -52,7 +53,6 @@ class TrialSession(ResidentTrial):
         super().__init__(host, verdicts, spec)
         self._spec = spec
         self._log = -1
-        self._reports = 0
         self._stop_rule: StopRule | None = None
         # When `leave_if_over` first raised because the stop rule was met, and how often it has since.
         self._met_at = math.inf
@@ -62,13 +62,7 @@ class TrialSession(ResidentTrial):
         self._asking = threading.Lock()
         self._reporting = threading.RLock()
         self._has_turn = threading.Event()
-        # When the last report returned, or the trial began; whether this attempt has reported; begin and end of the
-        # last checkpoint since.
-        self._reported_at = time.monotonic()
-        self._has_reported = False
-        self._saved: tuple[float, float] | None = None
-        # That checkpoint was only taken for one of the report to come.
-        self._is_guess = False
+        self._tally = Tally(host.habit)
         # The trainable has returned: a report is its result, and no verdict on that stops the trial.
         self._has_returned = False
 
@@ -106,7 +100,7 @@ class TrialSession(ResidentTrial):
             )
         self._await_turn()
         with self._reporting:
-            number = self._reports + 1
+            number = self._tally.reports + 1
             where = number if step is None else whole_step(step)
             value, values, line = read_report(metrics, metric, number == 1, self.trial, where, time_of_day())
             is_last = self._stop_rule is not None and self._stop_rule.is_met(self.trial, values, number)
@@ -124,26 +118,22 @@ class TrialSession(ResidentTrial):
     def _pass_on(self, where: int, value: float, line: bytes) -> None:
         if self._over:
             raise TrialStopped
-        entered = time.monotonic()
-        # A trial that has neither reported nor saved shows nothing: it may yet save behind its first report.
-        if self._has_reported or self._saved is not None:
-            is_behind = self._host.habit.notice(self._reported_at, self._saved, entered)
-            if is_behind and self._is_guess:
-                # It was saved when the trial began, as initial weights are.
-                self._folder.recount_checkpoint(self._reports)
-            self._is_guess = False
+        tally = self._tally
+        spent, is_miscounted = tally.begins_report(time.monotonic())
+        if is_miscounted:
+            self._folder.recount_checkpoint(tally.reports)
         if not (self._owes_report or self._has_returned):
             self.leave_if_over()
         self._await_verdict()
         # Before this report, in the state that the last verdict was about.
         self._pause_here()
-        self._reports += 1
+        tally.reports += 1
         self._waits.unjudged = True
         self._say(wire.encode_report(self.trial, self.attempt, where, value, line))
         has_stepped = self._has_stepped
         self._count_report()
         # A trial with an optimizer need not wait: its next step is a boundary, where it can stop.
-        spent, lockstep = entered - self._reported_at, self._host.options.lockstep
+        lockstep = self._host.options.lockstep
         if not self._has_returned and (lockstep or (not has_stepped and self._is_judged_soon(spent))):
             self._await_verdict()
         self._goes_on = self._has_returned or (self._waits.unjudged and self._host.habit.saves_behind is not False)
@@ -151,7 +141,7 @@ class TrialSession(ResidentTrial):
             self._boundary()
         finally:
             self._goes_on = False
-        self._reported_at, self._has_reported, self._saved = time.monotonic(), True, None
+        tally.ends_report()
 
     def _is_judged_soon(self, spent: float) -> bool:
         """Waits briefly for the verdict on this report, so that a stopped trial makes no further iteration in vain.
@@ -179,15 +169,7 @@ class TrialSession(ResidentTrial):
     @property
     def _owes_report(self) -> bool:
         """Whether a checkpoint was saved ahead of its report, which an attempt from that checkpoint would leave out."""
-        return self._saved is not None and self._is_ahead
-
-    @property
-    def _is_ahead(self) -> bool:
-        """Whether a checkpoint saved now is taken to belong to the report that is still to be made."""
-        habit = self._host.habit
-        # As long as nothing is known: what an attempt saves before its first report belongs to no report before.
-        is_guessed = habit.is_unknown and not self._has_reported
-        return (habit.saves_ahead or is_guessed) and not self.met_stop_rule
+        return self._tally.owes_report and not self.met_stop_rule
 
     def _await_verdict(self) -> None:
         """Waits for the verdict on the last report, and raises `TrialStopped` if it is to stop."""
@@ -219,23 +201,23 @@ class TrialSession(ResidentTrial):
         with self._reporting:
             # The driver has stored a report before it gives a verdict on it.
             self._hear_verdict()
-            is_ahead = self._is_ahead
-            if self._saved is None and is_ahead:
+            is_ahead = self._tally.is_ahead and not self.met_stop_rule
+            if is_ahead and not self._tally.has_saved:
                 # In doubt no checkpoint may be lost.
                 if self._stop and self._host.habit.saves_ahead:
                     self._leave()
                 # The next attempt may begin with the checkpoint before this one.
                 self._pause_here()
-            self._is_guess = is_ahead and not self._host.habit.saves_ahead
+            self._tally.saves(is_ahead=is_ahead)
             # Once it is saved, the trial makes the report that it belongs to before it leaves.
-            return self._reports + is_ahead, self.met_stop_rule
+            return self._tally.reports + is_ahead, self.met_stop_rule
 
     @contextlib.contextmanager
     def checkpoint(self) -> Iterator[Path]:
-        began, is_first = time.monotonic(), self._saved is None
+        began, is_first = time.monotonic(), not self._tally.has_saved
         with self._checkpoints.save() as path:
             yield path
-        self._saved = began, time.monotonic()
+        self._tally.saved(began)
         if not (is_first and self._owes_report):
             self.leave_if_over()
         # A good place: the checkpoint of the last report is saved.
@@ -248,13 +230,11 @@ class TrialSession(ResidentTrial):
 
     def restore(self) -> Path | None:
         path = self._folder.latest_checkpoint()
-        if not self._has_reported:
-            # What was done before, such as reading data, is no part of what leads to a report.
-            self._reported_at = time.monotonic()
-        if path is not None and self._reports == 0:
+        self._tally.restores()
+        if path is not None and self._tally.reports == 0:
             # Only here: an attempt that restores nothing makes all its reports again.
             # The report that a checkpoint was saved ahead of may never have been made.
-            self._reports = min(self._folder.reports_at_checkpoint(), self._spec.reports)
+            self._tally.reports = min(self._folder.reports_at_checkpoint(), self._spec.reports)
             # True if the earlier attempt had met its stop rule, and the message about its end was lost.
             self.met_stop_rule = self._folder.is_over_at_checkpoint()
             self.leave_if_over()
@@ -321,11 +301,11 @@ class TrialSession(ResidentTrial):
             del function
             self._has_returned = True
             is_result = returned is not None and (
-                isinstance(returned, Mapping) or self._reports == 0 or is_number(returned)
+                isinstance(returned, Mapping) or self._tally.reports == 0 or is_number(returned)
             )
             if is_result:
                 self.report(returned if isinstance(returned, Mapping) else {host.options.metric: returned}, None)
-            if self._reports == 0 and host.options.metric:
+            if self._tally.reports == 0 and host.options.metric:
                 raise NoReport(
                     "the trainable ended without a report",
                     hint=f"call cotune.report({{{host.options.metric!r}: ...}}), or return that number",
@@ -399,7 +379,7 @@ class TrialSession(ResidentTrial):
         os._exit(code & 0xFF)
 
     def _explain(self, error: BaseException) -> Ending:
-        if isinstance(error, SystemExit) and error.code in (None, 0) and self._reports:
+        if isinstance(error, SystemExit) and error.code in (None, 0) and self._tally.reports:
             return Ending(Outcome.DONE)
         is_memory, needed = self._ran_out(error)
         ending = ended_by(error, is_memory, needed)
