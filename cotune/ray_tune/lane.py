@@ -34,6 +34,7 @@ from cotune.ray_tune.sessions import route_sessions
 from cotune.ray_tune.site import Site, look_round
 from cotune.sharing import cuda
 from cotune.sharing.inside.host import Host
+from cotune.sharing.inside.ray_session import let_gpus_be_shared
 from cotune.sharing.lane_options import LaneOptions
 from cotune.sharing.page import NOBODY, Page
 
@@ -168,6 +169,7 @@ class Lane:
         route_sessions()
         watch_launches()
         end_forks_on_sigterm()
+        let_gpus_be_shared()
         self._host = LaneHost(options, self._outbox)
         if options.uuid:
             self._watch = cuda.GpuWatch(options.uuid)

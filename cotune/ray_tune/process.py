@@ -18,6 +18,7 @@ from ray import tune
 from cotune.packer.prediction import Prediction
 from cotune.ray_tune.features import features
 from cotune.sharing.cuda import CONTEXT_GUESS
+from cotune.sharing.inside.ray_session import let_gpus_be_shared
 from cotune.sharing.raised import out_of_memory
 
 SHARE = "cotune_gpu_share"
@@ -73,6 +74,10 @@ def measuring(trainable: Any) -> Any:
 
     class Measuring(trainable):  # type: ignore[misc]
         measures_for_cotune = True
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            let_gpus_be_shared()
+            super().__init__(*args, **kwargs)
 
         def step(self) -> dict[str, Any]:
             result: dict[str, Any] = super().step()

@@ -7,6 +7,7 @@ never started. The names used are those of `ray.train._internal.session._TrainSe
 from __future__ import annotations
 
 import shutil
+import sys
 from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
@@ -22,6 +23,25 @@ def serve_ray_tune(threads: int) -> None:
         module._session = RaySession(threads)  # type: ignore[attr-defined]
 
     after_import("ray.train._internal.session", install)
+    let_gpus_be_shared()
+
+
+def let_gpus_be_shared() -> None:
+    """Makes `ray.tune.utils.wait_for_gpu` return at once in the trials of this process.
+
+    It waits until hardly any of a GPU's memory is in use, and raises an error if that does not come. Here a trial has
+    neighbours, and begins once its memory is there.
+    """
+
+    def wait_for_gpu(*_args: Any, **_kwargs: Any) -> bool:
+        return True
+
+    def install(module: ModuleType) -> None:
+        for place in (module, sys.modules.get("ray.tune.utils")):
+            if place is not None:
+                place.wait_for_gpu = wait_for_gpu  # type: ignore[attr-defined]
+
+    after_import("ray.tune.utils.util", install)
 
 
 class RaySession:

@@ -34,6 +34,15 @@ def test_a_function_that_reports_to_ray_tune_reports_to_its_trial(run):
     assert results[1].metrics["deep/accuracy"] == 0.5
 
 
+def test_a_function_does_not_wait_until_nobody_else_uses_its_gpu(run):
+    def train(config):
+        from ray import tune
+
+        tune.report({"loss": 0, "goes_on": tune.utils.wait_for_gpu()})
+
+    assert run(train, {"x": 1})[0].metrics["goes_on"] is True
+
+
 def test_ray_may_reserve_any_amount_while_a_trial_imports_it(run, tmp_path):
     # Stands for Ray, whose import hides that memory was refused in an ImportError.
     (tmp_path / "ray" / "tune").mkdir(parents=True)
