@@ -162,8 +162,8 @@ def report(metrics: Mapping[str, Any], *, step: int | None = None) -> None:
 
     Args:
         metrics: Names to numbers (Python, numpy or one-element tensors); strings, booleans and None are allowed, too.
-        step: How far the trial is, such as the epoch: a whole number from 0 on. The number of this report, from 1, if
-            left out.
+        step: How far the trial is, such as the epoch: a whole number from 0 on. If left out, the number
+            of this report, from 1, or one more than the last step if that is larger.
 
     Raises:
         InputError: The trial belongs to `cotune.optimize`, where the objective calls `trial.report()` instead.

@@ -51,6 +51,7 @@ class TrialSpec:
             empty then.
         reports: Reports of earlier attempts that are stored. No checkpoint stands behind more than these, whatever
             number of reports it was saved with.
+        step: The step of the report behind which its newest checkpoint stands; 0 if there is none.
     """
 
     trial: int
@@ -60,6 +61,7 @@ class TrialSpec:
     folder: Path
     packed: bytes = b""
     reports: int = 0
+    step: int = 0
 
 
 @dataclass(frozen=True, slots=True)

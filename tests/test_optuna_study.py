@@ -5,6 +5,7 @@ import functools
 import importlib.util
 import inspect
 import logging
+import operator
 import os
 import pickle
 import sys
@@ -239,6 +240,8 @@ def test_what_classes_of_studies_and_storages_add_is_called_there_and_attributes
     def objective(trial):
         if trial.number == 0:
             trial.study.sampler = optuna.samplers.RandomSampler(seed=2)
+            trial.study.first = operator.itemgetter(0)
+        assert isinstance(trial.study.first, operator.itemgetter)
         trial.set_user_attr("greeted", trial.study.greet("you"))
         trial.set_user_attr("beats", trial.storage.get_heartbeat_interval())
         return trial.suggest_float("x", 0, 1)
@@ -284,18 +287,22 @@ def test_an_exception_that_cannot_travel_is_still_of_its_class(optimize):
 
 def test_an_exception_that_holds_its_trial_is_still_of_its_class(optimize):
     class Diverged(Exception):
-        def __init__(self, text, trial):
-            super().__init__(text)
+        def __init__(self, code, trial):
+            super().__init__(code)
             self.trial = trial
 
+        def __str__(self):
+            return f"code {self.args[0]}"
+
     def objective(trial):
-        raise Diverged("too far", trial)
+        raise Diverged(5, trial)
 
     study = optuna.create_study()
     optimize(study, objective, n_trials=2, catch=Diverged)
     assert {t.state for t in study.trials} == {TrialState.FAIL}
-    with pytest.raises(Diverged, match="too far"):
+    with pytest.raises(Diverged) as caught:
         optimize(study, objective, n_trials=1)
+    assert (str(caught.value), caught.value.args) == ("code 5", (5,))
 
 
 def test_an_exception_of_a_module_that_only_the_objective_can_import_fails_its_trial(optimize, tmp_path):
@@ -315,7 +322,8 @@ def test_an_exception_of_a_module_that_only_the_objective_can_import_fails_its_t
     assert [t.state for t in study.trials] == [TrialState.FAIL] * 3
 
 
-def test_an_objective_of_a_module_finds_the_study_that_is_a_global_there(optimize, tmp_path, monkeypatch):
+@pytest.mark.parametrize("residents", [1, 3])
+def test_an_objective_of_a_module_finds_the_study_that_is_a_global_there(optimize, tmp_path, monkeypatch, residents):
     (tmp_path / "tuned_in_a_module.py").write_text(
         """
 import optuna
@@ -323,19 +331,23 @@ import optuna
 study = optuna.create_study()
 
 def objective(trial):
-    trial.set_user_attr("known", len(study.trials))
-    study.set_user_attr("last", trial.number)
+    for step in range(5):
+        study.set_user_attr(f"{trial.number}/{step}", len(study.trials) > trial.number)
+        trial.report(0.0, step)
     if trial.number == 2:
         study.stop()
     return 0.0
 """
     )
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "tuned_in_a_module", raising=False)
     import tuned_in_a_module
 
-    optimize(study := tuned_in_a_module.study, tuned_in_a_module.objective, n_trials=5, lanes=1)
-    assert [t.user_attrs["known"] for t in study.trials] == [1, 2, 3]
-    assert study.user_attrs == {"last": 2}
+    optimize(study := tuned_in_a_module.study, tuned_in_a_module.objective, 9, lanes=1, residents=residents)
+    assert 3 <= len(study.trials) < 9
+    told = {f"{trial}/{step}" for trial in range(3) for step in range(5)}
+    assert told <= study.user_attrs.keys()
+    assert all(study.user_attrs.values())
 
 
 def test_a_group_of_exceptions_of_which_one_cannot_travel_is_still_a_group(optimize):

@@ -1,6 +1,7 @@
 """`cotune.run` with real processes."""
 
 import functools
+import json
 import os
 import signal
 import threading
@@ -878,6 +879,28 @@ def test_reports_without_steps_count_on_from_a_checkpoint_that_is_saved_before_i
     (done,) = run(train, {"x": 1}, trials=1, lanes=1, name="cut", resume=True)
     assert len(done.history) >= 7
     assert [report["step"] for report in done.history] == [report["loss"] for report in done.history]
+
+
+def test_a_trial_that_had_not_left_when_it_was_stopped_and_the_driver_died_does_not_go_on(run, tmp_path):
+    began = tmp_path / "began"
+
+    def train(config):
+        with began.open("a") as file:
+            file.write(".")
+        for step in range(3):
+            cotune.report({"loss": 1.0}, step=step)
+
+    pruner = optuna.pruners.ThresholdPruner(upper=0.5, n_warmup_steps=0)
+    how = {"trials": 1, "lanes": 1, "pruner": pruner, "name": "died"}
+    (stopped,) = run(train, {"x": 1}, **how)
+    events = tmp_path / "died" / "events.jsonl"
+    lines = events.read_text().splitlines(keepends=True)
+    last = next(number for number, line in enumerate(lines) if json.loads(line)["event"] == "stop")
+    events.write_text("".join(lines[: last + 1]))
+    (again,) = run(train, {"x": 1}, **how, resume=True)
+    assert (again.state, again.history) == (stopped.state, stopped.history)
+    assert stopped.state == "stopped"
+    assert began.read_text() == "."
 
 
 def test_a_trial_that_catches_its_stop_and_returns_is_not_done(run, tmp_path):

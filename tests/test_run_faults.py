@@ -102,6 +102,22 @@ def test_a_lane_killed_under_its_trials_costs_them_only_the_time_since_their_che
     assert len({report["pid"] for report in results[1].history}) == 2
 
 
+def test_a_result_without_a_step_takes_back_no_report_of_a_lost_attempt(run, tmp_path):
+    def train(config):
+        saved = cotune.restore()
+        for step in range(100 + (int((saved / "step").read_text()) if saved else 0), 501, 100):
+            cotune.report({"loss": 1.0}, step=step)
+            with cotune.checkpoint() as path:
+                (path / "step").write_text(str(step))
+        if saved is None:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return 0.5
+
+    (trial,) = run(train, {"x": 1}, trials=1)
+    assert (trial.attempts, trial.state) == (2, "done")
+    assert [report["step"] for report in trial.history] == [100, 200, 300, 400, 500, 501]
+
+
 def test_a_trial_that_keeps_killing_its_lane_is_failed_by_name(run):
     def train(config):
         if config["x"] == 1:

@@ -56,7 +56,7 @@ from cotune.search.proposer import (
     Suggestion,
     Verdict,
 )
-from cotune.trial import Estimated, Question, Report, TrialSpec, TrialState
+from cotune.trial import Estimated, Outcome, Question, Report, TrialSpec, TrialState
 
 SWITCH_INTERVAL = 0.0003
 # Seconds to wait for suggestions; less than the first lane takes to come up.
@@ -166,7 +166,11 @@ class Sweep:
     def _loop(self) -> None:
         devices = self._engine.start(lambda: self._signals > 0 or self._is_late())
         for record in self._records.unfinished():
-            self._arrivals.add(record)
+            if record.withdrawn:
+                # It was stopped, and had not left when the session before this one ended.
+                self._conclusions.reach(ConcludeTrial(record.trial, Outcome.STOPPED))
+            else:
+                self._arrivals.add(record)
         if self._options.is_blind and self._expectations.know_lengths:
             self._line_up()
         for found in devices:
@@ -310,7 +314,7 @@ class Sweep:
         ) from error
 
     def _withdraw(self, record: Record, state: TrialState) -> None:
-        record.withdrawn = record.withdrawn or state
+        self._records.withdrawn(record, state)
         self._feed(TrialWithdrawn(self._engine.now(), record.trial))
         # The search may take long to answer, as while it makes a suggestion; a stop does not wait for that.
         self._let_go(record.trial, record.attempts - 1)

@@ -131,8 +131,11 @@ class Records(Mapping[int, Record]):
 
     def starts(self, trial: int, device: str | None, lane: int) -> TrialSpec:
         """Notes that an attempt begins; returns its spec for the body."""
-        record, folder = self._records[trial], self._folder.trial(trial).path
-        spec = TrialSpec(trial, record.attempts, record.config, record.seed, folder, reports=len(record.values))
+        record, folder = self._records[trial], self._folder.trial(trial)
+        reports = len(record.values)
+        behind = min(reports, folder.reports_at_checkpoint()) if record.attempts else 0
+        step = record.values[behind - 1][0] if behind else 0
+        spec = TrialSpec(trial, record.attempts, record.config, record.seed, folder.path, reports=reports, step=step)
         record.starts(device, lane, self.now)
         self._since[trial] = time.monotonic()
         self._log.write("start", self.now, trial=trial, lane=lane, device=device)
@@ -155,6 +158,12 @@ class Records(Mapping[int, Record]):
         self.have_reports = True
         self._log.write_line(report.line)
         return record
+
+    def withdrawn(self, record: Record, state: TrialState) -> None:
+        """Notes that a trial is told to stop, and the state in which it will end."""
+        if record.withdrawn is None and state is TrialState.STOPPED:
+            self._log.write("stop", self.now, trial=record.trial)
+        record.withdrawn = record.withdrawn or state
 
     def pauses(self, record: Record) -> None:
         record.pauses(self.now)

@@ -29,9 +29,13 @@ C = TypeVar("C", bound=type)
 
 
 class StudyConnection:
-    """The connection of a trial in a lane to its study."""
+    """The connection of a trial in a lane to its study.
 
-    def __init__(self, session: Session) -> None:
+    Args:
+        session: The trial's session; None for that of whichever trial asks, where several have the same object.
+    """
+
+    def __init__(self, session: Session | None) -> None:
         self._session = session
         self._process = os.getpid()
 
@@ -52,7 +56,7 @@ class StudyConnection:
                 "the trial was used in a process that its objective has started",
                 hint="ask the trial in the objective itself, and hand over what it answers",
             )
-        return self._session
+        return self._session or _current_session()
 
     def __deepcopy__(self, memo: Any) -> StudyConnection:
         return self
@@ -181,13 +185,17 @@ def connection_in_lane() -> StudyConnection:
     Raises:
         RunError: No trial runs here.
     """
+    return StudyConnection(_current_session())
+
+
+def _current_session() -> Session:
     current = session.current()
     if current is None:
         raise RunError(
             "a study or a trial was sent to where no trial runs",
             hint="ask them in the objective itself, and hand over what they answer",
         )
-    return StudyConnection(current)
+    return current
 
 
 def study_in_lane() -> StudyProxy:
@@ -222,7 +230,8 @@ class StudyObjective(Calling):
         connection = StudyConnection(current)
         for module, name in self._places:
             if module in sys.modules:
-                setattr(sys.modules[module], name, StudyProxy(connection))
+                # Residents share the module.
+                setattr(sys.modules[module], name, StudyProxy(StudyConnection(None)))
         try:
             value = self.callee(TrialProxy(connection, self._objectives))
         except TrialStopped:

@@ -9,6 +9,7 @@ All user code in this process runs on that thread, so an exception in it simply 
 from __future__ import annotations
 
 import copy
+import inspect
 import pickle
 import time
 import warnings
@@ -247,7 +248,7 @@ def _ask(asked: Any, name: str, args: tuple[Any, ...] | None, kwargs: dict[str, 
         raise RunError("study.ask() was called in a lane", hint="a further trial belongs to the driver: enqueue one")
     value = getattr(asked, name)
     if args is None:
-        return METHOD if callable(value) else value
+        return METHOD if inspect.ismethod(value) else value
     return value(*args, **kwargs) if callable(value) else value
 
 

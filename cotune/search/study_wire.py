@@ -52,8 +52,8 @@ def _forms(error: BaseException, text: str | None, depth: int) -> list[bytes]:
             again = _made_again(blob)
             if text is None or str(again) == text:
                 true.append(blob)
-                # Of those that hold more, one is enough.
-                del candidates[:-1]
+                # Of those that hold its attributes, which may be large, one is enough.
+                del candidates[:-2]
             else:
                 # The class builds its message from an argument, and has now built it from the finished message.
                 changed.append(blob)

@@ -15,10 +15,11 @@ class Tally:
 
     Attributes:
         reports: Reports so far, with those of earlier attempts that this one goes on from.
+        step: The step of the last of them; 0 before.
     """
 
     def __init__(self, habit: SavingHabit) -> None:
-        self.reports = 0
+        self.reports = self.step = 0
         self._habit = habit
         # When the last report returned, or the attempt began; whether it has reported; begin and end of the last
         # checkpoint since.
@@ -32,6 +33,11 @@ class Tally:
     def has_saved(self) -> bool:
         """Whether a checkpoint was saved since the last report."""
         return self._saved is not None
+
+    @property
+    def next_step(self) -> int:
+        """The step of a report that does not say it: its number, but never one that is behind the last step."""
+        return max(self.reports, self.step) + 1
 
     @property
     def is_ahead(self) -> bool:

@@ -101,7 +101,7 @@ class TrialSession(ResidentTrial):
         self._await_turn()
         with self._reporting:
             number = self._tally.reports + 1
-            where = number if step is None else whole_step(step)
+            where = self._tally.next_step if step is None else whole_step(step)
             value, values, line = read_report(metrics, metric, number == 1, self.trial, where, time_of_day())
             is_last = self._stop_rule is not None and self._stop_rule.is_met(self.trial, values, number)
             self._pass_on(where, value, line)
@@ -127,7 +127,7 @@ class TrialSession(ResidentTrial):
         self._await_verdict()
         # Before this report, in the state that the last verdict was about.
         self._pause_here()
-        tally.reports += 1
+        tally.reports, tally.step = tally.reports + 1, where
         self._waits.unjudged = True
         self._say(wire.encode_report(self.trial, self.attempt, where, value, line))
         has_stepped = self._has_stepped
@@ -235,6 +235,7 @@ class TrialSession(ResidentTrial):
             # Only here: an attempt that restores nothing makes all its reports again.
             # The report that a checkpoint was saved ahead of may never have been made.
             self._tally.reports = min(self._folder.reports_at_checkpoint(), self._spec.reports)
+            self._tally.step = self._spec.step
             # True if the earlier attempt had met its stop rule, and the message about its end was lost.
             self.met_stop_rule = self._folder.is_over_at_checkpoint()
             self.leave_if_over()

@@ -64,3 +64,12 @@ def test_what_is_done_before_a_checkpoint_is_asked_for_does_not_count(clock):
     # Right after the restore, long before the report: behind what was restored.
     epoch(clock, own, ("save", 1.0))
     assert epoch(clock, own, ("report", 9.0)) == (10.0, True)
+
+
+def test_a_report_that_does_not_say_its_step_is_not_behind_the_last(clock):
+    own = Tally(SavingHabit())
+    assert own.next_step == 1
+    own.reports, own.step = 10, 9
+    assert own.next_step == 11
+    own.step = 1000
+    assert own.next_step == 1001
