@@ -118,6 +118,18 @@ def test_what_is_predicted_of_trials_does_not_start_the_worst_first_where_a_rule
     assert sum(made) < 1.3 * sum(in_order)
 
 
+def test_a_long_trial_is_heard_of_as_often_as_others_and_so_kept_from_ending_last() -> None:
+    """Heard of eight times in its life only, the longest ran beside others for too long: 1.40 times the bound."""
+    dice = random.Random("heavycomp0")
+    jobs = []
+    for _ in range(60):
+        seconds, size = min(20_000, 60 * dice.paretovariate(1.1)), dice.uniform(0.3, 3) * GIB
+        jobs.append(Job(100, seconds / 100, int(0.3 * size), int(0.7 * size), busy=0.9))
+    workload = Workload("heavy tail", jobs)
+    makespan = simulate(workload, Setting(devices=4, keep=False)).figures.makespan
+    assert makespan <= 1.05 * lower_bounds(workload, 4).best
+
+
 def test_asha_keeps_the_best_third() -> None:
     rule = AshaRule()
     assert not rule.stops(1, 5.0)
