@@ -113,5 +113,6 @@ class Arrivals:
                     max_steps,
                     held=trial in self._resting,
                     attempts=record.attempts,
+                    failures=record.failures,
                 )
             )

@@ -233,7 +233,10 @@ class Sweep:
         concluded = []
         for instruction in self._decide(event):
             if isinstance(instruction, StartTrial):
-                self._engine.execute(instruction, self._spec(instruction))
+                spec = self._spec(instruction)
+                # A trial must not run whose parameters a kill of this process would lose.
+                self._records.flush()
+                self._engine.execute(instruction, spec)
             elif isinstance(instruction, ConcludeTrial):
                 concluded.append(instruction)
             elif isinstance(instruction, RetryTrial):
@@ -348,7 +351,7 @@ class Sweep:
 
     def _retry(self, retry: RetryTrial) -> None:
         record = self._records[retry.trial]
-        self._records.retried(record, retry.reason)
+        self._records.retried(record, retry.reason, failed=retry.failed)
         if record.state is TrialState.WAITING:
             self.display.note = f"trial {retry.trial} starts again: {errors.first_line(retry.reason, 100)}"
 

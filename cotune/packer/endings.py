@@ -113,7 +113,7 @@ class Endings:
         else:
             self.retry(trial, reason, now)
 
-    def retry(self, trial: Trial, reason: str, now: float) -> None:
+    def retry(self, trial: Trial, reason: str, now: float, *, failed: bool = False) -> None:
         """Has the trial wait for another attempt: in line, unless it is held."""
         if trial.withdrawn:
             self.conclude(trial, Outcome.STOPPED, reason="withdrawn")
@@ -121,7 +121,7 @@ class Endings:
         trial.progress, trial.since = Progress(), now
         if not trial.held:
             self._line.join(trial)
-        self._ledger.out.append(do.RetryTrial(trial.id, reason))
+        self._ledger.out.append(do.RetryTrial(trial.id, reason, failed))
 
     def conclude(self, trial: Trial, outcome: Outcome, error: str = "", reason: str = "") -> None:
         """Ends the trial for good."""
@@ -138,7 +138,7 @@ class Endings:
         if final or trial.failures > self._max_failures:
             self.conclude(trial, Outcome.FAILED, error, reason)
         else:
-            self.retry(trial, reason, now)
+            self.retry(trial, reason, now, failed=True)
 
     def _out_of_memory(self, trial: Trial, lane: Lane, event: ev.TrialEnded) -> None:
         others = sum(other.demand.persistent for other in lane.residents.values() if other.demand)

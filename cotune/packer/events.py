@@ -94,6 +94,7 @@ class TrialAdded(Event):
         held: The trial must not run before it is released.
         attempts: Number of starts under an earlier brain: the trial may go on from a checkpoint.
         lane_deaths: Lanes that died under the trial before.
+        failures: How often it failed before, of `max_failures` times.
     """
 
     trial: int
@@ -106,6 +107,7 @@ class TrialAdded(Event):
     held: bool = False
     attempts: int = 0
     lane_deaths: int = 0
+    failures: int = 0
 
 
 @dataclass(frozen=True, slots=True)

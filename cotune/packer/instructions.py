@@ -110,10 +110,17 @@ class GiveTurn(ToLane):
 
 @dataclass(frozen=True, slots=True)
 class RetryTrial(Instruction):
-    """For the owner: an attempt is over, and the trial waits for another one."""
+    """For the owner: an attempt is over, and the trial waits for another one.
+
+    Attributes:
+        trial: Its number.
+        reason: Why the attempt was lost.
+        failed: It counts against `max_failures`.
+    """
 
     trial: int
     reason: str
+    failed: bool = False
 
 
 @dataclass(frozen=True, slots=True)

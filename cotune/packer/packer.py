@@ -218,6 +218,7 @@ class Packer:
             since=event.time,
             attempts=event.attempts,
             lane_deaths=event.lane_deaths,
+            failures=event.failures,
             alone=event.lane_deaths > 1,
         )
         self._arrivals += 1

@@ -128,6 +128,8 @@ def _replay(record: Record, event: dict[str, Any], line: bytes, metric: str) -> 
         record.starts(event["device"], event["lane"], event["time"])
     elif kind == "ready":
         record.lane_up(event["time"])
+    elif kind == "retry":
+        record.failures += bool(event.get("failed"))
     elif kind == "stop":
         record.withdrawn = TrialState.STOPPED
     elif kind == "pause":

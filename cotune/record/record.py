@@ -41,6 +41,7 @@ class Record:
         slowdown: Factor by which other trials slowed it down; None without priority.
         speed: Its speed beside other trials relative to its speed alone, as the brain estimates it.
         withdrawn: The state it will end in, `stopped` or `interrupted`, if it was told to stop.
+        failures: Failures after which it was tried again.
     """
 
     trial: int
@@ -54,6 +55,7 @@ class Record:
     attempts: int = 0
     restarted: bool = False
     withdrawn: TrialState | None = None
+    failures: int = 0
     device: str | None = None
     lane: int | None = None
     start: float | None = None

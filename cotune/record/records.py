@@ -175,9 +175,10 @@ class Records(Mapping[int, Record]):
         self._log.write("resume", self.now, trial=record.trial)
         self._move(record, TrialState.RUNNING)
 
-    def retried(self, record: Record, reason: str) -> None:
+    def retried(self, record: Record, reason: str, *, failed: bool = False) -> None:
         """Notes that a trial starts again; a paused one has only lost its room, and starts once it is promoted."""
-        self._log.write("retry", self.now, trial=record.trial, reason=reason)
+        self._log.write("retry", self.now, trial=record.trial, reason=reason, **({"failed": True} if failed else {}))
+        record.failures += failed
         if record.state is not TrialState.PAUSED:
             self._move(record, TrialState.WAITING)
 

@@ -30,9 +30,21 @@ class RunStorage(JournalStorage):
 
     `study.ask()` first searches all trials for enqueued ones. As a rule there are none here, and this class knows so
     without a search.
+
+    Attributes:
+        has_noted: Whether the sampler or the pruner has noted something since this was last set to False.
     """
 
+    has_noted = False
     _may_wait = True
+
+    def set_study_system_attr(self, study_id: int, key: str, value: Any) -> None:
+        super().set_study_system_attr(study_id, key, value)
+        self.has_noted = True
+
+    def set_trial_system_attr(self, trial_id: int, key: str, value: Any) -> None:
+        super().set_trial_system_attr(trial_id, key, value)
+        self.has_noted = True
 
     def create_new_trial(self, study_id: int, template_trial: FrozenTrial | None = None) -> int:
         try:

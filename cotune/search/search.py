@@ -112,7 +112,7 @@ class Search(Proposer):
         self._backend = WriteBehindBackend(fresh)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            storage = RunStorage(self._backend)
+            self._storage = storage = RunStorage(self._backend)
         verbosity = optuna.logging.get_verbosity()
         optuna.logging.set_verbosity(max(verbosity, optuna.logging.WARNING))
         try:
@@ -202,6 +202,7 @@ class Search(Proposer):
             return
         self._trials[trial.number] = trial
         self._prepare(trial.number)
+        self._keep_notes()
         self._answer(Suggestion(trial.number, self._exact(trial.params)))
 
     def _report(self, number: int, attempt: int, step: int, value: float) -> None:
@@ -218,7 +219,18 @@ class Search(Proposer):
         is_number = not math.isnan(value)
         if is_number:
             self._store(trial, step, value)
-        self._answer(Verdict(number, attempt, is_number and bool(trial.should_prune())))
+        verdict = Verdict(number, attempt, is_number and bool(trial.should_prune()))
+        self._keep_notes()
+        self._answer(verdict)
+
+    def _keep_notes(self) -> None:
+        """Writes what sampler or pruner have noted, such as a value at a rung, before the trial goes on.
+
+        If it were lost with this process, and the report kept, the trial's next report would stand for that rung.
+        """
+        if self._storage.has_noted:
+            self._storage.has_noted = False
+            self._backend.flush()
 
     def _settle(self) -> None:
         best = None if self._rungs is None or self._completed else self._rungs.best_waiting()

@@ -92,8 +92,6 @@ def _flags(torch: Any) -> dict[str, Setting]:
         return getattr(c, getter), set_to
 
     def attribute(owner: Any, name: str) -> Setting:
-        # Some of these modules find a name the long way, until it has been set.
-        setattr(owner, name, getattr(owner, name))
         return partial(getattr, owner, name), partial(setattr, owner, name)
 
     units = []

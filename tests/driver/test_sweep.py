@@ -65,11 +65,19 @@ def work(spec):
 class Body(SimulatedEngine):
     """Estimates what tensors hold, in half a second; or fails to, or cannot."""
 
-    def __init__(self, lanes, can_estimate, fails):
+    def __init__(self, lanes, can_estimate, fails, events):
         super().__init__(devices(1, 8 * GIB, max_width=lanes), work)
         self.can_estimate = can_estimate
         self.fails = fails
         self.asked = []
+        self.on_record = []
+        self._events = events
+
+    def execute(self, instruction, spec=None):
+        if spec is not None:
+            lines = [json.loads(line) for line in self._events.read_text().splitlines()]
+            self.on_record.append([line["event"] for line in lines if line.get("trial") == spec.trial])
+        super().execute(instruction, spec)
 
     def estimate(self, trial, config):
         self.asked.append(trial)
@@ -111,7 +119,7 @@ def sweep(tmp_path):
     def run(widths, lanes, can_estimate=True, fails=False, profile=None):
         folder = RunFolder(tmp_path / str(len(list(tmp_path.iterdir()))))
         folder.create()
-        proposer, body = Proposer(widths), Body(lanes, can_estimate, fails)
+        proposer, body = Proposer(widths), Body(lanes, can_estimate, fails, folder.events)
         packer = Watched(PackerOptions(width=None if profile else lanes))
         log = EventLog(folder.events)
         options = SweepOptions("train", "", len(widths), None, False, is_blind=True)
@@ -139,6 +147,11 @@ def test_the_packer_hears_once_that_all_trials_were_added_after_the_last_of_them
     packer, _, _ = sweep([1000] * 10, lanes=4)
     added = [type(event) for event in packer.heard if isinstance(event, TrialAdded | AllTrialsAdded)]
     assert added == [TrialAdded] * 10 + [AllTrialsAdded]
+
+
+def test_a_trial_is_on_record_before_it_starts(sweep):
+    _, body, _ = sweep([1000] * 5, lanes=2, can_estimate=False)
+    assert body.on_record == [["trial", "start"]] * 5
 
 
 def test_running_trials_calibrate_the_estimates_of_those_that_come(sweep):

@@ -50,8 +50,16 @@ def test_what_is_judged_is_written_while_reports_come_without_a_pause(search, tm
     search.ask(1)
     suggestion = search.await_answer()
     assert type(suggestion) is Suggestion
-    for step in range(1, 5):
+    for step in range(1, 9):
         clock.now += 0.6 * FLUSH_EVERY
         search.report(suggestion.trial, 0, step, 1.0)
         assert type(search.await_answer()) is Verdict
+    # At the second rung, step 4, there was something else to write.
+    assert (tmp_path / "journal").read_text().count("intermediate_value") > 4
+
+
+def test_what_the_pruner_notes_of_a_rung_is_written_before_the_trial_goes_on(search, tmp_path):
+    search.ask(1)
+    search.report(search.await_answer().trial, 0, 1, 1.0)
+    assert type(search.await_answer()) is Verdict
     assert "completed_rung_0" in (tmp_path / "journal").read_text()

@@ -7,7 +7,6 @@ never started. The names used are those of `ray.train._internal.session._TrainSe
 from __future__ import annotations
 
 import shutil
-import sys
 from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
@@ -37,9 +36,8 @@ def let_gpus_be_shared() -> None:
         return True
 
     def install(module: ModuleType) -> None:
-        for place in (module, sys.modules.get("ray.tune.utils")):
-            if place is not None:
-                place.wait_for_gpu = wait_for_gpu  # type: ignore[attr-defined]
+        # Its code, since modules may have imported the function itself.
+        module.wait_for_gpu.__code__ = wait_for_gpu.__code__
 
     after_import("ray.tune.utils.util", install)
 
