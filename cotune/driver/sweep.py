@@ -288,6 +288,8 @@ class Sweep:
                 self._withdraw(record, TrialState.STOPPED)
             elif verdict.wait:
                 self._hold(record)
+        elif verdict.stop and record.state is TrialState.INTERRUPTED:
+            self._records.withdrawn(record, TrialState.STOPPED)
         self._let_go(verdict.trial, verdict.attempt)
 
     def _replied(self, reply: Reply) -> None:

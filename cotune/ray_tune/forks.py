@@ -6,11 +6,13 @@ fork, it is ignored, and whoever waits for the process, such as a `multiprocessi
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import threading
 
 
+@functools.cache
 def end_forks_on_sigterm() -> None:
     """Makes SIGTERM end processes that this one forks, unless a trial has installed a handler of its own."""
     of_ray, masks = signal.getsignal(signal.SIGTERM), threading.local()

@@ -17,6 +17,7 @@ from ray import tune
 
 from cotune.packer.prediction import Prediction
 from cotune.ray_tune.features import features
+from cotune.ray_tune.forks import end_forks_on_sigterm
 from cotune.sharing.cuda import CONTEXT_GUESS
 from cotune.sharing.inside.ray_session import let_gpus_be_shared
 from cotune.sharing.raised import out_of_memory
@@ -77,6 +78,7 @@ def measuring(trainable: Any) -> Any:
 
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             let_gpus_be_shared()
+            end_forks_on_sigterm()
             super().__init__(*args, **kwargs)
 
         def step(self) -> dict[str, Any]:

@@ -161,9 +161,12 @@ class Records(Mapping[int, Record]):
 
     def withdrawn(self, record: Record, state: TrialState) -> None:
         """Notes that a trial is told to stop, and the state in which it will end."""
-        if record.withdrawn is None and state is TrialState.STOPPED:
+        if state is not TrialState.STOPPED:
+            record.withdrawn = record.withdrawn or state
+        elif record.withdrawn is not state:
+            # Also of one that was interrupted: a later session must not go on with it.
+            record.withdrawn = state
             self._log.write("stop", self.now, trial=record.trial)
-        record.withdrawn = record.withdrawn or state
 
     def pauses(self, record: Record) -> None:
         record.pauses(self.now)

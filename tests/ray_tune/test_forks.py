@@ -39,7 +39,8 @@ def test_a_signal_that_comes_while_a_process_is_forked_ends_it_or_is_handled(arg
     assert (found.stdout.strip(), found.stderr) == (printed, "")
 
 
-def test_a_trial_may_end_a_process_just_after_it_was_forked(cpus, run_config) -> None:
+@pytest.mark.parametrize("isolation", ["lane", "process"])
+def test_a_trial_may_end_a_process_just_after_it_was_forked(gpus, run_config, isolation) -> None:
     def train(config):
         endings = []
         for _ in range(200):
@@ -51,8 +52,8 @@ def test_a_trial_may_end_a_process_just_after_it_was_forked(cpus, run_config) ->
         tune.report({"killed": endings.count(-signal.SIGTERM)})
 
     results = tune.Tuner(
-        train,
-        tune_config=tune.TuneConfig(scheduler=cotune.colocate()),
+        tune.with_resources(train, {"gpu": 1}),
+        tune_config=tune.TuneConfig(scheduler=cotune.colocate(gpus=1, isolation=isolation)),
         run_config=run_config(),
     ).fit()
     assert results[0].metrics["killed"] == 200

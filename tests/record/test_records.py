@@ -22,11 +22,12 @@ WAITING, RUNNING, PAUSED = TrialState.WAITING, TrialState.RUNNING, TrialState.PA
 # What may happen to a trial, by its state.
 STEPS = {
     WAITING: ["estimate", "start", "put off"],
-    RUNNING: ["lane up", "report", "pause", "retry", "done", "stopped", "failed", "interrupted"],
+    RUNNING: ["lane up", "report", "pause", "retry", "fail", "stop", "done", "stopped", "failed", "interrupted"],
     PAUSED: ["resume", "retry", "start", "stopped"],
 }
 # All that a later session goes by.
 KEPT = ["params", "seed", "lines", "values", "attempts", "device", "lane", "start", "rested", "demand", "estimate"]
+KEPT += ["failures", "withdrawn"]
 
 
 class Driver:
@@ -73,6 +74,10 @@ class Driver:
             records.goes_on(record)
         elif step == "retry":
             records.retried(record, "its lane was lost")
+        elif step == "fail":
+            records.retried(record, "it raised", failed=True)
+        elif step == "stop":
+            records.withdrawn(record, TrialState.STOPPED)
         elif step == "put off":
             records.put_off(record)
         else:
@@ -173,11 +178,26 @@ def test_every_attempt_at_a_trial_has_its_seed(driver):
 
 def test_an_attempt_begins_with_the_reports_of_earlier_ones_that_are_stored(driver):
     driver.propose()
-    counts = [driver.records.starts(0, "cpu:0", 1).reports]
-    for _ in range(2):
+    found = [driver.records.starts(0, "cpu:0", 1)]
+    for _ in range(3):
         driver.report(0)
-    counts.append(driver.records.starts(0, "cpu:0", 1).reports)
-    assert counts == [0, 2]
+    folder = driver.folder.trial(0)
+    folder.publish_checkpoint(folder.begin_checkpoint(), reports=2)
+    found.append(driver.records.starts(0, "cpu:0", 1))
+    # One that was saved ahead of a report that was never made.
+    folder.publish_checkpoint(folder.begin_checkpoint(), reports=4)
+    found.append(driver.records.starts(0, "cpu:0", 1))
+    assert [(spec.reports, spec.step) for spec in found] == [(0, 0), (3, 2), (3, 3)]
+
+
+def test_one_that_was_interrupted_and_is_judged_then_stays_stopped(driver):
+    record = driver.propose()
+    driver.records.starts(0, "cpu:0", 1)
+    driver.records.withdrawn(record, TrialState.INTERRUPTED)
+    assert driver.read()[0].withdrawn is None
+    driver.records.ends(record, TrialState.INTERRUPTED)
+    driver.records.withdrawn(record, TrialState.STOPPED)
+    assert driver.read()[0].withdrawn is TrialState.STOPPED
 
 
 def test_every_trial_has_a_seed_of_its_own_and_always_the_same():
