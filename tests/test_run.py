@@ -903,6 +903,23 @@ def test_a_trial_that_had_not_left_when_it_was_stopped_and_the_driver_died_does_
     assert began.read_text() == "."
 
 
+def test_a_trial_that_has_met_its_stop_rule_is_done_although_it_is_interrupted_before_it_leaves(run):
+    driver = os.getpid()
+
+    def train(config):
+        from cotune import session
+
+        for step in range(1, 10):
+            cotune.report({"loss": 1.0}, step=step)
+            if step == 3:
+                os.kill(driver, signal.SIGINT)
+                while not session.bound()._stop:
+                    time.sleep(0.001)
+
+    results = run(train, {"x": 1}, trials=1, lanes=1, stop={"training_iteration": 3})
+    assert [(trial.state, len(trial.history)) for trial in results] == [("done", 3)]
+
+
 def test_failures_of_earlier_sessions_count(run, tmp_path):
     began = tmp_path / "began"
 

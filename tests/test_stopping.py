@@ -169,6 +169,30 @@ def test_one_that_catches_whatever_is_to_end_it_is_done_all_the_same(run):
     assert [(trial.state, len(trial.history)) for trial in results] == [("done", 3)] * 3
 
 
+def test_what_a_library_raises_for_what_is_to_end_the_trial_ends_it(run):
+    """As CatBoost does, whose native code calls callbacks."""
+
+    def train(config):
+        for step in itertools.count():
+            try:
+                cotune.report({"loss": 1.0 / (1 + step)})
+            except BaseException as error:
+                raise RuntimeError(f"callback raised {type(error).__name__}") from None
+
+    (trial,) = run(train, {"x": 1.0}, stop={"training_iteration": 3})
+    assert (trial.state, len(trial.history)) == ("done", 3)
+    assert "callback raised TrialStopped" in (trial.folder / "log.txt").read_text()
+
+
+def test_a_trainable_that_fails_after_its_last_report_has_failed(run):
+    def train(config):
+        cotune.report({"loss": 1.0})
+        raise RuntimeError("its own")
+
+    (trial,) = run(train, {"x": 1.0}, stop={"training_iteration": 1})
+    assert (trial.state, "its own" in str(trial.error)) == ("failed", True)
+
+
 def test_a_pruner_still_stops_trials_before(run):
     def train(config):
         step = 0

@@ -71,12 +71,10 @@ def _plainly(kind: type[BaseException], text: str | None) -> list[bytes]:
     return []
 
 
-def _members(group: BaseExceptionGroup[BaseException], depth: int) -> tuple[str, list[BaseException]]:
-    """The arguments of an exception group, with a stand-in for each member that cannot be pickled."""
-    found = [decode_error(encode_error(member, depth - 1)) if depth else None for member in group.exceptions]
-    return group.message, [
-        again or TrialFailed(repr(type(one))) for again, one in zip(found, group.exceptions, strict=True)
-    ]
+def _members(group: BaseExceptionGroup[BaseException], depth: int) -> tuple[str, list[bytes]]:
+    """The arguments of an exception group, each member encoded by itself, below the depth a stand-in for it."""
+    members = [member if depth else TrialFailed(repr(type(member))) for member in group.exceptions]
+    return group.message, [encode_error(member, depth - 1) for member in members]
 
 
 def decode_error(blob: bytes) -> BaseException | None:
@@ -97,6 +95,9 @@ def _made_again(form: bytes) -> BaseException:
     if isinstance(packed, BaseException):
         return packed
     kind, args, attributes = packed
+    if issubclass(kind, BaseExceptionGroup):
+        message, members = args
+        args = message, [decode_error(one) if isinstance(one, bytes) else one for one in members]
     # Not by calling the class: many exceptions take other arguments than they keep in `args`.
     error: BaseException = kind.__new__(kind, *args)
     error.args = args

@@ -45,6 +45,22 @@ def test_an_error_keeps_its_class_where_an_attribute_cannot_be_imported(elsewher
     assert repr(decode_error(blob)) == "ValueError('bad')"
 
 
+def test_members_of_a_group_arrive_each_by_itself(elsewhere):
+    class Coded(Exception):
+        def __init__(self, code, text):
+            super().__init__(f"{code}: {text}")
+
+    module, leave = elsewhere
+    coded = Coded(5, "five")
+    coded.__cause__ = KeyError("why")
+    blob = encode_error(ExceptionGroup("both", [coded, module.Odd("row")]))
+    leave()
+    again = decode_error(blob)
+    assert (type(again), again.message) == (ExceptionGroup, "both")
+    assert [str(one) for one in again.exceptions] == ["5: five", "only_in_the_lane.Odd: row"]
+    assert repr(again.exceptions[0].__cause__) == "KeyError('why')"
+
+
 def test_an_error_keeps_its_class_where_that_of_its_cause_cannot_be_imported(elsewhere):
     module, leave = elsewhere
     error = ValueError("bad")

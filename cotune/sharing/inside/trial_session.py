@@ -342,10 +342,10 @@ class TrialSession(ResidentTrial):
         returned = None
         try:
             returned = trainable.call(function, config)
-        except TrialStopped as stopped:
-            if self._stop or not self.met_stop_rule:
+        except (TrialStopped, Exception) as error:
+            if not self._has_left(error):
                 raise
-            traceback.clear_frames(stopped.__traceback__)
+            traceback.clear_frames(error.__traceback__)
         # Once the stop rule is met no report may follow.
         if self.met_stop_rule:
             return None
@@ -353,6 +353,16 @@ class TrialSession(ResidentTrial):
             # The trainable has caught it and returned; what it has done is not all it would have.
             raise TrialStopped
         return returned
+
+    def _has_left(self, error: BaseException) -> bool:
+        """Whether the trainable has ended with this error because its stop rule is met."""
+        if not self.met_stop_rule or isinstance(error, TrialStopped):
+            return self.met_stop_rule
+        # Native code that calls back, such as CatBoost's, raises an error of its own for the one that it was told.
+        is_told = self._met_heard > 0 and not isinstance(error, MemoryError)
+        if is_told:
+            traceback.print_exception(error)
+        return is_told
 
     def leave_if_over(self) -> None:
         super().leave_if_over()

@@ -1,5 +1,6 @@
 """What libraries keep once per process is each trial's own."""
 
+import io
 import sys
 from types import ModuleType, SimpleNamespace
 
@@ -42,6 +43,26 @@ def test_of_two_trials_that_take_turns_each_finds_its_own(libraries):
     one.enter()
     assert mine.sync_gradients is False
     assert pyplot.Gcf.figs == {1: "a figure"}
+
+
+def test_no_bar_goes_below_those_of_another_trial():
+    tqdm = pytest.importorskip("tqdm").tqdm
+    one, other = LibraryState(), LibraryState()
+    one.enter()
+    first = tqdm(total=2, file=io.StringIO())
+    one.leave()
+    other.enter()
+    second = tqdm(total=2, file=io.StringIO())
+    assert second.pos == 0
+    second.close()
+    other.leave()
+    one.enter()
+    below = tqdm(total=2, file=io.StringIO())
+    # Versions differ in the sign.
+    assert (first.pos, abs(below.pos)) == (0, 1)
+    below.close()
+    first.close()
+    one.leave()
 
 
 def test_a_version_that_keeps_it_elsewhere_is_no_harm(libraries):
