@@ -14,7 +14,7 @@ import pytest
 
 import cotune
 from cotune.demand import GIB, MIB
-from cotune.driver import assembly
+from cotune.driver import assembly, sweep
 from cotune.packer.policies import Fifo, Policy
 from cotune.paths import RunFolder
 from cotune.sharing import delays
@@ -901,6 +901,28 @@ def test_a_trial_that_had_not_left_when_it_was_stopped_and_the_driver_died_does_
     assert (again.state, again.history) == (stopped.state, stopped.history)
     assert stopped.state == "stopped"
     assert began.read_text() == "."
+
+
+def test_a_verdict_that_comes_after_an_interruption_holds_in_a_later_session(run, tmp_path, monkeypatch):
+    began, all_have_left, hear_out = tmp_path / "began", threading.Event(), sweep.Sweep._hear_out
+
+    def train(config):
+        with began.open("a") as file:
+            file.write(".")
+        for step in range(3):
+            cotune.report({"loss": 1.0}, step=step)
+
+    class Slow(optuna.pruners.BasePruner):
+        def prune(self, study, trial):
+            os.kill(os.getpid(), signal.SIGINT)
+            return all_have_left.wait(30)
+
+    monkeypatch.setattr(sweep.Sweep, "_hear_out", lambda self: (all_have_left.set(), hear_out(self)))
+
+    (cut,) = run(train, {"x": 1}, trials=1, lanes=1, pruner=Slow(), name="cut")
+    assert (cut.state, len(cut.history)) == ("interrupted", 1)
+    (stopped,) = run(train, {"x": 1}, trials=1, lanes=1, pruner="asha", name="cut", resume=True)
+    assert (stopped.state, len(stopped.history), began.read_text()) == ("stopped", 1, ".")
 
 
 def test_a_trial_that_has_met_its_stop_rule_is_done_although_it_is_interrupted_before_it_leaves(run):

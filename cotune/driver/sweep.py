@@ -61,6 +61,8 @@ from cotune.trial import Estimated, Outcome, Question, Report, TrialSpec, TrialS
 SWITCH_INTERVAL = 0.0003
 # Seconds to wait for suggestions; less than the first lane takes to come up.
 LINE_UP_WITHIN = 0.2
+# Seconds to wait for verdicts once all trials have left.
+HEAR_OUT_WITHIN = 5.0
 
 
 @process_wide
@@ -127,8 +129,8 @@ class Sweep:
         self._supply = Supply(search, packer, options, proposed=len(records))
         self._signals = 0
         self._unacknowledged: list[tuple[int, int]] = []
-        # Attempts of trials whose last report is with the search; they make no other before its verdict.
-        self._with_search: set[tuple[int, int]] = set()
+        # Attempts of trials whose last report is with the search, and whether they wait for its verdict.
+        self._with_search: dict[tuple[int, int], bool] = {}
         self._began = time.monotonic()
         self._on_answer: dict[type[Answer], Callable[[Any], None]] = {
             Suggestion: self._suggested,
@@ -191,6 +193,8 @@ class Sweep:
                 if not self._arrivals:
                     self._supply.settle()
             self.display.show()
+        if self.interrupted:
+            self._hear_out()
 
     def _line_up(self) -> None:
         """Waits a moment for suggestions: the longest trial, which is to start first, may be suggested last."""
@@ -207,6 +211,15 @@ class Sweep:
         for answer in answers:
             self._on_answer[type(answer)](answer)
         return bool(answers)
+
+    def _hear_out(self) -> None:
+        """Waits for verdicts that an interruption came before: a later session must not go on with what is stopped."""
+        until = time.monotonic() + HEAR_OUT_WITHIN
+        while self._with_search and self._signals < 2 and time.monotonic() < until:
+            # The engine is not polled: nothing runs there any more.
+            time.sleep(0.001)
+            self._hear()
+        self._records.flush()
 
     def _take_in(self, happened: Happened) -> None:
         if isinstance(happened, Report):
@@ -291,6 +304,7 @@ class Sweep:
         elif verdict.stop and record.state is TrialState.INTERRUPTED:
             self._records.withdrawn(record, TrialState.STOPPED)
         self._let_go(verdict.trial, verdict.attempt)
+        self._with_search.pop((verdict.trial, verdict.attempt), None)
 
     def _replied(self, reply: Reply) -> None:
         record = self._records[reply.trial]
@@ -326,8 +340,8 @@ class Sweep:
 
     def _let_go(self, trial: int, attempt: int) -> None:
         """Has an attempt's report that is with the search acknowledged: once, since a lane adds verdicts up."""
-        if (trial, attempt) in self._with_search:
-            self._with_search.remove((trial, attempt))
+        if self._with_search.get((trial, attempt)):
+            self._with_search[trial, attempt] = False
             self._unacknowledged.append((trial, attempt))
 
     def _hold(self, record: Record) -> None:
@@ -346,7 +360,7 @@ class Sweep:
             return
         record = self._records.reported(report)
         if self._search.judges and not record.withdrawn:
-            self._with_search.add((report.trial, report.attempt))
+            self._with_search[report.trial, report.attempt] = True
             self._search.report(report.trial, report.attempt, report.step, report.value)
         else:
             self._unacknowledged.append((report.trial, report.attempt))
