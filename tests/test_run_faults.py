@@ -118,6 +118,27 @@ def test_a_result_without_a_step_takes_back_no_report_of_a_lost_attempt(run, tmp
     assert [report["step"] for report in trial.history] == [100, 200, 300, 400, 500, 501]
 
 
+def test_an_attempt_that_saves_before_it_restores_counts_from_its_own_beginning(run, tmp_path):
+    killed = tmp_path / "killed"
+
+    def train(config):
+        if killed.exists():
+            with cotune.checkpoint():
+                pass
+        cotune.restore()
+        for _ in range(3):
+            cotune.report({"loss": 1.0}, step=None if killed.exists() else 500)
+            with cotune.checkpoint():
+                pass
+        if not killed.exists():
+            killed.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    (trial,) = run(train, {"x": 1}, trials=1)
+    assert (trial.attempts, [report["step"] for report in trial.history][-1]) == (2, trial.history[0]["step"] + 2)
+    assert trial.history[-1]["step"] < 500
+
+
 def test_a_trial_that_keeps_killing_its_lane_is_failed_by_name(run):
     def train(config):
         if config["x"] == 1:

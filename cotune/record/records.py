@@ -180,7 +180,7 @@ class Records(Mapping[int, Record]):
 
     def retried(self, record: Record, reason: str, *, failed: bool = False) -> None:
         """Notes that a trial starts again; a paused one has only lost its room, and starts once it is promoted."""
-        self._log.write("retry", self.now, trial=record.trial, reason=reason, **({"failed": True} if failed else {}))
+        self._log.write("retry", self.now, trial=record.trial, reason=reason, failed=failed)
         record.failures += failed
         if record.state is not TrialState.PAUSED:
             self._move(record, TrialState.WAITING)

@@ -235,7 +235,9 @@ class TrialSession(ResidentTrial):
             # Only here: an attempt that restores nothing makes all its reports again.
             # The report that a checkpoint was saved ahead of may never have been made.
             self._tally.reports = min(self._folder.reports_at_checkpoint(), self._spec.reports)
-            self._tally.step = self._spec.step
+            if not self._tally.has_saved:
+                # Else that checkpoint stands behind no report of earlier attempts.
+                self._tally.step = self._spec.step
             # True if the earlier attempt had met its stop rule, and the message about its end was lost.
             self.met_stop_rule = self._folder.is_over_at_checkpoint()
             self.leave_if_over()
