@@ -74,7 +74,8 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     cloudpickle sends others; so are those that only their parent knows, such as `torch._C._functions`, to which
     `once_differentiable` refers. A user's function wrapped by `functools.cache` is sent with an empty cache;
     cloudpickle sends its name, which other processes do not find. A `functools.cached_property` is made anew, since
-    it holds a lock before Python 3.12.
+    it holds a lock before Python 3.12. A function that a module's decorator has made of one of the script uses the
+    variables of that module, not a copy of them. Nested classes know which class they are in.
 
     Attributes:
         cells: By id, the variables that functions pickled so far share with others, each with what stands for it.
@@ -110,13 +111,19 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             return found
         make, args, state, *rest, fill = found
         if isinstance(obj, FunctionType):
-            *args, closure = args
+            code, variables, *args, closure = args
+            if (name := _module_with(obj.__globals__)) is not None:
+                variables = _Variables(name)
+                state[1]["__globals__"] = {}
             closure = closure and tuple(map(self._cell, obj.__closure__ or ()))
-            return _function, (make, *args, closure), state, *rest, fill
+            return _function, (make, code, variables, *args, closure), state, *rest, fill
         _complete.add(obj)
         if isinstance(obj, enum.EnumType):
             return _enum(obj, *found)
         self.classes.append(obj)
+        if "<locals>" not in obj.__qualname__:
+            # With it, what is pickled in a lane now could not be: such a class is not found by name.
+            args[3]["__qualname__"] = obj.__qualname__
         return _made_once, (make, *args), state, *rest, functools.partial(_complete_class, fill)
 
     def _module(self, module: ModuleType) -> Any:
@@ -134,6 +141,31 @@ class _Cell:
 
     def __reduce__(self) -> Any:
         return CellType, ()
+
+
+class _Variables:
+    """Stands for the variables of a module, which is imported where they are loaded."""
+
+    def __init__(self, module: str) -> None:
+        self._module = module
+
+    def __reduce__(self) -> Any:
+        return _variables, (self._module,)
+
+
+def _variables(module: str) -> dict[str, Any]:
+    return vars(importlib.import_module(module))
+
+
+def _module_with(variables: dict[str, Any]) -> str | None:
+    """The name of the module whose variables these are; None if other processes cannot import it."""
+    name = variables.get("__name__")
+    module = sys.modules.get(name) if isinstance(name, str) else None
+    if name in (None, "__main__", *cloudpickle.list_registry_pickle_by_value()) or not isinstance(module, ModuleType):
+        return None
+    spec = vars(module).get("__spec__")
+    is_there = spec is not None and spec.name == name and not getattr(spec, "_initializing", False)
+    return name if is_there and vars(module) is variables else None
 
 
 def is_found_by_name(value: Any) -> bool:

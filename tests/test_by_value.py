@@ -4,6 +4,7 @@ import dataclasses
 import enum
 import functools
 import gc
+import importlib
 import pickle
 import sys
 import threading
@@ -105,6 +106,45 @@ def test_a_function_that_calls_itself_travels():
         return number * factorial(number - 1) if number else 1
 
     assert travelled(factorial)(5) == 120
+
+
+@pytest.fixture
+def counting(tmp_path, monkeypatch):
+    """A module whose decorator counts the calls of what it decorates."""
+    (tmp_path / "counting_of_the_user.py").write_text(
+        "import functools\n"
+        "calls = {}\n"
+        "def counted(function):\n"
+        "    @functools.wraps(function)\n"
+        "    def called(*arguments):\n"
+        "        calls[function.__name__] = calls.get(function.__name__, 0) + 1\n"
+        "        return function(*arguments)\n"
+        "    return called\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    yield importlib.import_module("counting_of_the_user")
+    sys.modules.pop("counting_of_the_user", None)
+
+
+def test_a_decorator_of_a_module_uses_that_module_and_no_copy_of_its_variables(counting):
+    blob = by_value.dumps(counting.counted(lambda: 3))
+    del sys.modules["counting_of_the_user"]
+    decorated = pickle.loads(blob)
+    assert (decorated(), decorated()) == (3, 3)
+    assert sys.modules["counting_of_the_user"] is not counting
+    assert (sys.modules["counting_of_the_user"].calls, counting.calls) == ({"<lambda>": 2}, {})
+
+
+def test_a_decorator_of_a_module_that_nobody_can_import_travels_with_copies(counting):
+    counting.__spec__ = None
+    decorated = travelled(counting.counted(lambda: 3))
+    assert decorated() == 3
+    assert (decorated.__globals__["calls"], counting.calls) == ({"<lambda>": 1}, {})
+
+
+def test_nested_classes_know_where_they_are():
+    there = as_elsewhere(type("Config", (), {"__module__": "__main__", "__qualname__": "Model.Config"}))
+    assert there.__qualname__ == "Model.Config"
 
 
 def enums():

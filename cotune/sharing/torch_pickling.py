@@ -7,9 +7,11 @@ A model, its hooks and its optimizer may be globals of the user's script. Withou
 from __future__ import annotations
 
 import copyreg
+import functools
 import sys
 import warnings
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any, NamedTuple
 
 
@@ -38,9 +40,18 @@ def reduced(value: Any) -> Any:
         is_shared = value.device.type == "cpu" and value.is_shared()
         return _untyped, (*_typed(value, torch.uint8).__reduce__(), is_shared)
     optimizer: Any = getattr(getattr(torch, "optim", None), "Optimizer", ())
+    if getattr(value, "hooked", False) and isinstance(value, FunctionType):
+        path, _, _ = value.__qualname__.rpartition(".")
+        return _step_with_hooks, (functools.reduce(getattr, path.split("."), sys.modules[value.__module__]),)
     if isinstance(value, optimizer) and type(value).__getstate__ is optimizer.__getstate__:
         return copyreg.__newobj__, (type(value),), dict(vars(value))  # type: ignore[attr-defined]
     return NotImplemented
+
+
+def _step_with_hooks(optimizer: Any) -> Any:
+    """The `step` of a class of optimizers, to which torch adds the hooks when an optimizer of it is made."""
+    optimizer.__new__(optimizer)._patch_step_function()
+    return optimizer.step
 
 
 def _tensor(tensor: Any) -> Any:

@@ -5,7 +5,9 @@ import types
 
 import pytest
 import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from cotune.sharing.inside.script_classes import ScriptClasses
 from cotune.sharing.pickling import dumps
 
 
@@ -170,6 +172,32 @@ def test_an_optimizer_travels_with_its_own_attributes_and_hooks():
     scheduler.step()
     assert optimizer.param_groups[0]["lr"] == pytest.approx(0.1)
     assert optimizer.param_groups[0]["params"][0] is model.weight
+
+
+def test_each_step_of_an_optimizer_of_the_script_is_heard_of_where_it_is_sent(monkeypatch):
+    class Own(torch.optim.Optimizer):
+        def step(self):
+            return None
+
+    def with_scheduler(optimizer):
+        return torch.optim.lr_scheduler.StepLR(optimizer, 1).optimizer
+
+    parameter = torch.nn.Parameter(torch.zeros(1))
+    optimizers = [with_scheduler(torch.optim.SGD([parameter], lr=1.0)), with_scheduler(Own([parameter], {"lr": 1.0}))]
+    blob = dumps(optimizers, "the trainable")
+    # As where no optimizer of the class has been made yet.
+    monkeypatch.setattr(torch.optim.SGD, "step", torch.optim.SGD.step.__wrapped__)
+    here, there = ScriptClasses(inherits=False), ScriptClasses(inherits=False)
+    here.leave()
+    there.enter()
+    sent = pickle.loads(blob)
+    here.enter()
+    heard = []
+    handle = register_optimizer_step_post_hook(lambda optimizer, arguments, named: heard.append(optimizer))
+    for optimizer in sent:
+        optimizer.step()
+    handle.remove()
+    assert heard == sent
 
 
 def test_a_tensor_that_says_how_it_travels_does_so():

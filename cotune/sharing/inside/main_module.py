@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from types import FunctionType
+from types import FunctionType, SimpleNamespace
 from typing import Any
 
 from cotune.sharing.named import Named, load
@@ -35,6 +35,9 @@ class MainModule:
         self._names |= {one.__name__: one for one in own if _is_of_script(one)}
         for names in {id(function.__globals__): function.__globals__ for function in functions}.values():
             self._names |= {name: value for name, value in names.items() if not name.startswith("__")}
+        for cls in classes:
+            if cls.__module__ == "__main__" and "<locals>" not in cls.__qualname__:
+                _place(self._names, cls)
 
     def enter(self) -> None:
         """Puts the names into the main module."""
@@ -48,6 +51,24 @@ class MainModule:
             if main.get(name) is value:
                 del main[name]
         self._names = {}
+
+
+class _Outer(SimpleNamespace):
+    """Stands for a class that has not come with those nested in it."""
+
+
+def _place(names: dict[str, Any], cls: type) -> None:
+    """Has a nested class be found by its name, which begins with that of the outermost."""
+    outermost, *inner = cls.__qualname__.split(".")
+    if not inner:
+        return
+    outer = names.setdefault(outermost, _Outer())
+    for name in inner[:-1]:
+        if isinstance(outer, _Outer):
+            vars(outer).setdefault(name, _Outer())
+        outer = getattr(outer, name, None)
+    if isinstance(outer, _Outer):
+        setattr(outer, inner[-1], cls)
 
 
 def _is_of_script(one: type | FunctionType) -> bool:

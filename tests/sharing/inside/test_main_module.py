@@ -88,6 +88,20 @@ def test_classes_that_came_with_objects_can_be_pickled_by_name(script):
     assert not hasattr(sys.modules["__main__"], "SettingsOfTheScript")
 
 
+def test_nested_classes_are_found_also_where_only_they_have_come(script):
+    def nested(name):
+        return type(name.rpartition(".")[2], (), {"__module__": "__main__", "__qualname__": name})
+
+    config, deeper, known = nested("Model.Config"), nested("Model.Data.Config"), nested("Known.Config")
+    outer = type("Known", (), {"__module__": "__main__", "Config": known})
+    main = MainModule([script], [config, deeper, known, outer])
+    main.enter()
+    assert [type(pickle.loads(pickle.dumps(cls()))) for cls in (config, deeper, known)] == [config, deeper, known]
+    assert sys.modules["__main__"].Known is outer
+    main.leave()
+    assert not hasattr(sys.modules["__main__"], "Model")
+
+
 def test_a_successor_with_the_same_names_keeps_its_own(script):
     other = FunctionType(code.__code__, {"__name__": "__main__", "helper_of_the_script": 2}, "train")
     first, second = MainModule([script]), MainModule([other])
