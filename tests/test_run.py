@@ -4,6 +4,7 @@ import functools
 import json
 import os
 import signal
+import sys
 import threading
 import time
 from pathlib import Path
@@ -580,15 +581,21 @@ def test_a_report_from_a_thread_of_the_trial_gives_no_turn_away_that_its_own_thr
 
 
 @pytest.mark.parametrize("joins", [True, False])
-def test_a_trial_whose_own_thread_only_waits_for_the_one_that_trains_shares_its_turns(run, joins):
+def test_a_trial_whose_own_thread_only_waits_for_the_one_that_trains_shares_its_turns(run, joins, tmp_path):
+    begun = tmp_path / "begun"
+    begun.mkdir()
+
     def train(config):
         import concurrent.futures
         import threading
 
         def work():
-            for step in range(200):
+            (begun / str(cotune.trial_id())).touch()
+            for step in range(3000):
                 time.sleep(0.002)
                 cotune.report({"loss": 1.0, "at": time.monotonic()}, step=step)
+                if step >= 20 and len(os.listdir(begun)) == 2:
+                    break
 
         if joins:
             thread = threading.Thread(target=work)
@@ -615,6 +622,7 @@ def test_a_shared_object_whose_making_reports_is_made_while_a_lane_mate_waits_fo
     assert [trial.metrics["loss"] for trial in results] == [2.0] * 3
 
 
+@pytest.mark.skipif(sys.version_info >= (3, 14), reason="from Python 3.14 on asyncio.get_event_loop() makes no loop")
 def test_a_trial_has_an_event_loop_of_its_own(run):
     def train(config):
         import asyncio
