@@ -112,7 +112,8 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         make, args, state, *rest, fill = found
         if isinstance(obj, FunctionType):
             code, variables, *args, closure = args
-            if (name := _module_with(obj.__globals__)) is not None:
+            # Only a decorator's: to import the module of a function that was made within another may do much more.
+            if (name := _module_with(obj.__globals__)) not in (None, obj.__module__):
                 variables = _Variables(name)
                 state[1]["__globals__"] = {}
             closure = closure and tuple(map(self._cell, obj.__closure__ or ()))

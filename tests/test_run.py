@@ -622,6 +622,36 @@ def test_a_shared_object_whose_making_reports_is_made_while_a_lane_mate_waits_fo
     assert [trial.metrics["loss"] for trial in results] == [2.0] * 3
 
 
+@pytest.mark.parametrize("joins", [True, False])
+def test_steps_of_a_thread_for_whose_end_the_trials_own_waits_are_iterations(run, joins):
+    torch = pytest.importorskip("torch")
+
+    def train(config):
+        import concurrent.futures
+        import threading
+
+        from cotune import session
+
+        def fit():
+            parameter = torch.nn.Parameter(torch.ones(1))
+            optimizer = torch.optim.SGD([parameter])
+            for _ in range(5):
+                parameter.grad = torch.ones(1)
+                optimizer.step()
+
+        if joins:
+            thread = threading.Thread(target=fit)
+            thread.start()
+            thread.join()
+        else:
+            with concurrent.futures.ThreadPoolExecutor(1) as pool:
+                pool.submit(fit).result()
+        cotune.report({"loss": 1.0, "iterations": session.current()._iterations})
+
+    results = run(train, {"x": 1}, trials=2, lanes=1)
+    assert [trial.metrics["iterations"] for trial in results] == [5, 5]
+
+
 @pytest.mark.skipif(sys.version_info >= (3, 14), reason="from Python 3.14 on asyncio.get_event_loop() makes no loop")
 def test_a_trial_has_an_event_loop_of_its_own(run):
     def train(config):

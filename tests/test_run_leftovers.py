@@ -125,7 +125,8 @@ def test_what_a_trial_has_redirected_stays_so_when_others_have_had_the_turn(run)
     assert [trial.metrics["caught"] for trial in results] == [f"{n}\n" * 12 for n in range(3)]
 
 
-def test_every_trial_is_compiled_as_when_it_is_alone(run):
+@pytest.mark.parametrize("residents", [1, 2])
+def test_every_trial_is_compiled_as_when_it_is_alone(run, residents):
     pytest.importorskip("torch")
 
     def train(config):
@@ -140,11 +141,43 @@ def test_every_trial_is_compiled_as_when_it_is_alone(run):
 
         # The code of `Sequential` is the same for all, and torch compiles that eight times in a process.
         model = torch.nn.Sequential(*(torch.nn.Linear(2, 2) for _ in range(1 + cotune.trial_id())))
-        torch.compile(model, backend=backend)(torch.ones(1, 2))
+        model = torch.compile(model, backend=backend)
+        for _ in range(2):
+            model(torch.ones(1, 2))
+            cotune.report({"loss": 0.0})
         return {"loss": 0.0, "compiled": compiled}
 
-    results = run(train, {"x": 1}, trials=11, lanes=1)
+    results = run(train, {"x": 1}, trials=11, lanes=1, residents=residents)
     assert {trial.metrics["compiled"] for trial in results} == {1}
+
+
+def test_what_a_lane_mate_holds_when_the_first_trial_ends_is_collected_like_everything_else(run, tmp_path):
+    begun = tmp_path / "begun"
+
+    def train(config):
+        import weakref
+
+        class Loop:
+            pass
+
+        held = cotune.shared("held", list)
+        left = sum(one() is not None for number, one in held if number != cotune.trial_id())
+        loop = Loop()
+        loop.itself = loop
+        held.append((cotune.trial_id(), weakref.ref(loop)))
+        if cotune.trial_id() == 0:
+            # The first one ends while the second has its object.
+            while not begun.exists():
+                cotune.report({"loss": 0.0})
+        elif cotune.trial_id() == 1:
+            begun.touch()
+            while left == 0 and len(held) < 3:
+                cotune.report({"loss": 0.0})
+        return {"loss": 0.0, "left": left}
+
+    results = run(train, {"x": 1}, trials=6, lanes=1, residents=2)
+    # At the third's beginning the second's is still in use.
+    assert [trial.metrics["left"] for trial in results][3:] == [0, 0, 0]
 
 
 def test_reports_of_several_threads_are_made_one_after_the_other(run):

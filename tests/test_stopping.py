@@ -184,6 +184,31 @@ def test_what_a_library_raises_for_what_is_to_end_the_trial_ends_it(run):
     assert "callback raised TrialStopped" in (trial.folder / "log.txt").read_text()
 
 
+@pytest.mark.parametrize("how", ["group", "exit"])
+def test_one_that_leaves_by_way_of_another_exception_is_done_all_the_same(run, how):
+    def train(config):
+        import asyncio
+        import sys
+
+        async def epochs():
+            for step in itertools.count():
+                cotune.report({"loss": 1.0 / (1 + step)})
+
+        async def in_group():
+            async with asyncio.TaskGroup() as group:
+                group.create_task(epochs())
+
+        if how == "group":
+            asyncio.run(in_group())
+        try:
+            asyncio.run(epochs())
+        except BaseException:
+            sys.exit(1)
+
+    (trial,) = run(train, {"x": 1.0}, stop={"training_iteration": 3})
+    assert (trial.state, len(trial.history)) == ("done", 3)
+
+
 def test_a_trainable_that_fails_after_its_last_report_has_failed(run):
     def train(config):
         cotune.report({"loss": 1.0})

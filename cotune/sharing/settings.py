@@ -17,8 +17,11 @@ from functools import partial
 from importlib.machinery import ModuleSpec
 from typing import Any
 
+from cotune.sharing.compiler_settings import compiler_settings
 from cotune.sharing.torch_flags import Setting, torch_flags
 
+# The least double above 0.
+_LEAST = 5e-324
 # What the script has set, pickled: in a lane not all that it needs is imported yet.
 _script: dict[str, bytes] = {}
 
@@ -40,7 +43,7 @@ def take_over(script: Mapping[str, bytes]) -> None:
 
 def take_over_torch(*, on_gpu: bool) -> None:
     """Sets what was told of torch, for a thread that has just imported it."""
-    _take_over(_of_torch() | _device(on_gpu))
+    _take_over(_of_torch() | _of_libraries() | _device(on_gpu))
 
 
 def take_over_in_thread(*, on_gpu: bool) -> None:
@@ -95,7 +98,15 @@ def _of_libraries() -> dict[str, Setting]:
     sklearn: Any = sys.modules.get("sklearn")
     if hasattr(sklearn, "set_config"):
         found["sklearn"] = sklearn.get_config, lambda value: sklearn.set_config(**value)
-    return found
+    torch: Any = sys.modules.get("torch")
+    if hasattr(torch, "set_flush_denormal"):
+        found["denormals"] = _flushes_denormals, torch.set_flush_denormal
+    return found | compiler_settings()
+
+
+def _flushes_denormals() -> bool:
+    """Whether this thread's processor takes numbers too small for full precision for 0."""
+    return _LEAST * 1.0 == 0.0
 
 
 def _device(on_gpu: bool) -> dict[str, Setting]:

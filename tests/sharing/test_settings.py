@@ -38,6 +38,8 @@ def found():
         "text": str(np.array([1 / 3])),
         "depth": sys.getrecursionlimit(),
         "timeout": socket.getdefaulttimeout(),
+        "compiler": torch._dynamo.config.recompile_limit,
+        "denormals": float(torch.tensor([1e-310], dtype=torch.float64) * 0.5),
     }
 
 def train(config):
@@ -58,6 +60,8 @@ if __name__ == "__main__":
     np.set_printoptions(precision=2)
     sys.setrecursionlimit(3333)
     socket.setdefaulttimeout(7)
+    torch._dynamo.config.recompile_limit = 31
+    torch.set_flush_denormal(True)
     warnings.filterwarnings("ignore", category=Remark)
     warnings.filterwarnings("ignore", "boom")
     results = cotune.run(train, {"x": cotune.uniform(0, 1)}, metric="loss", trials=3, devices=["cpu:0@2GiB"], lanes=1)
@@ -74,6 +78,7 @@ def test_what_a_script_has_set_holds_in_each_of_its_trials(tmp_path):
     assert done.returncode == 0, done.stderr
     of_script, *of_trials = json.loads(done.stdout.splitlines()[-1])
     assert (of_script["type"], of_script["shown"]) == ("torch.float64", ["other"])
+    assert (of_script["compiler"], of_script["denormals"]) == (31, 0.0)
     assert [{name: trial[name] for name in of_script} for trial in of_trials] == [of_script] * 3
 
 

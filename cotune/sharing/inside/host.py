@@ -304,8 +304,9 @@ class Host(ABC):
             disarm()
         forget_compiled(shared=shared)
         gc.collect()
-        if not self._warm:
-            # The first trial's imports stay for good; without the freeze every full collection would scan them.
+        if not self._warm and not shared:
+            # The first trial's imports stay for good; without the freeze every full collection would scan them. What a
+            # lane-mate holds does not stay.
             self._warm = True
             gc.freeze()
         self.memory.trim(shared=shared)
@@ -318,8 +319,12 @@ class Host(ABC):
 
     def _after_step(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
         trial: Any = session.bound()
-        if trial is not None:
-            trial.after_step(optimizer)
+        if trial is None:
+            # A thread that a trial has started counts for it while the trial's own only waits for its end.
+            trial = session.starter_of(threading.current_thread())
+            if trial is None or not trial.is_waiting_here():
+                return
+        trial.after_step(optimizer)
 
     def _torch_loaded(self) -> None:
         """Called once torch is imported; does the part of the running trial's set-up that needs torch."""

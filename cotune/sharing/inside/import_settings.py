@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from itertools import takewhile
 from typing import Any
 
+from cotune.sharing.compiler_settings import compiler_settings
 from cotune.sharing.inside import torch_state
 from cotune.sharing.inside.context import encoded_environment, processes, set_environment
 from cotune.sharing.settings import OF_PYTHON, filters_changed, of_thread
@@ -39,7 +40,10 @@ class ImportSettings:
     """
 
     def __init__(self) -> None:
-        self._made: dict[Any, tuple[Callable[[Any], Any], Any]] = {}
+        # Those of the compiler are of this thread, which has done the lane's imports, and no trial's has them.
+        self._made: dict[Any, tuple[Callable[[Any], Any], Any]] = {
+            name: (put, get()) for name, (get, put) in compiler_settings().items() if get()
+        }
         self._filters: list[Any] = []
         self.handlers: list[logging.Handler] = []
         self._environment: dict[bytes, bytes] = {}

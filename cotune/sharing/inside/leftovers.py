@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from cotune.sharing.compiler_settings import default, set_default
 from cotune.sharing.cpu import has_children
 from cotune.sharing.inside.dynamo import dynamo_if_loaded
 
@@ -49,9 +50,9 @@ def forget_compiled(*, shared: bool) -> None:
     backends = getattr(getattr(compiler, "eval_frame", None), "cached_backends", {})
     if any(backend is not None for backend in backends.values()):
         for limit in ("cache_size_limit", "accumulated_cache_size_limit"):
-            now = getattr(compiler.config, limit)
+            now = default(compiler.config, limit)
             first = _first_limits.setdefault(limit, now)
-            setattr(compiler.config, limit, now + 8 if shared else first)
+            set_default(compiler.config, limit, now + 8 if shared else first)
         if not shared:
             _first_limits.clear()
             compiler.reset()

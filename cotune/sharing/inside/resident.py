@@ -148,6 +148,10 @@ class ResidentTrial(session.Session):
         """Whether the calling thread is the one that runs the trainable."""
         return session.bound() is self
 
+    def is_waiting_here(self) -> bool:
+        """Whether the thread that runs the trainable waits for the end of the calling one."""
+        return self._waits.is_waited_for()
+
     def no_draws(self, seed: int | None = None) -> AbstractContextManager[None]:
         """Makes what is drawn from the random generators meanwhile, seeded if need be, count for nothing."""
         return self._context.no_draws(seed) if self._context is not None else nullcontext()
@@ -235,7 +239,7 @@ class ResidentTrial(session.Session):
         is_early = self._sent_iterations < self._iterations <= FIRST_MEASURED
         # A thread that the trial has started may not give the turn away while the trial's own goes on: that would draw
         # from a lane-mate's generators.
-        may_leave = self.runs_here() or self._waits.is_waited_for()
+        may_leave = self.runs_here() or self.is_waiting_here()
         rests = may_leave and self._waits.is_pausing and not self._loan.is_open and not self._goes_on
         if self._stop and not self._goes_on:
             # `_end` sends the last progress.

@@ -344,7 +344,7 @@ class TrialSession(ResidentTrial):
         returned = None
         try:
             returned = trainable.call(function, config)
-        except (TrialStopped, Exception) as error:
+        except BaseException as error:
             if not self._has_left(error):
                 raise
             traceback.clear_frames(error.__traceback__)
@@ -360,7 +360,8 @@ class TrialSession(ResidentTrial):
         """Whether the trainable has ended with this error because its stop rule is met."""
         if not self.met_stop_rule or isinstance(error, TrialStopped):
             return self.met_stop_rule
-        # Native code that calls back, such as CatBoost's, raises an error of its own for the one that it was told.
+        # What it was told may come back as another error: that of native code that calls back (CatBoost), of a group
+        # of tasks, or of a trainable that ends with sys.exit().
         is_told = self._met_heard > 0 and not isinstance(error, MemoryError)
         if is_told:
             traceback.print_exception(error)
