@@ -180,6 +180,37 @@ def test_what_a_lane_mate_holds_when_the_first_trial_ends_is_collected_like_ever
     assert [trial.metrics["left"] for trial in results][3:] == [0, 0, 0]
 
 
+@pytest.mark.parametrize("used_in", ["annotation", "compiled", "divergence"])
+def test_classes_of_the_script_and_their_variables_go_with_the_trial_whatever_has_noted_them(run, used_in):
+    torch = pytest.importorskip("torch")
+
+    class Own(torch.nn.Module if used_in == "compiled" else torch.distributions.Normal):
+        def forward(self, x):
+            return x + 1
+
+    def train(config):
+        import colorsys
+        import typing
+        import weakref
+
+        import torch
+
+        # The lane's, and no object of cotune.shared, whose classes later trials inherit.
+        seen = vars(colorsys).setdefault("seen", [])
+        left = sum(cls() is not None for cls in seen)
+        seen.append(weakref.ref(Own))
+        if used_in == "annotation":
+            assert typing.get_args(typing.Optional[Own])  # noqa: UP045 - this is what fills the caches
+        elif used_in == "compiled":
+            torch.compile(Own(), backend="eager")(torch.ones(2))
+        else:
+            torch.distributions.kl_divergence(Own(0.0, 1.0), Own(1.0, 1.0))
+        return {"loss": 0.0, "left": left}
+
+    results = run(train, {"x": 1}, trials=4, lanes=1)
+    assert [trial.metrics["left"] for trial in results] == [0] * 4
+
+
 def test_reports_of_several_threads_are_made_one_after_the_other(run):
     def train(config):
         import threading

@@ -24,6 +24,7 @@ from cotune.sharing.torch_flags import Setting, torch_flags
 _LEAST = 5e-324
 # What the script has set, pickled: in a lane not all that it needs is imported yet.
 _script: dict[str, bytes] = {}
+_come: set[str] = set()
 
 
 def of_script() -> dict[str, bytes]:
@@ -38,7 +39,13 @@ def of_script() -> dict[str, bytes]:
 def take_over(script: Mapping[str, bytes]) -> None:
     """Sets what `of_script` told, in this process; threads have settings of their own, see `take_over_in_thread`."""
     _script.update(script)
+    _come.update(script)
     _take_over(_of_process())
+
+
+def has_come(name: str) -> bool:
+    """Whether it was told how a script has set this."""
+    return name in _come
 
 
 def take_over_torch(*, on_gpu: bool) -> None:
@@ -98,6 +105,9 @@ def _of_libraries() -> dict[str, Setting]:
     sklearn: Any = sys.modules.get("sklearn")
     if hasattr(sklearn, "set_config"):
         found["sklearn"] = sklearn.get_config, lambda value: sklearn.set_config(**value)
+    keras: Any = sys.modules.get("keras")
+    if hasattr(getattr(keras, "config", None), "set_dtype_policy"):
+        found["keras"] = keras.config.dtype_policy, keras.config.set_dtype_policy
     torch: Any = sys.modules.get("torch")
     if hasattr(torch, "set_flush_denormal"):
         found["denormals"] = _flushes_denormals, torch.set_flush_denormal

@@ -19,6 +19,7 @@ import json, socket, sys, warnings
 import numpy as np
 import torch
 import cotune
+import sets_too
 
 class Remark(UserWarning):
     pass
@@ -44,6 +45,7 @@ def found():
 
 def train(config):
     before = found()
+    sets_too.used()
     # What a trial sets itself is its own.
     torch.set_default_dtype(torch.float16)
     np.seterr(over="ignore")
@@ -72,6 +74,10 @@ if __name__ == "__main__":
 def test_what_a_script_has_set_holds_in_each_of_its_trials(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
+    # The script sets something else after the import.
+    (tmp_path / "sets_too.py").write_text(
+        "import numpy, torch\nnumpy.seterr(over='ignore')\ntorch.set_default_dtype(torch.float32)\ndef used(): pass\n"
+    )
     environment = os.environ | {"COTUNE_STORAGE": str(tmp_path / "runs")}
     command = [sys.executable, script]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment, check=False)

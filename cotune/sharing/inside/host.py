@@ -27,7 +27,14 @@ from cotune.sharing.inside.dynamo import defer_dynamo
 from cotune.sharing.inside.ending import Ending
 from cotune.sharing.inside.graph_trees import give_graph_trees, keep_graphs_apart
 from cotune.sharing.inside.import_settings import ImportSettings
-from cotune.sharing.inside.leftovers import children, disarm, forget_compiled, has_process_group, open_files
+from cotune.sharing.inside.leftovers import (
+    children,
+    disarm,
+    forget_compiled,
+    forget_types,
+    has_process_group,
+    open_files,
+)
 from cotune.sharing.inside.pools import idle_pool
 from cotune.sharing.inside.quiet_imports import quiet_imports
 from cotune.sharing.inside.resident import ResidentTrial
@@ -303,6 +310,7 @@ class Host(ABC):
         if not shared:
             disarm()
         forget_compiled(shared=shared)
+        forget_types()
         gc.collect()
         if not self._warm and not shared:
             # The first trial's imports stay for good; without the freeze every full collection would scan them. What a

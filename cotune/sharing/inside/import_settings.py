@@ -19,7 +19,7 @@ from typing import Any
 from cotune.sharing.compiler_settings import compiler_settings
 from cotune.sharing.inside import torch_state
 from cotune.sharing.inside.context import encoded_environment, processes, set_environment
-from cotune.sharing.settings import OF_PYTHON, filters_changed, of_thread
+from cotune.sharing.settings import OF_PYTHON, filters_changed, has_come, of_thread
 from cotune.sharing.torch_flags import Setting
 
 # Those of the script do not travel: in a lane its globals, its way to log and its processes are others.
@@ -50,6 +50,16 @@ class ImportSettings:
         self._removed: set[bytes] = set()
         self._first: list[str] = []
         self._last: list[str] = []
+        self._is_known = False
+
+    @contextlib.contextmanager
+    def known(self) -> Iterator[None]:
+        """For imports of modules that the script has imported, too: it may have set something else since."""
+        self._is_known = True
+        try:
+            yield
+        finally:
+            self._is_known = False
 
     @contextlib.contextmanager
     def noted(self, *, with_filters: bool = True) -> Iterator[None]:
@@ -68,6 +78,9 @@ class ImportSettings:
             for name, (get, put) in _settings().items():
                 value = get()
                 if name not in before or value == before[name]:
+                    continue
+                if self._is_known and has_come(name):
+                    put(before[name])
                     continue
                 if isinstance(value, dict):
                     # The rest may be the trial's own.

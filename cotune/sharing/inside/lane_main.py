@@ -172,6 +172,11 @@ class ForkedHost(Host):
 
     def load(self, spec: TrialSpec) -> tuple[Any, Any]:
         """Loads the trainable and the config, anew for every trial, so that no trial sees another's module globals."""
+        # What this imports the script has imported, too.
+        with self.imported.known():
+            return self._load(spec)
+
+    def _load(self, spec: TrialSpec) -> tuple[Any, Any]:
         for name in self.options.imports:
             # If the trainable needs the module, it raises the error itself.
             with contextlib.suppress(Exception):

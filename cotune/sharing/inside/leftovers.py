@@ -10,6 +10,8 @@ import signal
 import sys
 import threading
 import time
+import typing
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -56,6 +58,23 @@ def forget_compiled(*, shared: bool) -> None:
         if not shared:
             _first_limits.clear()
             compiler.reset()
+            _forget_guards()
+
+
+def _forget_guards() -> None:
+    """Drops what torch would call at the end of modules of its own, and what keeps the variables of each trial."""
+    # A table of Python's own that is not public. Without it there is nothing to drop.
+    for finalizer, told in list(getattr(weakref.finalize, "_registry", {}).items()):
+        called = getattr(told.func, "func", told.func)
+        if type(getattr(called, "__self__", None)).__name__ == "CheckFunctionManager":
+            finalizer.detach()
+
+
+def forget_types() -> None:
+    """Empties the caches of `typing` and torch, whose entries would keep a trial's classes, and so its variables."""
+    for clear in getattr(typing, "_cleanups", ()):
+        clear()
+    getattr(sys.modules.get("torch.distributions.kl"), "_KL_MEMOIZE", {}).clear()
 
 
 def has_process_group() -> bool:

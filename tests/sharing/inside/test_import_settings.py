@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import cotune
+from cotune.sharing import settings
 from cotune.sharing.inside.import_settings import ImportSettings
 
 MODULE = """
@@ -149,6 +150,21 @@ def test_what_was_set_before_an_import_is_none_of_its_doing():
     assert len(warnings.filters) == len(filters) + 1
     sys.setrecursionlimit(limit)
     warnings.filters[:] = filters
+
+
+def test_what_the_script_has_set_outlasts_modules_that_it_has_imported_before(monkeypatch):
+    monkeypatch.setattr(settings, "_come", {"errors of numpy"})
+    imported, depth = ImportSettings(), sys.getrecursionlimit()
+    with np.errstate(over="raise"):
+        with imported.known(), imported.noted():
+            np.seterr(over="ignore")
+            # Of this nothing has come: the module's holds.
+            sys.setrecursionlimit(depth + 1)
+        assert np.geterr()["over"] == "raise"
+        sys.setrecursionlimit(depth)
+        imported.apply()
+        assert (np.geterr()["over"], sys.getrecursionlimit()) == ("raise", depth + 1)
+        sys.setrecursionlimit(depth)
 
 
 def test_what_is_looked_up_first_stays_first(monkeypatch):
