@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import math
 import os
 import re
 import resource
@@ -55,13 +56,13 @@ class CpuMemory(LaneMemory):
         while len(os.pread(self._status, self._length, 0)) == self._length:
             self._length *= 2
         self._context = self._quota = self._bare = 0
-        self._limit = resource.RLIM_INFINITY
+        self._limit = math.inf
         # Reasons to lift the cap: a trial unwinds, libraries are being loaded, threads are being started.
         self._is_relaxed = False
         self._spare = bytes(SPARE)
         self._loading = 0
-        # A list, since its changes are atomic.
-        self._starting: list[None] = []
+        # For each start under way, by how much it raises the cap. A list, since its changes are atomic.
+        self._starting: list[float] = []
         self._resident = 0
 
     def start(self) -> int:
@@ -104,13 +105,14 @@ class CpuMemory(LaneMemory):
     def is_short(self) -> bool:
         return self._limit - self._reserved() < HEADROOM // 2
 
-    def uncap(self) -> None:
-        self._starting.append(None)
+    def uncap(self, spare: float = math.inf) -> None:
+        self._starting.append(spare)
         self._apply()
 
     def cap(self) -> None:
-        with contextlib.suppress(IndexError):
-            self._starting.pop()
+        with contextlib.suppress(ValueError):
+            # Of the others the one that needs most may still be under way.
+            self._starting.remove(min(self._starting))
         self._apply()
 
     @contextlib.contextmanager
@@ -155,8 +157,9 @@ class CpuMemory(LaneMemory):
             put = soft
 
     def _wanted(self, hard: int) -> int:
-        is_lifted = self._is_relaxed or self._loading or self._starting
-        soft = resource.RLIM_INFINITY if is_lifted else self._limit
+        limit = self._limit + max(self._starting, default=0.0)
+        is_lifted = self._is_relaxed or self._loading or limit == math.inf
+        soft = resource.RLIM_INFINITY if is_lifted else int(limit)
         if hard != resource.RLIM_INFINITY and (soft == resource.RLIM_INFINITY or soft > hard):
             return hard
         return soft

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from abc import ABC, abstractmethod
 
 
@@ -49,8 +50,12 @@ class LaneMemory(ABC):
         """Whether memory was refused since an attempt last ended, or next to none is left."""
         return False
 
-    def uncap(self) -> None:  # noqa: B027 - not every cap keeps threads from starting
-        """Lifts the cap for the start of a thread, which must not fail; that thread calls `cap()`."""
+    def uncap(self, spare: float = math.inf) -> None:  # noqa: B027 - not every cap keeps threads from starting
+        """Lifts the cap for a start of a thread or process, which must not fail; what starts calls `cap()`.
+
+        Args:
+            spare: Bytes by which the cap is raised.
+        """
 
     def cap(self) -> None:  # noqa: B027
         """Puts the cap back, unless it is lifted for other reasons too."""

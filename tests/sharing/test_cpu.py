@@ -241,6 +241,25 @@ def test_of_two_threads_that_start_the_first_to_run_leaves_the_cap_lifted_for_th
     assert (first, second) == (True, False)
 
 
+def test_a_thread_that_starts_raises_the_cap_and_does_not_lift_it_for_lane_mates():
+    within, of_process, after = in_own_process("""
+        import resource
+        limit = lambda: resource.getrlimit(resource.RLIMIT_DATA)[0]
+        memory.set_quota(memory.start() + 64 * MIB)
+        before = limit()
+        memory.uncap(8 * MIB)
+        within = limit() - before
+        # For a process that starts beside it, it is lifted.
+        memory.uncap()
+        memory.cap()
+        of_process = limit()
+        memory.cap()
+        tell(within, of_process, limit() - before)
+    """)
+    assert (within, after) == (8 * MIB, 0)
+    assert of_process == resource.RLIM_INFINITY
+
+
 def test_what_a_lane_holds_is_what_it_costs_and_a_quota_below_that_does_not_hold():
     context, bare, held, told = in_own_process("""
         context = memory.start()

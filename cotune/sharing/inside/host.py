@@ -47,6 +47,8 @@ from cotune.trial import Outcome
 
 # The memory reserved for the stacks of threads counts against the quota of a CPU lane.
 _SMALL_STACK = 2 * MIB
+# Bytes that a thread may take besides its stack before it runs, and others meanwhile.
+THREAD_TAKES = 64 * MIB
 # Seconds without a boundary after which the memory figures on the page are read anew.
 LOOK_AFTER = 1.0
 # The number of the first hook of torch that is registered in a lane.
@@ -151,8 +153,10 @@ class Host(ABC):
         threading.settrace(self._tracing[0])
         threading.setprofile(self._tracing[1])
         sys.excepthook, threading.excepthook = self._excepthooks
-        # Without memory for its stack a thread ends before it begins, and start() waits for ever.
-        self.memory.uncap()
+        # Without memory for its stack a thread ends before it begins, and start() waits for ever. A lane-mate that
+        # computes meanwhile must not get all there is.
+        stack = self._limits[resource.RLIMIT_STACK][0]
+        self.memory.uncap(THREAD_TAKES + (0 if stack == resource.RLIM_INFINITY else stack))
         try:
             with self.full_stacks():
                 threading.Thread(target=run, name=f"trial-{trial}", daemon=True).start()
