@@ -130,12 +130,16 @@ def _scheduler(scheduler: TrialScheduler | str | None) -> TrialScheduler:
             ) from None
     if not isinstance(scheduler, TrialScheduler):
         raise InputError(f"scheduler={scheduler!r} is no scheduler of Ray Tune", hint="write colocate(ASHAScheduler())")
+    _check_measures(scheduler)
+    return scheduler
+
+
+def _check_measures(scheduler: Any) -> None:
     if isinstance(scheduler, ResourceChangingScheduler):
         raise InputError(
             "a ResourceChangingScheduler decides what each trial gets, which here is measured",
-            hint="wrap the scheduler inside it instead: colocate(base_scheduler)",
+            hint="give Tune the scheduler inside it in its place: scheduler=colocate(base_scheduler)",
         )
-    return scheduler
 
 
 def _check(gpus: object, lanes: object, residents: object, margin: object, isolation: object) -> None:
@@ -178,6 +182,7 @@ def _colocated(base: Any) -> type[TrialScheduler]:
                 self._cotune_fractions.prepare(trial)
             else:
                 controller = _private.controller_behind(tune_controller)
+                _check_measures(controller._scheduler_alg)
                 mends.keep_awaited_checkpoints(controller)
                 admit(controller, trial, self._cotune_options)
             super().on_trial_add(tune_controller, trial, **kwargs)

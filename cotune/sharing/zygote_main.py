@@ -8,6 +8,7 @@ from __future__ import annotations
 import array
 import contextlib
 import ctypes
+import functools
 import gc
 import importlib
 import logging
@@ -72,6 +73,7 @@ def main(control: int, payload: int, levels: Mapping[str, int] | None) -> NoRetu
     # Imports make objects that stay: collecting garbage among them takes half a second in all, and finds next to none.
     gc.disable()
     fork_by_default()
+    compute_cached_properties_at_once()
     _preload(modules)
     # An imported package may have replaced them.
     signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
@@ -128,6 +130,15 @@ def fork_by_default() -> None:
     """Makes multiprocessing fork by default, as before Python 3.14: other methods run the script, which lanes lack."""
     processes: Any = multiprocessing.context._default_context
     processes._default_context = multiprocessing.get_context("fork")
+
+
+def compute_cached_properties_at_once() -> None:
+    """Takes the locks from what `functools.cached_property` makes from now on, as Python 3.12 does.
+
+    There is one for all objects of a class. A lane-mate would wait for it, with the turn that its holder waits for.
+    """
+    if sys.version_info < (3, 12):
+        vars(functools)["RLock"] = contextlib.nullcontext
 
 
 def _note(number: int, _frame: Any) -> None:

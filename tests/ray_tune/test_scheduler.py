@@ -15,7 +15,7 @@ from ray import cloudpickle
 from ray.tune import PlacementGroupFactory
 from ray.tune.execution import tune_controller
 from ray.tune.logger import TBXLoggerCallback
-from ray.tune.schedulers import ASHAScheduler, FIFOScheduler, PopulationBasedTraining
+from ray.tune.schedulers import ASHAScheduler, FIFOScheduler, PopulationBasedTraining, ResourceChangingScheduler
 
 from cotune.errors import InputError
 from cotune.ray_tune import _private, mends, scheduler
@@ -119,6 +119,14 @@ def test_a_trial_that_tune_gives_other_resources_before_it_runs_is_one_for_a_lan
     controller.update_pending_trial_resources({"CPU": 1, "GPU": 2})
     assert not isinstance(controller.trial.placement_group_factory, LaneRequest)
     assert type(controller._actor_manager) is _private.RayActorManager
+
+
+def test_a_scheduler_that_decides_what_trials_get_is_refused_around_a_colocated_one_too():
+    controller = Controller({"CPU": 1})
+    controller._scheduler_alg = ResourceChangingScheduler(colocate(ASHAScheduler()))
+    with pytest.raises(InputError) as refused:
+        controller._scheduler_alg._base_scheduler.on_trial_add(controller, controller.trial)
+    assert "scheduler=colocate(" in refused.value.hint
 
 
 @pytest.mark.parametrize(

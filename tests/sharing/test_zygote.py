@@ -1,7 +1,9 @@
 """A real zygote: it forks lanes, says when they are gone, and takes everything with it at the end."""
 
+import concurrent.futures
 import errno
 import fcntl
+import functools
 import json
 import logging
 import multiprocessing
@@ -639,3 +641,18 @@ def test_multiprocessing_forks_in_lanes_where_nobody_chooses(monkeypatch):
     zygote_main.fork_by_default()
     assert multiprocessing.get_start_method(allow_none=True) is None  # it can still be chosen
     assert multiprocessing.get_context().get_start_method() == "fork"
+
+
+def test_a_cached_property_is_computed_for_two_objects_at_once_as_from_python_3_12_on(monkeypatch):
+    monkeypatch.setattr(functools, "RLock", threading.RLock, raising=False)
+    zygote_main.compute_cached_properties_at_once()
+    both = threading.Barrier(2)
+
+    class Experiment:
+        @functools.cached_property
+        def trained(self):
+            return both.wait(PATIENCE)
+
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        found = [pool.submit(getattr, Experiment(), "trained") for _ in range(2)]
+        assert sorted(one.result() for one in found) == [0, 1]
