@@ -229,7 +229,7 @@ class Host(ABC):
         While a shared object is built, it might wait for that, with the turn.
         """
         holder = self.turns.holder
-        builds = isinstance(holder, ResidentTrial) and holder.builds
+        builds = holder is not None and holder.builds
         return self.turns.others_wait and not builds and not self.memory.is_recording()
 
     @property
@@ -348,7 +348,7 @@ class Host(ABC):
         handles: Any = importlib.import_module("torch.utils.hooks").RemovableHandle
         handles.next_id = max(handles.next_id, FIRST_HOOK)
         holder = self.turns.holder
-        if isinstance(holder, ResidentTrial):
+        if holder is not None:
             holder.torch_loaded()
             self._set_threads()
 
@@ -356,7 +356,7 @@ class Host(ABC):
     def _importing(self) -> Iterator[None]:
         """For an import: what it draws is no draw, and what it sets no setting, of the trial that causes it."""
         holder = self.turns.holder
-        if isinstance(holder, ResidentTrial) and holder.runs_here() and not self.memory.is_recording():
+        if holder is not None and holder.runs_here() and not self.memory.is_recording():
             with holder.no_draws(), self.imported.noted(with_filters=not holder.catches_warnings):
                 yield
         else:
@@ -364,5 +364,5 @@ class Host(ABC):
 
     def _cupy_loaded(self, _cupy: ModuleType) -> None:
         holder = self.turns.holder
-        if isinstance(holder, ResidentTrial):
+        if holder is not None:
             holder.cupy_loaded()

@@ -85,7 +85,7 @@ class ResidentTrial(session.Session):
         self._sent_iterations = 0
         self._meter = TrialMeter(host)
         self._loan = TrialLoan(host, spec.trial, lambda: self._stop, self._hasten)
-        self._waits = TrialWaits(self, host, spec.trial, verdicts, self._meter)
+        self._waits = TrialWaits(self, host, verdicts, self._meter)
 
     @property
     def builds(self) -> bool:
@@ -135,6 +135,7 @@ class ResidentTrial(session.Session):
         self._due = 0.0
 
     def turn_wanted(self) -> None:
+        """Called when another resident waits: the next boundary must check whether the turn is over."""
         self._turn_due = 0.0
         self._due = 0.0
         self._waits.wake()

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from cotune.sharing import wire
 from cotune.sharing.inside.parking import Parking
 from cotune.sharing.inside.trial_meter import TrialMeter
-from cotune.sharing.inside.turns import Resident
 from cotune.sharing.page import BOUNDARY, HOLDER, NOBODY
 
 if TYPE_CHECKING:
     from cotune.sharing.inside.host import Host
+    from cotune.sharing.inside.resident import ResidentTrial
 
 T = TypeVar("T")
 # Where `Thread.join` and `Future.result` wait.
@@ -35,7 +35,6 @@ class TrialWaits:
     Args:
         resident: The waiting trial.
         host: The lane.
-        trial: The trial's number.
         verdicts: The eventfd of its seat.
         meter: Its measurements, from which waits that keep the turn are left out.
 
@@ -45,13 +44,12 @@ class TrialWaits:
         parking: Moves the trial's state to the host during a pause.
     """
 
-    def __init__(self, resident: Resident, host: Host, trial: int, verdicts: int, meter: TrialMeter) -> None:
+    def __init__(self, resident: ResidentTrial, host: Host, verdicts: int, meter: TrialMeter) -> None:
         self.unjudged = False
         self.is_pausing = False
         self.parking = Parking()
         self._resident = resident
         self._host = host
-        self._trial = trial
         self._verdicts = verdicts
         self._meter = meter
         self._thread = 0
@@ -139,7 +137,8 @@ class TrialWaits:
         host, turns = self._host, self._host.turns
         if turns.first is self._resident:
             turns.prefer(None)
-        told = (self._trial, persistent, saved, self.parking.movable if host.memory.torch_device != "cpu" else 0)
+        movable = self.parking.movable if host.memory.torch_device != "cpu" else 0
+        told = (self._resident.trial, persistent, saved, movable)
         turns.give_up(self._resident)
         self._is_resumed = False
         host.send(wire.encode_object(wire.Kind.PAUSED, told))
@@ -150,7 +149,7 @@ class TrialWaits:
                 turns.take(self._resident)
                 moved = self.parking.park()
                 turns.give_up(self._resident)
-                host.send(wire.encode_object(wire.Kind.PARKED, (self._trial, moved)))
+                host.send(wire.encode_object(wire.Kind.PARKED, (self._resident.trial, moved)))
         turns.take(self._resident)
         if self.unjudged and _is_readable(self._verdicts):
             # The verdict that said to pause, which has been done.
@@ -184,7 +183,7 @@ class TrialWaits:
             self._meter.leave_out(now - began)
         if turns.holder is self._resident:
             page[BOUNDARY] = now
-            page[HOLDER] = self._trial
+            page[HOLDER] = self._resident.trial
         return found
 
 

@@ -6,23 +6,13 @@ import contextlib
 import ctypes
 import os
 import threading
-from typing import Protocol
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from cotune.sharing.inside.resident import ResidentTrial
 
 # PyDLL keeps the GIL during calls: if another thread took it in between, the turn would be handed on late.
 _libc = ctypes.PyDLL(None)
-
-
-class Resident(Protocol):
-    """A trial in a lane, as `Turns` sees it."""
-
-    gate: threading.Lock
-
-    def turn_begins(self) -> None: ...
-
-    def turn_ends(self) -> None: ...
-
-    def turn_wanted(self) -> None:
-        """Called when another resident waits: the next boundary must check whether the turn is over."""
 
 
 class Waiter:
@@ -66,9 +56,9 @@ class Turns:
         # Several threads of one resident may want to give up its turn, if its trainable has started threads.
         self._leaving = threading.Lock()
         # In order of arrival. Two threads of one resident may wait, if its trainable has started threads.
-        self._queue: list[tuple[Resident, Waiter]] = []
-        self.holder: Resident | None = None
-        self.first: Resident | None = None
+        self._queue: list[tuple[ResidentTrial, Waiter]] = []
+        self.holder: ResidentTrial | None = None
+        self.first: ResidentTrial | None = None
 
     @property
     def others_wait(self) -> bool:
@@ -78,14 +68,14 @@ class Turns:
     def first_waits(self) -> bool:
         return self._place_of(self.first) is not None
 
-    def prefer(self, resident: Resident | None) -> None:
+    def prefer(self, resident: ResidentTrial | None) -> None:
         """Makes one resident `first`, from the next boundary on."""
         with self._mutex:
             self.first = resident
             if self.holder is not None and self._queue:
                 self.holder.turn_wanted()
 
-    def take(self, resident: Resident) -> None:
+    def take(self, resident: ResidentTrial) -> None:
         """Waits for the turn."""
         waiter = None
         with self._mutex:
@@ -98,7 +88,7 @@ class Turns:
             self._wait(resident, waiter)
         resident.turn_begins()
 
-    def give_up(self, resident: Resident) -> bool:
+    def give_up(self, resident: ResidentTrial) -> bool:
         """Gives the turn to `first` or to the longest waiting resident; False if `resident` did not have it."""
         with self._leaving:
             if resident is not self.holder:
@@ -110,13 +100,13 @@ class Turns:
                     self._hand_on()
         return True
 
-    def leave(self, resident: Resident) -> None:
+    def leave(self, resident: ResidentTrial) -> None:
         """Gives up the turn for good, and the places in line of the resident's other threads."""
         with self._mutex:
             self._queue = [place for place in self._queue if place[0] is not resident]
         self.give_up(resident)
 
-    def pass_on(self, resident: Resident) -> None:
+    def pass_on(self, resident: ResidentTrial) -> None:
         """Gives the turn to a waiting resident, if there is one, and waits for it again; `first` keeps it."""
         if not self._queue or resident is self.first:
             return
@@ -132,7 +122,7 @@ class Turns:
         self._wait(resident, waiter)
         resident.turn_begins()
 
-    def revoke(self, resident: Resident) -> None:
+    def revoke(self, resident: ResidentTrial) -> None:
         """Takes the turn, or the place in line, away from a resident that must not run again."""
         with self._mutex:
             place = self._place_of(resident)
@@ -141,15 +131,15 @@ class Turns:
             elif self.holder is resident:
                 self._hand_on()
 
-    def _enqueue(self, resident: Resident) -> Waiter:
+    def _enqueue(self, resident: ResidentTrial) -> Waiter:
         waiter = Waiter()
         self._queue.append((resident, waiter))
         return waiter
 
-    def _place_of(self, resident: Resident | None) -> int | None:
+    def _place_of(self, resident: ResidentTrial | None) -> int | None:
         return next((place for place, (one, _) in enumerate(self._queue) if one is resident), None)
 
-    def _wait(self, resident: Resident, waiter: Waiter) -> None:
+    def _wait(self, resident: ResidentTrial, waiter: Waiter) -> None:
         resident.gate.acquire()
         waiter.go_anywhere()
 
