@@ -24,7 +24,6 @@ from cotune.paths import RunFolder, TrialFolder
 from cotune.record import VERSION, EventLog, Record, Records, Saved
 from cotune.search.codes import shown
 from cotune.search.domains import Choice, Domain
-from cotune.search.journal import system_attributes
 from cotune.search.promotion import AshaPromote
 from cotune.search.samplers import learns, make_pruner, make_sampler, most_trials
 from cotune.search.search import PastTrial, Search
@@ -102,7 +101,6 @@ def assemble(
         max_slowdown=packer.options.max_slowdown,
     )  # fmt: skip
     log.flush()
-    noted = system_attributes(folder.journal)
     search = Search(
         asked.space,
         sampler,
@@ -114,7 +112,6 @@ def assemble(
             PastTrial(record.trial, record.params, record.values, record.state, record.start, record.end)
             for record in earlier
         ],
-        noted=noted,
         prepare=lambda number: folder.trial(number).renew(),
         wake=engine.wake,
     )

@@ -26,7 +26,7 @@ from optuna.trial import FrozenTrial, Trial, create_trial
 from optuna.trial import TrialState as OptunaState
 
 from cotune.errors import CotuneError, InputError
-from cotune.search.journal import RunStorage, SystemAttributes, WriteBehindBackend
+from cotune.search.journal import RunStorage, SystemAttributes, WriteBehindBackend, system_attributes
 from cotune.search.promotion import AshaPromote, Rungs
 from cotune.search.proposer import Exhausted, Failure, Promotion, Proposer, Reply, Settled, Suggestion, Verdict
 from cotune.search.spaces import Space
@@ -73,10 +73,9 @@ class Search(Proposer):
         pruner: Judges reports; None lets every trial run to its end. With an `AshaPromote` trials wait instead of being
             stopped.
         direction: `minimize` or `maximize`.
-        journal: The file of the study.
+        journal: The file of the study; what sampler and pruner have noted in one that is there is taken up.
         name: The study's name.
         past: Trials of the run that is resumed, in the order of their numbers.
-        noted: State of sampler and pruner in the run that is resumed.
         prepare: As for `Proposer`.
         wake: As for `Proposer`.
     """
@@ -91,7 +90,6 @@ class Search(Proposer):
         journal: Path,
         name: str,
         past: Sequence[PastTrial],
-        noted: SystemAttributes,
         prepare: Callable[[int], None],
         wake: Callable[[], None],
     ) -> None:
@@ -106,7 +104,8 @@ class Search(Proposer):
         self._distributions = space.distributions()
         self._exact = space.exact
         self._attempts: dict[int, int] = {}
-        # Under another name until it is complete: only the journal it replaces holds the state in `noted`.
+        noted = system_attributes(journal)
+        # Under another name until it is complete: only the journal it replaces holds what was noted.
         fresh = journal.with_name(f"{journal.name}.new")
         fresh.unlink(missing_ok=True)
         self._backend = WriteBehindBackend(fresh)

@@ -8,7 +8,6 @@ from optuna.samplers import RandomSampler
 
 from cotune.search import search as module
 from cotune.search.domains import uniform
-from cotune.search.journal import SystemAttributes
 from cotune.search.proposer import Suggestion, Verdict
 from cotune.search.pruners import Asha
 from cotune.search.search import FLUSH_EVERY, Search
@@ -27,7 +26,6 @@ def search(tmp_path):
         journal=tmp_path / "journal",
         name="it",
         past=[],
-        noted=SystemAttributes(),
         prepare=lambda number: None,
         wake=answered.release,
     )
