@@ -30,7 +30,7 @@ from cotune.search.journal import RunStorage, SystemAttributes, WriteBehindBacke
 from cotune.search.promotion import AshaPromote, Rungs
 from cotune.search.proposer import Exhausted, Failure, Promotion, Proposer, Reply, Settled, Suggestion, Verdict
 from cotune.search.spaces import Space
-from cotune.search.telling import settle, take_back
+from cotune.search.telling import overwrite_lost, take_back
 from cotune.trial import Question, TrialState, last_value
 
 FLUSH_EVERY = 1.0
@@ -243,7 +243,7 @@ class Search(Proposer):
     def _tell(self, number: int, state: TrialState, value: float | None, values: list[tuple[int, float]]) -> None:
         trial, is_done = self._trials.pop(number), state is TrialState.DONE
         if self._attempts.pop(number, 0) > 0:
-            settle(self.study, trial)
+            overwrite_lost(self.study, trial)
         self._completed += is_done
         if self._rungs is not None:
             self._rungs.over(number)

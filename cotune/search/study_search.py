@@ -25,7 +25,7 @@ from optuna.trial import TrialState as OptunaState
 from cotune.errors import CotuneError, LaneDied, RunError, StorageError, TrialFailed, TrialOverdue, TrialTooLarge
 from cotune.search.proposer import Exhausted, Proposer, Reply, Suggestion, Verdict
 from cotune.search.study_wire import METHOD, decode_error, encode, encode_error
-from cotune.search.telling import settle, take_back, tell
+from cotune.search.telling import overwrite_lost, take_back, tell
 from cotune.trial import Question, TrialState
 
 # With so many commands queued, trials wait until their reports are stored.
@@ -153,7 +153,7 @@ class StudySearch(Proposer):
                 state, raised = OptunaState.FAIL, running.failure[1]
             try:
                 running.heartbeat.join()
-                self._settle(running)
+                self._overwrite_lost(running)
                 tell(self._study, running.trial, state, running.end[1], raised if state is OptunaState.FAIL else None)
             except Exception as error:
                 # For example, the storage is gone, or another process has told the trial's end already.
@@ -223,9 +223,9 @@ class StudySearch(Proposer):
 
     # ---- how trials end
 
-    def _settle(self, running: _Running) -> None:
+    def _overwrite_lost(self, running: _Running) -> None:
         if running.attempt > 0:
-            settle(self._study, running.trial)
+            overwrite_lost(self._study, running.trial)
 
     def _end(self, number: int, error: CotuneError | None, *, is_pruned: bool) -> None:
         """Tells the study and the callbacks how a trial ended; raises an error that is not in `catch`."""
@@ -233,7 +233,7 @@ class StudySearch(Proposer):
         running.heartbeat.join()
         # An objective may prune itself without having heard what became of its reports.
         raised = None if is_pruned and running.failure is None else _raised(running, error)
-        self._settle(running)
+        self._overwrite_lost(running)
         state = OptunaState.FAIL if raised is not None else OptunaState.PRUNED if is_pruned else None
         tell(self._study, running.trial, state, running.end[1], raised)
         if raised is not None and not isinstance(raised, (*_ALONE, *self._catch)):

@@ -20,7 +20,7 @@ def take_back(trial: Trial, step: int) -> None:
         del values[later]
 
 
-def settle(study: optuna.Study, trial: Trial) -> None:
+def overwrite_lost(study: optuna.Study, trial: Trial) -> None:
     """Overwrites reports of a lost attempt in the storage, before the end of the trial is told.
 
     Optuna takes the value of a pruned trial from its last step, and no storage can delete a step.
