@@ -174,14 +174,8 @@ def report(metrics: Mapping[str, Any], *, step: int | None = None) -> None:
     if session is not None:
         session.report(metrics, step)
         return
-    where = "" if step is None else f"step {step}: "
-    print(
-        where
-        + ", ".join(
-            f"{name}={value:.6g}" if isinstance(value, float) else f"{name}={value}" for name, value in metrics.items()
-        ),
-        file=sys.stdout,
-    )
+    told = ", ".join(f"{name}={it:.6g}" if isinstance(it, float) else f"{name}={it}" for name, it in metrics.items())
+    print(told if step is None else f"step {step}: {told}")
 
 
 def checkpoint() -> AbstractContextManager[Path]:
