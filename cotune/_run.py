@@ -205,7 +205,7 @@ def run(
     checked_flag("dashboard", dashboard, or_none=True)
     mps = checked_mps(mps, lanes)
     budget = checked_seconds("time_budget", time_budget)
-    is_grid = isinstance(sampler, str) and sampler == "grid"
+    is_grid = sampler == "grid"
     if is_grid:
         tree.grid()
     wanted = checked_count("trials", trials)
@@ -217,7 +217,7 @@ def run(
     if resume and name is None:
         raise InputError("resume=True, but no name= says which run", hint="pass the name= that it had")
     folder = _open_run(name or made_up(kind), storage)
-    promotes = isinstance(pruner, AshaPromote) or (isinstance(pruner, str) and pruner == "asha-promote")
+    promotes = isinstance(pruner, AshaPromote) or pruner == "asha-promote"
     # The first signal stops trials at their next boundary, the second ends the loop, which a callback may hold up.
     interrupts = Interrupts(last=2)
     with folder.locked():

@@ -45,7 +45,7 @@ def run_command(options: argparse.Namespace) -> None:
         print(json.dumps(_finite(_plain(results)), indent=1, allow_nan=False))
         return
     print(results)
-    ranked = _ranked(results)[: max(0, options.trials)]
+    ranked = _ranked(results)[: options.trials]
     if ranked:
         print("\n".join(_lines(results, ranked)))
     for trial in results.errors[:MOST_FAILED]:
