@@ -12,7 +12,7 @@ from cotune.sharing.named import Named
 
 @dataclass(frozen=True, slots=True)
 class LaneOptions:
-    """A lane's settings. The fields from `seats` on matter only to lanes that a zygote forks.
+    """A lane's settings. Ray Tune's lanes have the defaults of the fields from `seats` on.
 
     Attributes:
         lane: The lane's number.
