@@ -738,10 +738,10 @@ def test_what_a_trial_does_on_its_way_out_may_take_its_time(run, tmp_path):
     mark = tmp_path / "uploaded"
 
     def train(config):
-        from cotune.sharing.inside import trial_session
+        from cotune.sharing.inside import leaving
 
         # As if it had been seconds.
-        trial_session.LEAVE_WITHIN = 0.0
+        leaving.LEAVE_WITHIN = 0.0
         try:
             while True:
                 cotune.report({"loss": 0.0})

@@ -157,10 +157,10 @@ def test_what_returns_right_after_its_last_report_is_done_and_reports_no_more(ru
 
 def test_one_that_catches_whatever_is_to_end_it_is_done_all_the_same(run):
     def train(config):
-        from cotune.sharing.inside import trial_session
+        from cotune.sharing.inside import leaving
 
         # Its lane gives it less time to leave than usual.
-        trial_session.LEAVE_WITHIN = 0.2
+        leaving.LEAVE_WITHIN = 0.2
         for step in itertools.count():
             with contextlib.suppress(BaseException):
                 cotune.report({"loss": 1.0 / (1 + step)})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import threading
 import time
@@ -20,6 +19,7 @@ from cotune.sharing import wire
 from cotune.sharing.inside.checkpoints import Checkpoints
 from cotune.sharing.inside.ending import Ending, ended_by, forget, own_stop
 from cotune.sharing.inside.event_loops import close_event_loop
+from cotune.sharing.inside.leaving import Leaving
 from cotune.sharing.inside.metrics import is_number, number_line, read_report, whole_step
 from cotune.sharing.inside.resident import ResidentTrial
 from cotune.sharing.inside.tally import Tally
@@ -33,9 +33,6 @@ if TYPE_CHECKING:
 time_of_day = time.time
 # Longest wait for the verdict on a report, as a share of the time between reports.
 PATIENCE = 0.05
-# Seconds that a trial has to end after its stop rule is met, and the reports and checkpoints it may still attempt.
-LEAVE_WITHIN = 2.0
-LEAVE_HEARD = 8
 
 
 class TrialSession(ResidentTrial):
@@ -54,9 +51,7 @@ class TrialSession(ResidentTrial):
         self._spec = spec
         self._log = -1
         self._stop_rule: StopRule | None = None
-        # When `leave_if_over` first raised because the stop rule was met, and how often it has since.
-        self._met_at = math.inf
-        self._met_heard = 0
+        self._leaving = Leaving()
         self._checkpoints = Checkpoints(spec.trial, self._folder, self._settle_reports)
         # One question and one report at a time, whichever of the trial's threads makes it.
         self._asking = threading.Lock()
@@ -345,7 +340,7 @@ class TrialSession(ResidentTrial):
         try:
             returned = trainable.call(function, config)
         except BaseException as error:
-            if not self._has_left(error):
+            if not (self.met_stop_rule and self._leaving.has_led_to(error)):
                 raise
             traceback.clear_frames(error.__traceback__)
         # Once the stop rule is met no report may follow.
@@ -356,29 +351,13 @@ class TrialSession(ResidentTrial):
             raise TrialStopped
         return returned
 
-    def _has_left(self, error: BaseException) -> bool:
-        """Whether the trainable has ended with this error because its stop rule is met."""
-        if not self.met_stop_rule or isinstance(error, TrialStopped):
-            return self.met_stop_rule
-        # What it was told may come back as another error: that of native code that calls back (CatBoost), of a group
-        # of tasks, or of a trainable that ends with sys.exit().
-        is_told = self._met_heard > 0 and not isinstance(error, MemoryError)
-        if is_told:
-            traceback.print_exception(error)
-        return is_told
-
     def leave_if_over(self) -> None:
         super().leave_if_over()
-        if not self.met_stop_rule:
-            return
-        now = time.monotonic()
-        self._met_at = min(self._met_at, now)
-        self._met_heard += 1
-        if now - self._met_at > LEAVE_WITHIN and self._met_heard > LEAVE_HEARD:
+        if self.met_stop_rule:
+            self._leaving.ask()
             # The trainable catches TrialStopped and goes on. The driver does not end it, since it reaches boundaries.
             self._end(Ending(Outcome.DONE))
             os._exit(1)
-        raise TrialStopped
 
     def _leave_if_forked(self, error: BaseException | None = None) -> None:
         """Ends a process forked by the trainable where the trainable ends, without reporting anything for the trial."""
