@@ -106,7 +106,8 @@ class CpuMemory(LaneMemory):
         return self._limit - self._reserved() < HEADROOM // 2
 
     def uncap(self, spare: float = math.inf) -> None:
-        self._starting.append(spare)
+        # What has been loaded without a cap may exceed it.
+        self._starting.append(spare if spare == math.inf else spare + max(0.0, self._reserved() - self._limit))
         self._apply()
 
     def cap(self) -> None:

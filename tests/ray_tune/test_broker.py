@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import pickle
-import resource
 import sys
 import threading
 from types import SimpleNamespace
@@ -27,8 +26,6 @@ from cotune.ray_tune.inbox import NotHere
 from cotune.ray_tune.ticket import Held, Ticket
 from cotune.sharing.wire import Kind, decode
 from cotune.trial import Outcome
-
-STACK = {resource.RLIMIT_STACK: (8 * MIB, 8 * MIB)}
 
 
 class Lanes:
@@ -231,7 +228,7 @@ def test_what_a_trial_has_every_thread_traced_with_does_not_keep_the_next_from_s
     begun = threading.Event()
     monkeypatch.setattr(lane.Lane, "_run", lambda process, attempt: begun.set())
     process, host = lane.Lane({}, ()), object.__new__(lane.LaneHost)
-    host.memory, host._limits = SimpleNamespace(uncap=lambda spare: None), STACK
+    host.memory, host._trials = SimpleNamespace(uncap=lambda spare: None), {}
     host._tracing = threading.gettrace(), threading.getprofile()
     host._excepthooks, host.full_stacks = (sys.excepthook, threading.excepthook), contextlib.nullcontext
     process._host = host
@@ -252,7 +249,6 @@ def test_where_no_further_thread_can_be_had_the_brain_hears_of_it_and_the_call_i
     process, caps = lane.Lane({}, ()), []
     process._host = host = object.__new__(lane.LaneHost)
     host.memory = SimpleNamespace(cap=lambda: caps.append(1), uncap=lambda spare: caps.append(-1))
-    host._limits = STACK
     host._tracing, host._excepthooks = (None, None), (sys.excepthook, threading.excepthook)
     host._trials, host._outbox, host.full_stacks = {}, process._outbox, contextlib.nullcontext
     process._opened.set()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
+import math
 import os
 import resource
 import sys
@@ -155,8 +156,8 @@ class Host(ABC):
         sys.excepthook, threading.excepthook = self._excepthooks
         # Without memory for its stack a thread ends before it begins, and start() waits for ever. A lane-mate that
         # computes meanwhile must not get all there is.
-        stack = self._limits[resource.RLIMIT_STACK][0]
-        self.memory.uncap(THREAD_TAKES + (0 if stack == resource.RLIM_INFINITY else stack))
+        is_alone = self._trials.keys() <= {trial}
+        self.memory.uncap(math.inf if is_alone else THREAD_TAKES + max(0, self._limits[resource.RLIMIT_STACK][0]))
         try:
             with self.full_stacks():
                 threading.Thread(target=run, name=f"trial-{trial}", daemon=True).start()
