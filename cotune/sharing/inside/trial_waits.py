@@ -190,8 +190,11 @@ class TrialWaits:
 def _future_of(frame: FrameType | None) -> Any:
     """The future that a thread of an executor is to fulfil, by its innermost frame; None if it is no such thread."""
     while frame is not None:
-        if frame.f_code.co_filename.endswith("futures/thread.py"):
-            return getattr(frame.f_locals.get("self"), "future", None)
+        # From Python 3.14 on another object's method is between the two.
+        if frame.f_code.co_filename.endswith("futures/thread.py") and (
+            future := getattr(frame.f_locals.get("self"), "future", None)
+        ):
+            return future
         frame = frame.f_back
     return None
 
