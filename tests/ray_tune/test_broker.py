@@ -106,6 +106,16 @@ def test_the_first_call_of_an_attempt_says_what_the_trial_is(broker, lanes):
     assert [args[1] for args in lanes.called] == [0, 1]
 
 
+def test_a_function_that_has_ended_is_not_asked_for_a_model(broker, lanes):
+    ticket = broker.ask(trial("a"))
+    broker.seat(ticket, FunctionTrainable, {})
+    broker.call(ticket, "train", (), {})
+    broker._feed(ev.TrialEnded(0.0, ticket.number, Outcome.DONE))
+    broker._answers.append("nothing")
+    assert broker.call(ticket, "export_model", (["model"],), {}) == "nothing"
+    assert [args[2] for args in lanes.called] == ["train"]
+
+
 def test_a_trial_draws_other_numbers_behind_a_checkpoint(broker):
     def seed(name, checkpoint=None):
         ticket = Ticket(0, trial(name), trainable=(0, b""))
