@@ -18,8 +18,10 @@ from importlib.machinery import ModuleSpec
 from typing import Any
 
 from cotune.sharing.compiler_settings import compiler_settings
+from cotune.sharing.script_logging import loggers_of_script, set_up
 from cotune.sharing.torch_flags import Setting, torch_flags
 
+_LOGGERS = "loggers"
 # The least double above 0.
 _LEAST = 5e-324
 # What the script has set, pickled: in a lane not all that it needs is imported yet.
@@ -33,7 +35,7 @@ def of_script() -> dict[str, bytes]:
     for name, (get, _) in (_of_process() | of_thread()).items():
         with contextlib.suppress(Exception):
             found[name] = pickle.dumps(get())
-    return found
+    return found | {_LOGGERS: pickle.dumps(loggers_of_script())}
 
 
 def take_over(script: Mapping[str, bytes]) -> None:
@@ -62,6 +64,12 @@ def take_over_in_thread(*, on_gpu: bool) -> None:
     for name in _take_over(_of_libraries() | _device(on_gpu)):
         # So will later threads have it.
         del _script[name]
+
+
+def take_over_loggers() -> None:
+    """Sets up the script's loggers, once the modules that the trainable needs are imported, which may do so too."""
+    if _LOGGERS in _script:
+        set_up(pickle.loads(_script[_LOGGERS]))
 
 
 def _take_over(settings: Mapping[str, Setting]) -> list[str]:

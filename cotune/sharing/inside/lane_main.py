@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
 
 from cotune.errors import NotPicklable
-from cotune.sharing import wire
+from cotune.sharing import settings, wire
 from cotune.sharing.inside.after_import import after_import
 from cotune.sharing.inside.event_loops import give_event_loops
 from cotune.sharing.inside.habit import SavingHabit
@@ -174,7 +174,9 @@ class ForkedHost(Host):
         """Loads the trainable and the config, anew for every trial, so that no trial sees another's module globals."""
         # What this imports the script has imported, too.
         with self.imported.known():
-            return self._load(spec)
+            loaded = self._load(spec)
+        settings.take_over_loggers()
+        return loaded
 
     def _load(self, spec: TrialSpec) -> tuple[Any, Any]:
         for name in self.options.imports:

@@ -1,0 +1,78 @@
+"""Loggers that a script has set up itself, such as `logging.getLogger("app")` with a handler, print in its trials, too.
+
+What root handlers a script has is told to the zygote (`zygote.py`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import pickle
+import sys
+from typing import NamedTuple
+
+
+class Handler(NamedTuple):
+    """A handler that prints.
+
+    Attributes:
+        stream: `"stdout"` or `"stderr"`.
+        level: Its level.
+        formatter: Its formatter, pickled; None if it has none.
+    """
+
+    stream: str
+    level: int
+    formatter: bytes | None
+
+
+class Told(NamedTuple):
+    """A logger, as far as it travels."""
+
+    level: int
+    propagate: bool
+    handlers: list[Handler]
+
+
+def loggers_of_script() -> dict[str, Told]:
+    """The loggers with handlers that print, but for those of imported modules, which set up their own."""
+    found = {}
+    for name, logger in list(logging.root.manager.loggerDict.items()):
+        head = name.partition(".")[0]
+        if isinstance(logger, logging.Logger) and (head == "__main__" or head not in sys.modules):
+            handlers = [_told(handler) for handler in logger.handlers if _prints(handler)]
+            if handlers:
+                found[name] = Told(logger.level, logger.propagate, handlers)
+    return found
+
+
+def _prints(handler: logging.Handler) -> bool:
+    return type(handler) is logging.StreamHandler and handler.stream in (sys.stdout, sys.stderr)
+
+
+def _told(handler: logging.Handler) -> Handler:
+    # Only here: lanes have no use for it.
+    from cotune import by_value
+
+    stream = "stdout" if getattr(handler, "stream", None) is sys.stdout else "stderr"
+    formatter = None
+    with contextlib.suppress(Exception):
+        formatter = by_value.dumps(handler.formatter) if handler.formatter is not None else None
+    return Handler(stream, handler.level, formatter)
+
+
+def set_up(told: dict[str, Told]) -> None:
+    """Sets these loggers up, unless a module has done so when it was imported."""
+    for name, (level, propagate, handlers) in told.items():
+        logger = logging.getLogger(name)
+        if logger.handlers:
+            continue
+        for stream, least, formatter in handlers:
+            # The lane's own streams: those of a trial end with it.
+            handler = logging.StreamHandler(sys.__stdout__ if stream == "stdout" else sys.__stderr__)
+            handler.setLevel(least)
+            with contextlib.suppress(Exception):
+                handler.setFormatter(pickle.loads(formatter) if formatter is not None else None)
+            logger.addHandler(handler)
+        logger.setLevel(level)
+        logger.propagate = propagate

@@ -1,0 +1,70 @@
+"""Loggers that a script has set up print in its trials."""
+
+import logging
+import sys
+from types import ModuleType
+
+import pytest
+
+import cotune
+from cotune.sharing.script_logging import loggers_of_script, set_up
+
+
+class Shouting(logging.Formatter):
+    def format(self, record):
+        return super().format(record).upper()
+
+
+@pytest.fixture
+def logger(monkeypatch):
+    monkeypatch.setattr(logging.root.manager, "loggerDict", {})
+    return logging.getLogger("app of ours.part")
+
+
+def handler(stream, form="%(name)s says %(message)s", of=logging.Formatter):
+    made = logging.StreamHandler(stream)
+    made.setFormatter(of(form))
+    return made
+
+
+def test_what_a_logger_of_the_script_says_is_in_the_trials_log(logger, tmp_path):
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+    logger.addHandler(handler(sys.stdout))
+    logger.addHandler(handler(sys.stderr, of=Shouting))
+    logger.handlers[1].setLevel(logging.WARNING)
+
+    def train(config):
+        import logging
+
+        logging.getLogger("app of ours.part").info("hello")
+        logging.getLogger("app of ours.part").warning("beware")
+        return 0.0
+
+    options = {"metric": "loss", "storage": tmp_path, "devices": ["cpu:0@1GiB"], "dashboard": False}
+    results = cotune.run(train, {"x": cotune.uniform(0, 1)}, trials=2, lanes=1, **options)
+    said = ["app of ours.part says hello", "app of ours.part says beware", "APP OF OURS.PART SAYS BEWARE"]
+    assert [(trial.folder / "log.txt").read_text().splitlines() for trial in results] == [said] * 2
+
+
+def test_loggers_of_modules_are_left_to_them(logger, monkeypatch):
+    logger.addHandler(handler(sys.stdout))
+    monkeypatch.setitem(sys.modules, "app of ours", ModuleType("app of ours"))
+    assert loggers_of_script() == {}
+
+
+def test_a_logger_that_a_module_has_set_up_is_left_as_it_is(logger):
+    logger.addHandler(handler(sys.stdout))
+    told = loggers_of_script()
+    assert list(told) == [logger.name]
+    theirs = logging.NullHandler()
+    logger.handlers[:] = [theirs]
+    set_up(told)
+    assert logger.handlers == [theirs]
+
+
+def test_handlers_of_other_kinds_do_not_travel(logger, tmp_path):
+    logger.addHandler(logging.FileHandler(tmp_path / "log"))
+    logger.addHandler(logging.NullHandler())
+    assert loggers_of_script() == {}
+    logger.handlers[0].close()
