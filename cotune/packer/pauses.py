@@ -163,8 +163,15 @@ class Pauses:
         """Whether nothing will free the room that a trial lacks in its lane, as when others have left memory there."""
         assert trial.lane is not None
         device = trial.lane.device
-        if device.active or not self._fitting.suits(trial, device):
-            # Room may come: from those that run, or from other programs.
+        self._predictor.appraise(trial)
+        if not self._fitting.suits(trial, device):
+            # Other programs may return the memory, but nobody knows when: a device that has enough is better.
+            others = self._ledger.devices.values()
+            return (trial.rest.saved or not self._anything_runs) and any(
+                self._fitting.suits(trial, it) for it in others
+            )
+        if device.active:
+            # Those that run will leave room.
             return False
         return trial.rest.saved or self._paused_on(device) == [trial] or not self._anything_runs
 

@@ -510,6 +510,22 @@ def test_a_trial_that_others_have_left_no_room_in_its_lane_goes_on_in_another(sa
     assert world.lane_of(first).lane != 1
 
 
+@pytest.mark.parametrize("saves", [True, False])
+def test_a_released_trial_whose_device_has_become_too_small_goes_on_where_there_is_enough(saves: bool) -> None:
+    world = World(PackerOptions(width=1))
+    world.device("gpu 0", 600 * MIB, 20 * MIB)
+    world.add(0, 100 * MIB, 200 * MIB, steps=20, hint=1.0, saves=saves)
+    world.settle()
+    world.go(0, 2)
+    pause(world, 0)
+    world.device("gpu 1", 600 * MIB, 20 * MIB)
+    world.change("gpu 0", 200 * MIB)
+    world.release(0)
+    world.run_some(2)
+    assert runs(world, 0)
+    assert world.lane_of(0).device == "gpu 1"
+
+
 def test_a_lane_whose_last_trials_leave_it_makes_room_with_all_it_holds() -> None:
     world = World(PackerOptions(width=2))
     world.device("gpu 0", GIB, 200 * MIB)
