@@ -18,6 +18,7 @@ from cotune.packer.fitting import Fitting
 from cotune.packer.ledger import Ledger
 from cotune.packer.line import Line
 from cotune.packer.predictor import Predictor
+from cotune.packer.reservation import LOOK_AHEAD
 from cotune.packer.state import MOST_PAUSED, Device, Lane
 from cotune.packer.trial import Rest, Trial, padded
 
@@ -185,8 +186,8 @@ class Pauses:
         for device in looked:
             if device.held > device.capacity and not device.is_returning:
                 self._free(device, device.held - device.capacity, partly=True)
-        head = self._line.head()
-        if head is None or not self._ledger.pool.with_seat:
+        head = self._first_that_fits() if self._ledger.pool.with_seat else None
+        if head is None:
             return
         is_new, self._looked_for = head.id != self._looked_for, head.id
         devices = devices if is_new else looked
@@ -209,6 +210,14 @@ class Pauses:
                 if needs is not None and self._fitting.find(trial, self._ledger.pool.with_room(needs.peak)):
                     self._evict(trial)
                     return
+
+    def _first_that_fits(self) -> Trial | None:
+        """The first in line or, while no device can hold that one, the first of the next few that one can hold."""
+        head, devices = self._line.head(), self._ledger.devices.values()
+        if head is None or any(self._fitting.suits(head, device) for device in devices):
+            return head
+        able = (it for it in self._line.first(LOOK_AHEAD) if any(self._fitting.suits(it, device) for device in devices))
+        return next(able, None)
 
     def _make_room_for(self, trial: Trial, devices: Iterable[Device]) -> bool:
         """Makes room on one of these devices; returns whether there will be enough."""

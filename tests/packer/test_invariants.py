@@ -31,6 +31,7 @@ class Chaos(RuleBasedStateMachine):
         surprise=st.sampled_from([0, 0, 15]),
         patience=st.sampled_from([1, 2, 8]),
         judged=st.booleans(),
+        keeps=st.booleans(),
     )
     def begin(
         self,
@@ -42,7 +43,9 @@ class Chaos(RuleBasedStateMachine):
         surprise: int,
         patience: int,
         judged: bool = False,
+        keeps: bool = False,
     ) -> None:
+        self.keeps = keeps
         options = PackerOptions(
             width=width,
             residents=residents,
@@ -260,7 +263,9 @@ class Chaos(RuleBasedStateMachine):
         world = self.world
         if not world.devices:
             self.come_back(0, same=True)
-        for name, device in world.devices.items():
+        left = sorted(world.devices.items(), key=lambda item: item[1].full)
+        # What others keep of a device for good must not matter where another is as large.
+        for name, device in left[self.keeps and len(left) > 1 :]:
             world.change(name, device.full)
         world.run(rounds=60 + 40 * self.count)
 

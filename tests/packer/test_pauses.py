@@ -526,6 +526,19 @@ def test_a_released_trial_whose_device_has_become_too_small_goes_on_where_there_
     assert world.lane_of(0).device == "gpu 1"
 
 
+def test_room_is_made_for_the_next_in_line_while_no_device_can_hold_the_first() -> None:
+    world = make(policy=make_policy("fifo"), capacity=GIB)
+    for _ in range(2):
+        trial = add(world, saves=True)
+        world.go(trial, 2)
+        pause(world, trial)
+    world.change("gpu 0", 300 * MIB)
+    large, small = add(world, 700), add(world, 100)
+    world.run_some(3)
+    assert runs(world, small)
+    assert not runs(world, large)
+
+
 def test_a_lane_whose_last_trials_leave_it_makes_room_with_all_it_holds() -> None:
     world = World(PackerOptions(width=2))
     world.device("gpu 0", GIB, 200 * MIB)
