@@ -296,10 +296,11 @@ class Sweep:
 
     def _judged(self, verdict: Verdict) -> None:
         record = self._records[verdict.trial]
-        if verdict.attempt == record.attempts - 1 and not record.state.is_final:
+        if not record.state.is_final:
             if verdict.stop:
+                # Also of an attempt that is over by now: that rung is not judged again.
                 self._withdraw(record, TrialState.STOPPED)
-            elif verdict.wait:
+            elif verdict.wait and verdict.attempt == record.attempts - 1:
                 self._hold(record)
         elif verdict.stop and record.state is TrialState.INTERRUPTED:
             self._records.withdrawn(record, TrialState.STOPPED)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -16,10 +17,11 @@ from cotune.driver.profile import Profile
 from cotune.driver.sweep import Sweep, _switching_often
 from cotune.engines.simulated import SimulatedEngine, Work
 from cotune.engines.simulated.engine import devices
+from cotune.engines.simulated.model import LastAct
 from cotune.packer import AllTrialsAdded, DeviceFound, Packer, PackerOptions, TrialAdded, TrialEnded
 from cotune.paths import RunFolder
 from cotune.record import EventLog, Records
-from cotune.search.proposer import Suggestion
+from cotune.search.proposer import Suggestion, Verdict
 from cotune.trial import Estimated, TrialState
 
 ESTIMATE_TAKES = 0.5
@@ -84,6 +86,16 @@ class Body(SimulatedEngine):
         tensors = config["width"] * MIB
         found = None if self.fails else Estimate(tensors, 0, 10**9)
         self.at(self.now() + ESTIMATE_TAKES, Estimated(trial, found, "it raised" if self.fails else "", ESTIMATE_TAKES))
+
+
+class Judge(Proposer):
+    """Judges an attempt's only report when the next attempt makes its own: the trial should have stopped."""
+
+    judges = True
+
+    def report(self, trial, attempt, step, value):
+        if attempt > 0:
+            self._answers += [Verdict(trial, attempt - 1, stop=True), Verdict(trial, attempt, stop=False)]
 
 
 class Watched(Packer):
@@ -202,3 +214,18 @@ def test_a_sweep_begins_with_half_as_many_lanes_as_paid_in_the_one_before_on_suc
 def test_how_many_lanes_were_chosen_says_nothing_of_how_many_pay(sweep):
     packer, _, _ = sweep([100] * 20, lanes=4)
     assert packer.proven_widths() == []
+
+
+def test_a_verdict_to_stop_counts_also_when_the_trial_has_started_again_since(tmp_path):
+    def fails_once(spec):
+        work = Work(1000, 1.0, persistent=MIB, report_at=(1,))
+        return work if spec.attempt else replace(work, iterations=2, ending=LastAct.RAISES)
+
+    folder = RunFolder(tmp_path / "run")
+    folder.create()
+    judge, log = Judge([1]), EventLog(folder.events)
+    records = Records(folder, log, "min", 0)
+    packer, body = Packer(PackerOptions(width=1, max_failures=1)), SimulatedEngine(devices(1, GIB), fails_once)
+    Sweep(judge, judge, packer, body, records, None, SweepOptions("train", "loss", 1, None, False)).run()
+    log.close()
+    assert (records[0].state, records[0].attempts) == (TrialState.STOPPED, 2)
