@@ -999,6 +999,25 @@ def test_failures_of_earlier_sessions_count(run, tmp_path):
     assert (failed.state, began.read_text()) == ("failed", "....")
 
 
+def test_lanes_that_died_under_a_trial_in_earlier_sessions_count(run, tmp_path):
+    began = tmp_path / "began"
+
+    def train(config):
+        with began.open("a") as file:
+            file.write(".")
+        os._exit(1)
+
+    how = {"trials": 1, "lanes": 1, "name": "cut"}
+    (failed,) = run(train, {"x": 1}, **how)
+    assert (failed.state, began.read_text()) == ("failed", "...")
+    events = tmp_path / "cut" / "events.jsonl"
+    lines = events.read_text().splitlines(keepends=True)
+    retries = [number for number, line in enumerate(lines) if json.loads(line)["event"] == "retry"]
+    events.write_text("".join(lines[: retries[1] + 1]))
+    (failed,) = run(train, {"x": 1}, **how, resume=True)
+    assert (failed.state, began.read_text()) == ("failed", "....")
+
+
 def test_a_trial_that_catches_its_stop_and_returns_is_not_done(run, tmp_path):
     def train(config):
         try:

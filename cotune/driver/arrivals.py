@@ -113,6 +113,7 @@ class Arrivals:
                     max_steps,
                     held=trial in self._resting,
                     attempts=record.attempts,
+                    lane_deaths=record.lane_deaths,
                     failures=record.failures,
                 )
             )

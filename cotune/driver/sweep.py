@@ -368,7 +368,7 @@ class Sweep:
 
     def _retry(self, retry: RetryTrial) -> None:
         record = self._records[retry.trial]
-        self._records.retried(record, retry.reason, failed=retry.failed)
+        self._records.retried(record, retry.reason, failed=retry.failed, lane_died=retry.lane_died)
         if record.state is TrialState.WAITING:
             self.display.note = f"trial {retry.trial} starts again: {errors.first_line(retry.reason, 100)}"
 

@@ -113,7 +113,7 @@ class Endings:
         else:
             self.retry(trial, reason, now)
 
-    def retry(self, trial: Trial, reason: str, now: float, *, failed: bool = False) -> None:
+    def retry(self, trial: Trial, reason: str, now: float, *, failed: bool = False, died: bool = False) -> None:
         """Has the trial wait for another attempt: in line, unless it is held."""
         if trial.withdrawn:
             self.conclude(trial, Outcome.STOPPED, reason="withdrawn")
@@ -121,7 +121,7 @@ class Endings:
         trial.progress, trial.since = Progress(), now
         if not trial.held:
             self._line.join(trial)
-        self._ledger.out.append(do.RetryTrial(trial.id, reason, failed))
+        self._ledger.out.append(do.RetryTrial(trial.id, reason, failed, died))
 
     def conclude(self, trial: Trial, outcome: Outcome, error: str = "", reason: str = "") -> None:
         """Ends the trial for good."""
@@ -199,4 +199,4 @@ class Endings:
         if trial.lane_deaths >= MOST_LANE_DEATHS:
             self.conclude(trial, Outcome.FAILED, "LaneDied", f"three lane processes died under it; last: {detail}")
         else:
-            self.retry(trial, detail, now)
+            self.retry(trial, detail, now, died=True)

@@ -116,11 +116,13 @@ class RetryTrial(Instruction):
         trial: Its number.
         reason: Why the attempt was lost.
         failed: It counts against `max_failures`.
+        lane_died: Its lane died under it.
     """
 
     trial: int
     reason: str
     failed: bool = False
+    lane_died: bool = False
 
 
 @dataclass(frozen=True, slots=True)

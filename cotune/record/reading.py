@@ -130,6 +130,7 @@ def _replay(record: Record, event: dict[str, Any], line: bytes, metric: str) -> 
         record.lane_up(event["time"])
     elif kind == "retry":
         record.failures += bool(event.get("failed"))
+        record.lane_deaths += bool(event.get("lane_died"))
     elif kind == "stop":
         record.withdrawn = TrialState.STOPPED
     elif kind == "pause":

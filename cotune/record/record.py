@@ -42,6 +42,7 @@ class Record:
         speed: Its speed beside other trials relative to its speed alone, as the brain estimates it.
         withdrawn: The state it will end in, `stopped` or `interrupted`, if it was told to stop.
         failures: Failures after which it was tried again.
+        lane_deaths: Deaths of its lane after which it was tried again.
     """
 
     trial: int
@@ -56,6 +57,7 @@ class Record:
     restarted: bool = False
     withdrawn: TrialState | None = None
     failures: int = 0
+    lane_deaths: int = 0
     device: str | None = None
     lane: int | None = None
     start: float | None = None

@@ -178,10 +178,11 @@ class Records(Mapping[int, Record]):
         self._log.write("resume", self.now, trial=record.trial)
         self._move(record, TrialState.RUNNING)
 
-    def retried(self, record: Record, reason: str, *, failed: bool = False) -> None:
+    def retried(self, record: Record, reason: str, *, failed: bool = False, lane_died: bool = False) -> None:
         """Notes that a trial starts again; a paused one has only lost its room, and starts once it is promoted."""
-        self._log.write("retry", self.now, trial=record.trial, reason=reason, failed=failed)
+        self._log.write("retry", self.now, trial=record.trial, reason=reason, failed=failed, lane_died=lane_died)
         record.failures += failed
+        record.lane_deaths += lane_died
         if record.state is not TrialState.PAUSED:
             self._move(record, TrialState.WAITING)
 

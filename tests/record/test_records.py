@@ -22,12 +22,12 @@ WAITING, RUNNING, PAUSED = TrialState.WAITING, TrialState.RUNNING, TrialState.PA
 # What may happen to a trial, by its state.
 STEPS = {
     WAITING: ["estimate", "start", "put off"],
-    RUNNING: ["lane up", "report", "pause", "retry", "fail", "stop", "done", "stopped", "failed", "interrupted"],
+    RUNNING: ["lane up", "report", "pause", "retry", "fail", "die", "stop", "done", "stopped", "failed", "interrupted"],
     PAUSED: ["resume", "retry", "start", "stopped"],
 }
 # All that a later session goes by.
 KEPT = ["params", "seed", "lines", "values", "attempts", "device", "lane", "start", "rested", "demand", "estimate"]
-KEPT += ["failures", "withdrawn"]
+KEPT += ["failures", "lane_deaths", "withdrawn"]
 
 
 class Driver:
@@ -76,6 +76,8 @@ class Driver:
             records.retried(record, "its lane was lost")
         elif step == "fail":
             records.retried(record, "it raised", failed=True)
+        elif step == "die":
+            records.retried(record, "killed by signal 11", lane_died=True)
         elif step == "stop":
             records.withdrawn(record, TrialState.STOPPED)
         elif step == "put off":
