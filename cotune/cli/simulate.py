@@ -113,7 +113,7 @@ def run_command(options: argparse.Namespace) -> int:
         ended = progress.add_task("trials", total=len(workload.jobs))
         played = simulate(workload, setting, lambda: progress.advance(ended))
     count = options.devices or workload.devices
-    width = options.width and max(options.width, workload.max_width)
+    width = options.width and max(options.width, workload.max_width, workload.idle_width)
     bound = best_bound(workload, count, memory, width, played.ran, options.residents)
     if options.json:
         print(json.dumps(_plain(workload, played, bound), indent=1))

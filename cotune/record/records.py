@@ -96,7 +96,8 @@ class Records(Mapping[int, Record]):
             device=found.device,
             capacity=found.capacity,
             context=found.context,
-            max_width=max(found.max_width, found.idle_width),
+            max_width=found.max_width,
+            idle_width=found.idle_width,
             lanes=lanes,
         )
 

@@ -85,7 +85,7 @@ def lower_bounds(
 
 def most_lanes(workload: Workload) -> int:
     """Most lanes per device that could be opened, or were asked for."""
-    return max(workload.max_width, workload.lanes or 1)
+    return max(workload.max_width, workload.idle_width, workload.lanes or 1)
 
 
 def _latest_end(work: Iterable[tuple[float, float, float]], rate: float) -> float:

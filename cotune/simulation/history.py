@@ -93,6 +93,8 @@ class Hardware:
         capacity: Bytes for all its lanes.
         context: Bytes of a lane before any trial: the guess before a lane had measured it.
         max_width: Most lanes that could pay.
+        idle_width: Most lanes that could pay while the running ones leave the device idle; 0 if none more, or if that
+            is not told apart in the events, as in those of earlier versions.
         lanes: How many were asked for; None if the number was found by measuring.
     """
 
@@ -100,6 +102,7 @@ class Hardware:
     context: int
     max_width: int
     lanes: int | None
+    idle_width: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +182,8 @@ class _Reader:
         elif kind == "device":
             sizes = [operator.index(event[name]) for name in ("capacity", "context", "max_width")]
             lanes = None if event["lanes"] is None else operator.index(event["lanes"])
-            self.there[event["device"]] = Hardware(sizes[0], sizes[1], sizes[2], lanes)
+            idle = operator.index(event.get("idle_width", 0))
+            self.there[event["device"]] = Hardware(sizes[0], sizes[1], sizes[2], lanes, idle)
         elif kind == "trial":
             self.trials[event["trial"]] = Past(features=features(dict(event["params"])))
         elif number in self.trials:

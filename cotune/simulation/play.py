@@ -101,7 +101,7 @@ class _Player:
         self._dice = random.Random(setting.seed)
         self._asha = AshaRule()
         capacity = setting.capacity or workload.capacity
-        found = devices(count, capacity, workload.context, workload.max_width)
+        found = devices(count, capacity, workload.context, workload.max_width, workload.idle_width)
         self._engine = SimulatedEngine(found, self._work, self._costs(workload))
         width = setting.width or workload.lanes
         options = PackerOptions(

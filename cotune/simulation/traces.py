@@ -108,6 +108,7 @@ def _on(workload: Workload, hardware: Sequence[Hardware], context: int | None) -
         devices=len(hardware),
         lanes=largest.lanes,
         max_width=largest.max_width,
+        idle_width=largest.idle_width,
     )
 
 

@@ -68,6 +68,7 @@ class Workload:
         devices: Number of devices.
         lanes: Lanes per device; None if the number is to be found.
         max_width: Most lanes per device.
+        idle_width: Most lanes per device while the running ones leave it idle; 0 if that makes no difference.
         costs: Durations of the body's actions.
         judged: Some trials were stopped by comparison with earlier ones, which shows in their lengths.
         policy: Name of the policy under which it ran, if it is a run; else empty.
@@ -83,6 +84,7 @@ class Workload:
     devices: int = 1
     lanes: int | None = None
     max_width: int = 16
+    idle_width: int = 0
     costs: Costs = field(default_factory=Costs)
     judged: bool = False
     policy: str = ""

@@ -130,10 +130,10 @@ def test_a_trial_starts_when_the_process_it_waited_for_is_there(driver):
 
 
 def test_devices_are_noted_for_those_who_would_imagine_them(driver):
-    driver.records.device(DeviceFound(0.0, "cpu:0", 100, 10, 4), lanes=2)
+    driver.records.device(DeviceFound(0.0, "cpu:0", 100, 10, 4, idle_width=8), lanes=2)
     driver.records.flush()
     noted = json.loads(driver.folder.events.read_text().splitlines()[-1])
-    kept = {"device": "cpu:0", "capacity": 100, "context": 10, "max_width": 4, "lanes": 2}
+    kept = {"device": "cpu:0", "capacity": 100, "context": 10, "max_width": 4, "idle_width": 8, "lanes": 2}
     assert noted == {"event": "device", "time": driver.records.now, **kept}
 
 

@@ -128,6 +128,19 @@ def test_devices_are_those_of_the_last_session_in_which_something_ran(write: Wri
     assert (workload.capacity, workload.context) == (4 * GIB, 8 * MIB)
 
 
+@pytest.mark.parametrize(("busy", "most"), [(0.95, 2), (0.05, 8)])
+def test_more_lanes_than_pay_are_played_only_where_trials_leave_the_device_idle(
+    write: Write, busy: float, most: int
+) -> None:
+    run, device = session(0.0, "cpu:0")
+    device |= {"idle_width": 8}
+    ran = [event for number in range(40) for event in (trial(number), start(number * 50.0, number))]
+    ran += [{**end(number * 50.0 + 50.0, number), "busy": busy} for number in range(40)]
+    workload = from_run(write(run, device, *sorted(ran, key=lambda event: event["time"])))
+    segments = simulate(workload).segments
+    assert max(sum(one.start <= it.start < one.end for one in segments) for it in segments) == most
+
+
 def test_devices_that_differ_are_taken_to_be_like_the_largest_and_that_is_said(write: Write) -> None:
     other = session(0.0, "cpu:1", capacity=GIB)[1:]
     workload = from_run(write(*session(0.0, "cpu:0"), *other, trial(), start(0.0), end(1.0)))

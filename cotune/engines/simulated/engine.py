@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from cotune.engines.base import Engine
@@ -136,6 +137,9 @@ class SimulatedEngine(Engine):
         self._trials.paces.renew(lane.device)
 
 
-def devices(count: int, capacity: int, context: int = 0, max_width: int = 16) -> Sequence[ev.DeviceFound]:
+def devices(
+    count: int, capacity: int, context: int = 0, max_width: int = 16, idle_width: int = 0
+) -> Sequence[ev.DeviceFound]:
     """`count` equal devices."""
-    return [ev.DeviceFound(0.0, f"gpu {number}", capacity, context, max_width) for number in range(count)]
+    device = ev.DeviceFound(0.0, "", capacity, context, max_width, idle_width=idle_width)
+    return [replace(device, device=f"gpu {number}") for number in range(count)]
