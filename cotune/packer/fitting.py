@@ -99,7 +99,9 @@ class Fitting:
 
     def suits(self, trial: Trial, device: Device) -> bool:
         """Whether the trial would fit on the device if nothing else ran there."""
-        return self.needs(trial, device) <= device.capacity or (trial.oversized and self.is_whole(device.capacity))
+        # One of which nothing is known has to try: there, too, what is known of the shared objects may be too much.
+        must_try = trial.oversized or (trial.expected is None and device.context < device.capacity)
+        return self.needs(trial, device) <= device.capacity or (must_try and self.is_whole(device.capacity))
 
     def find(self, trial: Trial, devices: Iterable[Device], share: bool = False) -> Place | None:
         """Where the trial fits now.

@@ -1607,3 +1607,15 @@ def test_room_that_a_trial_is_no_longer_expected_to_grow_into_is_free() -> None:
     world.go(1)
     world.settle()
     assert world.running() == [1, 9]
+
+
+def test_one_of_which_nothing_is_known_tries_a_device_that_shared_objects_fill() -> None:
+    world = World(PackerOptions(width=1), checked=False)
+    world.device("cpu:0", 100 * MIB, 10 * MIB)
+    world.add(0, 10 * MIB)
+    world.settle()
+    world.send(ev.LaneHolds(world.time, world.lane_of(0).lane, 100 * MIB, 0, tainted=False))
+    world.fail(0)
+    world.settle()
+    world.add(1, 10 * MIB)
+    assert world.lane_of(1).device == "cpu:0"
