@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from cotune.packer.critical import Critical
 from cotune.packer.protection import Protection
 from cotune.packer.state import Device
@@ -25,12 +23,12 @@ class Company:
     def starts(self, trial: Trial, device: Device) -> None:
         """A trial is about to run on a device."""
         self.protection.starts(trial, device)
-        self.critical.starts(trial, device)
+        self.critical.note(trial, device)
 
-    def ran(self, trial: Trial, count: int, seconds: float) -> None:
+    def ran(self, trial: Trial, device: Device, count: int, seconds: float) -> None:
         """A trial has made `count` iterations in `seconds`; `Trial.beside` then says how many may run beside it."""
-        self.protection.ran(trial, count, seconds)
-        self.critical.ran(trial)
+        self.protection.ran(trial, device, count, seconds)
+        self.critical.note(trial, device)
 
     def left(self, trial: Trial) -> None:
         """A trial no longer runs."""
@@ -42,7 +40,3 @@ class Company:
         if not stopped:
             self.protection.ended(trial)
         self.critical.ended(trial, stopped)
-
-    def explain_no_seat(self, devices: Iterable[Device]) -> str | None:
-        """Why no device has a seat although lanes are free, if that is so."""
-        return self.critical.explain(devices)

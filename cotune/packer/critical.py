@@ -64,14 +64,25 @@ class Critical:
 
     # ---- what happens
 
-    def starts(self, trial: Trial, device: Device) -> None:
-        """A trial is about to get a lane on a device."""
-        self._note(trial, device)
+    def note(self, trial: Trial, device: Device) -> None:
+        """Records the remaining work of a trial that is about to get a lane on a device, or has made progress there.
 
-    def ran(self, trial: Trial) -> None:
-        """A trial has made progress in a lane."""
-        if trial.lane is not None:
-            self._note(trial, trial.lane.device)
+        Also records how many others may run beside it.
+        """
+        self.left(trial)
+        if not self._enabled or len(self._ledger.devices) == 1:
+            # No trial is held back, so no estimate is needed.
+            trial.beside = MANY if trial.priority <= 0 else trial.beside
+            return
+        left = self.seconds_left(trial)
+        needs = trial.set_aside
+        now = _Left(left * trial.load, left * (needs.peak if needs else 0))
+        self._running[trial.id] = now
+        self._load += now.load
+        self._volume += now.volume
+        if trial.priority <= 0:
+            # Trials with priority are protected more strictly.
+            trial.beside = self._most_beside(trial, device, left)
 
     def left(self, trial: Trial) -> None:
         """A trial no longer runs."""
@@ -107,23 +118,6 @@ class Critical:
         """Expected remaining time alone, considering that trials are stopped; 0 if unknown."""
         whole = self._predictor.whole(trial)
         return self._residual(min(1.0, trial.progress.alone_seconds / whole)) * whole if whole else 0.0
-
-    def _note(self, trial: Trial, device: Device) -> None:
-        """Records the remaining work of a running trial, and how many others may run beside it."""
-        self.left(trial)
-        if not self._enabled or len(self._ledger.devices) == 1:
-            # No trial is held back, so no estimate is needed.
-            trial.beside = MANY if trial.priority <= 0 else trial.beside
-            return
-        left = self.seconds_left(trial)
-        needs = trial.set_aside
-        now = _Left(left * trial.load, left * (needs.peak if needs else 0))
-        self._running[trial.id] = now
-        self._load += now.load
-        self._volume += now.volume
-        if trial.priority <= 0:
-            # Trials with priority are protected more strictly.
-            trial.beside = self._most_beside(trial, device, left)
 
     def _most_beside(self, trial: Trial, device: Device, left: float) -> int:
         """How many trials with the same device use may run beside it without making it end last."""

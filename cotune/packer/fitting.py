@@ -241,8 +241,7 @@ class Fitting:
 
     def _takes_resident(self, lane: Lane) -> bool:
         return (
-            self._residents > 1
-            and 0 < len(lane.residents) < self._residents
+            0 < len(lane.residents) < self._residents
             and lane.is_open
             and not any(t.alone or t.exclusive or t.is_probe or t.granted > 1 for t in lane.residents.values())
         )

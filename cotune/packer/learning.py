@@ -64,7 +64,7 @@ class Learning:
             trial.longest = max(trial.longest, event.seconds / event.count)
         self._grants.ran(trial, event)
         if event.concurrency == 1:
-            self._company.ran(trial, event.count, event.seconds)
+            self._company.ran(trial, device, event.count, event.seconds)
             if not is_first:
                 # The first iterations include the trial's set-up.
                 self._time(trial, device, event.count, event.seconds, event.time)

@@ -104,12 +104,12 @@ class Protection:
         if watch is not None and not watch.all.count and trial.beside == 0:
             trial.beside = MANY
 
-    def ran(self, trial: Trial, count: int, seconds: float) -> None:
+    def ran(self, trial: Trial, device: Device, count: int, seconds: float) -> None:
         """Notes a trial's speed, and derives how many may run beside it (`Trial.beside`)."""
         watch = self._watches.get(trial.id)
-        if watch is None or trial.lane is None or count <= 0:
+        if watch is None or count <= 0:
             return
-        others = neighbours(trial, trial.lane.device)
+        others = neighbours(trial, device)
         crowd = frozenset(other.id for other in others)
         if crowd != watch.crowd:
             watch.crowd, watch.warming, watch.now = crowd, True, Speed()

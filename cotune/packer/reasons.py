@@ -29,7 +29,7 @@ class Reasons:
         if not self._ledger.devices:
             return "there is no device now"
         if not self._ledger.pool.with_seat:
-            return self._company.explain_no_seat(self._ledger.devices.values()) or self._no_lane()
+            return self._company.critical.explain(self._ledger.devices.values()) or self._no_lane()
         devices = [device for device in self._ledger.pool.with_seat.values() if device.reserved_for in (None, trial)]
         if not devices:
             return "a device is kept free for a trial that has waited longer"
