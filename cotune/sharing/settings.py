@@ -8,6 +8,8 @@ what modules set when trials import them stays in the lane (`inside/import_setti
 from __future__ import annotations
 
 import contextlib
+import csv
+import importlib
 import pickle
 import socket
 import sys
@@ -101,11 +103,12 @@ OF_PYTHON: dict[str, Setting] = {
     "recursion": (sys.getrecursionlimit, sys.setrecursionlimit),
     "digits": (sys.get_int_max_str_digits, sys.set_int_max_str_digits),
     "timeout": (socket.getdefaulttimeout, socket.setdefaulttimeout),
+    "fields of csv": (csv.field_size_limit, csv.field_size_limit),
 }
 
 
 def _of_libraries() -> dict[str, Setting]:
-    found: dict[str, Setting] = {}
+    found: dict[str, Setting] = {"decimal": (_decimal_context, _set_decimal_context)}
     numpy: Any = sys.modules.get("numpy")
     if hasattr(numpy, "set_printoptions"):
         found["errors of numpy"] = numpy.geterr, lambda value: numpy.seterr(**value)
@@ -119,7 +122,25 @@ def _of_libraries() -> dict[str, Setting]:
     torch: Any = sys.modules.get("torch")
     if hasattr(torch, "set_flush_denormal"):
         found["denormals"] = _flushes_denormals, torch.set_flush_denormal
+        found["grad"] = torch.is_grad_enabled, torch.set_grad_enabled
     return found | compiler_settings()
+
+
+def _decimal_context() -> tuple[Any, ...] | None:
+    """The thread's context of `decimal`; None if that is not loaded."""
+    decimal: Any = sys.modules.get("decimal")
+    if not hasattr(decimal, "getcontext"):
+        return None
+    it = decimal.getcontext()
+    traps = tuple(signal.__name__ for signal, is_trapped in it.traps.items() if is_trapped)
+    return it.prec, it.rounding, it.Emin, it.Emax, it.capitals, it.clamp, traps
+
+
+def _set_decimal_context(context: tuple[Any, ...] | None) -> None:
+    if context is not None:
+        decimal = importlib.import_module("decimal")
+        *parts, traps = context
+        decimal.setcontext(decimal.Context(*parts, traps=[getattr(decimal, name) for name in traps]))
 
 
 def _flushes_denormals() -> bool:

@@ -15,7 +15,7 @@ import torch
 from cotune.sharing import settings
 
 SCRIPT = """
-import json, socket, sys, warnings
+import csv, decimal, json, socket, sys, warnings
 import numpy as np
 import torch
 import cotune
@@ -40,6 +40,9 @@ def found():
         "depth": sys.getrecursionlimit(),
         "timeout": socket.getdefaulttimeout(),
         "compiler": torch._dynamo.config.recompile_limit,
+        "grad": torch.is_grad_enabled(),
+        "csv": csv.field_size_limit(),
+        "decimal": str(decimal.Decimal(1) / 3),
         "denormals": float(torch.tensor([1e-310], dtype=torch.float64) * 0.5),
     }
 
@@ -64,6 +67,9 @@ if __name__ == "__main__":
     socket.setdefaulttimeout(7)
     torch._dynamo.config.recompile_limit = 31
     torch.set_flush_denormal(True)
+    torch.set_grad_enabled(False)
+    csv.field_size_limit(1 << 30)
+    decimal.getcontext().prec = 3
     warnings.filterwarnings("ignore", category=Remark)
     warnings.filterwarnings("ignore", "boom")
     results = cotune.run(train, {"x": cotune.uniform(0, 1)}, metric="loss", trials=3, devices=["cpu:0@2GiB"], lanes=1)
@@ -85,6 +91,7 @@ def test_what_a_script_has_set_holds_in_each_of_its_trials(tmp_path):
     of_script, *of_trials = json.loads(done.stdout.splitlines()[-1])
     assert (of_script["type"], of_script["shown"]) == ("torch.float64", ["other"])
     assert (of_script["compiler"], of_script["denormals"]) == (31, 0.0)
+    assert (of_script["grad"], of_script["csv"], of_script["decimal"]) == (False, 1 << 30, "0.333")
     assert [{name: trial[name] for name in of_script} for trial in of_trials] == [of_script] * 3
 
 

@@ -120,7 +120,6 @@ def _settings() -> dict[str, Setting]:
     found = _OF_LANE | OF_PYTHON | torch_state.flags() | of_thread()
     torch: Any = sys.modules.get("torch")
     if hasattr(torch, "set_num_threads"):
-        found["grad"] = torch.is_grad_enabled, torch.set_grad_enabled
         found["threads"] = torch.get_num_threads, torch.set_num_threads
     return found
 
