@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from cotune.demand import MIB, Demand, format_bytes
@@ -39,17 +39,19 @@ def from_run(folder: RunFolder, busy: float | None = None) -> Workload:
         InputError: No trial of it ran to an end.
     """
     history = read_history(folder)
-    devices, lanes = _crowds(history.trials.values())
-    most = max((crowd.most for crowd in devices.values()), default=1)
+    crowds, lanes = _crowds(history.trials.values())
+    most = max((crowd.most for crowd in crowds.values()), default=1)
     ended = [trial for trial in history.trials.values() if trial.state is not None]
     measured = [trial.demand for trial in ended if trial.demand is not None]
     usual = Demand(_median(demand.persistent for demand in measured), _median(demand.ephemeral for demand in measured))
     known = [demand.busy for demand in measured if demand.busy is not None]
     share = busy or (min(1.0, statistics.median(known)) if known else 1 / most)
+    # The mean speed over time is not the speed beside the mean number of lanes: one that is alone is not slowed at all.
+    devices = {name: crowd.weighed(lambda count: _speed(count, share)) for name, crowd in crowds.items()}
     ran = [(counted, trial) for trial in ended if (counted := trial.counted())]
     jobs = []
     for counted, trial in sorted(ran, key=lambda it: it[0][0].start):
-        seconds = sum(_alone(it, devices[it.device], lanes[it.device, it.lane], share, trial.turns) for it in counted)
+        seconds = sum(_alone(it, devices[it.device], lanes[it.device, it.lane], trial.turns) for it in counted)
         demand = trial.demand or usual
         job = Job(_STEPS, seconds / _STEPS, demand.persistent, demand.ephemeral, busy=share)
         was_stopped = trial.state is TrialState.STOPPED
@@ -112,20 +114,24 @@ def _on(workload: Workload, hardware: Sequence[Hardware], context: int | None) -
     )
 
 
-def _alone(stretch: Stretch, device: _Crowd, lane: _Crowd, share: float, turns: float | None) -> float:
+def _alone(stretch: Stretch, device: _Crowd, lane: _Crowd, turns: float | None) -> float:
     """Seconds the stretch would have taken alone.
 
     Args:
         stretch: Where and when the trial ran.
-        device: How many lanes ran there.
+        device: How fast lanes ran there.
         lane: How many trials ran in its lane.
-        share: Share of the device's time that each trial uses alone.
         turns: Share of the stretch for which the trial had the turn; None for an even one.
     """
-    beside, residents = (crowd.mean(stretch.start, stretch.end) for crowd in (device, lane))
+    speed, residents = (crowd.mean(stretch.start, stretch.end) for crowd in (device, lane))
     if residents == 1 or turns is None:
         turns = 1 / residents
-    return (stretch.end - stretch.start) * turns * (shared_speed(beside * share) if beside > 1 else 1.0)
+    return (stretch.end - stretch.start) * turns * speed
+
+
+def _speed(count: int, share: float) -> float:
+    """The speed of so many lanes on a device, relative to that of one."""
+    return shared_speed(count * share) if count > 1 else 1.0
 
 
 def _median(counts: Iterable[int]) -> int:
@@ -133,29 +139,39 @@ def _median(counts: Iterable[int]) -> int:
 
 
 class _Crowd:
-    """How many trials, or lanes, were running at any time, from the spans in which they did."""
+    """How many trials, or lanes, were running at any time, from the spans in which they did.
 
-    def __init__(self, spans: Iterable[tuple[float, float]]) -> None:
+    Args:
+        spans: Their begins and ends.
+        weigh: What is made of a number of them before the mean over time is taken.
+    """
+
+    def __init__(self, spans: Iterable[tuple[float, float]], weigh: Callable[[int], float] = float) -> None:
+        self._spans = list(spans)
         self._times: list[float] = []
         self._sums: list[float] = []
-        self._counts: list[int] = []
+        self._weights: list[float] = []
         self.most = 1
         count, total, before = 0, 0.0, 0.0
-        changes = [change for start, end in spans for change in ((start, 1), (end, -1))]
+        changes = [change for start, end in self._spans for change in ((start, 1), (end, -1))]
         for time, change in sorted(changes):
-            total += count * (time - before)
+            total += weigh(count) * (time - before)
             count, before = count + change, time
             self._times.append(time)
             self._sums.append(total)
-            self._counts.append(count)
+            self._weights.append(weigh(count))
             self.most = max(self.most, count)
+
+    def weighed(self, weigh: Callable[[int], float]) -> _Crowd:
+        """The same spans, otherwise weighed."""
+        return _Crowd(self._spans, weigh)
 
     def mean(self, start: float, end: float) -> float:
         return (self._until(end) - self._until(start)) / (end - start)
 
     def _until(self, time: float) -> float:
         at = bisect_right(self._times, time) - 1
-        return self._sums[at] + self._counts[at] * (time - self._times[at])
+        return self._sums[at] + self._weights[at] * (time - self._times[at])
 
 
 def _crowds(trials: Iterable[Past]) -> tuple[dict[str, _Crowd], dict[tuple[str, int], _Crowd]]:

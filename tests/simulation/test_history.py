@@ -12,6 +12,7 @@ import pytest
 
 from cotune.demand import GIB, MIB
 from cotune.errors import StorageError
+from cotune.packer.interference import shared_speed
 from cotune.paths import RunFolder
 from cotune.simulation import Setting, from_run, simulate
 from cotune.simulation.history import History, read_history
@@ -109,6 +110,12 @@ def test_a_share_of_the_device_is_what_was_measured(write: Write) -> None:
     events = [start(0.0, 0), start(0.0, 1, 2), {**end(10.0, 0), "busy": 0.2}, {**end(10.0, 1), "busy": 0.3}]
     workload = from_run(write(*session(0.0, "cpu:0"), trial(0), trial(1), *events))
     assert {job.busy for job in workload.jobs} == {0.25}
+
+
+def test_one_that_was_hardly_ever_beside_another_is_hardly_shorter_alone(write: Write) -> None:
+    events = [start(0.0, 0), start(99.0, 1, 2), {**end(100.0, 0), "busy": 0.9}, {**end(199.0, 1), "busy": 0.9}]
+    workload = from_run(write(*session(0.0, "cpu:0"), trial(0), trial(1), *events))
+    assert [job.seconds for job in workload.jobs] == pytest.approx([99.0 + shared_speed(1.8)] * 2)
 
 
 def test_one_that_is_cut_off_ran_beside_others_up_to_the_end_of_the_session(write: Write) -> None:
