@@ -74,7 +74,7 @@ class KeptDevice:
             now, later = self._fitting.holes(device)
             place = self._fitting.find(trial, [device]) if now >= trial.expected.peak else None
             short = self._fitting.short(trial, [device]) if place is None and later >= trial.expected.peak else []
-        may_share = self._residents > 1 and not trial.wants_all and not trial.is_apart
+        may_share = self._residents > 1 and not (trial.wants_all or trial.is_apart or trial.exclusive)
         if place is None and self._ledger.make_room(short) is None and may_share:
             # No lane of its own is available here for now: turns in a lane are better than further waiting.
             place = self._fitting.find(trial, [device], share=True) if trial.expected is not None else None

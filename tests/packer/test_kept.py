@@ -127,6 +127,23 @@ def test_one_that_wants_a_device_without_others_is_left_none() -> None:
     assert world.running() == [1]
 
 
+def test_one_that_wants_a_device_without_others_takes_no_turns_there_either() -> None:
+    class Apart(Fifo):
+        def exclusive(self, waiting: Waiting) -> bool:
+            return waiting.trial == 1
+
+    world = World(PackerOptions(width=2, residents=2, patience=1, policy=Apart()))
+    world.device("gpu 0", 1000 * MIB, CONTEXT)
+    for _ in range(4):
+        hinted(world, 50, 100.0)
+    world.go(0)
+    assert world.packer._reservation.trial is world.packer._trials[1]
+    assert world.running() == [0, 2]
+    for trial in (0, 2, 3):
+        world.finish(trial)
+    assert world.running() == [1]
+
+
 def test_memory_that_those_who_run_do_not_need_counts_as_room_to_come() -> None:
     world = World(PackerOptions(width=8, patience=2, policy=make_policy("fifo")))
     world.device("gpu 0", 1000 * MIB, CONTEXT)
