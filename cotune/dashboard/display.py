@@ -92,7 +92,8 @@ class Display:
         """How long the rest takes if it goes on at the pace so far, with running trials half done."""
         ended = finished(self._records.counts)
         done = ended - self._finished_before
-        if self._trials is None or not done or self._ending:
+        if self._trials is None or not done or self._ending or not self._records.first_start:
+            # Trials may have ended before the first lane is up.
             return None
         seconds = time.monotonic() - self._records.first_start
         return seconds * max(0.0, self._trials - ended - running / 2) / (done + running / 2)

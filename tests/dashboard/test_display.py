@@ -12,6 +12,7 @@ from cotune.packer import Packer, PackerOptions
 from cotune.paths import RunFolder
 from cotune.record import Records
 from cotune.record.events import EventLog
+from cotune.trial import TrialState
 
 
 def test_a_note_that_quotes_control_characters_does_nothing_to_a_terminal(tmp_path):
@@ -62,4 +63,16 @@ def test_at_the_end_of_a_run_that_was_interrupted_no_advice_is_left(tmp_path):
     display.note = "trial 3 failed: ValueError"
     display.close()
     assert shown == ["interrupted", "trial 3 failed: ValueError"]
+    log.close()
+
+
+def test_no_time_is_said_to_be_left_before_a_trial_has_started(tmp_path):
+    folder = RunFolder(tmp_path / "run")
+    folder.create()
+    log = EventLog(folder.events)
+    records = Records(folder, log, "min", 0)
+    display = Display(None, "loss", 100, records, Packer(PackerOptions()))
+    # As one that an earlier session has stopped.
+    records.ends(records.proposed(0, {}, {}), TrialState.STOPPED)
+    assert display.snapshot().seconds_left is None
     log.close()
