@@ -214,7 +214,7 @@ def _made_once(make: Any, *args: Any) -> Any:
         make: cloudpickle's function that makes the class.
         args: The function's arguments.
     """
-    _, _, bases, _, number, _ = args
+    metaclass, name, bases, given, number, _ = args
     known = cloudpickle.cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID.get(number)
     if known is not None:
         return known
@@ -222,10 +222,23 @@ def _made_once(make: Any, *args: Any) -> Any:
     try:
         for cls in hooks:
             type.__setattr__(cls, _HOOK, classmethod(lambda cls: None))
-        return make(*args)
+        if (above := _above_superfluous(metaclass)) is None:
+            return make(*args)
+        made = above.__new__(metaclass, name, types.resolve_bases(bases), dict(given))
+        return cloudpickle.cloudpickle._lookup_class_or_track(number, made)
     finally:
         for cls, hook in hooks.items():
             type.__setattr__(cls, _HOOK, hook)
+
+
+def _above_superfluous(metaclass: type) -> Any:
+    """The metaclass to make a class with, if those below it need not run again as hooks need not; else None."""
+    own = cloudpickle.cloudpickle._DYNAMIC_CLASS_TRACKER_BY_CLASS
+    below = [cls for cls in metaclass.__mro__ if cls in own]
+    makers = [vars(cls)[name] for cls in below for name in ("__new__", "__init__") if name in vars(cls)]
+    if not makers or not all(_stays_in_script(maker, set()) for maker in makers):
+        return None
+    return next(cls for cls in metaclass.__mro__ if cls not in own)
 
 
 def _superfluous_hooks(bases: Iterable[type]) -> dict[type, Any]:

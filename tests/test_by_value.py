@@ -1,5 +1,6 @@
 """Objects of a script reach another process and come back without changing the classes there."""
 
+import abc
 import dataclasses
 import enum
 import functools
@@ -300,6 +301,32 @@ def test_classes_are_not_made_anew_for_the_hooks_of_their_bases():
         type("More", (small,), {})
 
 
+def test_classes_are_not_made_anew_for_their_metaclasses():
+    names = []
+
+    class Strict(abc.ABCMeta):
+        def __new__(meta, name, bases, given, key=None):
+            if name in names:
+                raise TypeError(f"{name} is there already")
+            names.append(name)
+            return super().__new__(meta, name, bases, given)
+
+    class Base(metaclass=Strict, key="base"):
+        @abc.abstractmethod
+        def act(self): ...
+
+    class Model(Base):
+        def act(self):
+            return names
+
+    made = as_elsewhere(Model)
+    assert made().act() == ["Base", "Model"] == names
+    assert type(made).__name__ == "Strict"
+    assert made is not Model
+    with pytest.raises(TypeError, match="abstract"):
+        made.__base__()
+
+
 @pytest.fixture
 def table(monkeypatch):
     """A module that keeps a table of classes."""
@@ -338,11 +365,24 @@ def by_helper(table):
     return Base
 
 
-@pytest.mark.parametrize("made", [by_name, by_import, by_helper])
+def by_metaclass(table):
+    class Kind(type):
+        def __init__(cls, name, bases, given):
+            table.known.append(cls)
+
+    class Base(metaclass=Kind):
+        pass
+
+    table.known.clear()
+    return Base
+
+
+@pytest.mark.parametrize("made", [by_name, by_import, by_helper, by_metaclass])
 def test_hooks_that_use_modules_run_where_a_class_is_made_since_modules_do_not_travel(table, made):
-    model = type("Model", (made(table),), {"__module__": "of no file"})
-    assert as_elsewhere(model) in table.known
-    assert len(table.known) == 2
+    base = made(table)
+    model = type(base)("Model", (base,), {"__module__": "of no file"})
+    found = as_elsewhere(model)
+    assert [one for one in table.known if one.__name__ == "Model"] == [model, found]
 
 
 def test_hooks_that_want_keywords_do_not_run_since_python_keeps_none(table):

@@ -55,7 +55,7 @@ def read_run(folder: RunFolder) -> Saved:
                 first, is_new = float(event["time"]), False
             last = last if is_new else float(event["time"])
             _read(event, line, folder, records, settings.get("metric", ""))
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
             raise StorageError(
                 f"line {number} of {folder.events} makes no sense: {line[:80]!r}", hint=DAMAGED
             ) from error

@@ -263,6 +263,7 @@ def test_a_file_without_a_run_is_refused(written):
         {"event": "report"},
         {"event": "report", "step": "1", "metrics": {"loss": 0.5}},
         {"event": "end", "state": "odd"},
+        {"event": "end", "state": "failed", "error": ""},
         {"event": "trial"},
         {"event": "start"},
         {"event": "trial", "params": None, "seed": 1},
