@@ -131,6 +131,9 @@ class Record:
         """How long the trial would have run alone; None unless it was done in its first attempt."""
         if self.state is not TrialState.DONE or self.attempts > 1 or self.start is None or self.end is None:
             return None
+        if self.ran is not None:
+            # Without the turns of its lane-mates.
+            return self.ran * self.speed
         lasted = self.end - self.start if self.lasted is None else self.lasted
         return (lasted - self.rested) * self.speed
 

@@ -13,7 +13,7 @@ from cotune.demand import Demand, Estimate
 from cotune.errors import TrialFailed
 from cotune.packer import DeviceFound
 from cotune.paths import RunFolder
-from cotune.record import VERSION, EventLog, Records, read_run
+from cotune.record import VERSION, EventLog, Record, Records, read_run
 from cotune.record import records as module
 from cotune.record.records import seed_of
 from cotune.trial import Estimated, Report, TrialState
@@ -220,3 +220,10 @@ def test_how_long_a_trial_took_is_measured_by_a_clock_that_nobody_sets(tmp_path,
     log.close()
     assert record.end - record.start == pytest.approx(3600, abs=60)
     assert 0 <= record.seconds < 60
+
+
+def test_how_long_a_trial_would_have_run_alone_is_without_the_turns_of_its_lane_mates(tmp_path):
+    record = Record(0, {}, {}, 0, tmp_path, TrialState.DONE, attempts=1, start=0.0, end=12.0, lasted=12.0, speed=0.5)
+    assert record.seconds == 6.0
+    record.ran = 3.0
+    assert record.seconds == 1.5
