@@ -40,7 +40,7 @@ class Reasons:
             found, short = self._fitting.find(trial, devices), self._fitting.short(trial, devices)
         if found is not None:
             return "its turn has not come"
-        if trial.exclusive and all(device.active for device in devices):
+        if trial.exclusive and all(device.active for device in devices if self._fitting.suits(trial, device)):
             return "its policy wants a device without other lanes for it, and none is unused"
         reason = self._unfit(trial, devices)
         for place in short:
@@ -64,7 +64,7 @@ class Reasons:
         if trial.expected is not None and not trial.wants_all:
             roomy = [device for device in devices if device.seats]
             if not roomy:
-                return self._no_lane()
+                return self._company.critical.explain(devices) or self._no_lane()
             if not any(device.may_open for device in roomy):
                 return "lanes come up a few at a time, and no other is free"
             if (spared := self._company.protection.explain(trial, roomy)) is not None:

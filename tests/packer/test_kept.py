@@ -144,6 +144,20 @@ def test_one_that_wants_a_device_without_others_takes_no_turns_there_either() ->
     assert world.running() == [1]
 
 
+def test_what_one_that_wants_a_device_without_others_waits_for_is_no_device_too_small_for_it() -> None:
+    class Apart(Fifo):
+        def exclusive(self, waiting: Waiting) -> bool:
+            return waiting.trial == 1
+
+    world = World(PackerOptions(width=8, policy=Apart()))
+    world.device("gpu 0", 1000 * MIB, CONTEXT)
+    hinted(world, 100, 100.0)
+    world.device("gpu 1", 200 * MIB, CONTEXT)
+    apart = hinted(world, 400, 100.0)
+    assert world.running() == [0]
+    assert "wants a device without other lanes" in (world.why(apart) or "")
+
+
 def test_memory_that_those_who_run_do_not_need_counts_as_room_to_come() -> None:
     world = World(PackerOptions(width=8, patience=2, policy=make_policy("fifo")))
     world.device("gpu 0", 1000 * MIB, CONTEXT)
