@@ -127,13 +127,17 @@ def _of_libraries() -> dict[str, Setting]:
 
 
 def _decimal_context() -> tuple[Any, ...] | None:
-    """The thread's context of `decimal`; None if that is not loaded."""
+    """The thread's context of `decimal`; None if it is Python's, for which that need not be loaded."""
     decimal: Any = sys.modules.get("decimal")
     if not hasattr(decimal, "getcontext"):
         return None
-    it = decimal.getcontext()
-    traps = tuple(signal.__name__ for signal, is_trapped in it.traps.items() if is_trapped)
-    return it.prec, it.rounding, it.Emin, it.Emax, it.capitals, it.clamp, traps
+    now = _parts(decimal.getcontext())
+    return now if now != _parts(decimal.DefaultContext) else None
+
+
+def _parts(context: Any) -> tuple[Any, ...]:
+    traps = tuple(signal.__name__ for signal, is_trapped in context.traps.items() if is_trapped)
+    return (*map(context.__getattribute__, ("prec", "rounding", "Emin", "Emax", "capitals", "clamp")), traps)
 
 
 def _set_decimal_context(context: tuple[Any, ...] | None) -> None:
