@@ -7,7 +7,6 @@ script, and modules that set some when they were imported, have set.
 from __future__ import annotations
 
 import copy
-import importlib
 import sys
 from collections.abc import Mapping
 from contextvars import ContextVar
@@ -16,12 +15,13 @@ from typing import Any
 
 from cotune.sharing.torch_flags import Setting
 
-_MODULES = ("torch._dynamo.config", "torch._inductor.config", "torch._functorch.config")
+# The modules, whose loading takes over a second.
+COMPILER = ("torch._dynamo.config", "torch._inductor.config", "torch._functorch.config")
 
 
 def compiler_settings() -> dict[str, Setting]:
-    """Getters and setters of what has been set, by module; neither of them loads a module for nothing."""
-    return {name: (partial(_overrides, name), partial(_override, name)) for name in _MODULES}
+    """Getters and setters of what has been set, by module; neither of them loads a module."""
+    return {name: (partial(_overrides, name), partial(_override, name)) for name in COMPILER}
 
 
 def _overrides(module: str) -> dict[str, Any]:
@@ -42,11 +42,10 @@ def _unset() -> Any:
 
 
 def _override(module: str, values: Mapping[str, Any]) -> None:
-    if values:
-        config = importlib.import_module(module)
-        for name, value in values.items():
-            # A list of one trial is not the next one's.
-            setattr(config, name, copy.deepcopy(value))
+    config = sys.modules.get(module)
+    for name, value in values.items() if config is not None else ():
+        # A list of one trial is not the next one's.
+        setattr(config, name, copy.deepcopy(value))
 
 
 def default(config: Any, name: str) -> Any:

@@ -68,6 +68,11 @@ def take_over_in_thread(*, on_gpu: bool) -> None:
         del _script[name]
 
 
+def take_over_compiler(module: str) -> None:
+    """Sets what the script had set in a module of torch's compiler, for a thread that has just imported it."""
+    _take_over({module: compiler_settings()[module]})
+
+
 def take_over_loggers() -> None:
     """Sets up the script's loggers, once the modules that the trainable needs are imported, which may do so too."""
     if _LOGGERS in _script:
