@@ -2,6 +2,8 @@
 
 Since torch 2.13 each thread has its own: what is set in one holds in no other. A trial's thread is given what its
 script, and modules that set some when they were imported, have set.
+
+No lane loads the compiler for that: `torch.use_deterministic_algorithms(True)` makes such a setting, too.
 """
 
 from __future__ import annotations
