@@ -167,10 +167,7 @@ class Pauses:
         self._predictor.appraise(trial)
         if not self._fitting.suits(trial, device):
             # Other programs may return the memory, but nobody knows when: a device that has enough is better.
-            others = self._ledger.devices.values()
-            return (trial.rest.saved or not self._anything_runs) and any(
-                self._fitting.suits(trial, it) for it in others
-            )
+            return (trial.rest.saved or not self._anything_runs) and self._suits_any(trial)
         if device.active:
             # Those that run will leave room.
             return False
@@ -213,11 +210,13 @@ class Pauses:
 
     def _first_that_fits(self) -> Trial | None:
         """The first in line or, while no device can hold that one, the first of the next few that one can hold."""
-        head, devices = self._line.head(), self._ledger.devices.values()
-        if head is None or any(self._fitting.suits(head, device) for device in devices):
+        head = self._line.head()
+        if head is None or self._suits_any(head):
             return head
-        able = (it for it in self._line.first(LOOK_AHEAD) if any(self._fitting.suits(it, device) for device in devices))
-        return next(able, None)
+        return next(filter(self._suits_any, self._line.first(LOOK_AHEAD)), None)
+
+    def _suits_any(self, trial: Trial) -> bool:
+        return any(self._fitting.suits(trial, device) for device in self._ledger.devices.values())
 
     def _make_room_for(self, trial: Trial, devices: Iterable[Device]) -> bool:
         """Makes room on one of these devices; returns whether there will be enough."""

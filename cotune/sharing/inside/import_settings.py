@@ -42,7 +42,7 @@ class ImportSettings:
     def __init__(self) -> None:
         # Those of the compiler are of this thread, which has done the lane's imports, and no trial's has them.
         self._made: dict[Any, tuple[Callable[[Any], Any], Any]] = {
-            name: (put, get()) for name, (get, put) in compiler_settings().items() if get()
+            name: (put, made) for name, (get, put) in compiler_settings().items() if (made := get())
         }
         self._filters: list[Any] = []
         self.handlers: list[logging.Handler] = []
