@@ -204,7 +204,10 @@ class Broker:
         elif ticket.over and (ticket.stopping or not is_dead):
             return False
         elif ticket.over:
-            # The trial had ended, and the answer was lost with the lane.
+            # The trial had ended, and the answer was lost with the lane, perhaps because of what it is.
+            ticket.lost += 1
+            if ticket.lost == MOST_LANE_DEATHS:
+                return False
             ticket.held.append(held)
             self._readmit(ticket)
         elif ticket.lane is not None and ticket.attempt > attempt:

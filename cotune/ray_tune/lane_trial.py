@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import InvalidStateError
 from pathlib import Path
@@ -224,9 +225,7 @@ class LaneTrial(ResidentTrial):
             return _led_to(OutOfMemory(text), error)
         words = f"{type(error).__name__}: {text}" if text else type(error).__name__
         self._end(Ending(Outcome.FAILED, None, "TrialFailed", words))
-        if isinstance(error, Exception):
-            return error
-        return _led_to(RuntimeError(words), error)
+        return _encodable(error if isinstance(error, Exception) else _led_to(RuntimeError(words), error))
 
     def _shut_down(self) -> None:
         """Lets the Trainable clean up, and its thread end."""
@@ -275,3 +274,10 @@ def _led_to(told: Exception, error: BaseException) -> Exception:
     """An error to tell Tune instead of another, whose traceback Ray prints only if it is the cause."""
     told.__cause__ = error
     return told
+
+
+def _encodable(error: Exception) -> Exception:
+    """The error, or its traceback as one where that has characters that Ray cannot encode: the lane would die of it."""
+    text = "".join(traceback.format_exception(error))
+    escaped = text.encode(errors="backslashreplace").decode()
+    return error if escaped == text else RuntimeError(escaped)

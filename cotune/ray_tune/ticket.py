@@ -29,6 +29,7 @@ class Ticket:
         refusal: The error because of which the trial will not run again.
         stopping: Whether Tune has told the trial to stop.
         over: Whether the brain has concluded the trial.
+        lost: Number of lanes that died before Tune had the last answer of a trial that was over.
     """
 
     number: int
@@ -46,6 +47,7 @@ class Ticket:
     refusal: Exception | None = None
     stopping: bool = False
     over: bool = False
+    lost: int = 0
 
     @property
     def key(self) -> tuple[int, int]:

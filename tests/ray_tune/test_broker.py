@@ -334,3 +334,19 @@ def test_no_answer_is_waited_for_that_was_taken_long_ago(broker, lanes, how):
     else:
         broker._retry(ticket, "out of memory")
     assert lane.calls == {}
+
+
+def test_a_trial_whose_last_answer_is_lost_with_its_lane_each_time_is_not_run_for_ever(broker, lanes):
+    ticket, told = broker.ask(trial("a")), []
+    broker.seat(ticket, dict, {})
+    runs = 0
+    while not told:
+        broker.call(ticket, "train", (), {})
+        runs += 1
+        broker._feed(ev.TrialEnded(0.0, ticket.number, Outcome.FAILED))
+        lane = max(lanes.lanes)
+        if not broker.takes(ticket, Held("train", RayActorError(), lambda: None, told.append), ticket.attempt):
+            told.append("Tune")
+        broker._feed(ev.LaneLost(0.0, lane, None, "killed"))
+    assert (runs, told) == (3, ["Tune"])
+    assert broker.packer.unfinished == 0

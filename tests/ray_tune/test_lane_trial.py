@@ -65,6 +65,21 @@ def test_what_is_no_exception_is_told_with_where_it_was_raised(tmp_path):
     assert str(trial._fails(KeyboardInterrupt())) == "KeyboardInterrupt"
 
 
+@pytest.mark.parametrize("kind", [ValueError, KeyboardInterrupt])
+def test_an_error_that_ray_cannot_encode_is_told_escaped(tmp_path, kind):
+    """What open(..., errors="surrogateescape") has read of a Latin-1 file, say; Ray's worker dies of it."""
+    trial = LaneTrial(lane(survives=lambda error: True), 0, 1, tmp_path, dict, Inbox())
+    trial._end, trial._ran_out = [].append, lambda error: (False, None)
+    try:
+        raise kind("caf\udce9")
+    except BaseException as error:
+        told = trial._fails(error)
+    text = "".join(traceback.format_exception(told))
+    assert f"{kind.__name__}: caf\\udce9" in text
+    assert "raise kind(" in text
+    text.encode()
+
+
 def test_a_trial_that_catches_up_lets_its_lane_mates_run_and_stops_where_it_was(tmp_path):
     passed = []
     host = lane(turns=SimpleNamespace(pass_on=passed.append))
