@@ -15,6 +15,7 @@ from typing import Any
 from cotune.ray_tune import _private
 
 
+@functools.cache
 def mend() -> None:
     """Mends all that does not depend on the experiment."""
     _keep_checkpoints()
@@ -29,8 +30,6 @@ def _keep_checkpoints() -> None:
     Otherwise the same directory is registered twice; `num_to_keep` deletes the older entry, and the directory with it.
     """
     register = _private.CheckpointManager.register_checkpoint
-    if hasattr(register, "__wrapped__"):
-        return
 
     @functools.wraps(register)
     def register_checkpoint(self: Any, checkpoint_result: Any) -> None:
@@ -98,8 +97,6 @@ def _end_whole_brackets() -> None:
     the second ends the bracket: the first is paused afterwards, and Tune waits for it for ever.
     """
     cleanup = _private.hyperband._Bracket.cleanup_full
-    if hasattr(cleanup, "__wrapped__"):
-        return
 
     @functools.wraps(cleanup)
     def cleanup_full(self: Any, tune_controller: Any) -> None:
@@ -119,8 +116,6 @@ def _pause_while_saving() -> None:
     trial makes after it has gone on, and it would end early without an error.
     """
     pause = _private.tune_controller.TuneController._schedule_trial_pause
-    if hasattr(pause, "__wrapped__"):
-        return
 
     @functools.wraps(pause)
     def schedule_trial_pause(self: Any, trial: Any, should_checkpoint: bool = True) -> None:
@@ -138,8 +133,6 @@ def _keep_events() -> None:
     second file of the same second takes the place of the first.
     """
     start = _private.TBXLoggerCallback.log_trial_start
-    if hasattr(start, "__wrapped__"):
-        return
 
     @functools.wraps(start)
     def log_trial_start(self: Any, trial: Any) -> None:

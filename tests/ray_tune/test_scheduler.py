@@ -169,6 +169,7 @@ def test_a_checkpoint_that_is_saved_twice_is_kept_as_one_also_when_restored(tmp_
 
     saved = cloudpickle.dumps(colocate())
     # As an experiment is restored in a new process.
+    mends.mend.cache_clear()
     rays = inspect.unwrap(_CheckpointManager.register_checkpoint)
     monkeypatch.setattr(_CheckpointManager, "register_checkpoint", rays)
     cloudpickle.loads(saved)
