@@ -6,6 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Hashable
 from typing import ClassVar, NamedTuple
 
+from cotune.packer.speed import GAIN
+
 
 class Waiting(NamedTuple):
     """A trial as a policy sees it.
@@ -55,7 +57,7 @@ class Policy(ABC):
     name: str
     uses_predictions: bool = False
     packs: bool = False
-    gain: float = 1.05
+    gain: float = GAIN
     guesses: bool = True
     preempts: bool = False
     spares_critical: bool = False
