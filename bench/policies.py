@@ -64,7 +64,7 @@ def play(make: Make, seeds: int, strictly: bool = False, **setting: Any) -> Row:
         chosen = Setting(seed=seed, keep=False, **setting)
         outcome = simulate(workload, chosen)
         figures = outcome.figures
-        about = (workload, chosen.devices, chosen.capacity, None, outcome.ran)
+        about = chosen.on(workload), outcome.ran
         bound = configuration_bound(*about) if strictly else lower_bounds(*about).best
         rows.append(
             (

@@ -112,13 +112,12 @@ def run_command(options: argparse.Namespace) -> int:
     with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as progress:
         ended = progress.add_task("trials", total=len(workload.jobs))
         played = simulate(workload, setting, lambda: progress.advance(ended))
-    count = options.devices or workload.devices
-    width = options.width and max(options.width, workload.max_width, workload.idle_width)
-    bound = best_bound(workload, count, memory, width, played.ran, options.residents)
+    workload = setting.on(workload)
+    bound = best_bound(workload, played.ran)
     if options.json:
         print(json.dumps(_plain(workload, played, bound), indent=1))
     else:
-        print(f"{workload.name} on {count} device(s), policy {policy.name}: {workload.note}")
+        print(f"{workload.name} on {workload.devices} device(s), policy {policy.name}: {workload.note}")
         print(summary(played, bound))
     if options.gantt:
         drawn = gantt(played.segments, max(20, min(72, shutil.get_terminal_size((90, 24)).columns - 17)))

@@ -40,30 +40,20 @@ class Bounds:
         return max(self.chain, self.device_time, self.memory, self.large, self.lanes)
 
 
-def lower_bounds(
-    workload: Workload,
-    devices: int | None = None,
-    capacity: int | None = None,
-    max_width: int | None = None,
-    ran: Sequence[int] | None = None,
-) -> Bounds:
+def lower_bounds(workload: Workload, ran: Sequence[int] | None = None) -> Bounds:
     """Lower bounds of the makespan of a workload.
 
     Args:
-        workload: The jobs to run.
-        devices: Number of devices; None, as for the next two, for the workload's own figure.
-        capacity: Bytes of each device.
-        max_width: Lanes of each device; None for as many as the workload has or could have.
+        workload: The jobs to run, and the devices.
         ran: Iterations that each trial (by arrival) ran, if a stopping rule ended some.
     """
-    devices, room = devices or workload.devices, capacity or workload.capacity
+    devices = workload.devices
     jobs = sorted(workload.jobs, key=lambda job: job.arrival)
     begin = jobs[0].arrival if jobs else 0.0
-    width = max_width or most_lanes(workload)
     counts = ran if ran is not None else [job.iterations for job in jobs]
     # A trial that did not run at all, since it fits no device, takes no time.
     seconds = [(job.startup + n * job.step_seconds) if n else 0.0 for job, n in zip(jobs, counts, strict=True)]
-    sizes = [(job.peak + workload.context) / room for job in jobs]
+    sizes = [(job.peak + workload.context) / workload.capacity for job in jobs]
     arrivals = [job.arrival - begin for job in jobs]
 
     def latest_end(weights: Iterable[float], rate: float) -> float:
@@ -79,7 +69,7 @@ def lower_bounds(
         _latest_end(loads, BEST_LOAD * devices),
         latest_end(sizes, devices),
         max(latest_end((_rounded(size, parts) for size in sizes), devices) for parts in range(1, 9)),
-        latest_end(repeat(1.0, len(jobs)), width * devices),
+        latest_end(repeat(1.0, len(jobs)), most_lanes(workload) * devices),
     )
 
 

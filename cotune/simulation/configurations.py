@@ -37,13 +37,7 @@ FEW = 20
 _Array = Any
 
 
-def configuration_bound(
-    workload: Workload,
-    devices: int | None = None,
-    capacity: int | None = None,
-    max_width: int | None = None,
-    ran: Sequence[int] | None = None,
-) -> float:
+def configuration_bound(workload: Workload, ran: Sequence[int] | None = None) -> float:
     """A lower bound of the makespan, in seconds, of lanes with one resident each.
 
     It is at least the best of `lower_bounds`, whose arguments it takes.
@@ -57,9 +51,8 @@ def configuration_bound(
         from scipy.optimize import linprog
     except ImportError as error:
         raise InputError("this bound needs scipy, which is not installed", hint="pip install scipy") from error
-    best = lower_bounds(workload, devices, capacity, max_width, ran).best
-    devices, max_width = devices or workload.devices, max_width or most_lanes(workload)
-    kinds = _Kinds(workload, capacity, max_width, ran, LONG * best)
+    best, devices = lower_bounds(workload, ran).best, workload.devices
+    kinds = _Kinds(workload, ran, LONG * best)
     count = len(kinds.sizes)
     if not count:
         return best
@@ -93,38 +86,28 @@ def configuration_bound(
     return best
 
 
-def best_bound(
-    workload: Workload,
-    devices: int | None = None,
-    capacity: int | None = None,
-    max_width: int | None = None,
-    ran: Sequence[int] | None = None,
-    residents: int | None = None,
-) -> float:
+def best_bound(workload: Workload, ran: Sequence[int] | None = None) -> float:
     """The best bound found quickly: `configuration_bound` for few trials and with scipy, otherwise `lower_bounds`.
 
     With several residents a lane, trials at once can be faster than `configuration_bound` assumes: the speed at a mean
     load may exceed the mean of speeds.
     """
-    if len(workload.jobs) <= FEW and (residents or workload.residents) == 1:
+    if len(workload.jobs) <= FEW and workload.residents == 1:
         with contextlib.suppress(InputError):
-            return configuration_bound(workload, devices, capacity, max_width, ran)
-    return lower_bounds(workload, devices, capacity, max_width, ran).best
+            return configuration_bound(workload, ran)
+    return lower_bounds(workload, ran).best
 
 
 class _Kinds:
     """Trials with the same memory and load, grouped; each kind has a starting and a running state."""
 
-    def __init__(
-        self, workload: Workload, capacity: int | None, max_width: int, ran: Sequence[int] | None, long: float
-    ) -> None:
-        room = capacity or workload.capacity
+    def __init__(self, workload: Workload, ran: Sequence[int] | None, long: float) -> None:
         jobs = sorted(workload.jobs, key=lambda job: job.arrival)
         counts = ran if ran is not None else [job.iterations for job in jobs]
         found: defaultdict[tuple[int, int, int], list[float]] = defaultdict(lambda: [0.0] * 4)
         for number, (job, steps) in enumerate(zip(jobs, counts, strict=True)):
             if steps:
-                size = min((job.peak + workload.context) * MEMORY_PARTS // room, MEMORY_PARTS)
+                size = min((job.peak + workload.context) * MEMORY_PARTS // workload.capacity, MEMORY_PARTS)
                 seconds = job.startup + steps * job.step_seconds
                 entry = found[int(size), int(job.busy * LOAD_PARTS), number if seconds > long else -1]
                 entry[0] += job.startup
@@ -137,7 +120,7 @@ class _Kinds:
         self.members = np.array([found[key][2] for key in keys])
         self.arrivals = np.array([found[key][3] for key in keys])
         self.work = np.array([found[key][0] for key in keys] + [found[key][1] for key in keys])
-        self._copies = [min(int(found[key][2]), max_width) for key in keys]
+        self._copies = [min(int(found[key][2]), most_lanes(workload)) for key in keys]
         edges = range(int(0.5 * LOAD_PARTS), int(MOST_LOAD * LOAD_PARTS) + 1)
         # Each band has the speed at its lower edge, where the speed is highest.
         self._bands = [(load + 1, shared_speed(load / LOAD_PARTS)) for load in edges]

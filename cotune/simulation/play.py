@@ -66,6 +66,16 @@ class Setting:
     costs: Costs | None = None
     keep: bool = True
 
+    def on(self, workload: Workload) -> Workload:
+        """The workload on these devices, and in these lanes."""
+        return replace(
+            workload,
+            devices=workload.devices if self.devices is None else self.devices,
+            capacity=workload.capacity if self.capacity is None else self.capacity,
+            lanes=self.width or workload.lanes,
+            residents=self.residents or workload.residents,
+        )
+
 
 def simulate(workload: Workload, setting: Setting | None = None, on_end: Callable[[], object] = lambda: None) -> Played:
     """Plays a workload to its end.
@@ -80,33 +90,32 @@ def simulate(workload: Workload, setting: Setting | None = None, on_end: Callabl
         RunError: Some trials never end, which would be a fault of the brain.
     """
     setting = setting or Setting()
-    count = workload.devices if setting.devices is None else setting.devices
-    capacity = 1 if setting.capacity is None else setting.capacity
+    workload = setting.on(workload)
+    count, capacity = workload.devices, workload.capacity
     for what, value in (("devices", count), ("ahead", setting.ahead), ("capacity", capacity)):
         if value < 1:
             raise InputError(f"{what}={value} plays nothing", hint=f"give {what}=1 or more")
     if count > MAX_DEVICES:
         raise InputError(f"{count:,} devices are more than are imagined", hint=f"give {MAX_DEVICES:,} or fewer")
-    if (setting.capacity or workload.capacity) < workload.context + padded(0):
-        room, own = format_bytes(setting.capacity or workload.capacity), format_bytes(workload.context)
+    if capacity < workload.context + padded(0):
+        room, own = format_bytes(capacity), format_bytes(workload.context)
         raise InputError(f"a device of {room} holds no trial beside a lane's own {own}", hint="give more memory")
-    return _Player(workload, setting, count, on_end).play()
+    return _Player(workload, setting, on_end).play()
 
 
 class _Player:
-    def __init__(self, workload: Workload, setting: Setting, count: int, on_end: Callable[[], object]) -> None:
+    def __init__(self, workload: Workload, setting: Setting, on_end: Callable[[], object]) -> None:
         self._on_end = on_end
         self._jobs = sorted(workload.jobs, key=lambda job: job.arrival)
         self._setting = setting
         self._dice = random.Random(setting.seed)
         self._asha = AshaRule()
-        capacity = setting.capacity or workload.capacity
+        count, capacity = workload.devices, workload.capacity
         found = devices(count, capacity, workload.context, workload.max_width, workload.idle_width)
         self._engine = SimulatedEngine(found, self._work, self._costs(workload))
-        width = setting.width or workload.lanes
         options = PackerOptions(
-            width=width,
-            residents=setting.residents or workload.residents,
+            width=workload.lanes,
+            residents=workload.residents,
             policy=make_policy(setting.policy or workload.policy or None),
             judged=workload.judged or any(job.rungs for job in self._jobs),
             max_slowdown=workload.max_slowdown,

@@ -16,28 +16,28 @@ from cotune.simulation.bounds import BEST_LOAD
 LONG = Job(100, 1.0, 0, GIB, busy=0.1)
 
 
-def of(*jobs: Job) -> Workload:
-    return Workload("test", jobs, capacity=4 * GIB, context=0)
+def of(*jobs: Job, devices: int = 1) -> Workload:
+    return Workload("test", jobs, capacity=4 * GIB, context=0, devices=devices)
 
 
 def test_bounds_of_simple_workloads() -> None:
     large = Job(10, 1.0, 0, 3 * GIB, busy=0.1)
-    assert lower_bounds(of(LONG), 4).best == pytest.approx(100.0)
-    assert lower_bounds(of(*[large] * 8), 2).best == pytest.approx(40.0)
-    assert lower_bounds(of(*[LONG] * 64), 1).lanes == pytest.approx(400.0)
-    assert lower_bounds(of(LONG), 1, ran=[0]).best == 0.0
+    assert lower_bounds(of(LONG, devices=4)).best == pytest.approx(100.0)
+    assert lower_bounds(of(*[large] * 8, devices=2)).best == pytest.approx(40.0)
+    assert lower_bounds(of(*[LONG] * 64)).lanes == pytest.approx(400.0)
+    assert lower_bounds(of(LONG), [0]).best == 0.0
 
 
 def test_what_has_not_come_cannot_be_done() -> None:
     jobs = [Job(100, 1.0, 0, 4 * GIB, busy=1.0), *[Job(100, 1.0, 0, 0, busy=1.0, arrival=150.0)] * 4]
-    bounds = lower_bounds(of(*jobs), 1)
+    bounds = lower_bounds(of(*jobs))
     assert bounds.device_time == pytest.approx(150.0 + 400.0 / BEST_LOAD)
     assert bounds.memory == pytest.approx(250.0)
 
 
 def test_a_trial_runs_no_faster_than_alone_however_idle_the_device() -> None:
     jobs = [Job(100, 1.0, 0, 0, busy=0.5), *[Job(100, 1.0, 0, 0, busy=1.0, arrival=50.0)] * 4]
-    assert lower_bounds(of(*jobs), 1).device_time == pytest.approx(50.0 + 425.0 / BEST_LOAD)
+    assert lower_bounds(of(*jobs)).device_time == pytest.approx(50.0 + 425.0 / BEST_LOAD)
 
 
 def test_no_bound_counts_fewer_lanes_than_were_asked_for() -> None:
@@ -59,6 +59,6 @@ JOBS = st.builds(
 
 @given(st.lists(JOBS, min_size=1, max_size=12), st.integers(1, 3), st.sampled_from(["makespan", "fifo", "srtf"]))
 def test_no_schedule_is_shorter(jobs: list[Job], devices: int, policy: str) -> None:
-    workload = of(*jobs)
-    outcome = simulate(workload, Setting(devices=devices, policy=policy, costs=Costs(0.0, 0.0, 0.0, 0.0), keep=False))
-    assert outcome.figures.makespan >= lower_bounds(workload, devices, ran=outcome.ran).best * (1 - 1e-9)
+    workload = of(*jobs, devices=devices)
+    outcome = simulate(workload, Setting(policy=policy, costs=Costs(0.0, 0.0, 0.0, 0.0), keep=False))
+    assert outcome.figures.makespan >= lower_bounds(workload, outcome.ran).best * (1 - 1e-9)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -20,10 +21,9 @@ def test_the_best_mix_of_sets_is_a_stronger_bound_than_volumes() -> None:
     workload = Workload("test", [large, small] * 10, capacity=GIB, context=0)
     # A large one runs alone, two small ones beside each other at the speed that a load of 1 leaves.
     expected = 1000 + 500 / shared_speed(1.0)
-    assert lower_bounds(workload, 1).best < 0.97 * expected
-    assert configuration_bound(workload, 1) == pytest.approx(expected, rel=0.01)
-    assert configuration_bound(workload) == configuration_bound(workload, 1, GIB, 16)
-    assert configuration_bound(workload, 1) <= simulate(workload, Setting(costs=Costs(0, 0, 0, 0))).figures.makespan
+    assert lower_bounds(workload).best < 0.97 * expected
+    assert configuration_bound(workload) == pytest.approx(expected, rel=0.01)
+    assert configuration_bound(workload) <= simulate(workload, Setting(costs=Costs(0, 0, 0, 0))).figures.makespan
 
 
 def test_the_stronger_bound_is_taken_where_it_is_soon_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -31,10 +31,10 @@ def test_the_stronger_bound_is_taken_where_it_is_soon_found(monkeypatch: pytest.
     large, small = Job(100, 1.0, 0, int(0.70 * GIB)), Job(100, 1.0, 0, int(0.35 * GIB))
     few = Workload("few", [large, small] * (FEW // 2), capacity=GIB, context=0)
     many = Workload("many", [*few.jobs, small], capacity=GIB, context=0)
-    assert best_bound(few, 1) == configuration_bound(few, 1) > lower_bounds(few, 1).best
-    assert best_bound(many, 1) == lower_bounds(many, 1).best
+    assert best_bound(few) == configuration_bound(few) > lower_bounds(few).best
+    assert best_bound(many) == lower_bounds(many).best
     monkeypatch.setitem(sys.modules, "scipy.optimize", None)
-    assert best_bound(few, 1) == lower_bounds(few, 1).best
+    assert best_bound(few) == lower_bounds(few).best
 
 
 def test_where_lanes_are_shared_the_bound_is_one_that_holds_there() -> None:
@@ -44,29 +44,30 @@ def test_where_lanes_are_shared_the_bound_is_one_that_holds_there() -> None:
     workload = Workload("mates", jobs, capacity=12 * GIB, context=0)
     setting = Setting(policy="fifo", width=2, residents=2, costs=Costs(0, 0, 0, 0))
     makespan = simulate(workload, setting).figures.makespan
-    assert best_bound(workload, 1, None, 2, residents=2) <= makespan < best_bound(workload, 1, None, 2)
+    narrow = replace(workload, max_width=2)
+    assert best_bound(replace(narrow, residents=2)) <= makespan < best_bound(narrow)
 
 
 def test_no_trial_runs_beside_itself() -> None:
     pytest.importorskip("scipy")
     long, short = Job(1000, 1.0, 0, 0, busy=1.0), Job(100, 1.0, 0, 0, busy=1.0)
-    workload = Workload("test", [long, *[short] * 3], capacity=GIB, context=0)
-    assert configuration_bound(workload, 4) == pytest.approx(1000)
+    workload = Workload("test", [long, *[short] * 3], capacity=GIB, context=0, devices=4)
+    assert configuration_bound(workload) == pytest.approx(1000)
 
 
 @pytest.mark.parametrize("devices", [1, 2])
 def test_what_is_simulated_is_never_below_the_best_mix(devices: int) -> None:
     pytest.importorskip("scipy")
-    workload = make_workload("tiresias-60", 3, jobs=20)
-    outcome = simulate(workload, Setting(devices=devices, keep=False))
-    bound = configuration_bound(workload, devices, ran=outcome.ran)
-    assert lower_bounds(workload, devices, ran=outcome.ran).best <= bound <= outcome.figures.makespan
+    workload = replace(make_workload("tiresias-60", 3, jobs=20), devices=devices)
+    outcome = simulate(workload, Setting(keep=False))
+    bound = configuration_bound(workload, outcome.ran)
+    assert lower_bounds(workload, outcome.ran).best <= bound <= outcome.figures.makespan
 
 
 def test_where_nothing_ran_there_is_no_bound() -> None:
     pytest.importorskip("scipy")
     workload = Workload("test", [Job(10, 1.0, 0, 2 * GIB)], capacity=GIB)
-    assert configuration_bound(workload, 1, ran=[0]) == 0.0
+    assert configuration_bound(workload, [0]) == 0.0
 
 
 def test_one_that_runs_is_not_slowed_down_by_those_that_start() -> None:
@@ -74,14 +75,14 @@ def test_one_that_runs_is_not_slowed_down_by_those_that_start() -> None:
     slow_start, busy = Job(1, 0.001, 0, 0, busy=0.1, startup=100.0), Job(100, 1.0, 0, 0, busy=1.0)
     workload = Workload("test", [slow_start, busy], capacity=GIB, context=0)
     makespan = simulate(workload, Setting(width=2, costs=Costs(0, 0, 0, 0))).figures.makespan
-    assert configuration_bound(workload, 1) <= makespan == pytest.approx(100.0, abs=0.01)
+    assert configuration_bound(workload) <= makespan == pytest.approx(100.0, abs=0.01)
 
 
 def test_sets_of_large_shares_are_bounded_by_what_a_device_does_most() -> None:
     """Two of them leave a device short of that; three are beyond it."""
     pytest.importorskip("scipy")
-    workload = Workload("test", [Job(100, 1.0, 0, 0, busy=0.875)] * 20, capacity=GIB, context=0)
+    workload = Workload("test", [Job(100, 1.0, 0, 0, busy=0.875)] * 20, capacity=GIB, context=0, max_width=4)
     three = 2000 * 0.875 / (1.875 * shared_speed(1.875))
     setting = Setting(policy="pack", width=4, costs=Costs(0, 0, 0, 0))
-    assert configuration_bound(workload, 1, None, 4) <= simulate(workload, setting).figures.makespan
-    assert configuration_bound(workload, 1, None, 4) == pytest.approx(three, rel=0.01)
+    assert configuration_bound(workload) <= simulate(workload, setting).figures.makespan
+    assert configuration_bound(workload) == pytest.approx(three, rel=0.01)

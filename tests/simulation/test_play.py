@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from itertools import accumulate
 from statistics import fmean
 
@@ -125,9 +126,9 @@ def test_a_long_trial_is_heard_of_as_often_as_others_and_so_kept_from_ending_las
     for _ in range(60):
         seconds, size = min(20_000, 60 * dice.paretovariate(1.1)), dice.uniform(0.3, 3) * GIB
         jobs.append(Job(100, seconds / 100, int(0.3 * size), int(0.7 * size), busy=0.9))
-    workload = Workload("heavy tail", jobs)
-    makespan = simulate(workload, Setting(devices=4, keep=False)).figures.makespan
-    assert makespan <= 1.05 * lower_bounds(workload, 4).best
+    workload = Workload("heavy tail", jobs, devices=4)
+    makespan = simulate(workload, Setting(keep=False)).figures.makespan
+    assert makespan <= 1.05 * lower_bounds(workload).best
 
 
 def test_asha_keeps_the_best_third() -> None:
@@ -140,11 +141,11 @@ def test_asha_keeps_the_best_third() -> None:
 @pytest.mark.parametrize("policy", list(POLICIES))
 def test_every_policy_plays_every_shape_of_workload(policy: str) -> None:
     for name in ("salus-100", "tiresias-60", "asha"):
-        workload = make_workload(name, jobs=15)
-        outcome = simulate(workload, Setting(devices=2, policy=policy, residents=2, error=0.3))
+        workload = replace(make_workload(name, jobs=15), devices=2)
+        outcome = simulate(workload, Setting(policy=policy, residents=2, error=0.3))
         figures = outcome.figures
         assert figures.failed == 0
-        assert figures.makespan >= lower_bounds(workload, 2, ran=outcome.ran).best
+        assert figures.makespan >= lower_bounds(workload, outcome.ran).best
         assert figures.fill < 1.0
         last = [segment for segment in outcome.segments if segment.how in ("done", "stopped")]
         assert sorted(segment.trial for segment in last) == list(range(15))
