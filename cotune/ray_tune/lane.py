@@ -14,7 +14,6 @@ import os
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -275,16 +274,6 @@ class Lane:
 
     def _run(self, attempt: AttemptSpec) -> None:
         """The body of a trial's thread."""
-        try:
-            self._perform(attempt)
-        except BaseException:
-            # Tune would wait for the trial's first call for ever; trials of a dead lane go on in another.
-            try:
-                traceback.print_exc()
-            finally:
-                os._exit(1)
-
-    def _perform(self, attempt: AttemptSpec) -> None:
         assert self._host is not None
         with self._resized:
             # Not for ever: Ray may fail to unpack a call for want of memory.

@@ -11,6 +11,7 @@ import resource
 import sys
 import threading
 import time
+import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from types import ModuleType
@@ -152,6 +153,10 @@ class Host(ABC):
         """Starts a trial's thread.
 
         If none can be started now, the trial has run out of memory: neither it nor its lane-mates are to blame.
+
+        Args:
+            trial: The trial's number.
+            run: The body of the thread; a lane in which it raises is useless, and ends.
         """
         # A trace function left by an earlier trial may raise in every new thread.
         threading.settrace(self._tracing[0])
@@ -163,7 +168,7 @@ class Host(ABC):
         self.memory.uncap(math.inf if is_alone else THREAD_TAKES + max(0, self._limits[resource.RLIMIT_STACK][0]))
         try:
             with self.full_stacks():
-                threading.Thread(target=run, name=f"trial-{trial}", daemon=True).start()
+                threading.Thread(target=_run_or_exit, args=(run,), name=f"trial-{trial}", daemon=True).start()
         except RuntimeError as error:
             self.memory.cap()
             self._trials.pop(trial, None)
@@ -370,3 +375,16 @@ class Host(ABC):
         holder = self.turns.holder
         if holder is not None:
             holder.cupy_loaded()
+
+
+def _run_or_exit(run: Callable[[], None]) -> None:
+    """Ends the process if the thread of a trial raises."""
+    try:
+        run()
+    except BaseException:
+        # The death of the lane is reported, and its residents go on in others.
+        try:
+            traceback.print_exc()
+        finally:
+            # Even if printing fails: otherwise the trial would keep the turn, or the driver wait for it, for ever.
+            os._exit(1)

@@ -242,17 +242,6 @@ class TrialSession(ResidentTrial):
 
     def run(self) -> None:
         """The body of the trial's thread."""
-        try:
-            self._run()
-        except BaseException:
-            # A lane in which this fails is useless: its death is reported, and its residents resume in other lanes.
-            try:
-                traceback.print_exc()
-            finally:
-                # Even if printing fails: otherwise this trial would keep the turn for ever.
-                os._exit(1)
-
-    def _run(self) -> None:
         host = self._host
         host.memory.cap()
         session.bind(self)
