@@ -8,7 +8,6 @@ import on. So it holds for all trials that begin later in the lane.
 from __future__ import annotations
 
 import contextlib
-import gc
 import logging
 import sys
 import warnings
@@ -19,14 +18,13 @@ from typing import Any
 from cotune.sharing.compiler_settings import compiler_settings
 from cotune.sharing.inside import torch_state
 from cotune.sharing.inside.context import encoded_environment, processes, set_environment
+from cotune.sharing.inside.interpreter import OF_LANE
 from cotune.sharing.settings import OF_PYTHON, filters_changed, has_come, of_thread
 from cotune.sharing.torch_flags import Setting
 
-# Those of the script do not travel: in a lane its globals, its way to log and its processes are others.
+# Those of the script do not travel: in a lane its way to log and its processes are others, too.
 _OF_LANE: dict[str, Setting] = {
-    "switch": (sys.getswitchinterval, sys.setswitchinterval),
-    "collects": (gc.isenabled, lambda value: (gc.enable if value else gc.disable)()),
-    "thresholds": (gc.get_threshold, lambda value: gc.set_threshold(*value)),
+    **OF_LANE,
     "level": (lambda: logging.root.level, logging.root.setLevel),
     "start method": (lambda: processes._actual_context, lambda value: setattr(processes, "_actual_context", value)),
 }

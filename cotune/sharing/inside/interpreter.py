@@ -6,13 +6,24 @@ import contextlib
 import gc
 import locale
 import logging
+import operator
 import os
-import socket
 import sys
 import threading
 import warnings
 from collections.abc import Collection
 from typing import Any, NamedTuple
+
+from cotune.sharing.settings import OF_PYTHON
+from cotune.sharing.torch_flags import Setting
+
+# Those of the script do not travel: a lane has its own, since its globals are others.
+OF_LANE: dict[str, Setting] = {
+    "switch": (sys.getswitchinterval, sys.setswitchinterval),
+    "collects": (gc.isenabled, lambda value: (gc.enable if value else gc.disable)()),
+    "thresholds": (gc.get_threshold, lambda value: gc.set_threshold(*value)),
+}
+_GETTERS, _SETTERS = zip(*(OF_PYTHON | OF_LANE).values(), strict=True)
 
 _warnings: Any = warnings
 _logging: Any = logging
@@ -27,16 +38,14 @@ class Interpreter(NamedTuple):
     """Settings of the interpreter and the process.
 
     The umask is not among them: reading it means setting it, and another thread may create a file meanwhile.
+
+    Attributes:
+        values: The values of `OF_PYTHON` and `OF_LANE`, in this order.
     """
 
-    collects: bool
-    thresholds: tuple[int, int, int]
-    recursion: int
-    switch: float
+    values: list[Any]
     hooks: tuple[Any, ...]
     arguments: tuple[Any, ...]
-    timeout: float | None
-    digits: int
     logs: tuple[int, int, tuple[logging.Handler, ...]]
     words: str
 
@@ -46,14 +55,9 @@ class Interpreter(NamedTuple):
         root = logging.root
         arguments = tuple(getattr(sys, "argv", None) or ())
         return cls(
-            gc.isenabled(),
-            gc.get_threshold(),
-            sys.getrecursionlimit(),
-            sys.getswitchinterval(),
+            list(map(operator.call, _GETTERS)),
             hooks,
             arguments,
-            socket.getdefaulttimeout(),
-            sys.get_int_max_str_digits(),
             (root.level, root.manager.disable, tuple(root.handlers)),
             locale.setlocale(locale.LC_ALL),
         )
@@ -66,16 +70,12 @@ class Interpreter(NamedTuple):
         """
         if (left or Interpreter.now()) == self:
             return
-        (gc.enable if self.collects else gc.disable)()
-        gc.set_threshold(*self.thresholds)
-        with contextlib.suppress(RecursionError):
-            sys.setrecursionlimit(self.recursion)
-        sys.setswitchinterval(self.switch)
+        for put, value in zip(_SETTERS, self.values, strict=True):
+            with contextlib.suppress(RecursionError):
+                put(value)
         sys.excepthook, sys.unraisablehook, sys.displayhook, threading.excepthook, *shows = self.hooks
         _warnings.showwarning, _warnings._showwarnmsg_impl, _logging._warnings_showwarning = shows
         sys.argv = list(self.arguments)
-        socket.setdefaulttimeout(self.timeout)
-        sys.set_int_max_str_digits(self.digits)
         level, logging.root.manager.disable, handlers = self.logs
         logging.root.setLevel(level)
         logging.root.handlers[:] = handlers

@@ -1,6 +1,7 @@
 """What is swapped at a turn: a trial computes the same in company as alone, whatever it does to shared state."""
 
 import contextlib
+import csv
 import gc
 import importlib
 import io
@@ -8,6 +9,7 @@ import logging
 import multiprocessing
 import os
 import random
+import socket
 import subprocess
 import sys
 import warnings
@@ -614,6 +616,8 @@ def mode_of_a_new_file(folder):
         (gc.disable, gc.isenabled),
         (lambda: gc.set_threshold(5, 6, 7), gc.get_threshold),
         (lambda: sys.setrecursionlimit(5000), sys.getrecursionlimit),
+        (lambda: csv.field_size_limit(1 << 30), csv.field_size_limit),
+        (lambda: socket.setdefaulttimeout(7.0), socket.getdefaulttimeout),
         (lambda: sys.setswitchinterval(0.5), sys.getswitchinterval),
         (lambda: setattr(sys, "excepthook", print), lambda: sys.excepthook),
         (lambda: sys.argv.append("--more"), lambda: list(sys.argv)),
@@ -623,8 +627,8 @@ def mode_of_a_new_file(folder):
         (lambda: setattr(logging, "_warnings_showwarning", print), lambda: logging._warnings_showwarning),
     ],
     ids=[
-        *("gc", "gc thresholds", "recursion limit", "switch interval", "hook", "arguments", "no arguments", "umask"),
-        "captured warnings",
+        *("gc", "gc thresholds", "recursion limit", "fields of csv", "timeout", "switch interval", "hook", "arguments"),
+        *("no arguments", "umask", "captured warnings"),
     ],
 )
 def test_a_setting_of_the_interpreter_or_process_stays_with_its_trial(change, look, tmp_path):
@@ -678,7 +682,7 @@ def test_the_working_directory_is_swapped(tmp_path):
 def test_what_an_ended_trial_has_left_is_read_before_the_next_one_begins_and_put_right_by_it(
     tmp_path, monkeypatch, is_gone
 ):
-    home = Home()
+    home, recursion = Home(), sys.getrecursionlimit()
     Context(1, home).enter()
     (tmp_path / "there").mkdir()
     os.chdir(tmp_path / "there")
@@ -697,7 +701,7 @@ def test_what_an_ended_trial_has_left_is_read_before_the_next_one_begins_and_put
     assert os.getcwd() == home.directory
     assert "LEFT_BEHIND" not in os.environ
     assert not torch.are_deterministic_algorithms_enabled()
-    assert sys.getrecursionlimit() == home.interpreter.recursion
+    assert sys.getrecursionlimit() == recursion
 
 
 def test_a_working_directory_that_is_gone_can_be_left(tmp_path):
