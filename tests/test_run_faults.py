@@ -549,7 +549,7 @@ def test_a_broken_device_context_is_charged_to_none_of_those_who_share_it(run, t
         while is_first:
             cotune.report({"loss": 0.0})
             if config["x"] == 0 and other.exists():
-                cotune.session.current()._host.memory.is_sound = lambda: False
+                cotune.session.current().host.memory.is_sound = lambda: False
                 raise RuntimeError("an illegal memory access was encountered")
         cotune.report({"loss": 1.0})
 
@@ -561,7 +561,7 @@ def test_what_goes_wrong_on_the_device_after_the_last_line_fails_its_trial_and_n
     def train(config):
         cotune.report({"loss": 0.0, "pid": os.getpid()})
         if cotune.trial_id() == 0:
-            memory = cotune.session.current()._host.memory
+            memory = cotune.session.current().host.memory
             memory.synchronize = lambda: 1 // 0
             memory.is_sound = lambda: False
 
@@ -583,7 +583,7 @@ def test_where_the_device_is_broken_what_the_error_holds_is_not_freed(run, tmp_p
         cotune.report({"loss": 0.0, "pid": os.getpid()})
         if cotune.trial_id() == 0:
             batch = OnDevice()
-            cotune.session.current()._host.memory.is_sound = lambda: False
+            cotune.session.current().host.memory.is_sound = lambda: False
             raise RuntimeError(f"device-side assert triggered by {type(batch).__name__}")
 
     first, second = run(train, {"x": cotune.choice([0, 1])}, sampler="grid", lanes=1)
@@ -882,7 +882,7 @@ def test_a_trial_that_ends_while_a_thread_of_its_own_waits_for_the_turn_takes_no
 
         from cotune import session
 
-        turns, ended = session.current()._host.turns, threading.Event()
+        turns, ended = session.current().host.turns, threading.Event()
 
         def report():
             while not ended.is_set():

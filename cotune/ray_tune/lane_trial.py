@@ -64,7 +64,6 @@ class LaneTrial(ResidentTrial):
         self.inbox = inbox
         self.ray_session: Any = None
         self.runner: threading.Thread | None = None
-        self.host = host
         self.has_launched = False
         self._make: Callable[[], Any] | None = make
         self._reached = reached

@@ -55,7 +55,7 @@ class ResidentTrial(session.Session):
         self.folder = spec.folder
         self.gate = threading.Lock()
         self.gate.acquire()
-        self._host = host
+        self.host = host
         self._folder = TrialFolder(spec.folder)
         self._context: Context | None = Context(spec.seed, host.home, inherits=host.has_shared_classes)
         # Held while the attempt is booked out, which happens once, and while a frame is sent for it.
@@ -170,7 +170,7 @@ class ResidentTrial(session.Session):
     # ---- the turn
 
     def turn_begins(self) -> None:
-        host = self._host
+        host = self.host
         # First of all, so that the driver knows which trial hangs if the rest of this function does.
         host.page[BOUNDARY] = time.monotonic()
         host.page[HOLDER] = self.trial
@@ -197,7 +197,7 @@ class ResidentTrial(session.Session):
             self._meter.read(time.monotonic())
             if self._context is not None:
                 self._context.leave()
-        self._host.page[HOLDER] = NOBODY
+        self.host.page[HOLDER] = NOBODY
 
     # ---- boundaries
 
@@ -213,7 +213,7 @@ class ResidentTrial(session.Session):
         self._iterations += 1
         self._has_stepped = True
         # `_boundary()`, inlined for speed.
-        self._host.page[BOUNDARY] = now = time.monotonic()
+        self.host.page[BOUNDARY] = now = time.monotonic()
         if now >= self._due:
             self._attend(now)
 
@@ -224,7 +224,7 @@ class ResidentTrial(session.Session):
 
     def _boundary(self) -> None:
         now = time.monotonic()
-        self._host.page[BOUNDARY] = now
+        self.host.page[BOUNDARY] = now
         if now >= self._due:
             self._attend(now)
 
@@ -233,7 +233,7 @@ class ResidentTrial(session.Session):
             # No turn change now: a lane-mate might build the same object, and its memory would count as the lane's.
             self.leave_if_over()
             return
-        if self._host.memory.is_recording() or self._host.turns.holder is not self:
+        if self.host.memory.is_recording() or self.host.turns.holder is not self:
             # While a CUDA graph is recorded nothing runs that could be measured, and a lane-mate's work would break the
             # recording off. In the other case a thread started by the trial runs while another resident has the turn.
             return
@@ -248,7 +248,7 @@ class ResidentTrial(session.Session):
             self.leave_if_over()
         if now >= self._measure_due or is_early or self._loan.is_due or rests:
             # Iterations count once the device has done them, however far ahead of it the trial's thread is.
-            self._host.memory.synchronize()
+            self.host.memory.synchronize()
             now = time.monotonic()
             self._meter.read(now)
             self._send_progress()
@@ -260,7 +260,7 @@ class ResidentTrial(session.Session):
             self._rest()
             now = time.monotonic()
         if now >= self._turn_due and may_leave:
-            turns = self._host.turns
+            turns = self.host.turns
             self._turn_due = self._turn_end
             if now >= self._turn_end or turns.first_waits:
                 # If the trial keeps the turn, a new one begins.
@@ -290,7 +290,7 @@ class ResidentTrial(session.Session):
     def _send_progress(self) -> None:
         count, loan, measured = self._iterations - self._sent_iterations, self._loan, self._meter.take()
         told = (self.trial, count, *measured, loan.splits, loan.most)
-        self._host.send(wire.encode_object(wire.Kind.PROGRESS, told))
+        self.host.send(wire.encode_object(wire.Kind.PROGRESS, told))
         loan.measured(measured.ephemeral)
         self._sent_iterations = self._iterations
 
@@ -303,7 +303,7 @@ class ResidentTrial(session.Session):
         with self._booking:
             if self._over:
                 raise TrialStopped
-            self._host.send(frame)
+            self.host.send(frame)
 
     # ---- what any trainable may call
 
@@ -312,10 +312,10 @@ class ResidentTrial(session.Session):
         return self._loan
 
     def device(self) -> str:
-        return self._host.memory.torch_device
+        return self.host.memory.torch_device
 
     def shared(self, key: str, factory: Callable[[], T]) -> T:
-        host = self._host
+        host = self.host
         if key not in host.shared:
             # Several threads of a trial may ask for it.
             with host.sharing:
@@ -325,7 +325,7 @@ class ResidentTrial(session.Session):
         return value
 
     def _build(self, key: str, factory: Callable[[], Any]) -> None:
-        host = self._host
+        host = self.host
         before, had = host.memory.read()[0], host.shared_bytes
         self._building.append(threading.get_ident())
         try:
@@ -348,14 +348,14 @@ class ResidentTrial(session.Session):
     def _unwinds(self, error: BaseException) -> None:
         """Lifts the cap if memory ran out, before anything else is done: to look into the error takes some, too."""
         if isinstance(error, (MemoryError, SystemError)):
-            self._host.memory.relax()
+            self.host.memory.relax()
 
     def _ran_out(self, error: BaseException) -> tuple[bool, int | None]:
         """Whether memory ran out, and the bytes the trial would have held; if so, lifts the cap for the unwinding."""
-        is_memory, refused = out_of_memory(error, self._host.memory.is_short)
+        is_memory, refused = out_of_memory(error, self.host.memory.is_short)
         needed = self._meter.wanted(refused) if refused is not None else None
         if is_memory:
-            self._host.memory.relax()
+            self.host.memory.relax()
         return is_memory, needed
 
     def _end(self, ending: Ending) -> None:
@@ -371,9 +371,9 @@ class ResidentTrial(session.Session):
             self._iterations = 1
         self._send_progress()
         if self._context is not None:
-            self._context.close(self._host.imported.handlers)
+            self._context.close(self.host.imported.handlers)
             self._context = None
-        host = self._host
+        host = self.host
         if not host.trial_over(self) and host.shares_faults:
             # Which trial broke the device cannot be told: all of them resume from their checkpoints in other lanes.
             os._exit(wire.FAULTED)

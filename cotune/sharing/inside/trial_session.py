@@ -44,7 +44,7 @@ class TrialSession(ResidentTrial):
         spec: The attempt.
     """
 
-    _host: ForkedHost
+    host: ForkedHost
 
     def __init__(self, host: ForkedHost, verdicts: int, spec: TrialSpec) -> None:
         super().__init__(host, verdicts, spec)
@@ -66,7 +66,7 @@ class TrialSession(ResidentTrial):
         self._has_turn.set()
 
     def _settle_in(self) -> None:
-        self._host.output.redirect(self._log)
+        self.host.output.redirect(self._log)
         super()._settle_in()
 
     def turn_ends(self) -> None:
@@ -79,7 +79,7 @@ class TrialSession(ResidentTrial):
         Raises:
             TrialStopped: The trial has ended.
         """
-        if self._host.turns.holder is not self:
+        if self.host.turns.holder is not self:
             self._has_turn.wait()
         if self._over:
             raise TrialStopped
@@ -87,7 +87,7 @@ class TrialSession(ResidentTrial):
     # ---- what the trainable calls
 
     def report(self, metrics: Mapping[str, Any], step: int | None) -> None:
-        metric = self._host.options.metric
+        metric = self.host.options.metric
         if not metric:
             raise InputError(
                 "cotune.report() was called in an Optuna objective",
@@ -128,10 +128,10 @@ class TrialSession(ResidentTrial):
         has_stepped = self._has_stepped
         self._count_report()
         # A trial with an optimizer need not wait: its next step is a boundary, where it can stop.
-        lockstep = self._host.options.lockstep
+        lockstep = self.host.options.lockstep
         if not self._has_returned and (lockstep or (not has_stepped and self._is_judged_soon(spent))):
             self._await_verdict()
-        self._goes_on = self._has_returned or (self._waits.unjudged and self._host.habit.saves_behind is not False)
+        self._goes_on = self._has_returned or (self._waits.unjudged and self.host.habit.saves_behind is not False)
         try:
             self._boundary()
         finally:
@@ -143,7 +143,7 @@ class TrialSession(ResidentTrial):
 
         Does not wait where trials may save after a report: that checkpoint must not be lost, and waits for the verdict.
         """
-        is_wanted = self._host.options.judged and self._host.habit.saves_behind is False
+        is_wanted = self.host.options.judged and self.host.habit.saves_behind is False
         return is_wanted and self._waits.is_judged_within(PATIENCE * spent)
 
     def ask(self, payload: bytes) -> bytes:
@@ -199,7 +199,7 @@ class TrialSession(ResidentTrial):
             is_ahead = self._tally.is_ahead and not self.met_stop_rule
             if is_ahead and not self._tally.has_saved:
                 # In doubt no checkpoint may be lost.
-                if self._stop and self._host.habit.saves_ahead:
+                if self._stop and self.host.habit.saves_ahead:
                     self._leave()
                 # The next attempt may begin with the checkpoint before this one.
                 self._pause_here()
@@ -242,7 +242,7 @@ class TrialSession(ResidentTrial):
 
     def run(self) -> None:
         """The body of the trial's thread."""
-        host = self._host
+        host = self.host
         host.memory.cap()
         session.bind(self)
         self._waits.begin()
@@ -274,7 +274,7 @@ class TrialSession(ResidentTrial):
 
     def _attempt(self) -> Ending:
         """Runs the trainable."""
-        host = self._host
+        host = self.host
         try:
             self.leave_if_over()
             host.prepare_thread()
@@ -318,9 +318,9 @@ class TrialSession(ResidentTrial):
 
     def _load(self) -> tuple[Any, Any]:
         with functions_of_script() as functions:
-            function, config = self._host.load(self._spec)
+            function, config = self.host.load(self._spec)
         if self._context is not None:
-            self._context.adopt(functions, self._host.options.named)
+            self._context.adopt(functions, self.host.options.named)
         return function, config
 
     def _call(self, function: Any, config: Any) -> Any:
@@ -350,7 +350,7 @@ class TrialSession(ResidentTrial):
 
     def _leave_if_forked(self, error: BaseException | None = None) -> None:
         """Ends a process forked by the trainable where the trainable ends, without reporting anything for the trial."""
-        if os.getpid() == self._host.process:
+        if os.getpid() == self.host.process:
             return
         code: Any = 0
         if isinstance(error, SystemExit):
@@ -367,6 +367,6 @@ class TrialSession(ResidentTrial):
         ending = ended_by(error, is_memory, needed)
         with contextlib.suppress(Exception):
             self._folder.error.write_text(trainable.trace_of(error), encoding="utf-8", errors="backslashreplace")
-        if self._host.survives(error):
+        if self.host.survives(error):
             forget(error)
         return ending
