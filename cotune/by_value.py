@@ -25,6 +25,7 @@ from typing import Any
 
 import cloudpickle
 
+from cotune import identities
 from cotune.trainable import codes
 
 # The place of the file's name among the arguments of a code object.
@@ -75,7 +76,8 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     `once_differentiable` refers. A user's function wrapped by `functools.cache` is sent with an empty cache;
     cloudpickle sends its name, which other processes do not find. A `functools.cached_property` is made anew, since
     it holds a lock before Python 3.12. A function that a module's decorator has made of one of the script uses the
-    variables of that module, not a copy of them. Nested classes know which class they are in.
+    variables of that module, not a copy of them. Nested classes know which class they are in. A function has what it
+    names in the bodies of its classes. Identities stay (`identities`).
 
     Attributes:
         cells: By id, the variables that functions pickled so far share with others, each with what stands for it.
@@ -86,6 +88,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         super().__init__(file)
         self.cells: dict[int, tuple[CellType, _Cell]] = {}
         self.classes: list[type] = []
+        self._singles = identities.singles()
 
     def reducer_override(self, obj: Any) -> Any:
         if type(obj) is CodeType:
@@ -107,6 +110,8 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             supertype = (obj.__supertype__,) if type(obj) is typing.NewType else ()
             return type(obj), (obj.__name__, *supertype)
         found = super().reducer_override(obj)
+        if found is NotImplemented and type(obj) not in self.dispatch_table:
+            return identities.reduced(obj, self._singles)
         if found is NotImplemented or len(found) != 6:
             return found
         make, args, state, *rest, fill = found
@@ -116,6 +121,9 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             if (name := _module_with(obj.__globals__)) not in (None, obj.__module__):
                 variables = _Variables(name)
                 state[1]["__globals__"] = {}
+            else:
+                names = obj.__globals__
+                state[1]["__globals__"] |= {name: names[name] for name in _named_in_classes(obj) if name in names}
             closure = closure and tuple(map(self._cell, obj.__closure__ or ()))
             return _function, (make, code, variables, *args, closure), state, *rest, fill
         _complete.add(obj)
@@ -135,6 +143,14 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 
     def _cell(self, cell: CellType) -> _Cell:
         return self.cells.setdefault(id(cell), (cell, _Cell()))[1]
+
+
+def _named_in_classes(function: FunctionType) -> Iterator[str]:
+    """Names used in the bodies of classes that a function defines, which cloudpickle overlooks."""
+    for code in codes(function.__code__):
+        if not code.co_flags & inspect.CO_OPTIMIZED:
+            steps = dis.get_instructions(code)
+            yield from (step.argval for step in steps if step.opname in ("LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"))
 
 
 class _Cell:

@@ -395,3 +395,11 @@ def test_hooks_that_want_keywords_do_not_run_since_python_keeps_none(table):
 
     as_elsewhere(Model)
     assert table.known == ["model"]
+
+
+def test_a_function_has_what_it_names_in_the_bodies_of_its_classes():
+    made = {"__name__": "__main__", "WIDTH": 3, "Number": float}
+    source = "def train():\n class Net:\n  width: Number = WIDTH\n  class Part:\n   half = WIDTH / 2\n return Net"
+    exec(source, made)
+    net = travelled(made["train"])()
+    assert (net.width, net.Part.half) == (3, 1.5)

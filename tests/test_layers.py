@@ -27,6 +27,7 @@ LAYERS = [
             "stopping",
             "process_wide",
             "by_value",
+            "identities",
         }
     ],
     [{"packer"}, {"sharing"}, {"search"}],

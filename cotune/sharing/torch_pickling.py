@@ -40,7 +40,7 @@ def reduced(value: Any) -> Any:
         is_shared = value.device.type == "cpu" and value.is_shared()
         return _untyped, (*_typed(value, torch.uint8).__reduce__(), is_shared)
     optimizer: Any = getattr(getattr(torch, "optim", None), "Optimizer", ())
-    if getattr(value, "hooked", False) and isinstance(value, FunctionType):
+    if isinstance(value, FunctionType) and getattr(value, "hooked", False):
         path, _, _ = value.__qualname__.rpartition(".")
         return _step_with_hooks, (functools.reduce(getattr, path.split("."), sys.modules[value.__module__]),)
     if isinstance(value, optimizer) and type(value).__getstate__ is optimizer.__getstate__:

@@ -215,3 +215,11 @@ def test_an_optimizer_that_says_how_it_travels_does_so():
     there = travelled(optimizer)
     assert there.told
     assert not hasattr(there, "untold")
+
+
+def test_an_object_that_knows_no_attribute_but_its_items_travels():
+    class Settings(dict):
+        def __getattr__(self, name):
+            return self[name]
+
+    assert travelled(Settings(lr=0.1)).lr == 0.1

@@ -9,6 +9,7 @@ import logging
 import operator
 import os
 import sys
+import tempfile
 import threading
 import warnings
 from collections.abc import Collection
@@ -22,6 +23,8 @@ OF_LANE: dict[str, Setting] = {
     "switch": (sys.getswitchinterval, sys.setswitchinterval),
     "collects": (gc.isenabled, lambda value: (gc.enable if value else gc.disable)()),
     "thresholds": (gc.get_threshold, lambda value: gc.set_threshold(*value)),
+    # What Python found in the environment, which is put back as well.
+    "temporary": (lambda: tempfile.tempdir, lambda value: setattr(tempfile, "tempdir", value)),
 }
 _GETTERS, _SETTERS = zip(*(OF_PYTHON | OF_LANE).values(), strict=True)
 

@@ -12,6 +12,7 @@ import random
 import socket
 import subprocess
 import sys
+import tempfile
 import warnings
 
 import numpy as np
@@ -619,6 +620,8 @@ def mode_of_a_new_file(folder):
         (lambda: csv.field_size_limit(1 << 30), csv.field_size_limit),
         (lambda: socket.setdefaulttimeout(7.0), socket.getdefaulttimeout),
         (lambda: sys.setswitchinterval(0.5), sys.getswitchinterval),
+        (lambda: setattr(tempfile, "tempdir", "/own"), lambda: tempfile.tempdir),
+        (lambda: setattr(sys, "stdin", io.StringIO("own")), lambda: sys.stdin),
         (lambda: setattr(sys, "excepthook", print), lambda: sys.excepthook),
         (lambda: sys.argv.append("--more"), lambda: list(sys.argv)),
         (lambda: setattr(sys, "argv", None), lambda: sys.argv or []),
@@ -627,8 +630,8 @@ def mode_of_a_new_file(folder):
         (lambda: setattr(logging, "_warnings_showwarning", print), lambda: logging._warnings_showwarning),
     ],
     ids=[
-        *("gc", "gc thresholds", "recursion limit", "fields of csv", "timeout", "switch interval", "hook", "arguments"),
-        *("no arguments", "umask", "captured warnings"),
+        *("gc", "gc thresholds", "recursion limit", "fields of csv", "timeout", "switch interval", "temporary files"),
+        *("input", "hook", "arguments", "no arguments", "umask", "captured warnings"),
     ],
 )
 def test_a_setting_of_the_interpreter_or_process_stays_with_its_trial(change, look, tmp_path):

@@ -1,0 +1,59 @@
+"""Identities that pickling loses: objects of which each process has one, and objects whose `__dict__` has other names.
+
+A copy of the generator behind `random.shuffle` would draw the same in every trial, whatever its seed. A copy of the
+dictionary that `vars(args)` gave the script would not see what a trial sets in `args`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from types import ModuleType
+from typing import Any, NamedTuple
+
+# Objects that functions of their module work on, too.
+_SINGLE = (
+    ("os", "environ"),
+    ("random", "_inst"),
+    ("numpy.random.mtrand", "_rand"),
+    ("torch", "default_generator"),
+)
+_REDUCERS = "__reduce__", "__reduce_ex__", "__getstate__"
+_of_object: list[Any] = [getattr(object, name) for name in _REDUCERS]
+
+
+class Single(NamedTuple):
+    """Where an object is of which each process has one."""
+
+    module: ModuleType
+    name: str
+
+
+def singles() -> dict[int, Single]:
+    """Those in this process, by id."""
+    loaded = ((sys.modules.get(module), name) for module, name in _SINGLE)
+    return {id(vars(module)[name]): Single(module, name) for module, name in loaded if module and name in vars(module)}
+
+
+def reduced(value: Any, singles: Mapping[int, Single]) -> Any:
+    """How to pickle a value, as `Pickler.reducer_override` returns it; NotImplemented if as usual."""
+    if id(value) in singles:
+        return getattr, tuple(singles[id(value)])
+    cls = type(value)
+    if issubclass(cls, type) or hasattr(cls, "__setstate__"):
+        return NotImplemented
+    if [getattr(cls, name) for name in _REDUCERS] != _of_object:
+        return NotImplemented
+    try:
+        found: Any = object.__reduce_ex__(value, 4)
+        variables = object.__getattribute__(value, "__dict__")
+    except Exception:
+        # It has none, or cannot be pickled, which the usual way will say.
+        return NotImplemented
+    if len(found) < 3 or found[2] is not variables:
+        return NotImplemented
+    return *found, *(None,) * (5 - len(found)), _have_variables
+
+
+def _have_variables(value: Any, variables: dict[str, Any]) -> None:
+    object.__setattr__(value, "__dict__", variables)
