@@ -13,6 +13,7 @@ import pytest
 import cotune
 from cotune.demand import GIB
 from cotune.engines import ray as engine
+from cotune.engines import ray_roster
 
 pytestmark = pytest.mark.ray
 
@@ -103,6 +104,22 @@ def test_a_gpu_in_name_only_is_a_share_of_its_nodes_cpu(run, cluster):
     results = run(train, {"x": 1}, trials=3, gpus=None)
     assert {trial.metrics["device"] for trial in results} == {"cpu"}
     assert {trial.device.rpartition("/")[2] for trial in results} <= {"cpu:0", "cpu:1"}
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_trials_begin_where_the_run_was_started_if_their_node_has_that(is_there, run, cluster, tmp_path, monkeypatch):
+    import ray
+
+    def train(config):
+        cotune.report({"loss": 0.0, "directory": os.getcwd()})
+
+    outside = ray.get(ray.remote(num_cpus=0)(lambda: os.getcwd()).remote())
+    (tmp_path / "mine").mkdir()
+    monkeypatch.chdir(tmp_path / "mine")
+    if not is_there:
+        monkeypatch.setattr(ray_roster, "here", lambda: str(tmp_path / "of another machine"))
+    results = run(train, {"x": 1}, trials=1)
+    assert results[0].metrics["directory"] == (str(tmp_path / "mine") if is_there else outside)
 
 
 def test_trials_of_a_node_that_is_lost_go_on_elsewhere_from_their_checkpoints(run, cluster, meeting):

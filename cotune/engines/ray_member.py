@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import threading
@@ -74,9 +75,12 @@ class Member:
         claim: The resources that this actor holds.
         folder: Folder for logs.
         options: How trials run.
+        directory: Where trials begin, if this node has it; otherwise where Ray has started this actor.
     """
 
-    def __init__(self, packed: Packed, claim: Claim, folder: Path, options: LocalOptions) -> None:
+    def __init__(self, packed: Packed, claim: Claim, folder: Path, options: LocalOptions, directory: str) -> None:
+        with contextlib.suppress(OSError):
+            os.chdir(directory)
         self._commands: deque[tuple[str, tuple[Any, ...]]] = deque()
         self._said: list[News | Joined | Down] = []
         self._news = threading.Condition()

@@ -17,6 +17,7 @@ from cotune.engines.local_options import LocalOptions
 from cotune.engines.ray_member import Claim, Joined, Member
 from cotune.packer import events as ev
 from cotune.sharing.pickling import Packed
+from cotune.sharing.zygote import here
 
 LOOK_EVERY = 5.0
 # Seconds after which a request is made smaller; less than LOOK_EVERY.
@@ -114,6 +115,8 @@ class Roster:
         self._lost_in_a_row = 0
         self._look_due = 0.0
         asked = ray.get_runtime_context().runtime_env
+        # Of a `working_dir` each node has a copy, in which Ray starts the actor.
+        self._directory = "" if asked.get("working_dir") else here()
         self.sets_up = any(asked.get(what) for what in _SET_UPS)
 
     # ---- asked for
@@ -187,7 +190,7 @@ class Roster:
         self._ray.method(concurrency_group="tell")(Member.do)
         self._ray.method(concurrency_group="hear")(Member.poll)
         actor_class = self._ray.remote(concurrency_groups={"tell": 1, "hear": 1}, max_restarts=0, **how)(Member)
-        actor = actor_class.remote(self._packed, claim, self._folder, self._options)
+        actor = actor_class.remote(self._packed, claim, self._folder, self._options, self._directory)
         member = Membership(claim, actor, actor.do.remote([]), time.monotonic())
         if self.sets_up and claim.node:
             member.probe = self._ray.remote(num_cpus=0, scheduling_strategy=where)(_nothing).remote()

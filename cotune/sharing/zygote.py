@@ -62,7 +62,7 @@ class ZygoteHandle:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.settimeout(None)
         # Imports ignore entries of sys.path that are not strings, such as a pathlib.Path.
-        path = [entry or _here() for entry in sys.path if isinstance(entry, str)]
+        path = [entry or here() for entry in sys.path if isinstance(entry, str)]
         # Not on the command line: some paths are longer than an argument may be.
         payload = write_payload(
             json.dumps([path, _levels()]).encode(), modules, sys.argv, dict(own), dict(settings), trainable
@@ -182,8 +182,8 @@ class ZygoteHandle:
             shutil.rmtree(self._scratch, ignore_errors=True)
 
 
-def _here() -> str:
-    """The working directory; nothing if it has been removed."""
+def here() -> str:
+    """The working directory; empty if it has been removed."""
     try:
         return os.getcwd()
     except FileNotFoundError:
