@@ -78,7 +78,7 @@ class Display:
             records.name,
             self._metric,
             time.monotonic() - self._began,
-            self._trials,
+            self._total(),
             dict(records.counts),
             (best.trial, best.last_value or 0.0) if best else None,
             tuple(running),
@@ -88,12 +88,16 @@ class Display:
             bool(self._ending),
         )
 
+    def _total(self) -> int | None:
+        """Trials wanted, or as many as earlier sessions have suggested if those are more; None for no limit."""
+        return None if self._trials is None else max(self._trials, sum(self._records.counts.values()))
+
     def _seconds_left(self, running: int) -> float | None:
         """How long the rest takes if it goes on at the pace so far, with running trials half done."""
-        ended = finished(self._records.counts)
+        total, ended = self._total(), finished(self._records.counts)
         done = ended - self._finished_before
-        if self._trials is None or not done or self._ending or not self._records.first_start:
+        if total is None or not done or self._ending or not self._records.first_start:
             # Trials may have ended before the first lane is up.
             return None
         seconds = time.monotonic() - self._records.first_start
-        return seconds * max(0.0, self._trials - ended - running / 2) / (done + running / 2)
+        return seconds * max(0.0, total - ended - running / 2) / (done + running / 2)

@@ -76,3 +76,15 @@ def test_no_time_is_said_to_be_left_before_a_trial_has_started(tmp_path):
     records.ends(records.proposed(0, {}, {}), TrialState.STOPPED)
     assert display.snapshot().seconds_left is None
     log.close()
+
+
+def test_what_earlier_sessions_have_run_beyond_the_trials_of_this_one_is_part_of_the_total(tmp_path):
+    folder = RunFolder(tmp_path / "run")
+    folder.create()
+    log = EventLog(folder.events)
+    records = Records(folder, log, "min", 0)
+    for trial in range(4):
+        records.ends(records.proposed(trial, {}, {}), TrialState.STOPPED)
+    shown = [Display(None, "loss", trials, records, Packer(PackerOptions())).snapshot() for trials in (3, 5, None)]
+    assert [snapshot.total for snapshot in shown] == [4, 5, None]
+    log.close()
