@@ -21,6 +21,7 @@ _HINTS = {
     "limit sent a signal, or the kernel killed it for want of memory (dmesg says so)",
     "TrialFailed": "the traceback is in error.txt in the trial's folder",
 }
+_PRUNED = "under cotune.run, cotune.report stops trials by pruner=; cotune.optimize takes objectives that raise this"
 
 
 @dataclass(slots=True)
@@ -186,7 +187,9 @@ def error_of(conclusion: ConcludeTrial) -> CotuneError:
     """The error a trial failed with, as the user sees it."""
     kind = errors.named(conclusion.error)
     message, hint = errors.message_and_hint(conclusion.reason)
-    return kind(f"trial {conclusion.trial}: {message}", hint=hint or _HINTS.get(conclusion.error, ""))
+    if not hint:
+        hint = _PRUNED if message.startswith("TrialPruned:") else _HINTS.get(conclusion.error, "")
+    return kind(f"trial {conclusion.trial}: {message}", hint=hint)
 
 
 def best_of(records: Iterable[Record], mode: str) -> Record | None:

@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 
 from cotune.demand import Demand, Estimate
 from cotune.errors import TrialFailed
-from cotune.packer import DeviceFound
+from cotune.packer import ConcludeTrial, DeviceFound
 from cotune.paths import RunFolder
 from cotune.record import VERSION, EventLog, Record, Records, read_run
 from cotune.record import records as module
+from cotune.record.record import error_of
 from cotune.record.records import seed_of
-from cotune.trial import Estimated, Report, TrialState
+from cotune.trial import Estimated, Outcome, Report, TrialState
 
 WAITING, RUNNING, PAUSED = TrialState.WAITING, TrialState.RUNNING, TrialState.PAUSED
 # What may happen to a trial, by its state.
@@ -227,3 +228,9 @@ def test_how_long_a_trial_would_have_run_alone_is_without_the_turns_of_its_lane_
     assert record.seconds == 6.0
     record.ran = 3.0
     assert record.seconds == 1.5
+
+
+def test_a_trial_that_raises_optunas_exception_for_pruning_is_told_how_trials_are_stopped():
+    raised = ConcludeTrial(3, Outcome.FAILED, reason="TrialPruned: ", error="TrialFailed")
+    assert "pruner=" in error_of(raised).hint
+    assert "cotune.optimize" in error_of(raised).hint
