@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 from pathlib import Path
 from typing import Any
@@ -74,6 +75,8 @@ def earlier_run(name: str, storage: str | os.PathLike[str] | None) -> RunFolder:
     if not folder.has_begun():
         there = runs_in(root)
         hint = f"the newest there: {', '.join(there[:5])}" if there else f"say in which folder it is ({SAID_BY})"
+        if near := difflib.get_close_matches(name, there):
+            hint = f"did you mean {' or '.join(near)}?"
         raise InputError(f"no run named {name!r} is in {root}", hint=hint)
     return folder
 

@@ -63,8 +63,10 @@ _INSTEAD = {
     "config": "pass the search space as second argument",
     "param_space": "pass the search space as second argument",
     "direction": "say mode='min' or mode='max'",
-    "n_jobs": "leave it out: how many trials run at once is found; or say lanes=",
-    "max_concurrent_trials": "leave it out: how many trials run at once is found; or say lanes=",
+    **dict.fromkeys(
+        ("n_jobs", "max_concurrent", "max_concurrent_trials"),
+        "leave it out: how many trials run at once is found; or say lanes=",
+    ),
     "scheduler": "pruner= stops trials early: 'asha', 'hyperband', 'median', or one of Optuna's",
     "search_alg": "sampler= proposes: 'tpe', 'random', 'grid', or one of Optuna's",
     "load_if_exists": "say resume=True",

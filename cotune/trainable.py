@@ -57,7 +57,7 @@ def check_trainable(trainable: Any) -> str:
                 )
         return trainable.__name__
     if not callable(trainable):
-        raise InputError(f"trainable={trainable!r} cannot be called", hint="pass a function of the config")
+        raise InputError(f"trainable={trainable!r} cannot be called", hint=_instead_of(trainable))
     kinds = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
     if any(is_kind(run) for is_kind in kinds for run in (trainable, type(trainable).__call__)):
         raise InputError(
@@ -70,6 +70,16 @@ def check_trainable(trainable: Any) -> str:
             hint="it is called with the config, a dict: def train(config): ...",
         )
     return _name(trainable)
+
+
+def _instead_of(trainable: Any) -> str:
+    """What to pass instead of an object that cannot be called."""
+    cls = type(trainable)
+    if all(callable(getattr(cls, name, None)) for name in ("setup", "step")):
+        return f"pass the class itself, {cls.__name__}: every trial makes an object of it"
+    if cls.__name__ == "Study":
+        return "cotune.optimize(study, objective) runs an Optuna study"
+    return "pass a function of the config"
 
 
 class Calling:

@@ -1271,6 +1271,7 @@ def test_bad_input_is_named_with_a_hint(run, options, error, says):
     [
         ({"param_space": {"x": 1}, "num_samples": 3}, "takes no param_space=", "as second argument"),
         ({"config": {"x": 1}, "metric": "loss"}, "takes no config=", "as second argument"),
+        ({"max_concurrent": 2}, "takes no max_concurrent=", "lanes="),
         ({"metric": "loss", "trials": 1}, "a search space is a dict, not None", "name what is searched"),
         ({"space": {"x": 1}, "trials": 1}, "metric='' is not a name", "name one of the metrics"),
     ],

@@ -4,6 +4,7 @@ import contextlib
 import functools
 import itertools
 
+import optuna
 import pytest
 
 import cotune
@@ -112,6 +113,15 @@ def test_what_cannot_be_called_with_a_config_is_refused(what, said):
 def test_what_cannot_be_called_at_all_is_refused(what):
     with pytest.raises(InputError, match="cannot be called"):
         check_trainable(what)
+
+
+def test_an_object_of_a_step_class_and_a_study_are_refused_with_what_takes_them():
+    with pytest.raises(InputError) as refused:
+        check_trainable(Steps())
+    assert "pass the class itself, Steps" in refused.value.hint
+    with pytest.raises(InputError) as refused:
+        check_trainable(optuna.create_study())
+    assert "cotune.optimize(" in refused.value.hint
 
 
 @pytest.mark.parametrize("missing", ["setup", "step"])

@@ -98,3 +98,8 @@ def test_a_storage_that_cannot_be_read_is_an_error(storage, capsys):
 def test_a_run_that_is_not_there_is_an_error(storage, capsys):
     assert main(["show", "yours", "--storage", str(storage)]) == 2
     assert "hint: the newest there: mine" in capsys.readouterr().err
+
+
+def test_a_name_like_that_of_a_run_is_answered_with_that(storage, capsys):
+    assert main(["show", "min", "--storage", str(storage)]) != 0
+    assert "hint: did you mean mine?" in capsys.readouterr().err
