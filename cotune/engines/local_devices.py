@@ -50,6 +50,10 @@ class LocalDevices:
             DeviceError: MPS was requested and cannot be used.
         """
         infos = [info for info in self.there.values() if info.is_cuda]
+        if mps and not infos:
+            raise errors.DeviceError(
+                f"MPS cannot be used: mps=True is for GPUs, this run uses {', '.join(self.there)}", hint="leave mps out"
+            )
         # In parallel: a daemon takes half a second to start, and half a minute to be given up.
         with ThreadPoolExecutor(max(1, len(infos))) as pool:
             begun = {info.name: pool.submit(LocalGpu, info, mps) for info in infos}

@@ -7,6 +7,7 @@ import pytest
 
 from cotune.demand import GIB
 from cotune.engines.local_devices import CONTEXTS_AT_ONCE, OTHER_FILES, LocalDevices
+from cotune.errors import DeviceError
 from cotune.sharing.devices import DeviceInfo
 
 
@@ -29,3 +30,10 @@ def test_few_lanes_come_up_at_once_on_a_gpu_and_any_number_on_a_cpu(tmp_path):
     on_gpu, on_cpu = LocalDevices([gpu, cpu], tmp_path).found(0.0, 1)
     assert on_gpu.opens == CONTEXTS_AT_ONCE < on_gpu.max_width
     assert on_cpu.opens > 1000
+
+
+def test_mps_that_was_asked_for_is_refused_where_no_gpu_is_used(tmp_path):
+    devices = LocalDevices([DeviceInfo("cpu:0", GIB, 0, max_width=4, cores=4)], tmp_path)
+    devices.watch(mps=None)
+    with pytest.raises(DeviceError, match=r"MPS cannot be used: .*cpu:0"):
+        devices.watch(mps=True)
