@@ -72,6 +72,9 @@ $(VENV)/.cotune-installed: pyproject.toml constraints.txt
 	@command -v "$(PYTHON)" >/dev/null || { \
 	    echo "error: no '$(PYTHON)' found. Install Python 3.11 or newer, or say where it is:" \
 	         "make PYTHON=/path/to/python3" >&2; exit 1; }
+	@"$(PYTHON)" -c '' || { \
+	    echo "error: '$(PYTHON)' does not run, see above. Say where Python 3.11 or newer is:" \
+	         "make PYTHON=/path/to/python3" >&2; exit 1; }
 	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	    echo "error: cotune needs Python 3.11 or newer, '$(PYTHON)' is $$("$(PYTHON)" -V 2>&1)." \
 	         "Say where a newer one is: make PYTHON=/path/to/python3.11" >&2; exit 1; }
