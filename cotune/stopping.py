@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from numbers import Real
@@ -81,7 +80,7 @@ def checked_stop(stop: Any, minimized: str = "") -> StopRule | None:
         )
     if isinstance(stop, Mapping):
         for name, bound in stop.items():
-            is_number = isinstance(bound, Real) and not math.isnan(bound)
+            is_number = isinstance(bound, Real) and bound == bound
             if not isinstance(name, str) or not is_number:
                 raise InputError(f"stop={stop!r} has {name!r}: {bound!r}, which is no name with a number", hint=_HINT)
         if minimized in stop:

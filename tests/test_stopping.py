@@ -36,6 +36,7 @@ def for_ever(config):
         (StopRule({"accuracy": 2.0, "training_iteration": 3}), 3, True),
         (StopRule({"training_iteration": 3}), 2, False),
         (checked_stop({"training_iteration": np.int64(3)}), 3, True),
+        (checked_stop({"training_iteration": 10**400}), 3, False),
         (StopRule({"note": 1}), 2, False),
         (StopRule({"solved": True}), 2, False),
         (StopRule({"learns": True}), 2, True),

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import optuna
+from optuna.distributions import BaseDistribution
 from optuna.pruners import BasePruner
 from optuna.samplers import BaseSampler
 from optuna.trial import FrozenTrial, Trial, create_trial
@@ -202,7 +203,8 @@ class Search(Proposer):
         self._trials[trial.number] = trial
         self._prepare(trial.number)
         self._keep_notes()
-        self._answer(Suggestion(trial.number, self._exact(trial.params)))
+        params = {name: _stored(self._distributions[name], value) for name, value in trial.params.items()}
+        self._answer(Suggestion(trial.number, self._exact(params)))
 
     def _report(self, number: int, attempt: int, step: int, value: float) -> None:
         trial = self._trials[number]
@@ -294,6 +296,11 @@ class Search(Proposer):
         if state is OptunaState.RUNNING:
             trial = Trial(self.study, identity)
             self._trials[trial.number] = trial
+
+
+def _stored(distribution: BaseDistribution, value: Any) -> Any:
+    """A parameter as Optuna's storages give it back: a sampler may return a number of NumPy's."""
+    return distribution.to_external_repr(distribution.to_internal_repr(value))
 
 
 def _thinned(values: list[tuple[int, float]]) -> list[tuple[int, float]]:

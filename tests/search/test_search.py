@@ -2,12 +2,14 @@
 
 import threading
 from types import SimpleNamespace
+from typing import ClassVar
 
+import numpy as np
 import pytest
 from optuna.samplers import RandomSampler
 
 from cotune.search import search as module
-from cotune.search.domains import uniform
+from cotune.search.domains import choice, randint, uniform
 from cotune.search.proposer import Suggestion, Verdict
 from cotune.search.pruners import Asha
 from cotune.search.search import FLUSH_EVERY, Search
@@ -15,12 +17,13 @@ from cotune.search.spaces import Space
 
 
 @pytest.fixture
-def search(tmp_path):
-    """A search that judges; `await_answer()` returns its next answer."""
+def search(tmp_path, request):
+    """A search that judges; `await_answer()` returns its next answer. A parameter is its space and its sampler."""
     answered = threading.Semaphore(0)
+    space, sampler = getattr(request, "param", ({"x": uniform(0, 1)}, RandomSampler()))
     made = Search(
-        Space({"x": uniform(0, 1)}),
-        RandomSampler(),
+        Space(space),
+        sampler,
         Asha(),
         direction="minimize",
         journal=tmp_path / "journal",
@@ -61,3 +64,23 @@ def test_what_the_pruner_notes_of_a_rung_is_written_before_the_trial_goes_on(sea
     search.report(search.await_answer().trial, 0, 1, 1.0)
     assert type(search.await_answer()) is Verdict
     assert "completed_rung_0" in (tmp_path / "journal").read_text()
+
+
+class Fixed(RandomSampler):
+    """A sampler of a user's that returns what NumPy has computed, and a whole number for a float."""
+
+    params: ClassVar = {"n": np.int64(3), "x": np.float32(0.25), "whole": 1, "size": np.int32(16)}
+
+    def sample_independent(self, study, trial, param_name, param_distribution):
+        return self.params[param_name]
+
+
+SPACE = {"n": randint(1, 5), "x": uniform(0, 1), "whole": uniform(0, 1), "size": choice([8, 16])}
+
+
+@pytest.mark.parametrize("search", [(SPACE, Fixed())], indirect=True)
+def test_what_a_sampler_returns_has_the_type_of_its_domain(search):
+    search.ask(1)
+    params = search.await_answer().params
+    assert params == Fixed.params
+    assert [type(value) for value in params.values()] == [int, float, float, int]
