@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 # Objects that functions of their module work on, too.
 _SINGLE = (
@@ -22,23 +22,16 @@ _REDUCERS = "__reduce__", "__reduce_ex__", "__getstate__"
 _of_object: list[Any] = [getattr(object, name) for name in _REDUCERS]
 
 
-class Single(NamedTuple):
-    """Where an object is of which each process has one."""
-
-    module: ModuleType
-    name: str
-
-
-def singles() -> dict[int, Single]:
-    """Those in this process, by id."""
+def singles() -> dict[int, tuple[ModuleType, str]]:
+    """The module and the attribute of each object of which this process has one, by its id."""
     loaded = ((sys.modules.get(module), name) for module, name in _SINGLE)
-    return {id(vars(module)[name]): Single(module, name) for module, name in loaded if module and name in vars(module)}
+    return {id(vars(module)[name]): (module, name) for module, name in loaded if module and name in vars(module)}
 
 
-def reduced(value: Any, singles: Mapping[int, Single]) -> Any:
+def reduced(value: Any, singles: Mapping[int, tuple[ModuleType, str]]) -> Any:
     """How to pickle a value, as `Pickler.reducer_override` returns it; NotImplemented if as usual."""
     if id(value) in singles:
-        return getattr, tuple(singles[id(value)])
+        return getattr, singles[id(value)]
     cls = type(value)
     if issubclass(cls, type) or hasattr(cls, "__setstate__"):
         return NotImplemented

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import InvalidStateError
 from pathlib import Path
@@ -26,6 +25,7 @@ from cotune.sharing import wire
 from cotune.sharing.inside.ending import Ending, own_stop
 from cotune.sharing.inside.resident import ResidentTrial
 from cotune.sharing.raised import clear_frames, text_of
+from cotune.trainable import trace_of
 from cotune.trial import Outcome, TrialSpec
 
 if TYPE_CHECKING:
@@ -277,6 +277,6 @@ def _led_to(told: Exception, error: BaseException) -> Exception:
 
 def _encodable(error: Exception) -> Exception:
     """The error, or its traceback as one where that has characters that Ray cannot encode: the lane would die of it."""
-    text = "".join(traceback.format_exception(error))
+    text = trace_of(error)
     escaped = text.encode(errors="backslashreplace").decode()
     return error if escaped == text else RuntimeError(escaped)

@@ -58,7 +58,6 @@ class Context:
         self._classes = ScriptClasses(inherits=inherits)
         # Per trial, which may redirect them.
         self._streams = home.streams()
-        self._input = home.input
 
     def adopt(self, functions: Sequence[FunctionType], named: Mapping[str, Named]) -> None:
         """Puts the names that the trainable brought from its script into the main module.
@@ -111,7 +110,6 @@ class Context:
         self._libraries.enter()
         self._classes.enter()
         sys.stdout, sys.stderr = self._streams
-        sys.stdin = self._input
         if self._main is not None:
             self._main.enter()
 
@@ -139,7 +137,6 @@ class Context:
         self._libraries.leave()
         self._classes.leave()
         self._streams = _streams()
-        self._input = _input()
         _left = left
 
     def torch_loaded(self) -> None:
@@ -239,7 +236,6 @@ class Home:
         self.filters = list(warnings.filters)
         self.start_method = processes._actual_context
         self.interpreter = Interpreter.now()
-        self.input = _input()
         streams = _streams()
         self.streams: Callable[[], tuple[Any, Any]] = lambda: streams
         self.mask = current_umask()
@@ -248,10 +244,6 @@ class Home:
 def _streams() -> tuple[Any, Any]:
     """`sys.stdout` and `sys.stderr`; None for one that a trial has deleted."""
     return getattr(sys, "stdout", None), getattr(sys, "stderr", None)
-
-
-def _input() -> Any:
-    return getattr(sys, "stdin", None)
 
 
 def _directory() -> str | None:

@@ -23,8 +23,6 @@ OF_LANE: dict[str, Setting] = {
     "switch": (sys.getswitchinterval, sys.setswitchinterval),
     "collects": (gc.isenabled, lambda value: (gc.enable if value else gc.disable)()),
     "thresholds": (gc.get_threshold, lambda value: gc.set_threshold(*value)),
-    # What Python found in the environment, which is put back as well.
-    "temporary": (lambda: tempfile.tempdir, lambda value: setattr(tempfile, "tempdir", value)),
 }
 _GETTERS, _SETTERS = zip(*(OF_PYTHON | OF_LANE).values(), strict=True)
 
@@ -44,10 +42,11 @@ class Interpreter(NamedTuple):
 
     Attributes:
         values: The values of `OF_PYTHON` and `OF_LANE`, in this order.
+        variables: Those of modules; the directory of temporary files is what Python found in the environment.
     """
 
     values: list[Any]
-    hooks: tuple[Any, ...]
+    variables: tuple[Any, ...]
     arguments: tuple[Any, ...]
     logs: tuple[int, int, tuple[logging.Handler, ...]]
     words: str
@@ -55,11 +54,12 @@ class Interpreter(NamedTuple):
     @classmethod
     def now(cls) -> Interpreter:
         hooks = sys.excepthook, sys.unraisablehook, sys.displayhook, threading.excepthook, *_shows_warnings()
+        variables = getattr(sys, "stdin", None), tempfile.tempdir, *hooks
         root = logging.root
         arguments = tuple(getattr(sys, "argv", None) or ())
         return cls(
             list(map(operator.call, _GETTERS)),
-            hooks,
+            variables,
             arguments,
             (root.level, root.manager.disable, tuple(root.handlers)),
             locale.setlocale(locale.LC_ALL),
@@ -76,7 +76,8 @@ class Interpreter(NamedTuple):
         for put, value in zip(_SETTERS, self.values, strict=True):
             with contextlib.suppress(RecursionError):
                 put(value)
-        sys.excepthook, sys.unraisablehook, sys.displayhook, threading.excepthook, *shows = self.hooks
+        sys.stdin, tempfile.tempdir, *hooks = self.variables
+        sys.excepthook, sys.unraisablehook, sys.displayhook, threading.excepthook, *shows = hooks
         _warnings.showwarning, _warnings._showwarnmsg_impl, _logging._warnings_showwarning = shows
         sys.argv = list(self.arguments)
         level, logging.root.manager.disable, handlers = self.logs

@@ -1,6 +1,7 @@
 """What modules set when they are imported holds for all trials of a lane."""
 
 import sys
+import tempfile
 import warnings
 
 import numpy as np
@@ -177,3 +178,14 @@ def test_what_is_looked_up_first_stays_first(monkeypatch):
     settings.apply()
     settings.apply()
     assert sys.path == set_by_imports == ["first two", "first one", "home", "last one", "last two"]
+
+
+def test_the_directory_of_temporary_files_that_a_module_asks_for_is_no_setting_of_its(monkeypatch):
+    """It comes from the environment, which may be the trial's own."""
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    settings = ImportSettings()
+    with settings.noted():
+        assert tempfile.gettempdir()
+    tempfile.tempdir = None
+    settings.apply()
+    assert tempfile.tempdir is None
