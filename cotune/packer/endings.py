@@ -168,7 +168,10 @@ class Endings:
         )
         whole = lane.asked >= lane.device.capacity and self._fitting.is_whole(lane.device.capacity)
         had_all = trial.had_all and whole and lane.is_empty and (trial.alone or not lane.residue)
-        if had_all or (event.needed or 0) > self._fitting.largest:
+        if had_all:
+            trial.outgrown = max(trial.outgrown, lane.device.room)
+        had_most = had_all and trial.outgrown >= self._fitting.largest_room
+        if had_most or (event.needed or 0) > self._fitting.largest:
             # It may be something else than memory that the system refuses, such as a thread.
             last = first_line(event.detail)
             self.conclude(trial, Outcome.FAILED, "TrialTooLarge", f"{figures}; last: {last}" if last else figures)

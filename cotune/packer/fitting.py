@@ -101,7 +101,12 @@ class Fitting:
         """Whether the trial would fit on the device if nothing else ran there."""
         # One of which nothing is known has to try: there, too, what is known of the shared objects may be too much.
         must_try = trial.oversized or (trial.expected is None and device.context < device.capacity)
-        return self.needs(trial, device) <= device.capacity or (must_try and self.is_whole(device.capacity))
+        return self.needs(trial, device) <= device.capacity or (must_try and self._may_hold(trial, device))
+
+    def _may_hold(self, trial: Trial, device: Device) -> bool:
+        """Whether it is worth a try, whatever the trial is predicted to need."""
+        has_more = device.room > trial.outgrown or device.room >= self.largest_room
+        return has_more and self.is_whole(device.capacity)
 
     def find(self, trial: Trial, devices: Iterable[Device], share: bool = False) -> Place | None:
         """Where the trial fits now.

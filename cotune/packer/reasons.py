@@ -73,10 +73,11 @@ class Reasons:
             room = f"largest hole {format_bytes(max(best.free, 0))} on {best.name}"
             return f"needs {format_bytes(self._fitting.needs(trial, best))}, {room}"
         best = max(devices, key=lambda device: device.capacity)
-        if not any(self._fitting.suits(trial, device) for device in devices):
+        able = [device for device in self._ledger.devices.values() if self._fitting.suits(trial, device)]
+        if not able:
             room = f"{format_bytes(max(best.capacity, 0))} of {best.name} open to us"
             return f"needs {format_bytes(self._fitting.needs(trial, best))}, and others leave {room}"
         why = "must run alone" if trial.wants_all else "nothing like it was measured yet: it must try a whole device"
-        if all(device.active for device in devices if self._fitting.suits(trial, device)):
-            return f"{why}, and every device is in use"
+        if all(device.active for device in able):
+            return f"{why}, and every device that is large enough is in use"
         return f"{why}: waits for idle lanes to return memory"

@@ -129,6 +129,7 @@ class Trial:
         later: Peak bytes the trial is expected to reach, judged by its siblings.
         floor: Least bytes the trial is assumed to need after it ran out of memory.
         lacked: Most bytes with which the trial ran out of memory; `floor` adds a guess to that.
+        outgrown: Most room of a device that the trial had for itself and that was not enough.
         longest: Most seconds per iteration in any progress report, over all attempts.
         expected_seconds: Predicted run time when the trial first started.
         alone: The trial must have a device for itself (repeated out-of-memory, two lane deaths, or too many `losses`).
@@ -173,6 +174,7 @@ class Trial:
     later: int = 0
     floor: int = 0
     lacked: int = 0
+    outgrown: int = 0
     longest: float = 0.0
     expected_seconds: float | None = None
 

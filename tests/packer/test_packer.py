@@ -830,6 +830,25 @@ def test_given_up_with_figures_only_after_the_largest_device_was_its_own() -> No
     assert reason == ("it had 974 MiB in a lane of 1.0 GiB; the largest device leaves 974 MiB to one trial")
 
 
+def test_trial_that_only_the_largest_device_holds_waits_for_it_once_one_a_little_smaller_was_too_small() -> None:
+    world = World()
+    world.device("large", GIB, CONTEXT)
+    world.add(0, 10 * MIB, steps=6)
+    world.settle()
+    world.device("little smaller", GIB - 60 * MIB, CONTEXT)
+    world.add(1, GIB - CONTEXT - 20 * MIB, kind="other")
+    world.go(1)
+    assert world.lane_of(0).device == "large"
+    assert [retry.trial for retry in world.retries] == [1], "it ran once on the device that is a little smaller"
+    assert world.where[1] is None
+    assert world.packer.why_waiting(1).endswith("every device that is large enough is in use")
+    world.finish(0)
+    world.settle()
+    assert world.lane_of(1).device == "large"
+    world.finish(1)
+    assert world.outcome(1) is Outcome.DONE
+
+
 def test_trial_that_fits_the_large_device_is_not_tried_on_the_small_one_for_ever() -> None:
     world = World()
     world.device("large", 4 * GIB, CONTEXT)

@@ -346,9 +346,9 @@ class World:
         return sum(lane.bound for lane in self.lanes.values() if lane.device == device)
 
     def could_not_fit(self, trial: int) -> bool:
-        """Whether it needs more than nine tenths of the largest device there is."""
-        needs = [device.real_context + self.jobs[trial].most for device in self.devices.values()]
-        return min(needs, default=0) > 0.9 * max((d.full for d in self.devices.values()), default=0)
+        """Whether it needs more than every device has, less the tenth that other programs may keep for good."""
+        most, devices = self.jobs[trial].most, self.devices.values()
+        return all(device.real_context + most > max(device.capacity, 0.9 * device.full) for device in devices)
 
     # ---- carrying out
 
