@@ -297,6 +297,16 @@ class TrialFolder:
         if latest is not None:
             latest.rename(latest.with_name(f"{reports:06d}-{latest.name.partition('-')[2]}"))
 
+    def note_last_report(self, reports: int) -> None:
+        """Has the newest checkpoint count as that of the trial's last report, if it was saved ahead of that one.
+
+        Args:
+            reports: Number of the last report.
+        """
+        latest = self.latest_checkpoint()
+        if latest is not None and self.reports_at_checkpoint() == reports and not self.is_over_at_checkpoint():
+            latest.rename(latest.with_name(latest.name + _LAST))
+
     def _published(self) -> list[Path]:
         if not self.checkpoints.is_dir():
             return []

@@ -58,6 +58,16 @@ def test_the_number_of_reports_at_a_checkpoint_is_in_its_name(trial):
     assert trial.reports_at_checkpoint() == 11
 
 
+def test_a_checkpoint_saved_ahead_of_what_proves_the_last_report_is_the_last_checkpoint(trial):
+    save(trial, 11)
+    trial.note_last_report(12)
+    assert not trial.is_over_at_checkpoint(), "the last report would have to be made again"
+    save(trial, 12)
+    trial.note_last_report(12)
+    assert trial.is_over_at_checkpoint()
+    assert trial.reports_at_checkpoint() == 12
+
+
 def test_checkpoints_of_the_same_report_are_numbered(trial):
     first, second = save(trial, 5).name, save(trial, 5).name
     assert first.split("-")[0] == second.split("-")[0]

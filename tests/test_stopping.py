@@ -2,6 +2,8 @@
 
 import contextlib
 import itertools
+import os
+import time
 
 import numpy as np
 import pytest
@@ -126,6 +128,22 @@ def test_the_checkpoint_that_follows_the_last_report_is_saved(run):
 
     trial = run(train, {"x": 1.0}, stop={"training_iteration": 4}).best
     assert (len(trial.history), (trial.checkpoint / "epoch").read_text()) == (4, "3")
+
+
+def test_a_lane_that_dies_after_the_last_report_costs_no_further_one(run, tmp_path):
+    def train(config):
+        start = cotune.restore()
+        for epoch in range(int((start / "epoch").read_text()) if start else 0, 100):
+            if epoch == 4 and not (tmp_path / "died").exists():
+                (tmp_path / "died").touch()
+                os._exit(3)
+            time.sleep(0.05)
+            with cotune.checkpoint() as path:
+                (path / "epoch").write_text(str(epoch + 1))
+            cotune.report({"loss": float(epoch)})
+
+    trial = run(train, {"x": 1.0}, stop={"training_iteration": 4}).best
+    assert (trial.attempts, [report["loss"] for report in trial.history]) == (2, [0.0, 1.0, 2.0, 3.0])
 
 
 def test_a_step_class_takes_no_step_after_its_last_report(run, tmp_path):

@@ -104,6 +104,7 @@ class TrialSession(ResidentTrial):
             # The trial ends at its next boundary, so that it can still save the checkpoint of this last report.
             self.met_stop_rule = True
             self._due = 0.0
+            self._folder.note_last_report(number)
 
     def observe(self, value: float, step: int) -> None:
         self._await_turn()
@@ -229,12 +230,13 @@ class TrialSession(ResidentTrial):
         if path is not None and self._tally.reports == 0:
             # Only here: an attempt that restores nothing makes all its reports again.
             # The report that a checkpoint was saved ahead of may never have been made.
-            self._tally.reports = min(self._folder.reports_at_checkpoint(), self._spec.reports)
+            at_checkpoint = self._folder.reports_at_checkpoint()
+            self._tally.reports = min(at_checkpoint, self._spec.reports)
             if not self._tally.has_saved:
                 # Else that checkpoint stands behind no report of earlier attempts.
                 self._tally.step = self._spec.step
             # True if the earlier attempt had met its stop rule, and the message about its end was lost.
-            self.met_stop_rule = self._folder.is_over_at_checkpoint()
+            self.met_stop_rule = at_checkpoint == self._tally.reports and self._folder.is_over_at_checkpoint()
             self.leave_if_over()
         return path
 
