@@ -102,6 +102,8 @@ class LiveTable(View):
         had = sys.stdout, sys.stderr
         with contextlib.suppress(OSError, ValueError):
             self._live.start()
+            # Hidden, it would stay so in a shell to which Ctrl-Z or a signal leads.
+            console.show_cursor(True)
         # What a handler wrote to the terminal itself would stand in the table, and go with its next state.
         self._replaced = [(old, new) for old, new in zip(had, (sys.stdout, sys.stderr), strict=True) if old is not new]
         self._moved = [handler for old, new in self._replaced for handler in _moved(_stream_handlers(), old, new)]

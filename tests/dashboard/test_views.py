@@ -363,6 +363,14 @@ def live(stream):
     return LiveTable(Console(file=stream, force_terminal=True, width=100, height=30, color_system=None))
 
 
+def test_the_cursor_stays_visible_for_a_shell_to_which_a_signal_leads(stream):
+    view = live(stream)
+    try:
+        assert stream.getvalue().rfind("\x1b[?25h") > stream.getvalue().rfind("\x1b[?25l")
+    finally:
+        view.close(snapshot())
+
+
 def test_the_live_table_ends_with_the_last_state(stream):
     view = live(stream)
     view.update(snapshot())
