@@ -6,6 +6,7 @@ import collections
 import contextlib
 import itertools
 import logging
+import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -112,7 +113,9 @@ class Roster:
         # Where no actor comes up, as on a node that is drained.
         self._shunned: dict[tuple[int, str], _Shunned] = {}
         self._lost: list[str] = []
+        # Losses of actors that never came up; those lost together count as one, by the time of the first.
         self._lost_in_a_row = 0
+        self._lost_at = -math.inf
         self._look_due = 0.0
         asked = ray.get_runtime_context().runtime_env
         # Of a `working_dir` each node has a copy, in which Ray starts the actor.
@@ -232,11 +235,14 @@ class Roster:
         """Removes a member that is lost.
 
         Raises:
-            RunError: Too many were lost in a row, and none is left or on its way.
+            RunError: None has come up too many times in a row, and none is left or on its way.
         """
         self._book_out(member, why)
         if not member.device:
-            self._lost_in_a_row += 1
+            if member.asked > self._lost_at:
+                # Actors requested on nodes that are gone, which Ray has not noticed yet, are lost together.
+                self._lost_in_a_row += 1
+                self._lost_at = time.monotonic()
             shunned = self._shunned.get(member.claim.place, _Shunned(0.0, LOOK_EVERY / 2))
             if member.asked >= shunned.until:
                 # Those that are lost together wait together.
@@ -245,7 +251,7 @@ class Roster:
             self._shunned[member.claim.place] = replace(shunned, count=shunned.count + 1)
         if self._lost_in_a_row >= MAX_LOST_IN_A_ROW and not self.by_device and not self.members:
             raise errors.RunError(
-                f"{self._lost_in_a_row} nodes in a row were lost, and none is left; the last: {why}",
+                f"no actor came up {self._lost_in_a_row} times in a row, and none is left; the last: {why}",
                 hint="see `ray status`; what has run is kept, resume=True goes on with it",
             )
 

@@ -110,7 +110,7 @@ def test_a_node_on_which_nothing_comes_up_is_asked_less_and_less_often_while_ano
     assert asked(roster) == {"fine": 2}
     assert [later - sooner for sooner, later in pairwise(asked_at)] == pytest.approx([5.0, 10.0, 20.0], abs=5.0)
     (member,) = roster.members
-    with pytest.raises(RunError, match="nodes in a row were lost, and none is left"):
+    with pytest.raises(RunError, match="no actor came up 4 times in a row, and none is left"):
         roster.leave(member, "it is gone, too")
 
 
@@ -149,6 +149,34 @@ def test_gpus_that_come_are_asked_for_while_others_are_lost(cluster, clock, requ
     clock.time += 2 * ray_roster.LOOK_EVERY
     roster.look()
     assert len(roster.members) == 11, "eight lost together wait no longer than one"
+
+
+def test_a_run_whose_nodes_are_all_lost_at_once_waits_for_others(roster, cluster, clock):
+    cluster.cores = dict.fromkeys("abcd", 2)
+    roster.look()
+    for name in "abcd":
+        roster.leave(join(roster, name), "the machines are gone")
+    # Ray has not noticed it yet.
+    roster.look()
+    clock.time += 1.0
+    for member in list(roster.members):
+        roster.leave(member, "its node is gone")
+    cluster.cores = {"new": 2}
+    clock.time += ray_roster.LOOK_EVERY
+    roster.look()
+    assert asked(roster) == {"new": 2}
+
+
+def test_a_run_ends_where_actors_come_up_nowhere(roster, cluster, clock):
+    cluster.cores = dict.fromkeys("abcd", 2)
+    told = "no actor came up 3 times in a row, and none is left; the last: cotune is not installed there"
+    with pytest.raises(RunError, match=told):
+        for _ in range(60):
+            roster.look()
+            clock.time += 1.0
+            for member in list(roster.members):
+                roster.leave(member, "cotune is not installed there")
+    assert clock.time < 130.0
 
 
 def test_the_last_device_that_is_lost_is_said_to_be(roster, cluster, clock):
