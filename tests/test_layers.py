@@ -219,7 +219,18 @@ def test_a_lane_on_ray_imports_no_brain():
 
 
 def test_what_runs_in_a_lane_needs_nothing_of_the_drivers_side():
-    shared = {"compiler_settings", "cpu", "cuda", "delays", "lane_options", "memory", "named", "page", "raised"}
+    shared = {
+        "compiler_settings",
+        "cpu",
+        "cuda",
+        "delays",
+        "installed",
+        "lane_options",
+        "memory",
+        "named",
+        "page",
+        "raised",
+    }
     shared |= {"settings", "torch_flags", "wire"}
     inside = [module for module in MODULES if module.startswith("cotune.sharing.inside")]
     needed = {other for module in inside for other in imports_of(module).everywhere if part_of(other) == "sharing"}

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
+from collections.abc import Sequence
 from importlib.machinery import ModuleSpec
+from types import ModuleType
 
 
 def spec_of(name: str) -> ModuleSpec | None:
@@ -13,3 +16,21 @@ def spec_of(name: str) -> ModuleSpec | None:
     except (ImportError, ValueError, AttributeError):
         # ValueError: a module without a spec, such as the stand-ins that tests put into `sys.modules`.
         return None
+
+
+def found_behind(
+    finder: object | None, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+) -> ModuleSpec | None:
+    """What the finders behind one in `sys.meta_path` say of a module; behind None are all of them.
+
+    A finder that wraps what others find asks only these: Python has asked those in front of it before.
+    """
+    finders = [None, *sys.meta_path]
+    # Another thread may have removed it.
+    behind = finders[finders.index(finder) + 1 :] if finder in finders else []
+    for other in behind:
+        find = getattr(other, "find_spec", None)
+        spec: ModuleSpec | None = find(fullname, path, target) if find is not None else None
+        if spec is not None:
+            return spec
+    return None

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
 
-from cotune.sharing.inside.quiet_imports import found_by_others
+from cotune.sharing.installed import found_behind
 
 _Stamp = tuple[int, int]
 
@@ -72,7 +72,7 @@ class Finder:
         module = self._modules.get(fullname)
         if module is None or target is not None:
             return None
-        found = found_by_others(self, fullname, path, target)
+        found = found_behind(self, fullname, path, target)
         if found is not None and (found.origin != module.file or type(found.loader) is not SourceFileLoader):
             return found
         loader = _Loader(fullname, module, self._modules)

@@ -21,7 +21,7 @@ from cotune.errors import NotPicklable
 from cotune.process_wide import process_wide
 from cotune.sharing import torch_pickling
 from cotune.sharing.inside.dynamo import NAME as COMPILER
-from cotune.sharing.inside.quiet_imports import found_by_others
+from cotune.sharing.installed import found_behind
 from cotune.sharing.named import Named, named_by
 from cotune.sharing.own_modules import OwnModule, own_modules
 from cotune.sharing.preload import TORCH, modules_to_preload
@@ -265,7 +265,7 @@ def _unimportable_module(value: Any) -> ModuleType | None:
         if parent and not hasattr(sys.modules.get(parent), "__path__"):
             return module
         # Not importlib.util.find_spec, which answers from sys.modules, even for a module only this process has.
-        spec = found_by_others(None, name, sys.modules[parent].__path__ if parent else None, None)
+        spec = found_behind(None, name, sys.modules[parent].__path__ if parent else None)
     except (ImportError, ValueError, AttributeError):
         return module
     return module if spec is None or spec.origin != getattr(module, "__file__", spec.origin) else None

@@ -5,11 +5,12 @@ from __future__ import annotations
 import importlib
 import importlib.abc
 import importlib.machinery
-import importlib.util
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from types import ModuleType
+
+from cotune.sharing.installed import found_behind
 
 During = Callable[[], AbstractContextManager[object]]
 
@@ -46,7 +47,6 @@ class _AfterImport(importlib.abc.MetaPathFinder):
         self._name = name
         self._then = then
         self._during = during
-        self._looking = False
 
     def tell(self, module: ModuleType) -> None:
         """Calls back, unless an earlier call has done so."""
@@ -59,13 +59,9 @@ class _AfterImport(importlib.abc.MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if fullname != self._name or self._looking:
+        if fullname != self._name:
             return None
-        self._looking = True
-        try:
-            spec = importlib.util.find_spec(fullname)
-        finally:
-            self._looking = False
+        spec = found_behind(self, fullname, path, target)
         if spec is None or spec.loader is None:
             return spec
         run, during = spec.loader.exec_module, self._during

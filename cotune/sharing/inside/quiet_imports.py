@@ -14,6 +14,8 @@ from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from types import ModuleType
 
+from cotune.sharing.installed import found_behind
+
 
 def quiet_imports(quiet: Callable[[], AbstractContextManager[object]]) -> None:
     """Makes every import of a module that is not loaded run within `quiet()`, with the imports it causes."""
@@ -33,11 +35,7 @@ class _QuietImports(MetaPathFinder):
         thread = self._thread
         if hasattr(thread, "is_busy"):
             return None
-        thread.is_busy = True
-        try:
-            spec = found_by_others(self, fullname, path, target)
-        finally:
-            del thread.is_busy
+        spec = found_behind(self, fullname, path, target)
         if spec is None or not isinstance(spec.loader, SourceFileLoader):
             return spec
         loader, run = spec.loader, spec.loader.exec_module
@@ -57,16 +55,3 @@ class _QuietImports(MetaPathFinder):
 
         loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
-
-
-def found_by_others(
-    finder: object, fullname: str, path: Sequence[str] | None, target: ModuleType | None
-) -> ModuleSpec | None:
-    """What the finders of `sys.meta_path` but one say of a module."""
-    for other in list(sys.meta_path):
-        find = getattr(other, "find_spec", None)
-        if other is not finder and find is not None:
-            spec: ModuleSpec | None = find(fullname, path, target)
-            if spec is not None:
-                return spec
-    return None
