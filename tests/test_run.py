@@ -1561,7 +1561,7 @@ def test_the_slowdown_of_a_trial_with_priority_beside_others_is_measured_and_kep
     from cotune.record import read_run
 
     kept = read_run(RunFolder(tmp_path / "protected")).records
-    assert [record.slowdown for record in kept] == slowdowns
+    assert [record.measures.slowdown for record in kept] == slowdowns
 
 
 def test_a_run_is_simulated_on_the_devices_it_had_and_takes_what_it_took(run, tmp_path):

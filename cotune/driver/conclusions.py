@@ -52,7 +52,7 @@ class Conclusions:
             CotuneError: Every other trial would fail with the same error.
         """
         record = self._records[conclusion.trial]
-        record.concluded(conclusion)
+        record.measures = conclusion.measures
         state = self._state(record, conclusion.outcome)
         if state is TrialState.FAILED:
             self._blame(record, conclusion)

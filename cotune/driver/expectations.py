@@ -29,8 +29,8 @@ class Expectations:
         self._profile = profile
         self._most_lanes = most_lanes
         for record in earlier:
-            if record.demand is not None:
-                profile.recall(self.features(record), record.demand, record.seconds, record.comparable)
+            if (demand := record.measures.demand) is not None:
+                profile.recall(self.features(record), demand, record.seconds, record.comparable)
 
     @property
     def are_calibrated(self) -> bool:
@@ -74,7 +74,7 @@ class Expectations:
 
     def learn(self, record: Record) -> None:
         """Takes in a trial that has ended."""
-        if record.demand is not None:
-            self._profile.learn(self.features(record), record.demand, record.seconds, record.comparable)
+        if (demand := record.measures.demand) is not None:
+            self._profile.learn(self.features(record), demand, record.seconds, record.comparable)
             if record.comparable is not None:
-                self._profile.compare(record.trial, record.comparable, record.demand, record.seconds)
+                self._profile.compare(record.trial, record.comparable, demand, record.seconds)

@@ -126,12 +126,16 @@ class Endings:
     def conclude(self, trial: Trial, outcome: Outcome, error: str = "", reason: str = "") -> None:
         """Ends the trial for good."""
         self._line.leave(trial)
-        slowdown, seconds, expected_seconds = self._forget(trial), trial.progress.seconds, trial.expected_seconds
-        speed = trial.progress.alone_seconds / seconds if seconds else 1.0
-        found = do.ConcludeTrial(
-            trial.id, outcome, error, reason, trial.seen, trial.expected, seconds, expected_seconds, slowdown, speed
+        slowdown, seconds = self._forget(trial), trial.progress.seconds
+        measures = do.Measures(
+            trial.seen,
+            trial.expected.peak if trial.expected is not None else None,
+            seconds or None,
+            trial.expected_seconds,
+            slowdown,
+            trial.progress.alone_seconds / seconds if seconds else 1.0,
         )
-        self._ledger.out.append(found)
+        self._ledger.out.append(do.ConcludeTrial(trial.id, outcome, error, reason, measures))
 
     def _failed(self, trial: Trial, error: str, reason: str, now: float, final: bool = False) -> None:
         trial.failures += 1

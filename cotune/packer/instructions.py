@@ -126,6 +126,28 @@ class RetryTrial(Instruction):
 
 
 @dataclass(frozen=True, slots=True)
+class Measures:
+    """What the brain has measured of a trial, and what it had expected.
+
+    Attributes:
+        demand: Measured demand, over all attempts.
+        expected: Bytes set aside for the trial when it last started; None for a probe.
+        seconds: Run time of the last attempt, without waits and the turns of others; None if it was not measured.
+        expected_seconds: Predicted run time at the start; None if unknown, or if the trial had to start
+            again.
+        slowdown: Average factor by which others slowed it; None without a priority or a measurement.
+        speed: Average speed beside others, estimated from all `busy` shares; 1 is the speed alone.
+    """
+
+    demand: Demand | None = None
+    expected: int | None = None
+    seconds: float | None = None
+    expected_seconds: float | None = None
+    slowdown: float | None = None
+    speed: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
 class ConcludeTrial(Instruction):
     """For the owner: a trial is over for good.
 
@@ -134,22 +156,11 @@ class ConcludeTrial(Instruction):
         outcome: `DONE`, `STOPPED` or `FAILED`.
         error: Name of the class in `cotune.errors` that says why it failed, if it did.
         reason: Why, with figures.
-        demand: Measured demand, over all attempts.
-        expected: What was set aside for the trial when it last started; None for a probe.
-        seconds: Run time of the last attempt, without waits and the turns of others.
-        expected_seconds: Predicted run time at the start; None if unknown, or if the trial had to start
-            again.
-        slowdown: Average factor by which others slowed it; None without a priority or a measurement.
-        speed: Average speed beside others, estimated from all `busy` shares; 1 is the speed alone.
+        measures: What was measured and expected.
     """
 
     trial: int
     outcome: Outcome
     error: str = ""
     reason: str = ""
-    demand: Demand | None = None
-    expected: Demand | None = None
-    seconds: float = 0.0
-    expected_seconds: float | None = None
-    slowdown: float | None = None
-    speed: float = 1.0
+    measures: Measures = Measures()

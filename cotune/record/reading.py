@@ -12,6 +12,7 @@ from typing import Any
 from cotune import errors
 from cotune.demand import Demand, Estimate
 from cotune.errors import StorageError
+from cotune.packer import Measures
 from cotune.paths import RunFolder
 from cotune.record.events import DAMAGED, VERSION, read_events
 from cotune.record.record import Record
@@ -149,12 +150,12 @@ def _replay(record: Record, event: dict[str, Any], line: bytes, metric: str) -> 
         record.state = TrialState(event["state"])
         record.end = event["time"]
         record.goes_on(event["time"])
+        get, demand = event.get, record.measures.demand
         if event["persistent"] is not None:
             held, taken = operator.index(event["persistent"]), operator.index(event["ephemeral"])
-            record.demand = Demand(held, taken, _share(event.get("busy")))
-        record.expected = event.get("expected")
-        record.slowdown, record.speed = event.get("slowdown"), event.get("speed", 1.0)
-        record.ran, record.expected_seconds = event.get("seconds"), event.get("expected_seconds")
+            demand = Demand(held, taken, _share(get("busy")))
+        seconds = get("seconds"), get("expected_seconds")
+        record.measures = Measures(demand, get("expected"), *seconds, get("slowdown"), get("speed", 1.0))
         if event["error"] is not None:
             name, message, hint = event["error"]
             record.error = errors.named(name)(message, hint=hint)

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from cotune import errors
-from cotune.demand import Demand, Estimate
+from cotune.demand import Estimate
 from cotune.errors import CotuneError
-from cotune.packer import ConcludeTrial
+from cotune.packer import ConcludeTrial, Measures
 from cotune.results import TrialResult
 from cotune.trial import Report, TrialState, last_value
 
@@ -32,15 +32,11 @@ class Record:
         lines: Its reports as lines of the events file, without those that a restart made again.
         values: Step and metric of the same reports.
         restarted: Whether it has started again and not reported since.
-        expected: Bytes set aside for it when it last started.
         estimate: The estimate made before it ran, if there is one.
         rested: Seconds it was paused.
         paused_at: When the present pause began; None if it is not paused.
-        ran: Seconds of its last attempt, without waits and turns of lane-mates.
-        expected_seconds: How long it was expected to take.
         lasted: Seconds of its last attempt, by the monotonic clock; None if that was in an earlier session.
-        slowdown: Factor by which other trials slowed it down; None without priority.
-        speed: Its speed beside other trials relative to its speed alone, as the brain estimates it.
+        measures: What the brain has measured of it, and what it had expected.
         withdrawn: The state it will end in, `stopped` or `interrupted`, if it was told to stop.
         failures: Failures after which it was tried again.
         lane_deaths: Deaths of its lane after which it was tried again.
@@ -63,14 +59,9 @@ class Record:
     lane: int | None = None
     start: float | None = None
     end: float | None = None
-    demand: Demand | None = None
-    expected: int | None = None
     estimate: Estimate | None = None
-    ran: float | None = None
     lasted: float | None = None
-    expected_seconds: float | None = None
-    slowdown: float | None = None
-    speed: float = 1.0
+    measures: Measures = field(default_factory=Measures)
     rested: float = 0.0
     paused_at: float | None = None
     error: CotuneError | None = None
@@ -106,13 +97,6 @@ class Record:
             self.rested += when - self.paused_at
             self.paused_at = None
 
-    def concluded(self, conclusion: ConcludeTrial) -> None:
-        """Notes what the brain knows of the trial at its end."""
-        self.demand = conclusion.demand
-        self.expected = conclusion.expected.peak if conclusion.expected else None
-        self.ran, self.expected_seconds = conclusion.seconds or None, conclusion.expected_seconds
-        self.slowdown, self.speed = conclusion.slowdown, conclusion.speed
-
     @property
     def standing(self) -> TrialState:
         """The state to show: a trial put off before it has begun still waits, for a later session."""
@@ -132,11 +116,11 @@ class Record:
         """How long the trial would have run alone; None unless it was done in its first attempt."""
         if self.state is not TrialState.DONE or self.attempts > 1 or self.start is None or self.end is None:
             return None
-        if self.ran is not None:
-            # Without the turns of its lane-mates.
-            return self.ran * self.speed
-        lasted = self.end - self.start if self.lasted is None else self.lasted
-        return (lasted - self.rested) * self.speed
+        # Measured is what it ran without the turns of its lane-mates.
+        ran = self.measures.seconds
+        if ran is None:
+            ran = (self.end - self.start if self.lasted is None else self.lasted) - self.rested
+        return ran * self.measures.speed
 
     @property
     def comparable(self) -> Estimate | None:
@@ -144,41 +128,42 @@ class Record:
         return None if self.state is TrialState.FAILED else self.estimate
 
     def result(self) -> TrialResult:
+        measures, demand = self.measures, self.measures.demand
         return TrialResult(
             id=self.trial,
             config=self.config,
             state=self.standing,
             error=self.error,
-            persistent=self.demand.persistent if self.demand else None,
-            ephemeral=self.demand.ephemeral if self.demand else None,
-            expected=self.expected,
+            persistent=demand.persistent if demand else None,
+            ephemeral=demand.ephemeral if demand else None,
+            expected=measures.expected,
             device=self.device,
             lane=self.lane,
             start=self.start,
             end=self.end,
             attempts=self.attempts,
             folder=self.folder,
-            slowdown=self.slowdown,
-            seconds=self.ran,
-            expected_seconds=self.expected_seconds,
+            slowdown=measures.slowdown,
+            seconds=measures.seconds,
+            expected_seconds=measures.expected_seconds,
             _lines=tuple(self.lines),
         )
 
 
 def end_event(record: Record) -> dict[str, Any]:
     """The fields of a trial's `end` event."""
-    error = record.error
+    error, measures, demand = record.error, record.measures, record.measures.demand
     return {
         "trial": record.trial,
         "state": str(record.state),
-        "persistent": record.demand.persistent if record.demand else None,
-        "ephemeral": record.demand.ephemeral if record.demand else None,
-        "busy": record.demand.busy if record.demand else None,
-        "expected": record.expected,
-        "slowdown": record.slowdown,
-        "speed": round(record.speed, 4),
-        "seconds": record.ran,
-        "expected_seconds": record.expected_seconds,
+        "persistent": demand.persistent if demand else None,
+        "ephemeral": demand.ephemeral if demand else None,
+        "busy": demand.busy if demand else None,
+        "expected": measures.expected,
+        "slowdown": measures.slowdown,
+        "speed": round(measures.speed, 4),
+        "seconds": measures.seconds,
+        "expected_seconds": measures.expected_seconds,
         "error": None if error is None else [type(error).__name__, error.message, error.hint],
     }
 

@@ -127,16 +127,17 @@ class Notes:
 
     def concluded(self, conclusion: ConcludeTrial, time: float) -> None:
         """A trial is over for good."""
-        trial, outcome = conclusion.trial, conclusion.outcome
+        trial, outcome, measures = conclusion.trial, conclusion.outcome, conclusion.measures
         self.left(trial, time, outcome)
         self._end[trial] = time
         self._stopped += self._was_stopped(trial, outcome)
         if outcome is Outcome.FAILED:
             self._failed.add(trial)
-        if conclusion.expected is not None and conclusion.demand is not None:
-            self._bytes.extend((conclusion.expected.peak, conclusion.demand.peak))
-        if conclusion.expected_seconds is not None and outcome is Outcome.DONE:
-            self._seconds.extend((conclusion.expected_seconds, conclusion.seconds))
+        if measures.expected is not None and measures.demand is not None:
+            self._bytes.extend((measures.expected, measures.demand.peak))
+        expected, seconds = measures.expected_seconds, measures.seconds
+        if expected is not None and seconds is not None and outcome is Outcome.DONE:
+            self._seconds.extend((expected, seconds))
 
     def _was_stopped(self, trial: int, how: str) -> bool:
         """Whether a stopping rule ended it, here or in the run that is played."""

@@ -114,7 +114,7 @@ def test_what_a_resumed_trial_still_had_to_do_is_not_taken_for_all_there_is() ->
                 for one in brain.handle(ev.TrialEnded(0.0, trial, Outcome.DONE))
                 if isinstance(one, do.ConcludeTrial)
             ]
-            assert ended.expected_seconds is None or not attempts
+            assert ended.measures.expected_seconds is None or not attempts
         return brain._learning._predictor.seconds_left(brain._trials[9])
 
     assert left_of_a_fresh_one(attempts=0) == pytest.approx(100.0)
@@ -768,9 +768,9 @@ def test_one_that_waits_after_out_of_memory_believes_what_others_came_to_need_me
         world.go(1)
     world.finish(3)
     assert [retry.trial for retry in world.retries].count(3) == 1
-    expected = world.concluded[3].expected
+    expected = world.concluded[3].measures.expected
     assert expected
-    assert 320 * MIB < expected.peak < 360 * MIB
+    assert 320 * MIB < expected < 360 * MIB
 
 
 def test_predictions_do_not_grow_by_their_own_margins_when_many_run_out_of_memory() -> None:
@@ -1494,8 +1494,8 @@ def test_the_share_of_the_device_is_that_of_all_iterations_but_for_set_up(
     for count, seconds, share in told:
         brain.handle(ev.IterationsDone(1.0, 0, count, seconds, MIB, MIB, share))
     (end,) = [it for it in brain.handle(ev.TrialEnded(9.0, 0, Outcome.DONE)) if isinstance(it, do.ConcludeTrial)]
-    assert end.demand is not None
-    assert end.demand.busy == pytest.approx(busy)
+    assert end.measures.demand is not None
+    assert end.measures.demand.busy == pytest.approx(busy)
 
 
 def test_what_was_expected_and_what_was_measured_are_told_at_the_end() -> None:
@@ -1503,10 +1503,9 @@ def test_what_was_expected_and_what_was_measured_are_told_at_the_end() -> None:
     world.add(0, 100 * MIB, 50 * MIB, steps=4, seconds=2.0, hint=1.5)
     world.settle()
     world.finish(0)
-    end = world.concluded[0]
+    end = world.concluded[0].measures
     assert (end.seconds, end.expected_seconds) == (8.0, 12.0)
-    assert end.expected is not None
-    assert end.expected.peak == padded(150 * MIB) + padded(75 * MIB)
+    assert end.expected == padded(150 * MIB) + padded(75 * MIB)
     assert end.demand == Demand(100 * MIB, 50 * MIB)
 
 
@@ -1519,7 +1518,7 @@ def test_a_trial_is_expected_to_take_as_much_longer_as_those_beside_it_slow_it_d
     world.add(2, 100 * MIB, 50 * MIB, steps=6, busy=0.95, seconds=10.0, hint=1.0)
     world.finish(0)
     world.finish(2)
-    alone = [world.concluded[trial].expected_seconds for trial in (0, 2)]
+    alone = [world.concluded[trial].measures.expected_seconds for trial in (0, 2)]
     assert alone == pytest.approx([60.0, 60.0 / shared_speed(1.9)])
 
 
@@ -1535,7 +1534,7 @@ def test_what_a_trial_takes_beside_others_is_learnt_as_what_it_takes_alone() -> 
     world.finish(2)
     # The longer of the two had a neighbour for nearly all of its time, the other for nearly none.
     fast, slow = 1000.0 * shared_speed(1.9), 1000.0
-    assert world.concluded[2].expected_seconds == pytest.approx((fast + slow) / 2, rel=0.02)
+    assert world.concluded[2].measures.expected_seconds == pytest.approx((fast + slow) / 2, rel=0.02)
 
 
 def test_the_time_of_a_trial_that_had_to_start_again_is_not_compared() -> None:
@@ -1545,7 +1544,7 @@ def test_the_time_of_a_trial_that_had_to_start_again_is_not_compared() -> None:
     world.fail(0)
     world.settle()
     world.finish(0)
-    assert world.concluded[0].expected_seconds is None
+    assert world.concluded[0].measures.expected_seconds is None
 
 
 def test_where_lanes_come_up_one_after_the_other_few_do_at_once_and_the_first_that_is_free_takes_who_waits() -> None:

@@ -286,13 +286,13 @@ def test_the_measured_slowdown_is_told_while_it_runs_and_at_its_end() -> None:
     assert world.packer.slowdown_of(wanted) == pytest.approx((2 * 1.0 + 2 * 1.2) / 4)
     world.withdraw(wanted)
     world.go(wanted)
-    assert world.concluded[wanted].slowdown == pytest.approx(1.1)
+    assert world.concluded[wanted].measures.slowdown == pytest.approx(1.1)
 
 
 def test_a_trial_without_priority_has_no_slowdown() -> None:
     world = make()
     teach(world, 0.1)
-    assert world.concluded[0].slowdown is None
+    assert world.concluded[0].measures.slowdown is None
 
 
 def test_grants_go_to_nobody_beside_a_trial_with_priority() -> None:

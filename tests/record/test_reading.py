@@ -7,6 +7,7 @@ import pytest
 
 from cotune.demand import Demand
 from cotune.errors import LaneDied, StorageError, TrialFailed, TrialTooLarge
+from cotune.packer import Measures
 from cotune.paths import RunFolder
 from cotune.record import VERSION, EventLog, Record, has_started, read_run
 from cotune.record.record import best_of, end_event, json_safe
@@ -91,7 +92,7 @@ def test_a_trial_without_an_end_is_not_final(written):
 def test_a_finished_trial_comes_back_with_its_measurements(written):
     record = written.run().trial().start(lane=2, device="cpu:1").report(1, loss=0.5).end(0, "done", 100, 50).record()
     assert record.state is TrialState.DONE
-    assert record.demand == Demand(100, 50)
+    assert record.measures.demand == Demand(100, 50)
     assert (record.device, record.lane, record.attempts) == ("cpu:1", 2, 1)
     assert (record.start, record.end) == (3.0, 5.0)
     assert record.values == [(1, 0.5)]
@@ -203,16 +204,17 @@ def test_an_error_named_like_something_else_in_the_module_is_a_failed_trial(writ
 @pytest.mark.parametrize("state", ["done", "stopped", "failed"])
 def test_what_an_end_says_reads_back_the_same(written, tmp_path, state):
     error = LaneDied("trial 0: killed by SIGSEGV", hint="see log.txt") if state == "failed" else None
-    before = new_record(tmp_path, state=TrialState(state), demand=Demand(7, 3), error=error)
+    measures = Measures(Demand(7, 3), expected=12, seconds=3.0, expected_seconds=2.5, slowdown=1.2, speed=0.5)
+    before = new_record(tmp_path, state=TrialState(state), measures=measures, error=error)
     written.run().trial().add("end", **end_event(before))
     after = written.record()
-    assert (after.state, after.demand, type(after.error)) == (before.state, before.demand, type(before.error))
+    assert (after.state, after.measures, type(after.error)) == (before.state, before.measures, type(before.error))
     assert str(after.error) == str(before.error)
 
 
 def test_the_end_of_an_unmeasured_trial_reads_back(written, tmp_path):
     written.run().trial().add("end", **end_event(new_record(tmp_path, state=TrialState.STOPPED)))
-    assert written.record().demand is None
+    assert written.record().measures.demand is None
 
 
 def test_trials_come_back_in_order_whatever_order_they_ended_in(written):

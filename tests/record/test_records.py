@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from cotune.demand import Demand, Estimate
 from cotune.errors import TrialFailed
-from cotune.packer import ConcludeTrial, DeviceFound
+from cotune.packer import ConcludeTrial, DeviceFound, Measures
 from cotune.paths import RunFolder
 from cotune.record import VERSION, EventLog, Record, Records, read_run
 from cotune.record import records as module
@@ -27,7 +27,7 @@ STEPS = {
     PAUSED: ["resume", "retry", "start", "stopped"],
 }
 # All that a later session goes by.
-KEPT = ["params", "seed", "lines", "values", "attempts", "device", "lane", "start", "rested", "demand", "estimate"]
+KEPT = ["params", "seed", "lines", "values", "attempts", "device", "lane", "start", "rested", "measures", "estimate"]
 KEPT += ["failures", "lane_deaths", "withdrawn"]
 
 
@@ -84,7 +84,7 @@ class Driver:
         elif step == "put off":
             records.put_off(record)
         else:
-            record.demand = Demand(100, 10)
+            record.measures = Measures(Demand(100, 10))
             record.error = TrialFailed("it raised", hint="") if step == "failed" else None
             records.ends(record, TrialState(step))
 
@@ -116,7 +116,7 @@ def test_what_was_noted_is_what_is_read_back(data, tmp_path_factory, monkeypatch
     for trial, record in driver.records.items():
         # What is not told to have ended is not over for a later session.
         is_over = record.state.is_final and record.state is not TrialState.INTERRUPTED
-        kept = KEPT if is_over else [name for name in KEPT if name not in ("demand", "rested")]
+        kept = KEPT if is_over else [name for name in KEPT if name not in ("measures", "rested")]
         assert [getattr(read[trial], name) for name in kept] == [getattr(record, name) for name in kept]
         assert read[trial].state == (record.state if is_over else WAITING)
         assert (read[trial].end == record.end) or not is_over
@@ -224,9 +224,10 @@ def test_how_long_a_trial_took_is_measured_by_a_clock_that_nobody_sets(tmp_path,
 
 
 def test_how_long_a_trial_would_have_run_alone_is_without_the_turns_of_its_lane_mates(tmp_path):
-    record = Record(0, {}, {}, 0, tmp_path, TrialState.DONE, attempts=1, start=0.0, end=12.0, lasted=12.0, speed=0.5)
+    record = Record(0, {}, {}, 0, tmp_path, TrialState.DONE, attempts=1, start=0.0, end=12.0, lasted=12.0)
+    record.measures = Measures(speed=0.5)
     assert record.seconds == 6.0
-    record.ran = 3.0
+    record.measures = Measures(seconds=3.0, speed=0.5)
     assert record.seconds == 1.5
 
 
