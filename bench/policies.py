@@ -18,7 +18,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,7 @@ PUBLISHED = ("salus-100", "salus-light", "salus-compute", "tiresias-60", "asha")
 # Where the sets that fit a device at once make a stronger bound than volumes do.
 MEMORY_BOUND = ("salus-100", "tiresias-60")
 SCIPY = importlib.util.find_spec("scipy") is not None
-EXCLUSIVE = {"policy": "fifo", "width": 1}
+EXCLUSIVE = {"policy": "fifo", "lanes": 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,16 +56,25 @@ class Row:
 Make = Callable[[int], Workload]
 
 
-def play(make: Make, seeds: int, strictly: bool = False, **setting: Any) -> Row:
-    """Plays a workload with each seed; `strictly` against the best mix of sets, too, which takes its time."""
+def play(
+    make: Make, seeds: int, strictly: bool = False, policy: str | None = None, error: float | None = 0.0, **where: Any
+) -> Row:
+    """Plays a workload with each seed.
+
+    Args:
+        make: Makes the workload from a seed.
+        seeds: How many seeds there are.
+        strictly: Whether to compare with the best mix of sets, too, which takes its time.
+        policy: Orders waiting trials; None for the workload's own.
+        error: How far predictions are off; None for what is learnt only.
+        where: Fields of the workload to play it with, such as its devices and lanes.
+    """
     rows = []
     for seed in range(seeds):
-        workload = make(seed)
-        chosen = Setting(seed=seed, keep=False, **setting)
-        outcome = simulate(workload, chosen)
+        workload = replace(make(seed), **where)
+        outcome = simulate(workload, Setting(policy=policy, error=error, seed=seed, keep=False))
         figures = outcome.figures
-        about = chosen.on(workload), outcome.ran
-        bound = configuration_bound(*about) if strictly else lower_bounds(*about).best
+        bound = configuration_bound(workload, outcome.ran) if strictly else lower_bounds(workload, outcome.ran).best
         rows.append(
             (
                 figures.makespan,
@@ -128,7 +137,7 @@ def checks(one: dict[str, dict[str, Row]], seeds: int) -> list[Check]:
 
     mix = generated("salus-100")
     fifo = play(mix, seeds, **EXCLUSIVE)
-    turns = play(mix, seeds, policy="srtf", width=1, residents=32)
+    turns = play(mix, seeds, policy="srtf", lanes=1, residents=32)
     packed = play(mix, seeds, policy="srtf", residents=8)
     best = statistics.fmean(in_turn(mix(seed).jobs) / shortest_first(mix(seed).jobs) for seed in range(seeds))
     at_least(
@@ -200,7 +209,9 @@ def orders(seeds: int) -> list[dict[str, Any]]:
         for devices in (1, 4):
             for policy in ("fifo", "makespan"):
                 played = [
-                    simulate(judged(length)(seed), Setting(seed=seed, keep=False, devices=devices, policy=policy))
+                    simulate(
+                        replace(judged(length)(seed), devices=devices), Setting(seed=seed, keep=False, policy=policy)
+                    )
                     for seed in range(seeds)
                 ]
                 whole = statistics.fmean(sum(outcome.ran) / 270 for outcome in played)
@@ -241,11 +252,9 @@ def tiresias_trace(path: Path) -> Workload:
 
 def million(count: int = 1_000_000) -> dict[str, float]:
     """Simulates a million trials, and says how long that took."""
-    workload = make_workload("hpo", 0, count)
+    workload = replace(make_workload("hpo", 0, count), devices=8, lanes=4)
     began = time.perf_counter()
-    outcome = simulate(
-        workload, Setting(devices=8, width=4, keep=False, ahead=1000, costs=Costs(start=0.0, progress=1))
-    )
+    outcome = simulate(workload, Setting(keep=False, ahead=1000, costs=Costs(start=0.0, progress=1)))
     taken = time.perf_counter() - began
     print(
         f"\n{count:,} trials on 8 devices: {taken:.0f} s ({1e6 * taken / count:.0f} us a trial, {outcome.events:,} "

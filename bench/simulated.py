@@ -11,6 +11,7 @@ import argparse
 import os
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,8 @@ def sweep(options: Found) -> Found:
     )  # fmt: skip
     workload = from_run(RunFolder(Path(options["folder"]) / "run"))
     played = {
-        lanes: simulate(workload, Setting(width=lanes, policy="fifo")).figures.makespan for lanes in options["widths"]
+        lanes: simulate(replace(workload, lanes=lanes), Setting(policy="fifo")).figures.makespan
+        for lanes in options["widths"]
     }
     states = [str(trial.state) for trial in results]
     return {"seconds": results.makespan, "simulated": played, "stopped": states.count("stopped")}

@@ -8,7 +8,7 @@ import json
 import os
 import shutil
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -95,15 +95,10 @@ class _Count(argparse.Action):
 def run_command(options: argparse.Namespace) -> int:
     """Simulates the workload; prints what came of it, and draws or writes it if asked to."""
     _check(options)
-    workload = _workload(options)
-    memory = None if options.memory is None else parse_bytes(options.memory)
+    workload = _imagined(_workload(options), options)
     policy = _policy(options.policy if options.policy is not None else workload.policy or "makespan")
     setting = Setting(
-        devices=options.devices,
-        capacity=memory,
         policy=policy,
-        width=options.width,
-        residents=options.residents,
         error=None if options.learn else options.error,
         seed=options.seed or 0,
         keep=bool(options.gantt or options.trace),
@@ -112,7 +107,6 @@ def run_command(options: argparse.Namespace) -> int:
     with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as progress:
         ended = progress.add_task("trials", total=len(workload.jobs))
         played = simulate(workload, setting, lambda: progress.advance(ended))
-    workload = setting.on(workload)
     bound = best_bound(workload, played.ran)
     if options.json:
         print(json.dumps(_plain(workload, played, bound), indent=1))
@@ -167,6 +161,17 @@ def _workload(options: argparse.Namespace) -> Workload:
     if options.csv is not None:
         return from_csv(options.csv)
     return make_workload(options.workload, options.seed or 0, options.jobs)
+
+
+def _imagined(workload: Workload, options: argparse.Namespace) -> Workload:
+    """The workload on the devices, and in the lanes, that the options ask for."""
+    asked = {
+        "devices": options.devices,
+        "capacity": None if options.memory is None else parse_bytes(options.memory),
+        "lanes": options.width,
+        "residents": options.residents,
+    }
+    return replace(workload, **{name: value for name, value in asked.items() if value is not None})
 
 
 def _policy(name: str) -> Policy:

@@ -42,55 +42,36 @@ class Setting:
     """How a workload is played.
 
     Attributes:
-        devices: Number of devices; None, here and below, for what the workload says.
-        capacity: Bytes of each device.
-        policy: Name or object; `makespan` if the workload does not say it either.
-        width: Lanes per device; if the workload does not say it either, it is found by measuring.
-        residents: Most trials that share a lane by taking turns.
+        policy: Name or object; None for the workload's, and for `makespan` if it has none.
         error: How far predictions of seconds and bytes are off, uniformly within plus and minus this share; None for no
             predictions except what the brain learns from features and finished trials.
         ahead: Most trials that may be proposed and not started.
         seed: Seed of the prediction errors.
-        costs: Durations of the body's actions.
+        costs: Durations of the body's actions; None for the workload's.
         keep: Whether to keep every attempt, for drawing.
     """
 
-    devices: int | None = None
-    capacity: int | None = None
     policy: str | Policy | None = None
-    width: int | None = None
-    residents: int | None = None
     error: float | None = 0.0
     ahead: int = 10_000
     seed: int = 0
     costs: Costs | None = None
     keep: bool = True
 
-    def on(self, workload: Workload) -> Workload:
-        """The workload on these devices, and in these lanes."""
-        return replace(
-            workload,
-            devices=workload.devices if self.devices is None else self.devices,
-            capacity=workload.capacity if self.capacity is None else self.capacity,
-            lanes=self.width or workload.lanes,
-            residents=self.residents or workload.residents,
-        )
-
 
 def simulate(workload: Workload, setting: Setting | None = None, on_end: Callable[[], object] = lambda: None) -> Played:
     """Plays a workload to its end.
 
     Args:
-        workload: The workload to play.
+        workload: The workload to play, with the devices and lanes to play it on.
         setting: How to play it.
         on_end: Called whenever a trial is over.
 
     Raises:
-        InputError: The setting makes no sense.
+        InputError: The devices or the setting make no sense.
         RunError: Some trials never end, which would be a fault of the brain.
     """
     setting = setting or Setting()
-    workload = setting.on(workload)
     count, capacity = workload.devices, workload.capacity
     for what, value in (("devices", count), ("ahead", setting.ahead), ("capacity", capacity)):
         if value < 1:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from world import MIB, Job, World
 
@@ -104,7 +106,7 @@ def test_whom_it_is_kept_for_does_not_wait_for_a_stream_of_others_that_say_nothi
     sizes = [(200, 0.0), (200, 15.0), (800, 30.0), *[(200, 30.0)] * 60]
     jobs = [SimulatedJob(1, 50.0, size * MIB, 0, 0.0, arrival=arrival) for size, arrival in sizes]
     workload = Workload("stream", jobs, capacity=1000 * MIB, context=CONTEXT)
-    outcome = simulate(workload, Setting(policy="fifo", width=8))
+    outcome = simulate(replace(workload, lanes=8), Setting(policy="fifo"))
     (began,) = (segment.start for segment in outcome.segments if segment.trial == 2)
     assert sum(1 for segment in outcome.segments if segment.start < began) < 30
 

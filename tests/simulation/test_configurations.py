@@ -42,10 +42,10 @@ def test_where_lanes_are_shared_the_bound_is_one_that_holds_there() -> None:
     pytest.importorskip("scipy")
     jobs = [Job(100, seconds, 100 * MIB, 5 * GIB, busy) for seconds, busy in ((100, 1.0), (200, 0.6), (100, 0.05))]
     workload = Workload("mates", jobs, capacity=12 * GIB, context=0)
-    setting = Setting(policy="fifo", width=2, residents=2, costs=Costs(0, 0, 0, 0))
-    makespan = simulate(workload, setting).figures.makespan
-    narrow = replace(workload, max_width=2)
-    assert best_bound(replace(narrow, residents=2)) <= makespan < best_bound(narrow)
+    alone = replace(workload, lanes=2, max_width=2)
+    shared = replace(alone, residents=2)
+    makespan = simulate(shared, Setting(policy="fifo", costs=Costs(0, 0, 0, 0))).figures.makespan
+    assert best_bound(shared) <= makespan < best_bound(alone)
 
 
 def test_no_trial_runs_beside_itself() -> None:
@@ -74,7 +74,7 @@ def test_one_that_runs_is_not_slowed_down_by_those_that_start() -> None:
     pytest.importorskip("scipy")
     slow_start, busy = Job(1, 0.001, 0, 0, busy=0.1, startup=100.0), Job(100, 1.0, 0, 0, busy=1.0)
     workload = Workload("test", [slow_start, busy], capacity=GIB, context=0)
-    makespan = simulate(workload, Setting(width=2, costs=Costs(0, 0, 0, 0))).figures.makespan
+    makespan = simulate(replace(workload, lanes=2), Setting(costs=Costs(0, 0, 0, 0))).figures.makespan
     assert configuration_bound(workload) <= makespan == pytest.approx(100.0, abs=0.01)
 
 
@@ -83,6 +83,6 @@ def test_sets_of_large_shares_are_bounded_by_what_a_device_does_most() -> None:
     pytest.importorskip("scipy")
     workload = Workload("test", [Job(100, 1.0, 0, 0, busy=0.875)] * 20, capacity=GIB, context=0, max_width=4)
     three = 2000 * 0.875 / (1.875 * shared_speed(1.875))
-    setting = Setting(policy="pack", width=4, costs=Costs(0, 0, 0, 0))
-    assert configuration_bound(workload) <= simulate(workload, setting).figures.makespan
+    setting = Setting(policy="pack", costs=Costs(0, 0, 0, 0))
+    assert configuration_bound(workload) <= simulate(replace(workload, lanes=4), setting).figures.makespan
     assert configuration_bound(workload) == pytest.approx(three, rel=0.01)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from cotune.demand import GIB, MIB
 from cotune.errors import StorageError
 from cotune.packer.interference import shared_speed
 from cotune.paths import RunFolder
-from cotune.simulation import Setting, from_run, simulate
+from cotune.simulation import from_run, simulate
 from cotune.simulation.history import History, read_history
 from cotune.trial import TrialState
 
@@ -182,7 +183,7 @@ def test_a_run_is_played_under_the_policy_and_with_the_residents_that_it_had(wri
     assert (workload.policy, workload.residents, workload.max_slowdown) == ("fair", 2, 1.5)
     assert simulate(workload).figures.makespan == pytest.approx(20.0, rel=0.01)
     # By turns they are there at once; one after the other they are not.
-    assert simulate(workload).figures.waiting < simulate(workload, Setting(residents=1)).figures.waiting
+    assert simulate(workload).figures.waiting < simulate(replace(workload, residents=1)).figures.waiting
 
 
 def test_a_policy_that_is_not_known_here_is_pointed_out(write: Write) -> None:

@@ -35,20 +35,20 @@ def test_one_job_takes_what_it_takes() -> None:
 
 
 def test_jobs_one_after_another_wait_for_each_other() -> None:
-    figures = simulate(of(LIGHT, LIGHT, LIGHT), Setting(width=1, costs=FREE)).figures
+    figures = simulate(replace(of(LIGHT, LIGHT, LIGHT), lanes=1), Setting(costs=FREE)).figures
     assert figures.makespan == pytest.approx(30.0)
     assert figures.completion == pytest.approx(20.0)
     assert figures.waiting == pytest.approx(10.0)
 
 
 def test_the_95th_percentile_of_twenty_is_the_nineteenth() -> None:
-    figures = simulate(of(*[LIGHT] * 20), Setting(width=1, costs=FREE)).figures
+    figures = simulate(replace(of(*[LIGHT] * 20), lanes=1), Setting(costs=FREE)).figures
     assert (figures.completion_p95, figures.waiting_p95) == pytest.approx((190.0, 180.0))
 
 
 def test_light_jobs_together_are_done_sooner() -> None:
     jobs = of(*[LIGHT] * 40)
-    alone = simulate(jobs, Setting(width=1)).figures.makespan
+    alone = simulate(replace(jobs, lanes=1)).figures.makespan
     assert simulate(jobs, Setting(policy="pack")).figures.makespan < alone / 3
     assert simulate(jobs, Setting()).figures.makespan < alone / 2
 
@@ -87,7 +87,7 @@ def test_nothing_is_said_of_predictions_of_what_is_tiny() -> None:
 
 
 def test_trials_that_run_at_once_are_counted_however_much_they_use() -> None:
-    figures = simulate(of(*[LIGHT] * 3), Setting(width=3, costs=FREE)).figures
+    figures = simulate(replace(of(*[LIGHT] * 3), lanes=3), Setting(costs=FREE)).figures
     assert figures.at_once == pytest.approx(3.0)
     assert figures.utilisation == pytest.approx(3 * 0.2 * shared_speed(3 * 0.2))
 
@@ -101,7 +101,7 @@ def test_a_job_that_fits_no_device_fails_and_the_others_do_not() -> None:
 def test_a_stopping_rule_ends_the_worse_ones() -> None:
     values = [(number / 10,) for number in range(10)]
     jobs = [Job(100, 0.1, MIB, MIB, rungs=(10,), values=value) for value in values]
-    outcome = simulate(of(*jobs), Setting(width=1))
+    outcome = simulate(replace(of(*jobs), lanes=1))
     assert outcome.figures.stopped >= 6
     assert outcome.ran[0] == 100
     assert outcome.ran[9] < 20
@@ -142,7 +142,7 @@ def test_asha_keeps_the_best_third() -> None:
 def test_every_policy_plays_every_shape_of_workload(policy: str) -> None:
     for name in ("salus-100", "tiresias-60", "asha"):
         workload = replace(make_workload(name, jobs=15), devices=2)
-        outcome = simulate(workload, Setting(policy=policy, residents=2, error=0.3))
+        outcome = simulate(replace(workload, residents=2), Setting(policy=policy, error=0.3))
         figures = outcome.figures
         assert figures.failed == 0
         assert figures.makespan >= lower_bounds(workload, outcome.ran).best
@@ -152,14 +152,16 @@ def test_every_policy_plays_every_shape_of_workload(policy: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "setting",
-    [Setting(devices=0), Setting(devices=100_001), Setting(ahead=0), Setting(capacity=0), Setting(capacity=1024)],
+    "where", [{"devices": 0}, {"devices": 100_001}, {"capacity": 0}, {"capacity": -1}, {"capacity": 1024}]
 )
-def test_a_setting_that_makes_no_sense_says_so(setting: Setting) -> None:
-    if setting.capacity == 0:
-        setting = Setting(capacity=-1)
+def test_devices_that_cannot_be_imagined_are_refused(where: dict[str, int]) -> None:
     with pytest.raises(InputError):
-        simulate(of(LIGHT), setting)
+        simulate(replace(of(LIGHT), **where))
+
+
+def test_a_setting_under_which_no_trial_comes_is_refused() -> None:
+    with pytest.raises(InputError, match="ahead=0"):
+        simulate(of(LIGHT), Setting(ahead=0))
 
 
 # ---- generators and bounds

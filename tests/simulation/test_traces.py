@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -264,11 +265,11 @@ def test_what_a_run_would_have_cost_on_more_devices(tmp_path: Path) -> None:
     workload = from_run(a_run(tmp_path))
     # Of two beside each other, each using half of the device, each keeps 90.5% of its speed.
     assert [job.seconds for job in workload.jobs] == pytest.approx([9.05] * 4)
-    assert simulate(workload, Setting(width=2)).figures.makespan == pytest.approx(20.0, abs=2.0)
+    assert simulate(replace(workload, lanes=2)).figures.makespan == pytest.approx(20.0, abs=2.0)
     assert {job.peak for job in workload.jobs} == {150 * MIB}
     assert {job.busy for job in workload.jobs} == {0.5}
     assert workload.jobs[1].features == {"lr": 0.1, "depth": 1.0, "bias=True": 1.0, "optimizer=sgd": 1.0}
-    one, four = (simulate(workload, Setting(devices=count)).figures.makespan for count in (1, 4))
+    one, four = (simulate(replace(workload, devices=count)).figures.makespan for count in (1, 4))
     assert four < one
 
 
@@ -327,14 +328,14 @@ def test_a_slice_of_a_gantt_chart_is_marked_by_what_most_of_it_went_to() -> None
 
 
 def test_what_was_used_is_said_and_where_it_is_more_than_one_at_a_time_could() -> None:
-    few, many = (simulate(make_workload("salus-light", jobs=40), Setting(width=width)) for width in (1, 4))
+    few, many = (simulate(replace(make_workload("salus-light", jobs=40), lanes=width)) for width in (1, 4))
     assert "1.0 trials at once on average; their iterations use " in summary(few, 1.0)
     assert "could" not in summary(few, 1.0)
     assert "of the devices' time, more than one at a time could" in summary(many, 1.0)
 
 
 def test_a_chrome_trace_has_a_process_a_device_and_an_event_an_attempt() -> None:
-    outcome = simulate(make_workload("salus-100", jobs=10), Setting(devices=2))
+    outcome = simulate(replace(make_workload("salus-100", jobs=10), devices=2))
     trace = json.loads(json.dumps(chrome_trace(outcome.segments)))
     events = trace["traceEvents"]
     assert {event["args"]["name"] for event in events if event["ph"] == "M"} == {"gpu 0", "gpu 1"}
