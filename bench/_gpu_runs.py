@@ -164,6 +164,7 @@ def lane_start(options: Found) -> Found:
     from cotune.packer import CloseLane, LaneLost, LaneReady, OpenLane
     from cotune.sharing import cuda
     from cotune.sharing.devices import find_devices
+    from cotune.sharing.lane_options import TrialOptions
     from cotune.sharing.pickling import pack
 
     (info,) = find_devices(devices=DRY_DEVICE) if options["dry"] else find_devices(gpus=1)
@@ -184,7 +185,7 @@ def lane_start(options: Found) -> Found:
 
     found: Found = {}
     contexts: list[int] = []
-    engine = LocalEngine(pack(holding), [info], Path(options["folder"]), LocalOptions("loss"))
+    engine = LocalEngine(pack(holding), [info], Path(options["folder"]), LocalOptions(TrialOptions("loss")))
     try:
         engine.start()
         number = 0

@@ -43,6 +43,7 @@ from cotune.search import PRUNERS, SAMPLERS
 from cotune.search.promotion import AshaPromote
 from cotune.search.spaces import Space
 from cotune.sharing.devices import DeviceInfo, find_devices
+from cotune.sharing.lane_options import TrialOptions
 from cotune.sharing.pickling import Packed, dumps, pack
 from cotune.stopping import checked_stop
 from cotune.trainable import check_trainable
@@ -230,10 +231,9 @@ def run(
             seed = secrets.randbits(32)
         # Trials that may wait at rungs in one lane, beside those that run.
         paused = MOST_PAUSED if promotes and options.reuse else 0
-        how = LocalOptions(
-            metric, threads, lockstep, judged=pruner is not None, seed=seed, residents=options.residents, paused=paused,
-            mps=mps, stop=dumps(rule, "stop=") if rule is not None else b"",
-        )  # fmt: skip
+        ends = dumps(rule, "stop=") if rule is not None else b""
+        all_trials = TrialOptions(metric, lockstep, judged=pruner is not None, seed=seed, stop=ends)
+        how = LocalOptions(all_trials, threads, options.residents, paused, mps=mps)
         packed = pack(trainable, plainly=tree.is_plain)
         engine = _engine(packed, found, cluster, gpus, folder, how)
         with interrupts.handled(signal.SIGTERM), contextlib.ExitStack() as stack:

@@ -44,6 +44,7 @@ from cotune.search.study_pickling import globals_of, study_as_proxy
 from cotune.search.study_proxy import StudyObjective
 from cotune.search.study_search import StudySearch
 from cotune.sharing.devices import find_devices
+from cotune.sharing.lane_options import TrialOptions
 from cotune.sharing.pickling import pack
 from cotune.trainable import signature, takes
 
@@ -174,7 +175,7 @@ def optimize(
             trainable = StudyObjective(objective, len(study.directions), globals_of(study))
             packed = pack(trainable, plainly=True, what="the objective", blamed=objective)
         how = LocalOptions(
-            "", threads, judged=False, seed=base, residents=options.residents, preload=(_LANE_MODULE,), mps=mps
+            TrialOptions(judged=False, seed=base), threads, options.residents, preload=(_LANE_MODULE,), mps=mps
         )
         engine = LocalEngine(packed, found, folder.lanes, how)
         stack.callback(engine.close)

@@ -16,6 +16,7 @@ from cotune.engines.local_options import LocalOptions
 from cotune.packer import DeviceChanged
 from cotune.sharing import cuda
 from cotune.sharing.devices import find_devices
+from cotune.sharing.lane_options import TrialOptions
 from cotune.sharing.pickling import pack
 from cotune.testing import EngineUnderTest, harness
 
@@ -171,7 +172,7 @@ print("holds", flush=True)
 sys.stdin.read()
 """
     info = find_devices(gpus=1)
-    engine = LocalEngine(pack(hold), info, tmp_path, LocalOptions("loss"))
+    engine = LocalEngine(pack(hold), info, tmp_path, LocalOptions(TrialOptions("loss")))
     with EngineUnderTest(engine, tmp_path) as under_test:
         environ = {**os.environ, "CUDA_VISIBLE_DEVICES": info[0].uuid}
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
@@ -388,7 +389,7 @@ def test_the_bytes_of_a_killed_lane_come_back(tmp_path):
     from cotune.packer import CloseLane, LaneLost
 
     with EngineUnderTest(
-        LocalEngine(pack(hold), info, tmp_path, LocalOptions("loss", residents=2)), tmp_path
+        LocalEngine(pack(hold), info, tmp_path, LocalOptions(TrialOptions("loss"), residents=2)), tmp_path
     ) as under_test:
         under_test.open(quota=8 << 30)
         under_test.begin(0, mib=2048)

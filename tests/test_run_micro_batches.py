@@ -15,6 +15,7 @@ from cotune.engines.local import LocalEngine
 from cotune.engines.local_options import LocalOptions
 from cotune.packer import GrantChanged, GrantTrial, IterationsDone, StopTrial
 from cotune.sharing.devices import find_devices
+from cotune.sharing.lane_options import TrialOptions
 from cotune.sharing.pickling import pack
 from cotune.testing import EngineUnderTest
 from cotune.trial import Outcome, Report
@@ -135,7 +136,8 @@ def swell(config):
 
 def test_memory_that_runs_out_in_a_real_lane_is_made_good_within_the_iteration(tmp_path):
     """Four micro-batches at once exceed the cap of the process; the same iteration goes on one at a time."""
-    engine = LocalEngine(pack(swell), find_devices(devices=["cpu:0@2GiB"]), tmp_path, LocalOptions("loss"))
+    how = LocalOptions(TrialOptions("loss"))
+    engine = LocalEngine(pack(swell), find_devices(devices=["cpu:0@2GiB"]), tmp_path, how)
     with EngineUnderTest(engine, tmp_path) as body:
         body.open(quota=560 * MIB)
         body.begin(0)

@@ -1,4 +1,4 @@
-"""A lane's settings, which the driver sends when the lane opens."""
+"""What the driver tells a lane when it opens."""
 
 from __future__ import annotations
 
@@ -11,8 +11,27 @@ from cotune.sharing.named import Named
 
 
 @dataclass(frozen=True, slots=True)
+class TrialOptions:
+    """What holds for all trials of a run, in whichever lane.
+
+    Attributes:
+        metric: The run's metric; empty where trials need not report, and send their result as a question.
+        lockstep: Whether each report waits for its own verdict.
+        judged: Whether a verdict can stop a trial; only then does a trial's end wait for its last verdict.
+        seed: The run's seed.
+        stop: A pickled `StopRule`, which ends a trial that would go on; empty if there is none.
+    """
+
+    metric: str = ""
+    lockstep: bool = False
+    judged: bool = True
+    seed: int = 0
+    stop: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
 class LaneOptions:
-    """A lane's settings. Ray Tune's lanes have the defaults of the fields from `seats` on.
+    """A lane's settings.
 
     Attributes:
         lane: The lane's number.
@@ -22,11 +41,7 @@ class LaneOptions:
         quota: Bytes it may hold, context included.
         threads: Threads per operation.
         seats: Trials it may host at once, paused ones included.
-        lockstep: Whether each report waits for its own verdict.
-        judged: Whether a verdict can stop a trial; only then does a trial's end wait for its last verdict.
-        seed: The run's seed.
-        metric: The run's metric; empty where trials need not report, and send their result as a question.
-        stop: A pickled `StopRule`, which ends a trial that would go on; empty if there is none.
+        trials: What holds for its trials; Ray Tune's have the defaults.
         log: File for output that belongs to no trial.
         environment: Environment variables, set before the device is touched.
         imports: Modules to import before the trainable is loaded.
@@ -41,11 +56,7 @@ class LaneOptions:
     quota: int
     threads: int
     seats: int = 1
-    lockstep: bool = False
-    judged: bool = True
-    seed: int = 0
-    metric: str = ""
-    stop: bytes = b""
+    trials: TrialOptions = TrialOptions()
     log: Path = Path(os.devnull)
     environment: dict[str, str] = field(default_factory=dict)
     imports: tuple[str, ...] = ()

@@ -20,17 +20,20 @@ from cotune.packer.instructions import OpenLane, PauseTrial, StopTrial
 from cotune.paths import TrialFolder
 from cotune.sharing.devices import DeviceInfo, find_devices
 from cotune.sharing.lane import LaneHandle
+from cotune.sharing.lane_options import TrialOptions
 from cotune.sharing.pickling import pack
 from cotune.sharing.wire import FAULTED
 from cotune.testing import EngineUnderTest, RealEngineConformance, behave
 from cotune.trial import Outcome, Report
+
+HOW = LocalOptions(TrialOptions("loss"))
 
 
 class TestLocalEngine(RealEngineConformance):
     @pytest.fixture
     def engine(self, tmp_path):
         devices = find_devices(devices=["cpu:0@4GiB"])
-        engine = LocalEngine(pack(behave), devices, tmp_path, LocalOptions("loss", residents=2))
+        engine = LocalEngine(pack(behave), devices, tmp_path, LocalOptions(TrialOptions("loss"), residents=2))
         with EngineUnderTest(engine, tmp_path) as under_test:
             yield under_test
 
@@ -40,7 +43,7 @@ def test_a_lane_for_which_a_limit_leaves_no_file_is_told_with_a_way_out(tmp_path
     def refused(*given):
         raise OSError(number, os.strerror(number))
 
-    engine = LocalEngine(pack(behave), find_devices(devices=["cpu:0@4GiB"]), tmp_path, LocalOptions("loss"))
+    engine = LocalEngine(pack(behave), find_devices(devices=["cpu:0@4GiB"]), tmp_path, HOW)
     monkeypatch.setattr(local, "LaneHandle", refused)
     with pytest.raises(RunError, match=f"lane 3 cannot be opened: {os.strerror(number)}") as told:
         engine.execute(OpenLane(3, "cpu:0", 1 << 30))
@@ -63,7 +66,7 @@ def test_a_device_on_which_no_lane_comes_up_is_given_up_unless_it_is_the_last(tm
 
     monkeypatch.setattr(local, "LaneHandle", Stillborn)
     devices = find_devices(devices=["cpu:0@1GiB", "cpu:1@1GiB"])
-    engine = LocalEngine(pack(behave), devices, tmp_path, LocalOptions("loss"))
+    engine = LocalEngine(pack(behave), devices, tmp_path, HOW)
     with contextlib.closing(engine):
         assert DeviceLost not in heard_after_lanes_on("cpu:1", range(4))
         assert heard_after_lanes_on("cpu:1", [4])[DeviceLost].device == "cpu:1"
@@ -79,7 +82,7 @@ def test_a_device_goes_on_with_the_lanes_that_are_up_if_trials_run_in_them(tmp_p
         def __init__(self, zygote, options, dismiss):
             super().__init__(zygote, replace(options, log=tmp_path / "nowhere" / "log"), dismiss)
 
-    engine = LocalEngine(pack(behave), find_devices(devices=["cpu:0@4GiB"]), tmp_path, LocalOptions("loss"))
+    engine = LocalEngine(pack(behave), find_devices(devices=["cpu:0@4GiB"]), tmp_path, HOW)
     with EngineUnderTest(engine, tmp_path) as under_test:
         under_test.open()
         if runs:
@@ -94,7 +97,7 @@ def test_a_device_goes_on_with_the_lanes_that_are_up_if_trials_run_in_them(tmp_p
 
 
 def test_lanes_that_wait_for_a_zygote_that_is_killed_do_not_cost_their_device(tmp_path):
-    engine = LocalEngine(pack(behave), find_devices(devices=["cpu:0@4GiB"]), tmp_path, LocalOptions("loss"))
+    engine = LocalEngine(pack(behave), find_devices(devices=["cpu:0@4GiB"]), tmp_path, HOW)
     with contextlib.closing(engine):
         while not engine._zygote.get().is_up:
             engine.poll(30.0)
@@ -111,14 +114,14 @@ def test_where_no_process_can_be_started_that_is_said_with_what_to_do(tmp_path, 
     no = mock.Mock(side_effect=BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable"))
     monkeypatch.setattr("cotune.sharing.zygote.subprocess.Popen", no)
     with pytest.raises(RunError, match="no process can be started: Resource temporarily unavailable") as refused:
-        LocalEngine(pack(behave), find_devices(devices=["cpu:0@4GiB"]), tmp_path, LocalOptions("loss"))
+        LocalEngine(pack(behave), find_devices(devices=["cpu:0@4GiB"]), tmp_path, HOW)
     assert "ulimit -u" in refused.value.hint
 
 
 @pytest.mark.parametrize("how", ["fails", "goes on"])
 def test_a_trial_is_lost_with_its_gpu_and_does_not_fail_because_of_it(tmp_path, how):
     devices = find_devices(devices=["cpu:0@1GiB", "cpu:1@1GiB"])
-    engine = LocalEngine(pack(behave), devices, tmp_path, LocalOptions("loss"))
+    engine = LocalEngine(pack(behave), devices, tmp_path, HOW)
     with EngineUnderTest(engine, tmp_path) as under_test:
         under_test.open()
         gpu = mock.Mock(LocalGpu, **{"is_lost.return_value": how == "fails", "changed_capacity.return_value": None})
@@ -138,7 +141,7 @@ def test_a_trial_is_lost_with_its_gpu_and_does_not_fail_because_of_it(tmp_path, 
 
 def test_an_iteration_counts_whose_report_has_a_trial_stopped(tmp_path):
     engine = LocalEngine(
-        pack(behave), find_devices(devices=["cpu:0@1GiB"]), tmp_path, LocalOptions("loss", lockstep=True)
+        pack(behave), find_devices(devices=["cpu:0@1GiB"]), tmp_path, LocalOptions(TrialOptions("loss", lockstep=True))
     )
     with EngineUnderTest(engine, tmp_path) as under_test:
         under_test.open()
@@ -151,7 +154,7 @@ def test_an_iteration_counts_whose_report_has_a_trial_stopped(tmp_path):
 
 
 def test_while_the_driver_does_not_run_nobody_is_late(tmp_path):
-    engine = LocalEngine(pack(behave), find_devices(devices=["cpu:0@4GiB"]), tmp_path, LocalOptions("loss"))
+    engine = LocalEngine(pack(behave), find_devices(devices=["cpu:0@4GiB"]), tmp_path, HOW)
     lane = mock.Mock(leaves_since=math.inf, is_up=True, is_killed=False, page=mock.Mock(quiet=0.0))
     engine._lanes.add(lane)
     engine._watch()
@@ -208,7 +211,7 @@ def clients(tmp_path, monkeypatch):
     monkeypatch.setattr(local_gpu, "MpsDaemon", Daemon)
     monkeypatch.setattr(local_gpu.cuda, "GpuWatch", lambda uuid: mock.Mock(is_lost=lambda: False, used=lambda: 0))
     gpus = [DeviceInfo(f"cuda:{n}", 1 << 30, 0, 32, 2, f"GPU-{n}", 1 << 30) for n in range(2)]
-    engine = LocalEngine(pack(behave), gpus, tmp_path, LocalOptions("loss", mps=None))
+    engine = LocalEngine(pack(behave), gpus, tmp_path, LocalOptions(TrialOptions("loss"), mps=None))
     engine.start()
 
     def lane(number, device="cuda:0", apart=False):
@@ -270,7 +273,7 @@ def test_mps_clients_that_do_not_come_up_are_followed_by_lanes_that_are_none(cli
 
 
 def test_a_lane_that_does_not_come_up_in_time_is_killed(tmp_path):
-    engine = LocalEngine(pack(behave), find_devices(devices=["cpu:0@4GiB"]), tmp_path, LocalOptions("loss"))
+    engine = LocalEngine(pack(behave), find_devices(devices=["cpu:0@4GiB"]), tmp_path, HOW)
     slow, up = (mock.Mock(leaves_since=math.inf, is_killed=False, page=mock.Mock(quiet=0.0)) for _ in range(2))
     for number, lane in enumerate((slow, up)):
         lane.lane, lane.is_up, lane.forked_at = number, lane is up, engine.now() - local.UP_WITHIN - 1
@@ -294,7 +297,7 @@ def test_a_trial_that_saves_ahead_of_its_reports_does_not_pause_between_the_two(
                 time.sleep(0.001)
             cotune.report({"loss": 1.0}, step=epoch)
 
-    engine = LocalEngine(pack(train), find_devices(devices=["cpu:0@4GiB"]), tmp_path, LocalOptions("loss"))
+    engine = LocalEngine(pack(train), find_devices(devices=["cpu:0@4GiB"]), tmp_path, HOW)
     with EngineUnderTest(engine, tmp_path) as under_test:
         under_test.open()
         under_test.begin(0)

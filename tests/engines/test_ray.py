@@ -18,10 +18,11 @@ pytestmark = pytest.mark.ray
 def started(in_ray, tmp_path_factory):
     """An engine on a cluster of one node, with this process in it."""
     from cotune.engines.local_options import LocalOptions
+    from cotune.sharing.lane_options import TrialOptions
 
     in_ray.start(gpus=0)
     folder = tmp_path_factory.mktemp("engine")
-    engine = RayEngine("auto", pack(behave), 0, folder, LocalOptions("loss", residents=2))
+    engine = RayEngine("auto", pack(behave), 0, folder, LocalOptions(TrialOptions("loss"), residents=2))
     with EngineUnderTest(engine, folder) as under_test:
         yield under_test
 

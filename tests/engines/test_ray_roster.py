@@ -10,6 +10,7 @@ from cotune.engines import ray_roster
 from cotune.engines.local_options import LocalOptions
 from cotune.engines.ray_roster import Membership, Roster
 from cotune.errors import RunError, StorageError
+from cotune.sharing.lane_options import TrialOptions
 
 
 @pytest.fixture
@@ -41,7 +42,7 @@ def roster(cluster, clock, monkeypatch):
         roster.members.add(Membership(claim, f"actor on {claim.node}", None, clock.time))
 
     monkeypatch.setattr(Roster, "_invite", invite)
-    return Roster(cluster, 0, None, Path(), LocalOptions("loss"), lambda member: None)
+    return Roster(cluster, 0, None, Path(), LocalOptions(TrialOptions("loss")), lambda member: None)
 
 
 def asked(roster):
@@ -117,7 +118,7 @@ def test_a_node_on_which_nothing_comes_up_is_asked_less_and_less_often_while_ano
 def test_a_gpu_on_which_nothing_comes_up_is_asked_for_less_and_less_often(cluster, clock, request):
     cluster.cluster_resources = lambda: {"GPU": 2.0}
     request.getfixturevalue("roster")
-    roster = Roster(cluster, 2, None, Path(), LocalOptions("loss"), lambda member: None)
+    roster = Roster(cluster, 2, None, Path(), LocalOptions(TrialOptions("loss")), lambda member: None)
     roster.look()
     sound, *_ = roster.members
     sound.device = "sound"
@@ -135,7 +136,7 @@ def test_a_gpu_on_which_nothing_comes_up_is_asked_for_less_and_less_often(cluste
 def test_gpus_that_come_are_asked_for_while_others_are_lost(cluster, clock, request):
     cluster.cluster_resources = lambda: {"GPU": 9.0}
     request.getfixturevalue("roster")
-    roster = Roster(cluster, 1, None, Path(), LocalOptions("loss"), lambda member: None)
+    roster = Roster(cluster, 1, None, Path(), LocalOptions(TrialOptions("loss")), lambda member: None)
     roster._gpus = None
     roster.look()
     sound, *others = roster.members

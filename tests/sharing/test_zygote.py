@@ -21,7 +21,7 @@ import pytest
 from cotune.demand import GIB
 from cotune.sharing import wire, zygote_main
 from cotune.sharing.lane import LaneHandle, ended_how
-from cotune.sharing.lane_options import LaneOptions
+from cotune.sharing.lane_options import LaneOptions, TrialOptions
 from cotune.sharing.pickling import Series
 from cotune.sharing.wire import Kind
 from cotune.sharing.zygote import CLOSES_WITHIN, ZygoteHandle
@@ -104,10 +104,7 @@ class World:
             cores=1,
             quota=GIB,
             threads=1,
-            seats=1,
-            lockstep=False,
-            judged=True,
-            metric="loss",
+            trials=TrialOptions("loss"),
             log=self.folder / f"lane-{lane}.log",
         )
 

@@ -194,7 +194,7 @@ class ForkedHost(Host):
     def load_stop(self) -> StopRule | None:
         """Loads the run's stop rule, anew for every trial; None if it has none."""
         with _loading("stop="):
-            rule: StopRule | None = pickle.loads(self.options.stop) if self.options.stop else None
+            rule: StopRule | None = pickle.loads(self.options.trials.stop) if self.options.trials.stop else None
             return rule
 
     def trial_over(self, trial: ResidentTrial, *, is_stuck: bool = False) -> bool:

@@ -331,7 +331,7 @@ class ResidentTrial(session.Session):
         try:
             # The same in all lanes, and no draw of the trial: others with its seed find the object built. In another
             # thread of the trial it would change what the trial's own thread draws meanwhile.
-            seed = host.options.seed + zlib.crc32(repr(key).encode())
+            seed = host.options.trials.seed + zlib.crc32(repr(key).encode())
             with self.no_draws(seed) if self.runs_here() else nullcontext():
                 host.shared[key] = factory()
         finally:

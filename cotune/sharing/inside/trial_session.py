@@ -87,7 +87,7 @@ class TrialSession(ResidentTrial):
     # ---- what the trainable calls
 
     def report(self, metrics: Mapping[str, Any], step: int | None) -> None:
-        metric = self.host.options.metric
+        metric = self.host.options.trials.metric
         if not metric:
             raise InputError(
                 "cotune.report() was called in an Optuna objective",
@@ -129,7 +129,7 @@ class TrialSession(ResidentTrial):
         has_stepped = self._has_stepped
         self._count_report()
         # A trial with an optimizer need not wait: its next step is a boundary, where it can stop.
-        lockstep = self.host.options.lockstep
+        lockstep = self.host.options.trials.lockstep
         if not self._has_returned and (lockstep or (not has_stepped and self._is_judged_soon(spent))):
             self._await_verdict()
         self._goes_on = self._has_returned or (self._waits.unjudged and self.host.habit.saves_behind is not False)
@@ -144,7 +144,7 @@ class TrialSession(ResidentTrial):
 
         Does not wait where trials may save after a report: that checkpoint must not be lost, and waits for the verdict.
         """
-        is_wanted = self.host.options.judged and self.host.habit.saves_behind is False
+        is_wanted = self.host.options.trials.judged and self.host.habit.saves_behind is False
         return is_wanted and self._waits.is_judged_within(PATIENCE * spent)
 
     def ask(self, payload: bytes) -> bytes:
@@ -293,15 +293,15 @@ class TrialSession(ResidentTrial):
                 isinstance(returned, Mapping) or self._tally.reports == 0 or is_number(returned)
             )
             if is_result:
-                self.report(returned if isinstance(returned, Mapping) else {host.options.metric: returned}, None)
-            if self._tally.reports == 0 and host.options.metric:
+                self.report(returned if isinstance(returned, Mapping) else {host.options.trials.metric: returned}, None)
+            if self._tally.reports == 0 and host.options.trials.metric:
                 raise NoReport(
                     "the trainable ended without a report",
-                    hint=f"call cotune.report({{{host.options.metric!r}: ...}}), or return that number",
+                    hint=f"call cotune.report({{{host.options.trials.metric!r}: ...}}), or return that number",
                 )
             # Raises this trial's asynchronous device errors here, where they cannot hit the next trial.
             host.memory.synchronize()
-            if host.options.judged and not is_result:
+            if host.options.trials.judged and not is_result:
                 self._await_verdict()
         except BaseException as error:
             self._unwinds(error)
