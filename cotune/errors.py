@@ -68,7 +68,7 @@ def _rebuild(cls: type[CotuneError], message: str, hint: str) -> CotuneError:
     return cls(message, hint=hint)
 
 
-def named(name: str) -> type[CotuneError]:
+def class_named(name: str) -> type[CotuneError]:
     """The error class of this name; `TrialFailed` if cotune has no such class."""
     cls = globals().get(name)
     return cls if isinstance(cls, type) and issubclass(cls, CotuneError) else TrialFailed

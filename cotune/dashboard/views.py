@@ -265,8 +265,8 @@ def _rows(snapshot: Snapshot, room: int) -> tuple[list[tuple[list[str], float | 
     for device in snapshot.packer.devices:
         active = sum(1 for lane in device.lanes if lane.residents)
         head = f"{device.device}  {active}/{device.width} lanes"
-        memory = [format_bytes(device.held), f"/ {format_bytes(device.capacity)}"]
-        rows.append(([head, "", "", "", *memory, ""], device.held / max(device.capacity, 1)))
+        memory = [format_bytes(device.taken), f"/ {format_bytes(device.capacity)}"]
+        rows.append(([head, "", "", "", *memory, ""], device.taken / max(device.capacity, 1)))
         for lane in device.lanes:
             for trial in lane.residents or (None,):
                 if room <= 0:

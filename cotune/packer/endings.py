@@ -148,7 +148,7 @@ class Endings:
         others = sum(other.demand.persistent for other in lane.residents.values() if other.demand)
         had = max(0, min(trial.had, lane.asked) - lane.base - others)
         # Other programs may have taken memory that was meant for the lane.
-        is_short = lane.device.held > lane.device.capacity and event.needed is not None
+        is_short = lane.device.taken > lane.device.capacity and event.needed is not None
         least = 0 if is_short else had
         # The refused allocation need not be the last the trial would have made.
         guess = max(least + least // 2, (event.needed or 0) * 5 // 4)

@@ -153,11 +153,11 @@ class Fitting:
             lane = min(device.idle, key=lambda lane: (len(lane.paused), lane.residue), default=None)
             if lane is not None and (trial.is_apart or (trial.wants_all and not lane.is_bare)):
                 lane = None
-            others = device.held - (lane.quota if lane else 0)
+            others = device.taken - (lane.quota if lane else 0)
             least = 0 if trial.wants_all else sum(o.base for o in device.lanes.values() if o is not lane)
             if others > least and (trial.wants_all or others > device.capacity // 8):
                 short.append(Place(device, lane, device.capacity, others - least))
-            elif device.held <= device.capacity:
+            elif device.taken <= device.capacity:
                 return Place(device, lane, device.capacity - others), []
         return None, sorted(short, key=lambda place: place.device.reserved_for is not trial)
 
@@ -173,12 +173,12 @@ class Fitting:
             return None
         if not self._protection.tolerates(trial, device, lane if lane.residents else None):
             return None
-        own = trial.rest.held
+        own = trial.rest.taken
         need = lane.need([*resident_demands(lane), demand]) - own
         if not lane.residents:
             # The trial has run here before, even if the device has no room for the margins.
             least = max(trial.rest.measured, trial.seen.peak if trial.seen else 0)
-            others = sum(one.rest.held for one in lane.paused.values() if one is not trial)
+            others = sum(one.rest.taken for one in lane.paused.values() if one is not trial)
             need = min(need, max(device.capacity + others, lane.base - own + least))
         return self._place(device, lane, need)
 

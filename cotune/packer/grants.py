@@ -170,7 +170,7 @@ class Grants:
         if crowd != before:
             for grant in grants:
                 grant.forget()
-        if crowd - before or device.held > device.capacity or device.reserved_for or _used(device) > device.most:
+        if crowd - before or device.taken > device.capacity or device.reserved_for or _used(device) > device.most:
             for grant in grants:
                 grant.best = 1
                 self._tell(grant, 1)

@@ -97,8 +97,8 @@ class Ledger:
         """Updates derived state; call after every change to a device or its lanes."""
         if device.name not in self.devices:
             return
-        if device.held > device.capacity:
-            self.reclaim(device, device.held - device.capacity, partly=True)
+        if device.taken > device.capacity:
+            self.reclaim(device, device.taken - device.capacity, partly=True)
         self.stirred.add(device)
         self.changes += 1
         _learn_lanes(device)
@@ -125,7 +125,7 @@ class Ledger:
         lane = Lane(self._opened, device, quota, quota, device.context, self.now)
         self.lanes[lane.id] = device.lanes[lane.id] = lane
         lane.retiring = apart or not self._reuse
-        device.held += quota
+        device.taken += quota
         self.out.append(do.OpenLane(lane.id, device.name, quota, apart))
         return lane
 
@@ -141,7 +141,7 @@ class Ledger:
         residents = [*lane.residents.values(), *lane.paused.values()]
         for trial in residents:
             trial.lane = None
-        lane.device.held -= lane.quota
+        lane.device.taken -= lane.quota
         del self.lanes[lane.id]
         del lane.device.lanes[lane.id]
         self.touch(lane.device)
@@ -161,7 +161,7 @@ class Ledger:
         lane.asked = quota
         lane.unanswered += 1
         if quota > lane.quota:
-            lane.device.held += quota - lane.quota
+            lane.device.taken += quota - lane.quota
             lane.quota = quota
         self.out.append(do.ResizeLane(lane.id, quota))
 
@@ -175,7 +175,7 @@ class Ledger:
         quota = min(quota, lane.quota)
         if quota > lane.asked:
             lane.least = quota
-        lane.device.held -= lane.quota - quota
+        lane.device.taken -= lane.quota - quota
         lane.quota = lane.asked = quota
         self.touch(lane.device)
 

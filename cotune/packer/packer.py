@@ -188,7 +188,7 @@ class Packer:
             DeviceView(
                 device.name,
                 device.capacity,
-                device.held,
+                device.taken,
                 device.width.width,
                 tuple(
                     LaneView(lane.id, lane.quota, tuple(lane.residents), lane.ready, tuple(lane.paused))

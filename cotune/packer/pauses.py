@@ -181,8 +181,8 @@ class Pauses:
         # While anything runs, only devices that have changed need another look.
         looked = devices & self._ledger.stirred if self._anything_runs else devices
         for device in looked:
-            if device.held > device.capacity and not device.is_returning:
-                self._free(device, device.held - device.capacity, partly=True)
+            if device.taken > device.capacity and not device.is_returning:
+                self._free(device, device.taken - device.capacity, partly=True)
         head = self._first_that_fits() if self._ledger.pool.with_seat else None
         if head is None:
             return
@@ -240,7 +240,7 @@ class Pauses:
     def _missing(self, trial: Trial, device: Device) -> int:
         """Bytes the trial lacks there once everything that running trials do not need was returned."""
         if trial.wants_all:
-            return sum(one.rest.held for one in self._paused_on(device))
+            return sum(one.rest.taken for one in self._paused_on(device))
         if trial.expected is None:
             return 0
         if trial.is_apart:
@@ -294,7 +294,7 @@ class Pauses:
         for lane in {trial.lane: None for trial in gone}:
             assert lane is not None
             left = [trial for trial in lane.paused.values() if trial in gone]
-            resting = sum(trial.rest.held for trial in left)
+            resting = sum(trial.rest.taken for trial in left)
             freed += resting
             if lane.residents or len(left) < len(lane.paused):
                 continue

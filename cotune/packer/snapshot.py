@@ -29,13 +29,13 @@ class DeviceView:
 
     Attributes:
         capacity: Bytes that all its lanes may hold together.
-        held: Bytes set aside for its lanes.
+        taken: Bytes set aside for its lanes.
         width: Lanes that may run at once.
     """
 
     device: str
     capacity: int
-    held: int
+    taken: int
     width: int
     lanes: tuple[LaneView, ...]
 

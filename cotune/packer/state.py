@@ -64,7 +64,7 @@ class Lane:
     @property
     def base(self) -> int:
         """Bytes held regardless of the residents."""
-        resting = sum(trial.rest.held for trial in self.paused.values()) if self.paused else 0
+        resting = sum(trial.rest.taken for trial in self.paused.values()) if self.paused else 0
         return self.context + self.shared + self.residue + resting
 
     @property
@@ -112,7 +112,7 @@ class Device:
         number: Position in the order in which devices were found.
         most: The most lanes or micro-batches at once that can pay on this device.
         full: Largest capacity seen so far: the capacity when other programs use none of it.
-        held: Sum of the quotas of the device's lanes; never grows beyond `capacity`.
+        taken: Sum of the quotas of the device's lanes; never grows beyond `capacity`.
         context: Bytes of a bare lane: first a guess, then the largest measured among the lanes that are ready.
         knows_context: `context` is measured.
         start_seconds: Seconds the latest lane took to come up; 0 until a second lane is up, since the first waits for
@@ -137,7 +137,7 @@ class Device:
     shared: int = 0
     stillborn: int = 0
     opens: int = sys.maxsize
-    held: int = 0
+    taken: int = 0
     lanes: dict[int, Lane] = field(default_factory=dict)
     room: int = 0
     holes: tuple[int, int] | None = None
@@ -149,7 +149,7 @@ class Device:
 
     @property
     def free(self) -> int:
-        return self.capacity - self.held
+        return self.capacity - self.taken
 
     @property
     def active(self) -> int:

@@ -98,7 +98,7 @@ class Rest:
     is_leaving: bool = False
 
     @property
-    def held(self) -> int:
+    def taken(self) -> int:
         """Bytes set aside for the trial in its lane."""
         return self.bytes - self.parked
 

@@ -23,7 +23,7 @@ def refusal_of(trial: Any, end: ConcludeTrial) -> Exception:
         trial.max_failures = max(0, trial.max_failures)
         metadata, allowed = trial.run_metadata, trial.max_failures
         metadata.num_failures = max(metadata.num_failures, allowed)
-    error = errors.named(end.error)(f"trial {trial.trial_id}: {end.reason}", hint=_HINTS.get(end.error, ""))
+    error = errors.class_named(end.error)(f"trial {trial.trial_id}: {end.reason}", hint=_HINTS.get(end.error, ""))
     return cast(Exception, RayTaskError("train", str(error), error).as_instanceof_cause())
 
 

@@ -158,7 +158,7 @@ def _replay(record: Record, event: dict[str, Any], line: bytes, metric: str) -> 
         record.measures = Measures(demand, get("expected"), *seconds, get("slowdown"), get("speed", 1.0))
         if event["error"] is not None:
             name, message, hint = event["error"]
-            record.error = errors.named(name)(message, hint=hint)
+            record.error = errors.class_named(name)(message, hint=hint)
 
 
 def is_put_off(end: dict[str, Any]) -> bool:

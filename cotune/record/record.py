@@ -170,7 +170,7 @@ def end_event(record: Record) -> dict[str, Any]:
 
 def error_of(conclusion: ConcludeTrial) -> CotuneError:
     """The error a trial failed with, as the user sees it."""
-    kind = errors.named(conclusion.error)
+    kind = errors.class_named(conclusion.error)
     message, hint = errors.message_and_hint(conclusion.reason)
     if not hint:
         hint = _PRUNED if message.startswith("TrialPruned:") else _HINTS.get(conclusion.error, "")

@@ -27,8 +27,8 @@ from cotune.packer import (
     make_policy,
 )
 from cotune.packer.trial import padded
+from cotune.simulation.asha import AshaRule
 from cotune.simulation.played import Notes, Played
-from cotune.simulation.stopping import AshaRule
 from cotune.simulation.workload import Job, Workload
 from cotune.trial import Report, TrialSpec
 

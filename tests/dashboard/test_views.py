@@ -128,7 +128,7 @@ def test_the_table_tells_how_far_the_run_is_and_how_long_the_rest_may_take():
 
 
 def test_the_table_draws_how_much_of_each_device_is_taken():
-    full, empty = (replace(device(name, lane(0)), held=held) for name, held in (("cuda:0", 80 * GIB), ("cuda:1", 0)))
+    full, empty = (replace(device(name, lane(0)), taken=taken) for name, taken in (("cuda:0", 80 * GIB), ("cuda:1", 0)))
     text = rendered(snapshot(packer=PackerView((full, empty), None, 0)))
     assert "━" in row(text, "cuda:0")
     assert "━" not in row(text, "cuda:1")

@@ -276,7 +276,7 @@ def test_shrink_counts_only_once_it_is_confirmed() -> None:
     world.step(0)
     for _ in range(3):
         world.deliver(1)
-    assert world.packer.snapshot().devices[0].held == GIB
+    assert world.packer.snapshot().devices[0].taken == GIB
     assert "it is being freed" in (world.why(1) or "")
     world.deliver(1)
     assert world.lane_of(1)
@@ -300,9 +300,9 @@ def test_answer_to_an_earlier_resize_does_not_confirm_a_later_one() -> None:
     world.change("gpu 0", 600 * MIB)
     assert len(lane.unanswered) == 3
     world.deliver(1)
-    assert world.packer.snapshot().devices[0].held == GIB
+    assert world.packer.snapshot().devices[0].taken == GIB
     world.settle()
-    assert world.packer.snapshot().devices[0].held == lane.quota <= 600 * MIB
+    assert world.packer.snapshot().devices[0].taken == lane.quota <= 600 * MIB
 
 
 def test_idle_lane_that_is_being_shrunk_takes_a_trial_at_the_same_time() -> None:
@@ -324,7 +324,7 @@ def test_lane_that_cannot_shrink_is_not_asked_for_ever() -> None:
     world.lanes[1].stuck = 950 * MIB
     world.go(0, 3)
     assert sum(isinstance(i, do.ResizeLane) for i in world.log) == 1
-    assert world.packer.snapshot().devices[0].held == 950 * MIB
+    assert world.packer.snapshot().devices[0].taken == 950 * MIB
 
 
 def test_leaky_lane_is_recycled() -> None:
@@ -1435,9 +1435,9 @@ def test_answer_to_a_shrink_that_was_taken_back_frees_nothing() -> None:
     world.change("gpu 0", GIB)
     world.add(1, kind="other")
     world.deliver(1)
-    assert world.packer.snapshot().devices[0].held == GIB
+    assert world.packer.snapshot().devices[0].taken == GIB
     world.settle()
-    assert world.packer.snapshot().devices[0].held == GIB
+    assert world.packer.snapshot().devices[0].taken == GIB
 
 
 def test_trial_is_added_once() -> None:

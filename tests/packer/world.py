@@ -519,7 +519,7 @@ class World:
         for device in self.packer.snapshot().devices:
             assert device.device in self.devices
             assert device.capacity == self.devices[device.device].capacity
-            assert device.held == sum(lane.quota for lane in device.lanes)
+            assert device.taken == sum(lane.quota for lane in device.lanes)
             for view in device.lanes:
                 real = self.lanes[view.lane]
                 seen.add(view.lane)
@@ -583,7 +583,7 @@ class World:
                         if not lane.residents and not lane.retiring and not trial.is_apart:
                             if len(lane.paused) > MOST_PAUSED:
                                 continue
-                            asleep = sum(t.rest.held for t in lane.paused.values())
+                            asleep = sum(t.rest.taken for t in lane.paused.values())
                             room = lane.quota - lane.context - lane.shared - lane.residue - asleep + free
                             assert free < 0 or demand.peak > room, f"{trial_id} fits idle lane {lane.id}"
                     continue
@@ -599,7 +599,7 @@ class World:
                     if len(lane.paused) > MOST_PAUSED or len({t.priority for t in [trial, *others]}) > 1:
                         continue
                     base = lane.context + lane.shared + lane.residue
-                    base += sum(t.rest.held for t in lane.paused.values())
+                    base += sum(t.rest.taken for t in lane.paused.values())
                     held = sum(padded(d.persistent) for d in measured) + demand.persistent
                     peak = max(demand.ephemeral, *(padded(d.ephemeral) for d in measured))
                     assert free < 0 or base + held + peak > lane.quota + free, f"{trial_id} fits lane {lane.id}"
@@ -610,6 +610,6 @@ class World:
         demands = [trial.demand for trial in lane.residents.values() if trial.demand] if lane else []
         if lane is None or lane.closing or not demands or len(demands) < len(lane.residents):
             return
-        need = lane.context + lane.shared + lane.residue + sum(t.rest.held for t in lane.paused.values())
+        need = lane.context + lane.shared + lane.residue + sum(t.rest.taken for t in lane.paused.values())
         need += sum(padded(d.persistent) for d in demands) + max(padded(d.ephemeral) for d in demands)
-        assert need <= lane.asked or need - lane.quota > lane.device.capacity - lane.device.held
+        assert need <= lane.asked or need - lane.quota > lane.device.capacity - lane.device.taken
