@@ -54,6 +54,14 @@ def storage_folder(named: str | os.PathLike[str] | None = None) -> Path:
         ) from None
 
 
+def working_directory() -> str:
+    """The working directory; empty if it has been removed."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        return ""
+
+
 @dataclass(frozen=True, slots=True)
 class RunFolder:
     """The folder of one run."""

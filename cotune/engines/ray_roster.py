@@ -17,8 +17,8 @@ from cotune import errors
 from cotune.engines.local_options import LocalOptions
 from cotune.engines.ray_member import Claim, Joined, Member
 from cotune.packer import events as ev
+from cotune.paths import working_directory
 from cotune.sharing.pickling import Packed
-from cotune.sharing.zygote import here
 
 LOOK_EVERY = 5.0
 # Seconds after which a request is made smaller; less than LOOK_EVERY.
@@ -119,7 +119,7 @@ class Roster:
         self._look_due = 0.0
         asked = ray.get_runtime_context().runtime_env
         # Of a `working_dir` each node has a copy, in which Ray starts the actor.
-        self._directory = "" if asked.get("working_dir") else here()
+        self._directory = "" if asked.get("working_dir") else working_directory()
         self.sets_up = any(asked.get(what) for what in _SET_UPS)
 
     # ---- asked for

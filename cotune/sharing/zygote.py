@@ -17,6 +17,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from cotune.paths import working_directory
 from cotune.process_wide import IN_LANE
 from cotune.sharing.logs import last_lines
 from cotune.sharing.own_modules import OwnModule
@@ -62,7 +63,7 @@ class ZygoteHandle:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.settimeout(None)
         # Imports ignore entries of sys.path that are not strings, such as a pathlib.Path.
-        path = [entry or here() for entry in sys.path if isinstance(entry, str)]
+        path = [entry or working_directory() for entry in sys.path if isinstance(entry, str)]
         # Not on the command line: some paths are longer than an argument may be.
         payload = write_payload(
             json.dumps([path, _levels()]).encode(), modules, sys.argv, dict(own), dict(settings), trainable
@@ -180,14 +181,6 @@ class ZygoteHandle:
         if self._scratch:
             # A zygote that was killed has not removed it.
             shutil.rmtree(self._scratch, ignore_errors=True)
-
-
-def here() -> str:
-    """The working directory; empty if it has been removed."""
-    try:
-        return os.getcwd()
-    except FileNotFoundError:
-        return ""
 
 
 def _levels() -> dict[str, int] | None:

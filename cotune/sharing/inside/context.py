@@ -18,6 +18,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from types import FunctionType
 from typing import Any, NamedTuple
 
+from cotune.paths import working_directory
 from cotune.sharing.inside.cupy_pool import CupyRandom
 from cotune.sharing.inside.interpreter import Interpreter, current_umask
 from cotune.sharing.inside.library_state import LibraryState
@@ -94,7 +95,7 @@ class Context:
         if self._torch is not None:
             self._torch.apply(left.flags if left is not None else None)
         self.cupy_loaded()
-        if (left.directory if left is not None else _directory()) != self._directory:
+        if (left.directory if left is not None else working_directory()) != self._directory:
             with contextlib.suppress(OSError):
                 os.chdir(self._directory)
         if (left.environment if left is not None else encoded_environment()) != self._environment:
@@ -207,7 +208,7 @@ def note_left() -> None:
 class _Left(NamedTuple):
     """State that takes long to read, as it is in place; the umask is None if not known."""
 
-    directory: str | None
+    directory: str
     environment: dict[Any, Any]
     interpreter: Interpreter
     flags: list[Any]
@@ -215,7 +216,7 @@ class _Left(NamedTuple):
 
     @classmethod
     def now(cls, mask: int | None) -> _Left:
-        return cls(_directory(), dict(encoded_environment()), Interpreter.now(), flags_now(), mask)
+        return cls(working_directory(), dict(encoded_environment()), Interpreter.now(), flags_now(), mask)
 
 
 _environ: Any = os.environ
@@ -230,7 +231,7 @@ class Home:
 
     def __init__(self) -> None:
         # The directory where the script was started may have been removed.
-        self.directory = _directory() or "/"
+        self.directory = working_directory() or "/"
         self.environment = dict(encoded_environment())
         self.path = list(sys.path)
         self.filters = list(warnings.filters)
@@ -244,14 +245,6 @@ class Home:
 def _streams() -> tuple[Any, Any]:
     """`sys.stdout` and `sys.stderr`; None for one that a trial has deleted."""
     return getattr(sys, "stdout", None), getattr(sys, "stderr", None)
-
-
-def _directory() -> str | None:
-    """The working directory; None if it has been removed."""
-    try:
-        return os.getcwd()
-    except FileNotFoundError:
-        return None
 
 
 def encoded_environment() -> dict[Any, Any]:
