@@ -3,8 +3,17 @@
 import numpy as np
 import pytest
 
-from cotune._arguments import check_goal, check_run_name, checked_max_steps, checked_slowdown, checked_threads, made_up
+from cotune._arguments import (
+    check_goal,
+    check_run_name,
+    checked_choice,
+    checked_max_steps,
+    checked_slowdown,
+    checked_threads,
+    made_up,
+)
 from cotune.errors import InputError
+from cotune.search import PRUNERS
 
 
 @pytest.mark.parametrize("kind", ["a" * 300, "é" * 300, "🦜" * 3, "[exp] 1", "<lambda>", "-"])
@@ -26,6 +35,12 @@ def test_numbers_of_numpy_are_numbers_and_arrays_are_none():
     for check in (checked_slowdown, checked_max_steps, lambda array: check_goal("loss", array)):
         with pytest.raises(InputError):
             check(np.array([1, 2]))
+
+
+def test_a_name_of_a_choice_may_be_in_capitals():
+    assert checked_choice("pruner", "MEDIAN", PRUNERS) == "median"
+    with pytest.raises(InputError, match="'bayes' is not a pruner"):
+        checked_choice("pruner", "bayes", PRUNERS)
 
 
 def test_more_threads_than_any_machine_runs_are_refused():

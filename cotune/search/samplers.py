@@ -96,7 +96,7 @@ def make_sampler(
             # The script makes it with the seed that it had then: it would suggest the same again.
             sampler.reseed_rng()
         return sampler
-    match sampler.lower() if isinstance(sampler, str) else sampler:
+    match sampler:
         case None | "tpe":
             with warnings.catch_warnings():
                 # constant_liar, experimental before Optuna 5, keeps parallel suggestions from being alike.
@@ -113,16 +113,16 @@ def make_pruner(pruner: str | BasePruner | AshaPromote | None) -> BasePruner | A
     """The pruner a run uses.
 
     Args:
-        pruner: "asha", "asha-promote", "hyperband", "median", an `AshaPromote`, any Optuna pruner, or None ("none") to
-            let every trial finish.
+        pruner: "asha", "asha-promote", "hyperband", "median", an `AshaPromote`, any Optuna pruner, or None to let
+            every trial finish.
 
     Raises:
         InputError: There is no such pruner.
     """
     if isinstance(pruner, (BasePruner, AshaPromote)):
         return pruner
-    match pruner.lower() if isinstance(pruner, str) else pruner:
-        case None | "none":
+    match pruner:
+        case None:
             return None
         case "asha":
             return Asha()
