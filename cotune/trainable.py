@@ -31,7 +31,7 @@ def check_trainable(trainable: Any) -> str:
             "a step class has setup(self, config) and step(self) -> metrics, and may have save(self, path), "
             "load(self, path), rehearse(self, config) and cleanup(self), called at its end"
         )
-        if not all(callable(getattr(trainable, name, None)) for name in ("setup", "step")):
+        if not _has_steps(trainable):
             raise InputError(f"class {trainable.__name__} has no setup() and step()", hint=hint)
         if any(base.__module__.startswith("ray.tune.") for base in trainable.__mro__):
             raise InputError(
@@ -72,10 +72,15 @@ def check_trainable(trainable: Any) -> str:
     return _name(trainable)
 
 
+def _has_steps(cls: type) -> bool:
+    """Whether a class has what a step class must have."""
+    return all(callable(getattr(cls, name, None)) for name in ("setup", "step"))
+
+
 def _instead_of(trainable: Any) -> str:
     """What to pass instead of an object that cannot be called."""
     cls = type(trainable)
-    if all(callable(getattr(cls, name, None)) for name in ("setup", "step")):
+    if _has_steps(cls):
         return f"pass the class itself, {cls.__name__}: every trial makes an object of it"
     if cls.__name__ == "Study":
         return "cotune.optimize(study, objective) runs an Optuna study"

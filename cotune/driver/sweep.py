@@ -56,7 +56,7 @@ from cotune.search.proposer import (
     Suggestion,
     Verdict,
 )
-from cotune.trial import Estimated, Outcome, Question, Report, TrialSpec, TrialState
+from cotune.trial import Estimated, Outcome, Question, Report, TrialState
 
 SWITCH_INTERVAL = 0.0003
 # Seconds to wait for suggestions; less than the first lane takes to come up.
@@ -246,7 +246,8 @@ class Sweep:
         concluded = []
         for instruction in self._decide(event):
             if isinstance(instruction, StartTrial):
-                spec = self._spec(instruction)
+                device = self._packer.device_of(instruction.trial)
+                spec = self._records.starts(instruction.trial, device, instruction.lane)
                 # A trial must not run whose parameters a kill of this process would lose.
                 self._records.flush()
                 self._engine.execute(instruction, spec)
@@ -351,9 +352,6 @@ class Sweep:
         self._feed(TrialHeld(self._engine.now(), record.trial))
 
     # ---- trials start, report and end
-
-    def _spec(self, start: StartTrial) -> TrialSpec:
-        return self._records.starts(start.trial, self._packer.device_of(start.trial), start.lane)
 
     def _on_report(self, report: Report) -> None:
         if self._records[report.trial].state.is_final:
