@@ -22,7 +22,7 @@ from cotune.process_wide import IN_LANE
 from cotune.sharing.logs import last_lines
 from cotune.sharing.own_modules import OwnModule
 from cotune.sharing.process_groups import kill_group
-from cotune.sharing.zygote_main import write_payload
+from cotune.sharing.zygote_payload import ZygotePayload
 
 CLOSES_WITHIN = 10.0
 
@@ -65,9 +65,8 @@ class ZygoteHandle:
         # Imports ignore entries of sys.path that are not strings, such as a pathlib.Path.
         path = [entry or working_directory() for entry in sys.path if isinstance(entry, str)]
         # Not on the command line: some paths are longer than an argument may be.
-        payload = write_payload(
-            json.dumps([path, _levels()]).encode(), modules, sys.argv, dict(own), dict(settings), trainable
-        )
+        first = json.dumps([path, _levels()]).encode()
+        payload = ZygotePayload(first, modules, sys.argv, own, settings, trainable).write()
         environment = dict(os.environ)
         # torch.cuda.is_available() in the zygote must not start CUDA, or no lane could be forked any more.
         environment["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"

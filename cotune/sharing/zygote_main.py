@@ -30,8 +30,9 @@ from typing import Any, NoReturn
 from cotune.sharing import settings
 from cotune.sharing.inside.dynamo import NAME as COMPILER
 from cotune.sharing.inside.dynamo import defer_dynamo
-from cotune.sharing.own_modules import Finder, OwnModule
+from cotune.sharing.own_modules import Finder
 from cotune.sharing.process_groups import kill_children, kill_group
+from cotune.sharing.zygote_payload import ZygotePayload
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -46,9 +47,7 @@ def main(control: int, payload: int, levels: Mapping[str, int] | None) -> NoRetu
 
     Args:
         control: A sequenced-packet socket to the driver.
-        payload: A memory file: `sys.path` and `levels` as JSON; the modules to import, the script's `sys.argv`, the
-            user's own modules and what the script has set, pickled; then the pickled trainable. All but the last are
-            preceded by their length.
+        payload: A file in memory with a `ZygotePayload`.
         levels: Levels of the driver's loggers by name, so that trials log alike, to their logs; None if the driver has
             no log handlers.
     """
@@ -67,14 +66,15 @@ def main(control: int, payload: int, levels: Mapping[str, int] | None) -> NoRetu
     if _is_over(sock):
         # The driver died before PR_SET_PDEATHSIG was set.
         _leave()
-    told, (modules, sys.argv[:], own, script), trainable = _read_payload(payload)
-    sys.meta_path.insert(0, Finder(own))
+    told = ZygotePayload.read(payload)
+    sys.argv[:] = told.arguments
+    sys.meta_path.insert(0, Finder(told.own))
     os.set_inheritable(payload, False)
     # Imports make objects that stay: collecting garbage among them takes half a second in all, and finds next to none.
     gc.disable()
     fork_by_default()
     compute_cached_properties_at_once()
-    _preload(modules)
+    _preload(told.modules)
     # An imported package may have replaced them.
     signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, _note)
@@ -82,11 +82,11 @@ def main(control: int, payload: int, levels: Mapping[str, int] | None) -> NoRetu
         logging.basicConfig()
         for name, level in levels.items():
             logging.getLogger(name).setLevel(level)
-    settings.take_over(script)
-    safe = [name for name in modules if name.split(".")[0] in _SAFE]
-    if safe != modules and _touched_cuda():
+    settings.take_over(told.script)
+    safe = [name for name in told.modules if name.split(".")[0] in _SAFE]
+    if safe != told.modules and _touched_cuda():
         # A package started CUDA at its import, after which lanes cannot be forked: start again without such packages.
-        again = write_payload(told, safe, sys.argv, own, script, trainable)
+        again = told._replace(modules=safe).write()
         os.set_inheritable(again, True)
         os.execv(sys.executable, [*sys.orig_argv[:-1], str(again)])
     signal.signal(signal.SIGTERM, _note)
@@ -96,7 +96,7 @@ def main(control: int, payload: int, levels: Mapping[str, int] | None) -> NoRetu
     with contextlib.suppress(OSError):
         # If the driver is gone, serve() cleans up and ends at once.
         sock.send(pickle.dumps(("up", os.getpid(), _scratch)))
-    Zygote(sock, wake_read, trainable, libc).serve()
+    Zygote(sock, wake_read, told.trainable, libc).serve()
 
 
 def socket_of(descriptor: int) -> socket.socket:
@@ -163,42 +163,7 @@ def _leave(*_signal: Any) -> NoReturn:
     os._exit(0)
 
 
-def write_payload(
-    told: bytes,
-    modules: Sequence[str],
-    arguments: Sequence[str],
-    own: Mapping[str, OwnModule],
-    script: Mapping[str, bytes],
-    trainable: bytes | memoryview,
-) -> int:
-    """Writes the memory file that `main` reads; returns its descriptor."""
-    head = pickle.dumps((list(modules), [str(argument) for argument in arguments], own, script))
-    fd = os.memfd_create("cotune-payload", os.MFD_CLOEXEC)
-    try:
-        with open(fd, "wb", closefd=False) as file:
-            for part in (told, head):
-                file.write(len(part).to_bytes(8, "little") + part)
-            file.write(trainable)
-    except BaseException:
-        os.close(fd)
-        raise
-    return fd
-
-
-_Head = tuple[list[str], list[str], dict[str, OwnModule], dict[str, bytes]]
-
-
-def _read_payload(payload: int) -> tuple[bytes, _Head, memoryview]:
-    view = memoryview(mmap.mmap(payload, 0, prot=mmap.PROT_READ))
-    parts = []
-    for _ in range(2):
-        end = 8 + int.from_bytes(view[:8], "little")
-        parts.append(view[8:end])
-        view = view[end:]
-    return bytes(parts[0]), pickle.loads(parts[1]), view
-
-
-def _preload(modules: list[str]) -> None:
+def _preload(modules: Sequence[str]) -> None:
     """Imports the trials' modules; an import that fails here fails again in the trial, where the user sees it."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -227,7 +192,7 @@ def _touched_cuda() -> bool:
 class Zygote:
     """Forks lanes and rehearsals on request and tells the driver when they are gone."""
 
-    def __init__(self, sock: socket.socket, wake: int, trainable: memoryview, libc: Any) -> None:
+    def __init__(self, sock: socket.socket, wake: int, trainable: bytes | memoryview, libc: Any) -> None:
         self._sock = sock
         self._wake = wake
         self._trainable = trainable

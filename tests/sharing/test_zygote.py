@@ -504,17 +504,6 @@ def test_its_last_words_are_the_end_of_its_log(world, tmp_path):
     assert world.zygote.last_words() == "two | three | MemoryError"
 
 
-def test_a_payload_that_there_is_no_room_for_leaves_no_file_open():
-    before, limits = os.listdir("/proc/self/fd"), resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, limits[1]))
-    try:
-        with pytest.raises(OSError, match="File too large"):
-            zygote_main.write_payload(b"", [], [], {}, {}, bytes(1 << 17))
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert os.listdir("/proc/self/fd") == before
-
-
 def test_a_trainable_that_cannot_be_loaded_fails_its_trial_and_not_the_lane(tmp_path):
     world = World(tmp_path, b"no pickle")
     handle, _ = world.open()
