@@ -7,7 +7,6 @@ import gc
 import importlib
 import math
 import os
-import resource
 import sys
 import threading
 import time
@@ -36,9 +35,9 @@ from cotune.sharing.inside.leftovers import (
     forget_compiled,
     forget_types,
     has_process_group,
-    open_files,
 )
 from cotune.sharing.inside.pools import idle_pool
+from cotune.sharing.inside.process_limits import ProcessLimits
 from cotune.sharing.inside.quiet_imports import quiet_imports
 from cotune.sharing.inside.resident import ResidentTrial
 from cotune.sharing.inside.turns import Turns
@@ -56,17 +55,6 @@ THREAD_TAKES = 64 * MIB
 LOOK_AFTER = 1.0
 # The number of the first hook of torch that is registered in a lane.
 FIRST_HOOK = 1 << 32
-# Most files that ended trials may leave open.
-MOST_FILES = 64
-# Limits that a trial may change at the expense of its lane-mates and successors; all but RLIMIT_DATA, a lane's quota.
-_LIMITS = (
-    resource.RLIMIT_AS,
-    resource.RLIMIT_CPU,
-    resource.RLIMIT_FSIZE,
-    resource.RLIMIT_NOFILE,
-    resource.RLIMIT_NPROC,
-    resource.RLIMIT_STACK,
-)
 
 
 class Host(ABC):
@@ -100,14 +88,10 @@ class Host(ABC):
         self._stack = 0 if options.uuid else _SMALL_STACK
         self._stacks = threading.Lock()
         self._warm = False
-        self._files = -1
         self._tracing = threading.gettrace(), threading.getprofile()
         self._excepthooks = sys.excepthook, threading.excepthook
         self.process = os.getpid()
-        self._cores = os.sched_getaffinity(self.process)
-        self._niceness = os.getpriority(os.PRIO_PROCESS, self.process)
-        self._limits = {which: resource.getrlimit(which) for which in _LIMITS}
-        self._most_data = resource.getrlimit(resource.RLIMIT_DATA)[1]
+        self._limits = ProcessLimits()
         self._wreckage: list[BaseException] = []
         if options.uuid:
             from cotune.sharing.cuda import lane_environment
@@ -165,7 +149,7 @@ class Host(ABC):
         # Without memory for its stack a thread ends before it begins, and start() waits for ever. A lane-mate that
         # computes meanwhile must not get all there is.
         is_alone = self._trials.keys() <= {trial}
-        self.memory.uncap(math.inf if is_alone else THREAD_TAKES + max(0, self._limits[resource.RLIMIT_STACK][0]))
+        self.memory.uncap(math.inf if is_alone else THREAD_TAKES + self._limits.stack)
         try:
             with self.full_stacks():
                 threading.Thread(target=_run_or_exit, args=(run,), name=f"trial-{trial}", daemon=True).start()
@@ -273,41 +257,10 @@ class Host(ABC):
         pool = idle_pool()
         tainted = not is_sound or trial.left_threads(pool.threads, residents) or has_process_group()
         tainted = tainted or (not residents and bool(children(pool.processes)))
-        tainted = tainted or not self._lift_limits() or self._leaks_files(bool(residents))
+        tainted = tainted or not self._limits.put_back() or self._limits.are_files_left(bool(residents))
         if abs(residue - self._held[1]) > MIB or tainted != self._held[2]:
             self._send_holds(max(0, residue), tainted)
         return is_sound
-
-    def _lift_limits(self) -> bool:
-        """Undoes a trial's changes to the limits of the process; False if one cannot be undone."""
-        if os.sched_getaffinity(self.process) != self._cores:
-            # Only the main thread's affinity: the trials' threads have ended.
-            with contextlib.suppress(OSError):
-                os.sched_setaffinity(self.process, self._cores)
-        if os.getpriority(os.PRIO_PROCESS, self.process) != self._niceness:
-            return False
-        for which, before in self._limits.items():
-            now = resource.getrlimit(which)
-            # RLIM_INFINITY is -1.
-            if any(a % 2**64 < b % 2**64 for a, b in zip(now, before, strict=True)):
-                try:
-                    resource.setrlimit(which, before)
-                except (ValueError, OSError):
-                    return False
-        return resource.getrlimit(resource.RLIMIT_DATA)[1] == self._most_data
-
-    def _leaks_files(self, shared: bool) -> bool:
-        """Whether ended trials have left so many files open that later trials would run out of descriptors."""
-        try:
-            count = open_files()
-        except OSError:
-            return True
-        if self._files < 0:
-            # Files open after the first trial belong to libraries, which keep them open.
-            self._files = count
-        most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        is_scarce = most != resource.RLIM_INFINITY and count > most // 2
-        return is_scarce or (not shared and count > self._files + MOST_FILES)
 
     def survives(self, error: BaseException) -> bool:
         """Whether another trial can run here after this error; if not, the error and all it refers to is kept alive.
