@@ -1,21 +1,18 @@
-"""Micro-batches under a grant: streams or threads, what must keep its order, what a repeat must undo."""
+"""Micro-batches that run at once under a grant: their streams or threads, and what must keep its order."""
 
 from __future__ import annotations
 
 import contextlib
-import functools
-import random
 import resource
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from types import FrameType
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from cotune.demand import MIB
 from cotune.session import Loan
@@ -165,69 +162,6 @@ def _quiet_about_streams() -> Iterator[None]:
         put(before)
 
 
-@contextlib.contextmanager
-def before_optimizer_steps(run: Callable[[], None]) -> Iterator[None]:
-    """Runs something before an optimizer, in this thread and within the block, makes a step or drops gradients.
-
-    A gradient scaler looks at the gradients, and unscales them, before it has the optimizer step. A step with a closure
-    reads the gradients after it has called that.
-    """
-    thread = threading.get_ident()
-
-    def before() -> None:
-        if threading.get_ident() == thread:
-            run()
-
-    def before_step(_: Any, args: Any, options: Any) -> tuple[Any, Any]:
-        before()
-        # The first is the optimizer itself.
-        named = {name: _then(before, value) if name == "closure" else value for name, value in options.items()}
-        return tuple(_then(before, value) if n == 1 else value for n, value in enumerate(args)), named
-
-    hook = register_optimizer_step_pre_hook(before_step)
-    _before_gradients.append(before)
-    try:
-        yield
-    finally:
-        _before_gradients.remove(before)
-        hook.remove()
-
-
-def _then(run: Callable[[], None], closure: Any) -> Any:
-    if not callable(closure):
-        return closure
-
-    @functools.wraps(closure)
-    def called(*args: Any, **options: Any) -> Any:
-        loss = closure(*args, **options)
-        run()
-        return loss
-
-    return called
-
-
-# What runs before gradients are unscaled or dropped, if it is in its own thread.
-_before_gradients: list[Callable[[], None]] = []
-
-
-def _after_those(owner: Any, name: str) -> None:
-    method = getattr(owner, name)
-
-    @functools.wraps(method)
-    def called(*args: Any, **options: Any) -> Any:
-        for before in list(_before_gradients):
-            before()
-        return method(*args, **options)
-
-    setattr(owner, name, called)
-
-
-_after_those(torch.amp.GradScaler, "unscale_")
-_after_those(torch.amp.GradScaler, "step")
-_after_those(torch.optim.Optimizer, "zero_grad")
-_after_those(torch.nn.Module, "zero_grad")
-
-
 class Buffers:
     """Buffers of the modules that a forward calls, such as the running statistics of BatchNorm.
 
@@ -319,72 +253,3 @@ def _are_equal(buffer: Tensor, value: Tensor) -> bool:
 
 def _copied(buffer: Tensor | None) -> Tensor | None:
     return buffer.detach().clone() if buffer is not None else None
-
-
-class Generators:
-    """Saved states of the random generators of torch, Python and numpy."""
-
-    def __init__(self) -> None:
-        self._torch = torch.get_rng_state()
-        self._cuda = _cuda.get_rng_state() if _cuda.is_initialized() else None
-        self._python = random.getstate()
-        numpy = sys.modules.get("numpy.random")
-        self._numpy = numpy.get_state(legacy=False) if numpy is not None else None
-
-    def restore(self) -> None:
-        torch.set_rng_state(self._torch)
-        if self._cuda is not None:
-            _cuda.set_rng_state(self._cuda)
-        random.setstate(self._python)
-        if self._numpy is not None:
-            sys.modules["numpy.random"].set_state(self._numpy)
-
-
-class Leaves:
-    """The leaf tensors of a backward, with their gradients before it.
-
-    A backward that fails has added all of its contribution to some leaves, and nothing to the others: autograd sums up
-    a leaf's contributions before it changes its gradient.
-    """
-
-    def __init__(self, losses: Sequence[Tensor]) -> None:
-        self._before = [(leaf, leaf.grad, _version(leaf.grad)) for leaf in _leaves(losses)]
-
-    def finished(self) -> list[Tensor]:
-        """The leaves whose gradients have changed since."""
-        return [
-            leaf
-            for leaf, grad, version in self._before
-            if leaf.grad is not None and (leaf.grad is not grad or _version(leaf.grad) != version)
-        ]
-
-
-def _version(grad: Tensor | None) -> int:
-    return -1 if grad is None else int(grad._version)
-
-
-def _leaves(losses: Sequence[Tensor]) -> Iterator[Tensor]:
-    stack: list[Any] = [loss.grad_fn for loss in losses if loss.grad_fn is not None]
-    seen = set(stack)
-    while stack:
-        node = stack.pop()
-        # Not any node with such an attribute: that of a user's function is the context of its forward.
-        if type(node).__name__ == "AccumulateGrad":
-            yield node.variable
-        for following, _ in node.next_functions:
-            if following is not None and following not in seen:
-                seen.add(following)
-                stack.append(following)
-
-
-@contextlib.contextmanager
-def set_aside(leaves: Sequence[Tensor]) -> Iterator[None]:
-    """Restores the gradients of these leaves at the end of the block, without anything added meanwhile."""
-    grads = [leaf.grad for leaf in leaves]
-    for leaf in leaves:
-        leaf.grad = None
-    try:
-        yield
-    finally:
-        for leaf, grad in zip(leaves, grads, strict=True):
-            leaf.grad = grad

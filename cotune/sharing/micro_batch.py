@@ -143,11 +143,12 @@ class MicroBatches:
 
     def _in_groups(self, loan: Loan, opened: contextlib.ExitStack) -> Iterator[MicroBatch]:
         """Puts backwards off until a group is full or the room is used up."""
-        from cotune.sharing.concurrent import Buffers, before_optimizer_steps, streams
+        from cotune.sharing.concurrent import Buffers, streams
+        from cotune.sharing.gradient_uses import before_gradients_are_used
 
         group = _Group(loan, opened.enter_context(streams(loan)))
         opened.enter_context(Buffers(keeps=False))
-        opened.enter_context(before_optimizer_steps(group.flush))
+        opened.enter_context(before_gradients_are_used(group.flush))
 
         def last(losses: list[Tensor]) -> None:
             group.add(losses)
@@ -244,7 +245,7 @@ def _run_group(
     Returns:
         The losses of the micro-batches taken from the front of `micros`.
     """
-    from cotune.sharing.concurrent import Generators, Leaves, set_aside
+    from cotune.sharing.repeats import Generators, Leaves, set_aside
 
     generators, leaves, group = Generators(), None, _Group(loan, streams)
     buffers.begin()

@@ -35,6 +35,3 @@ class FakeCuda:
 
     def set_stream(self, stream):
         self.now = stream
-
-    def get_rng_state(self):
-        return None

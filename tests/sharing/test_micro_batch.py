@@ -872,7 +872,7 @@ def test_memory_that_runs_out_under_a_grant_changes_no_number(grouped, where, fi
 
 def test_a_backward_that_fails_has_finished_some_parameters_and_not_begun_others(granted):
     """What makes the repeat exact."""
-    from cotune.sharing.concurrent import Leaves
+    from cotune.sharing.repeats import Leaves
 
     net = TwoParts(Fuse(1))
     x, y = data()
