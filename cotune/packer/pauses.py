@@ -115,9 +115,7 @@ class Pauses:
             crowd = [one for one in self._paused_on(lane.device) if one.lane is not None and one.lane.retiring]
             most *= max(1, lane.device.width.width)
         if len(crowd) > most:
-            # Trials with a checkpoint first, then held ones, then those with the fewest iterations to lose.
-            cost = lambda one: (one.rest.is_leaving, not one.rest.saved, not one.held, one.progress.iterations)  # noqa: E731
-            self._evict(min(crowd, key=cost))
+            self._evict(min(crowd, key=_loss))
         self._ledger.touch(lane.device)
 
     def parked(self, trial: Trial, event: ev.TrialParked) -> None:
@@ -328,3 +326,8 @@ class Pauses:
         self._line.resumed(trial)
         self._ledger.out.append(do.ResumeTrial(trial.id))
         self._ledger.touch(lane.device)
+
+
+def _loss(trial: Trial) -> tuple[bool, bool, bool, int]:
+    """What is lost if the trial leaves: least with a checkpoint, then if it is held, then with few iterations."""
+    return trial.rest.is_leaving, not trial.rest.saved, not trial.held, trial.progress.iterations
