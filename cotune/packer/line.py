@@ -20,7 +20,7 @@ from cotune.packer.trial import Trial
 SORT_AT_ONCE = 2
 
 
-class How(StrEnum):
+class Where(StrEnum):
     """Where a trial would run: in any lane, in a new lane, or on a whole device (the last three)."""
 
     LANE = "lane"
@@ -30,19 +30,19 @@ class How(StrEnum):
     OVERSIZED = "oversized"
 
 
-class Fits(NamedTuple):
+class Want(NamedTuple):
     """What a trial wants.
 
     Attributes:
-        how: Where it would run.
+        where: Where it would run.
         kind: The kind of a probe, since probes of one kind all need the same; empty for other trials.
     """
 
-    how: How
+    where: Where
     kind: str = ""
 
 
-_LANE, _APART, _ALONE, _OVERSIZED = Fits(How.LANE), Fits(How.APART), Fits(How.ALONE), Fits(How.OVERSIZED)
+_LANE, _APART, _ALONE, _OVERSIZED = Want(Where.LANE), Want(Where.APART), Want(Where.ALONE), Want(Where.OVERSIZED)
 
 _Order = tuple[float, float, Key, int]
 
@@ -51,11 +51,11 @@ class Shape(NamedTuple):
     """What waiting trials have in common: if one does not fit, no trial of its shape that is at least as large fits.
 
     Attributes:
-        fits: Decides, together with the size, whether a trial fits.
+        want: Decides, together with the size, whether a trial fits.
         group: The policy's group.
     """
 
-    fits: Fits
+    want: Want
     group: Hashable
 
 
@@ -112,11 +112,11 @@ class Line:
 
     def head(self) -> Trial | None:
         """The first trial in line."""
-        return self.next(lambda fits: float("inf"))
+        return self.next(lambda want: float("inf"))
 
     def next(
         self,
-        limit: Callable[[Fits], float],
+        limit: Callable[[Want], float],
         tried: Mapping[Shape, Mark] | None = None,
         passes: Callable[[Trial], bool] | None = None,
         found: dict[Shape, Entry | None] | None = None,
@@ -131,15 +131,15 @@ class Line:
                 else has changed; is updated.
         """
         best: tuple[_Order, Entry] | None = None
-        limits: dict[Fits, float] = {}
+        limits: dict[Want, float] = {}
         for shape, queue in self._queues.items():
-            fits = shape.fits
-            most = limits.get(fits)
+            want = shape.want
+            most = limits.get(want)
             if most is None:
-                most = limits[fits] = limit(fits)
+                most = limits[want] = limit(want)
             if queue.least > most:
                 continue
-            after, check = tried.get(shape) if tried else None, passes if fits is _LANE else None
+            after, check = tried.get(shape) if tried else None, passes if want is _LANE else None
             if found is not None and shape in found:
                 entry = found[shape]
                 if entry is not None and (entry[:2] == after or entry[2] > most or (check and not check(entry[3]))):
@@ -156,7 +156,7 @@ class Line:
 
     def next_in_lane(self, most: float, tried: Mapping[Shape, Mark]) -> Trial | None:
         """The first trial in line that wants a lane and needs no more than `most` bytes."""
-        return self.next(lambda fits: most if fits is _LANE else -1, tried)
+        return self.next(lambda want: most if want is _LANE else -1, tried)
 
     def first(self, count: int) -> list[Trial]:
         """The first `count` trials of the line, in order."""
@@ -255,7 +255,7 @@ class Line:
         trial.group = group
         expected = trial.expected
         if expected is None:
-            shape, size = Shape(Fits(How.PROBE, trial.kind), group), 0
+            shape, size = Shape(Want(Where.PROBE, trial.kind), group), 0
         elif trial.wants_all:
             shape, size = Shape(_ALONE if trial.alone else _OVERSIZED, group), expected.peak
         else:

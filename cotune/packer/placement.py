@@ -17,7 +17,7 @@ from cotune.packer.forecast import Forecast
 from cotune.packer.interference import common_speed, neighbours
 from cotune.packer.kept import KeptDevice
 from cotune.packer.ledger import Ledger
-from cotune.packer.line import SORT_AT_ONCE, Fits, How, Line, Shape
+from cotune.packer.line import SORT_AT_ONCE, Line, Shape, Want, Where
 from cotune.packer.options import PackerOptions
 from cotune.packer.predictor import Predictor
 from cotune.packer.queue import Entry, Mark
@@ -35,7 +35,7 @@ PASS_OVER = 8
 class _Search:
     """What one search along the line has ruled out."""
 
-    limits: dict[Fits, float] = field(default_factory=dict)
+    limits: dict[Want, float] = field(default_factory=dict)
     tried: dict[Shape, Mark] = field(default_factory=dict)
     passed: int = 0
     turns: bool = True
@@ -187,15 +187,15 @@ class Placement:
             return ()
         return self._ledger.changes, self._line.changes, self._predictor.version
 
-    def _limit_for(self, search: _Search) -> Callable[[Fits], float]:
+    def _limit_for(self, search: _Search) -> Callable[[Want], float]:
         """Returns a function: the largest size worth considering, by what a trial wants."""
 
-        def limit(fits: Fits) -> float:
-            most = search.limits.get(fits, float("inf"))
-            if fits.how is How.APART:
+        def limit(want: Want) -> float:
+            most = search.limits.get(want, float("inf"))
+            if want.where is Where.APART:
                 return most
-            if fits.how is not How.LANE:
-                is_outdated = fits.how is How.PROBE and self._predictor.is_known(fits.kind)
+            if want.where is not Where.LANE:
+                is_outdated = want.where is Where.PROBE and self._predictor.is_known(want.kind)
                 return most if self._pool.has_unused or is_outdated else -1
             if self._residents == 1:
                 return min(most, self._pool.roomiest)
@@ -213,8 +213,8 @@ class Placement:
             # A trial that uses the device less may run where this one may not.
             search.passed += 1
             others_would_do = True
-        if shape.fits.how is not How.LANE or not (others_would_do or self._residents > 1):
-            search.limits[shape.fits] = self._line.size(trial) - 1
+        if shape.want.where is not Where.LANE or not (others_would_do or self._residents > 1):
+            search.limits[shape.want] = self._line.size(trial) - 1
             return
         search.tried[shape] = self._line.mark(trial)
         is_admitted = self._fitting.is_admitted(trial, self._pool.with_turns(0))
