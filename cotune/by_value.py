@@ -19,13 +19,14 @@ import threading
 import types
 import typing
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from types import CellType, CodeType, FunctionType, ModuleType
 from typing import Any
 
 import cloudpickle
 
 from cotune import identities
+from cotune.class_hooks import above_superfluous, is_found_by_name, without_superfluous_hooks
 from cotune.trainable import codes
 
 # The place of the file's name among the arguments of a code object.
@@ -33,7 +34,6 @@ _FILE = 10
 # Classes that have all their attributes in this process.
 _complete: weakref.WeakSet[type] = weakref.WeakSet()
 _loading = threading.local()
-_HOOK = "__init_subclass__"
 _NAMED = (typing.NewType, typing.ParamSpec, typing.TypeVarTuple)
 _SENTINELS = {id(getattr(dataclasses, name)): name for name in ("MISSING", "KW_ONLY")}
 
@@ -185,17 +185,6 @@ def _module_with(variables: dict[str, Any]) -> str | None:
     return name if is_there and vars(module) is variables else None
 
 
-def is_found_by_name(value: Any) -> bool:
-    """Whether another process finds the value by importing its module."""
-    if value.__module__ == "__main__" or value.__module__ in cloudpickle.list_registry_pickle_by_value():
-        return False
-    found: Any = sys.modules.get(value.__module__)
-    # What is cached may be no function, and have no name.
-    for name in getattr(value, "__qualname__", getattr(value, "__name__", "")).split("."):
-        found = getattr(found, name, None)
-    return found is value
-
-
 def _function(make: Callable[..., FunctionType], *args: Any) -> FunctionType:
     made = make(*args)
     if made.__globals__.get("__name__") == "__main__":
@@ -234,78 +223,12 @@ def _made_once(make: Any, *args: Any) -> Any:
     known = cloudpickle.cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID.get(number)
     if known is not None:
         return known
-    hooks = _superfluous_hooks(types.resolve_bases(bases))
-    try:
-        for cls in hooks:
-            type.__setattr__(cls, _HOOK, classmethod(lambda cls: None))
-        if (above := _above_superfluous(metaclass)) is None:
+    bases = types.resolve_bases(bases)
+    with without_superfluous_hooks(bases):
+        if (above := above_superfluous(metaclass)) is None:
             return make(*args)
-        made = above.__new__(metaclass, name, types.resolve_bases(bases), dict(given))
+        made = above.__new__(metaclass, name, bases, dict(given))
         return cloudpickle.cloudpickle._lookup_class_or_track(number, made)
-    finally:
-        for cls, hook in hooks.items():
-            type.__setattr__(cls, _HOOK, hook)
-
-
-def _above_superfluous(metaclass: type) -> Any:
-    """The metaclass to make a class with, if those below it need not run again as hooks need not; else None."""
-    own = cloudpickle.cloudpickle._DYNAMIC_CLASS_TRACKER_BY_CLASS
-    below = [cls for cls in metaclass.__mro__ if cls in own]
-    makers = [vars(cls)[name] for cls in below for name in ("__new__", "__init__") if name in vars(cls)]
-    if not makers or not all(_stays_in_script(maker, set()) for maker in makers):
-        return None
-    return next(cls for cls in metaclass.__mro__ if cls not in own)
-
-
-def _superfluous_hooks(bases: Iterable[type]) -> dict[type, Any]:
-    """Each `__init_subclass__` of bases that were pickled too and that need not run for another class, by its class.
-
-    What it has done, as to add the class to some table, has travelled. Not so if that is in a module. A hook that wants
-    keywords of the class cannot run: Python does not keep them.
-    """
-    own = cloudpickle.cloudpickle._DYNAMIC_CLASS_TRACKER_BY_CLASS
-    above = dict.fromkeys(cls for base in bases for cls in base.__mro__ if _HOOK in vars(cls))
-    if any(cls not in own and not _is_pythons(cls.__module__) for cls in above):
-        # One in a module may want what the others hand on.
-        return {}
-    hooks = {cls: vars(cls)[_HOOK] for cls in above if cls in own}
-    return {cls: hook for cls, hook in hooks.items() if _wants_keywords(hook) or _stays_in_script(hook, set())}
-
-
-def _wants_keywords(hook: Any) -> bool:
-    try:
-        parameters = list(inspect.signature(hook.__func__).parameters.values())[1:]
-    except (AttributeError, TypeError, ValueError):
-        return False
-    return any(one.default is one.empty and one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL) for one in parameters)
-
-
-def _stays_in_script(used: Any, seen: set[int]) -> bool:
-    """Whether all that a function or class of the script uses is the script's own, or Python's."""
-    if id(used) in seen:
-        return True
-    seen.add(id(used))
-    if isinstance(used, ModuleType):
-        return _is_pythons(used.__name__)
-    used = getattr(used, "__func__", used)
-    if not isinstance(used, type | FunctionType):
-        return True
-    if is_found_by_name(used):
-        return _is_pythons(used.__module__)
-    if isinstance(used, type):
-        return all(_stays_in_script(one, seen) for one in [*vars(used).values(), *used.__bases__])
-    names, cells = used.__globals__, [cell.cell_contents for cell in used.__closure__ or () if cell != CellType()]
-    for code in codes(used.__code__):
-        cells += [names[name] for name in code.co_names if name in names]
-        for step in dis.get_instructions(code):
-            if step.opname == "IMPORT_NAME" and not _is_pythons(step.argval):
-                return False
-    return all(_stays_in_script(one, seen) for one in cells)
-
-
-def _is_pythons(module: str) -> bool:
-    """Whether a module is Python's own, which keeps no tables of classes."""
-    return module.partition(".")[0] in sys.stdlib_module_names
 
 
 def _complete_class(fill: Callable[[type, Any], Any], cls: type, state: tuple[dict[str, Any], Any]) -> None:

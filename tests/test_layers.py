@@ -27,6 +27,7 @@ LAYERS = [
             "stopping",
             "process_wide",
             "by_value",
+            "class_hooks",
             "identities",
         }
     ],
