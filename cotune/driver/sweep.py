@@ -128,7 +128,7 @@ class Sweep:
         )
         self._supply = Supply(search, packer, options, proposed=len(records))
         self._signals = 0
-        self._unacknowledged: list[tuple[int, int]] = []
+        self._verdicts_due: list[tuple[int, int]] = []
         # Attempts of trials whose last report is with the search, and whether they wait for its verdict.
         self._with_search: dict[tuple[int, int], bool] = {}
         self._began = time.monotonic()
@@ -185,9 +185,9 @@ class Sweep:
             for one in happened:
                 self._take_in(one)
             only_reports = not self._hear() and all(type(one) in (Report, Question) for one in happened)
-            # Before `_acknowledge`, which writes: a caller that gave up on this loop may have closed the files.
+            # Before `_send_verdicts`, which writes: a caller that gave up on this loop may have closed the files.
             self._check_end()
-            self._acknowledge()
+            self._send_verdicts()
             if not only_reports:
                 self._ask_more()
                 if not self._arrivals:
@@ -279,11 +279,11 @@ class Sweep:
                 error.add_note(f"policy={policy!r} was asked; what has run so far is kept, resume=True goes on with it")
             raise
 
-    def _acknowledge(self) -> None:
+    def _send_verdicts(self) -> None:
         self._records.flush()
-        for trial, attempt in self._unacknowledged:
+        for trial, attempt in self._verdicts_due:
             self._engine.verdict(trial, attempt)
-        self._unacknowledged.clear()
+        self._verdicts_due.clear()
 
     # ---- answers of the search
 
@@ -305,7 +305,7 @@ class Sweep:
                 self._hold(record)
         elif verdict.stop and record.state is TrialState.INTERRUPTED:
             self._records.withdrawn(record, TrialState.STOPPED)
-        self._let_go(verdict.trial, verdict.attempt)
+        self._give_verdict(verdict.trial, verdict.attempt)
         self._with_search.pop((verdict.trial, verdict.attempt), None)
 
     def _replied(self, reply: Reply) -> None:
@@ -338,13 +338,13 @@ class Sweep:
         self._records.withdrawn(record, state)
         self._feed(TrialWithdrawn(self._engine.now(), record.trial))
         # The search may take long to answer, as while it makes a suggestion; a stop does not wait for that.
-        self._let_go(record.trial, record.attempts - 1)
+        self._give_verdict(record.trial, record.attempts - 1)
 
-    def _let_go(self, trial: int, attempt: int) -> None:
-        """Has an attempt's report that is with the search acknowledged: once, since a lane adds verdicts up."""
+    def _give_verdict(self, trial: int, attempt: int) -> None:
+        """Gives an attempt the verdict on its report that is with the search: once, since a lane adds verdicts up."""
         if self._with_search.get((trial, attempt)):
             self._with_search[trial, attempt] = False
-            self._unacknowledged.append((trial, attempt))
+            self._verdicts_due.append((trial, attempt))
 
     def _hold(self, record: Record) -> None:
         if record.state is TrialState.RUNNING:
@@ -362,7 +362,7 @@ class Sweep:
             self._with_search[report.trial, report.attempt] = True
             self._search.report(report.trial, report.attempt, report.step, report.value)
         else:
-            self._unacknowledged.append((report.trial, report.attempt))
+            self._verdicts_due.append((report.trial, report.attempt))
 
     def _retry(self, retry: RetryTrial) -> None:
         record = self._records[retry.trial]
