@@ -190,7 +190,7 @@ def workspaces(_options: Found) -> Found:
         go.set()
         for thread in threads:
             thread.join()
-    memory.trim(shared=False)
+    memory.trim(others_run=False)
     found["cleared, MiB"] = round(memory.read()[0] / MIB, 2)
     return found
 

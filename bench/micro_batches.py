@@ -118,7 +118,7 @@ def measure(options: Found) -> Found:
     else:
         memory = CpuMemory(1)
         memory.start()
-        memory.trim(shared=False)
+        memory.trim(others_run=False)
         memory.reset_peak()
         before = memory.read()[0]
         batch()

@@ -128,7 +128,7 @@ class CpuMemory(LaneMemory):
             self._loading -= 1
             self._tighten()
 
-    def trim(self, *, shared: bool) -> None:
+    def trim(self, *, others_run: bool) -> None:
         for give_back in self._gives_back:
             give_back()
         self._is_relaxed = False

@@ -72,8 +72,8 @@ class LaneMemory(ABC):
         """Waits for all work given to the device so far, and raises its errors."""
 
     @abstractmethod
-    def trim(self, *, shared: bool) -> None:
-        """Gives back what an ended trial no longer uses; with `shared`, other trials of the lane still run."""
+    def trim(self, *, others_run: bool) -> None:
+        """Gives back what an ended trial no longer uses; with `others_run`, other trials of the lane still run."""
 
     def shrink(self) -> None:  # noqa: B027
         """Gives back memory that only several micro-batches at once need."""

@@ -211,7 +211,7 @@ def test_a_library_may_reserve_any_amount_while_it_is_loaded_and_nothing_is_free
 
 
 @pytest.mark.parametrize(
-    "meanwhile", ["memory.set_quota(quota)", "memory.uncap(); memory.cap()", "memory.trim(shared=True)"]
+    "meanwhile", ["memory.set_quota(quota)", "memory.uncap(); memory.cap()", "memory.trim(others_run=True)"]
 )
 def test_what_happens_to_lane_mates_puts_no_cap_back_on_a_library_that_is_being_loaded(meanwhile):
     within, after = in_own_process(f"""
@@ -367,7 +367,7 @@ def test_after_running_out_of_memory_the_process_goes_on_under_the_same_quota():
         refused = refusal(fill)
         memory.relax()
         relaxed = refusal(lambda: np.ones(300 * MIB, dtype=np.uint8))
-        memory.trim(shared=False)
+        memory.trim(others_run=False)
         small = refusal(lambda: np.ones(48 * MIB, dtype=np.uint8))
         tell(refused, relaxed, small, refusal(lambda: np.ones(300 * MIB, dtype=np.uint8)))
     """)
@@ -384,7 +384,7 @@ def test_trimming_returns_what_small_objects_left_in_the_heap():
         held = [bytearray(b"x") * 2000 for _ in range(32_000)]
         level = memory.read()[0] - before
         del held
-        memory.trim(shared=False)
+        memory.trim(others_run=False)
         tell(level, memory.read()[0] - before)
     """)
     assert held > 55 * MIB

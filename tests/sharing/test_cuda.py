@@ -257,7 +257,7 @@ def test_workspaces_of_residents_are_counted_and_bounded(in_lane):
         one, four = residents(1), residents(4)
         for _ in range(6):
             later = residents(2)
-        memory.trim(shared=False)
+        memory.trim(others_run=False)
         tell(one, four, later, memory.read()[0])
     """)
     # One for the thread of the backward pass, one for each resident; ended threads leave theirs to the next, but before
@@ -345,7 +345,7 @@ def test_after_a_refusal_the_process_goes_on_under_the_same_quota(in_lane, alloc
                 held.append(block(32))
         first = refusal(fill)
         memory.relax()
-        memory.trim(shared=False)
+        memory.trim(others_run=False)
         small = refusal(lambda: block(200).fill_(1))
         tell(first, small, refusal(lambda: block(512)), memory.is_sound())
     """,

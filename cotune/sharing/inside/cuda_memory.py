@@ -140,12 +140,12 @@ class CudaMemory(LaneMemory):
     def synchronize(self) -> None:
         self._torch.cuda.synchronize()
 
-    def trim(self, *, shared: bool) -> None:
+    def trim(self, *, others_run: bool) -> None:
         self._refusals = int(self._torch._C._cuda_memoryStats(0)["num_ooms"])
         # A trial's code may have set a memory fraction of its own.
         self._cap()
         # A resident that still runs would allocate its workspace again, and be charged for it twice.
-        if not shared:
+        if not others_run:
             self.shrink()
 
     def shrink(self) -> None:

@@ -66,7 +66,7 @@ class Host(ABC):
 
     Attributes:
         shared: Objects built once for all trials.
-        sharing: Held while one of them is built.
+        shared_lock: Held while one of them is built.
         shared_bytes: What these objects take.
         level: Bytes in use when the turn last ended; the next peak is counted from there.
         home: The process-wide state that every trial starts with.
@@ -79,12 +79,12 @@ class Host(ABC):
         self.page = page
         self.turns = Turns()
         self.shared: dict[str, Any] = {}
-        self.sharing = threading.RLock()
+        self.shared_lock = threading.RLock()
         self.level = 0
         self._trials: dict[int, ResidentTrial] = {}
         self._context_level = 0
         self.shared_bytes = 0
-        self._held = (0, 0, False)
+        self._residue, self._tainted = 0, False
         self._stack = 0 if options.uuid else _SMALL_STACK
         self._stacks = threading.Lock()
         self._warm = False
@@ -213,7 +213,7 @@ class Host(ABC):
 
     def hold_shared(self, grown: int) -> None:
         self.shared_bytes += max(0, grown)
-        self._send_holds(self._held[1], self._held[2])
+        self._send_holds()
 
     @property
     def others_may_run(self) -> bool:
@@ -245,7 +245,7 @@ class Host(ABC):
             self.turns.prefer(None)
         residents = list(self._trials.values())
         if not self._wreckage:
-            self._tidy(shared=bool(residents))
+            self._tidy(others_run=bool(residents))
         others = sum(max(0, other.persistent) for other in residents)
         self.level = self.memory.read()[0]
         if residents:
@@ -258,8 +258,9 @@ class Host(ABC):
         tainted = not is_sound or trial.left_threads(pool.threads, residents) or has_process_group()
         tainted = tainted or (not residents and bool(children(pool.processes)))
         tainted = tainted or not self._limits.put_back() or self._limits.are_files_left(bool(residents))
-        if abs(residue - self._held[1]) > MIB or tainted != self._held[2]:
-            self._send_holds(max(0, residue), tainted)
+        if abs(residue - self._residue) > MIB or tainted != self._tainted:
+            self._residue, self._tainted = max(0, residue), tainted
+            self._send_holds()
         return is_sound
 
     def survives(self, error: BaseException) -> bool:
@@ -272,22 +273,21 @@ class Host(ABC):
         self._wreckage.append(error)
         return False
 
-    def _tidy(self, *, shared: bool) -> None:
-        if not shared:
+    def _tidy(self, *, others_run: bool) -> None:
+        if not others_run:
             disarm()
-        forget_compiled(shared=shared)
+        forget_compiled(others_run=others_run)
         forget_types()
         gc.collect()
-        if not self._warm and not shared:
+        if not self._warm and not others_run:
             # The first trial's imports stay for good; without the freeze every full collection would scan them. What a
             # lane-mate holds does not stay.
             self._warm = True
             gc.freeze()
-        self.memory.trim(shared=shared)
+        self.memory.trim(others_run=others_run)
 
-    def _send_holds(self, residue: int, tainted: bool) -> None:
-        self._held = (self.shared_bytes, residue, tainted)
-        self.send(wire.encode_object(Kind.HOLDS, self._held))
+    def _send_holds(self) -> None:
+        self.send(wire.encode_object(Kind.HOLDS, (self.shared_bytes, self._residue, self._tainted)))
 
     # ---- set-up
 

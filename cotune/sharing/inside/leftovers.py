@@ -41,11 +41,11 @@ def disarm() -> None:
 _first_limits: dict[str, int] = {}
 
 
-def forget_compiled(*, shared: bool) -> None:
+def forget_compiled(*, others_run: bool) -> None:
     """Resets torch.compile, which compiles code that all trials share, such as `nn.Sequential`, eight times only.
 
     Args:
-        shared: Whether compiled code of other trials must stay; then it may be compiled eight times more.
+        others_run: Whether compiled code of other trials must stay; then it may be compiled eight times more.
     """
     compiler: Any = dynamo_if_loaded()
     # A reset takes 0.3 ms, so it is left out where nothing was compiled.
@@ -54,8 +54,8 @@ def forget_compiled(*, shared: bool) -> None:
         for limit in ("cache_size_limit", "accumulated_cache_size_limit"):
             now = default(compiler.config, limit)
             first = _first_limits.setdefault(limit, now)
-            set_default(compiler.config, limit, now + 8 if shared else first)
-        if not shared:
+            set_default(compiler.config, limit, now + 8 if others_run else first)
+        if not others_run:
             _first_limits.clear()
             compiler.reset()
             _forget_guards()

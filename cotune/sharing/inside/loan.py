@@ -103,7 +103,7 @@ class TrialLoan:
         with_so_many = self.concurrency
         gc.collect()
         self._use(1)
-        self._host.memory.trim(shared=True)
+        self._host.memory.trim(others_run=True)
         self._host.send(wire.encode_object(wire.Kind.GRANTED, (self._trial, 1, with_so_many)))
 
     def fail(self, error: Exception) -> None:

@@ -318,7 +318,7 @@ class ResidentTrial(session.Session):
         host = self.host
         if key not in host.shared:
             # Several threads of a trial may ask for it.
-            with host.sharing:
+            with host.shared_lock:
                 if key not in host.shared:
                     self._build(key, factory)
         value: T = host.shared[key]

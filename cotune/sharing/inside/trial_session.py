@@ -96,10 +96,10 @@ class TrialSession(ResidentTrial):
         self._await_turn()
         with self._reporting:
             number = self._tally.reports + 1
-            where = self._tally.next_step if step is None else whole_step(step)
-            value, values, line = read_report(metrics, metric, number == 1, self.trial, where, time_of_day())
+            step = self._tally.next_step if step is None else whole_step(step)
+            value, values, line = read_report(metrics, metric, number == 1, self.trial, step, time_of_day())
             is_last = self._stop_rule is not None and self._stop_rule.is_met(self.trial, values, number)
-            self._pass_on(where, value, line)
+            self._pass_on(step, value, line)
         if is_last:
             # The trial ends at its next boundary, so that it can still save the checkpoint of this last report.
             self.met_stop_rule = True
@@ -111,7 +111,7 @@ class TrialSession(ResidentTrial):
         with self._reporting:
             self._pass_on(step, value, number_line(self.trial, step, value, time_of_day()))
 
-    def _pass_on(self, where: int, value: float, line: bytes) -> None:
+    def _pass_on(self, step: int, value: float, line: bytes) -> None:
         if self._over:
             raise TrialStopped
         tally = self._tally
@@ -123,9 +123,9 @@ class TrialSession(ResidentTrial):
         self._await_verdict()
         # Before this report, in the state that the last verdict was about.
         self._pause_here()
-        tally.reports, tally.step = tally.reports + 1, where
+        tally.reports, tally.step = tally.reports + 1, step
         self._waits.unjudged = True
-        self._say(wire.encode_report(self.trial, self.attempt, where, value, line))
+        self._say(wire.encode_report(self.trial, self.attempt, step, value, line))
         has_stepped = self._has_stepped
         self._count_report()
         # A trial with an optimizer need not wait: its next step is a boundary, where it can stop.

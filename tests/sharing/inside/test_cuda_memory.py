@@ -402,7 +402,7 @@ def test_a_trial_sees_its_own_peaks_though_the_lane_resets_them(lane):
     memory.reset_peak()
     fake.allocated = 0
     # As when the trial has run out of memory with several micro-batches at once.
-    memory.trim(shared=True)
+    memory.trim(others_run=True)
     memory.reset_peak()
     assert peak() == 160 * MIB
     memory.forget_peaks()
@@ -416,7 +416,7 @@ def test_a_library_that_found_no_engine_has_run_out_of_memory_if_some_was_refuse
     assert out_of_memory(error, memory.is_short) == (False, None)
     fake.refusals = 1
     assert out_of_memory(error, memory.is_short) == (True, None)
-    memory.trim(shared=False)
+    memory.trim(others_run=False)
     assert out_of_memory(error, memory.is_short) == (False, None)
     fake.free = 3 * MIB
     assert out_of_memory(error, memory.is_short) == (True, None)
@@ -435,9 +435,9 @@ def test_workspaces_go_with_the_last_resident(lane):
     memory, fake = lane
     memory.start()
     fake.calls.clear()
-    memory.trim(shared=True)
+    memory.trim(others_run=True)
     assert fake.calls == []
-    memory.trim(shared=False)
+    memory.trim(others_run=False)
     assert fake.calls == ["clear"]
 
 
