@@ -230,9 +230,9 @@ class LocalEngine(Engine):
         return is_failure and self._devices.note_loss(lane.options.device)
 
     def _noted(self, lane: LaneHandle, event: ev.Event) -> ev.Event:
+        """Notes what an event of a lane means for this engine; returns it with what a lane cannot measure itself."""
         gpu = self._gpu_of(lane)
         if isinstance(event, ev.IterationsDone) and gpu is not None:
-            # A lane on a GPU cannot measure this itself.
             return replace(event, busy=gpu.busy(event.trial, event.time, len(self._lanes.on(gpu.name))))
         if isinstance(event, ev.TrialEnded):
             self._lanes.ended(event.trial)

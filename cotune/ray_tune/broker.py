@@ -186,7 +186,7 @@ class Broker:
 
     # ---- failures
 
-    def takes(self, ticket: Ticket, held: Held, attempt: int) -> bool:
+    def takes_over(self, ticket: Ticket, held: Held, attempt: int) -> bool:
         """Takes over a failed call whose failure the lane caused, to make it again or refuse it; else returns False."""
         error = held.error
         cause = getattr(error, "cause", error)

@@ -229,7 +229,7 @@ class LaneActorManager(_private.RayActorManager):  # type: ignore[misc]
             if _private.handle_of(self, task._tracked_actor) is handle:
                 super(LaneActorManager, self)._actor_task_failed(task, error)
 
-        return handle.broker.takes(handle.ticket, Held(method, exception, again, refuse), attempt)
+        return handle.broker.takes_over(handle.ticket, Held(method, exception, again, refuse), attempt)
 
     def _try_start_actors(self, max_actors: int | None = None) -> int:
         started: int = super()._try_start_actors(max_actors)

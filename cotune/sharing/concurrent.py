@@ -210,7 +210,7 @@ class Buffers:
         if id(module) in self._called:
             _cuda.current_stream().wait_event(self._called[id(module)])
         if self._keeps and id(module) not in self._kept:
-            lent = _lent()
+            lent = _lent_tensors()
             own = ((name, buffer) for name, buffer in module._buffers.items() if id(buffer) not in lent)
             found = {name: (b, _copied(b)) for name, b in own if b is None or not _is_constant(b)}
             self._kept[id(module)] = module, found
@@ -220,7 +220,7 @@ class Buffers:
             self._called[id(module)] = _cuda.current_stream().record_event()
 
 
-def _lent() -> set[int]:
+def _lent_tensors() -> set[int]:
     """Ids of the tensors that modules have instead of their own, if the call is within a `functional_call`."""
     found: set[int] = set()
     frame: FrameType | None = sys._getframe()

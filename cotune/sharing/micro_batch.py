@@ -82,7 +82,7 @@ class MicroBatches:
         loan = _loan(len(self))
         if loan is None or loan.concurrency < 2:
             return iter(self._micros)
-        return self._lent(loan)
+        return self._under_grant(loan)
 
     def backward(self, loss_of: Callable[..., Any]) -> Tensor:
         """Adds the gradients of the whole batch.
@@ -112,13 +112,13 @@ class MicroBatches:
                     done = self._grouped(micros, loan, loss_of)
                 else:
                     with more_threads(loan):
-                        done = [_at_once(micro, loss_of) for micro in micros]
-        done += [_at_once(micro, loss_of) for micro in micros[len(done) :]]
+                        done = [_forward_and_backward(micro, loss_of) for micro in micros]
+        done += [_forward_and_backward(micro, loss_of) for micro in micros[len(done) :]]
         return _total(done)
 
     # ---- under a grant
 
-    def _lent(self, loan: Loan) -> Iterator[MicroBatch]:
+    def _under_grant(self, loan: Loan) -> Iterator[MicroBatch]:
         """Yields the micro-batches; after the last backward all is as before, even if the iterator is kept."""
         from cotune.sharing.concurrent import in_use, more_threads, on_gpu
 
@@ -277,10 +277,10 @@ def _run_group(
     generators.restore()
     loan.ran_out()
     with set_aside(finished):
-        return [_at_once(micro, loss_of) for micro in micros[:count]]
+        return [_forward_and_backward(micro, loss_of) for micro in micros[:count]]
 
 
-def _at_once(micro: MicroBatch, loss_of: Callable[..., Any]) -> Tensor:
+def _forward_and_backward(micro: MicroBatch, loss_of: Callable[..., Any]) -> Tensor:
     parts = _weighted(micro, _losses(loss_of, micro))
     total = _total(parts)
     _backward(parts)

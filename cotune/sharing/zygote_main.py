@@ -73,7 +73,7 @@ def main(control: int, payload: int, levels: Mapping[str, int] | None) -> NoRetu
     # Imports make objects that stay: collecting garbage among them takes half a second in all, and finds next to none.
     gc.disable()
     fork_by_default()
-    compute_cached_properties_at_once()
+    unlock_cached_properties()
     _preload(told.modules)
     # An imported package may have replaced them.
     signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
@@ -132,10 +132,11 @@ def fork_by_default() -> None:
     processes._default_context = multiprocessing.get_context("fork")
 
 
-def compute_cached_properties_at_once() -> None:
-    """Takes the locks from what `functools.cached_property` makes from now on, as Python 3.12 does.
+def unlock_cached_properties() -> None:
+    """Makes each `functools.cached_property` from now on without a lock, as Python 3.12 does.
 
-    There is one for all objects of a class. A lane-mate would wait for it, with the turn that its holder waits for.
+    There is one lock for all objects of a class. A lane-mate would wait for it while it has the turn that the lock's
+    holder waits for.
     """
     if sys.version_info < (3, 12):
         vars(functools)["RLock"] = contextlib.nullcontext

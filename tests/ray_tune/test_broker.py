@@ -136,7 +136,7 @@ def test_a_trial_that_was_stopped_between_two_lanes_is_not_run_again(broker, lan
     broker._answers.append("stopped")
     assert broker.call(ticket, "stop", (), {}) == "stopped"
 
-    assert not broker.takes(ticket, Held("train", RayActorError(), lambda: None, lambda error: None), 0)
+    assert not broker.takes_over(ticket, Held("train", RayActorError(), lambda: None, lambda error: None), 0)
 
     assert ticket.over
     assert broker.packer.unfinished == 0
@@ -277,7 +277,7 @@ def test_a_call_that_failed_since_its_lane_is_gone_is_made_again(broker, lanes, 
     broker.seat(ticket, FunctionTrainable, {})
     broker.call(ticket, "train", (), {})
     again = []
-    assert broker.takes(ticket, Held("train", error, lambda: again.append("train"), again.append), ticket.attempt)
+    assert broker.takes_over(ticket, Held("train", error, lambda: again.append("train"), again.append), ticket.attempt)
     broker._feed(ev.LaneLost(0.0, 1, None, "died"))
     assert again == ["train"]
 
@@ -289,12 +289,12 @@ def test_a_lane_where_ray_could_not_unpack_a_call_for_want_of_memory_is_given_up
     lane, again = ticket.lane, []
     cause = RaySystemError("Unable to allocate internal buffer", "MemoryError: Unable to allocate internal buffer.")
     error = RayTaskError("call", str(cause), cause).as_instanceof_cause()
-    assert broker.takes(ticket, Held("train", error, lambda: again.append("train"), again.append), ticket.attempt)
+    assert broker.takes_over(ticket, Held("train", error, lambda: again.append("train"), again.append), ticket.attempt)
     assert (lane.missed, again) == (True, [])
     broker._feed(ev.LaneLost(0.0, 1, None, "killed"))
     assert again == ["train"]
     other = RayTaskError("call", "", RaySystemError("no module", "ImportError")).as_instanceof_cause()
-    assert not broker.takes(ticket, Held("train", other, again.clear, again.append), ticket.attempt)
+    assert not broker.takes_over(ticket, Held("train", other, again.clear, again.append), ticket.attempt)
 
 
 def test_why_nothing_runs_is_said_once(broker, lanes, monkeypatch, caplog):
@@ -345,7 +345,7 @@ def test_a_trial_whose_last_answer_is_lost_with_its_lane_each_time_is_not_run_fo
         runs += 1
         broker._feed(ev.TrialEnded(0.0, ticket.number, Outcome.FAILED))
         lane = max(lanes.lanes)
-        if not broker.takes(ticket, Held("train", RayActorError(), lambda: None, told.append), ticket.attempt):
+        if not broker.takes_over(ticket, Held("train", RayActorError(), lambda: None, told.append), ticket.attempt):
             told.append("Tune")
         broker._feed(ev.LaneLost(0.0, lane, None, "killed"))
     assert (runs, told) == (3, ["Tune"])

@@ -631,7 +631,7 @@ def test_multiprocessing_forks_in_lanes_where_nobody_chooses(monkeypatch):
 
 def test_a_cached_property_is_computed_for_two_objects_at_once_as_from_python_3_12_on(monkeypatch):
     monkeypatch.setattr(functools, "RLock", threading.RLock, raising=False)
-    zygote_main.compute_cached_properties_at_once()
+    zygote_main.unlock_cached_properties()
     both = threading.Barrier(2)
 
     class Experiment:

@@ -200,7 +200,7 @@ class Host(ABC):
     # ---- for the trial that has the turn
 
     def prepare_thread(self) -> None:
-        """Gives a trial that begins its number of threads, and what its script and modules have set."""
+        """Prepares the thread of a trial that begins: its number of threads, what its script and modules have set."""
         settings.take_over_in_thread(on_gpu=bool(self.options.uuid))
         give_graph_trees()
         self._set_threads()
@@ -316,7 +316,7 @@ class Host(ABC):
 
     @contextlib.contextmanager
     def _importing(self) -> Iterator[None]:
-        """For an import: what it draws is no draw, and what it sets no setting, of the trial that causes it."""
+        """Wraps an import: its random draws and settings do not count as those of the trial that causes it."""
         holder = self.turns.holder
         if holder is not None and holder.runs_here() and not self.memory.is_recording():
             with holder.no_draws(), self.imported.noted(with_filters=not holder.catches_warnings):
