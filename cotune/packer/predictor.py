@@ -14,7 +14,7 @@ HINTS_SHORT = 0.05
 FAR = 2.0
 # If the predicted peak exceeds what a trial ran out of memory with by this factor, or just exceeds it and siblings have
 # ended with no more, it replaces the guess in `floor`.
-ENOUGH = 1.25
+AMPLE = 1.25
 
 
 class Predictor:
@@ -53,7 +53,7 @@ class Predictor:
             # Siblings may have shown more growth since it ran.
             trial.later = self.later(trial)
             has_ended = self.model(trial).growth.has_ended
-            if trial.later > ENOUGH * trial.lacked or (has_ended and padded(trial.later) >= trial.lacked):
+            if trial.later > AMPLE * trial.lacked or (has_ended and padded(trial.later) >= trial.lacked):
                 trial.floor = trial.lacked
         known = trial.grown(trial.demand) if trial.demand else self._predicted(trial)
         trial.expected = expected = trial.needing(known) if known else self.model(trial).assumed
