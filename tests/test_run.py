@@ -1224,6 +1224,19 @@ def test_two_devices_are_both_used(run):
     assert {trial.device for trial in results} == {"cpu:0", "cpu:1"}
 
 
+def test_two_devices_are_both_used_by_two_trials_of_which_an_earlier_sweep_tells_all(run):
+    def train(config):
+        for _ in range(5):
+            time.sleep(0.01)
+            cotune.report({"loss": config["x"]})
+
+    for _ in range(2):
+        # Room for both on the first device.
+        options = {"trials": 2, "sampler": "random", "devices": ["cpu:0@2GiB", "cpu:1@2GiB"], "lanes": 2}
+        results = run(train, {"x": cotune.uniform(0, 1)}, **options)
+    assert {trial.device for trial in results} == {"cpu:0", "cpu:1"}
+
+
 def test_results_tell_what_was_measured_and_where(run):
     trial = run(quadratic, {"x": 1.0}, trials=1)[0]
     assert trial.device == "cpu:0"

@@ -175,8 +175,7 @@ class Sweep:
                 self._arrivals.add(record)
         if self._options.is_blind and self._expectations.know_lengths:
             self._line_up()
-        for found in devices:
-            self._feed(found)
+        self._feed(*devices)
         self._ask_more()
         # A Ctrl-C may have come while all was set up: then no trial begins.
         self._check_end()
@@ -236,15 +235,10 @@ class Sweep:
         if self._packer.is_open and self._supply.is_over and not self._arrivals:
             self._feed(AllTrialsAdded(self._engine.now()))
 
-    def _feed(self, event: Event) -> None:
+    def _feed(self, *events: Event) -> None:
         self._records.now = time.time()
-        if isinstance(event, LaneReady):
-            self._records.lane_up(event.lane, event.context)
-        elif isinstance(event, DeviceFound):
-            event = self._expectations.of_device(event)
-            self._records.device(event, self._packer.options.width)
         concluded = []
-        for instruction in self._decide(event):
+        for instruction in self._decide([self._noted(event) for event in events]):
             if isinstance(instruction, StartTrial):
                 device = self._packer.device_of(instruction.trial)
                 spec = self._records.starts(instruction.trial, device, instruction.lane)
@@ -260,8 +254,9 @@ class Sweep:
                 self._records.goes_on(self._records[instruction.trial])
             else:
                 self._engine.execute(instruction)
-        if isinstance(event, IterationsDone):
-            self._expectations.compare(self._records[event.trial], self._packer.demand_of(event.trial))
+        for event in events:
+            if isinstance(event, IterationsDone):
+                self._expectations.compare(self._records[event.trial], self._packer.demand_of(event.trial))
         # Last, so that a freed lane has its next trial before the search thread starts to compute.
         for conclusion in concluded:
             self._conclusions.reach(conclusion)
@@ -270,9 +265,18 @@ class Sweep:
             if record.lasted is not None:
                 self._arrivals.ran(record.lasted)
 
-    def _decide(self, event: Event) -> list[Instruction]:
+    def _noted(self, event: Event) -> Event:
+        """The event, on record, with what earlier runs add to it."""
+        if isinstance(event, LaneReady):
+            self._records.lane_up(event.lane, event.context)
+        elif isinstance(event, DeviceFound):
+            event = self._expectations.of_device(event)
+            self._records.device(event, self._packer.options.width)
+        return event
+
+    def _decide(self, events: list[Event]) -> list[Instruction]:
         try:
-            return self._packer.handle(event)
+            return self._packer.handle(*events)
         except Exception as error:
             policy = self._packer.options.policy
             if not isinstance(error, errors.CotuneError) and type(policy) not in POLICIES.values():

@@ -84,11 +84,29 @@ class Packer:
             ev.Tick: lambda event: lanes.kill_overdue(self._withdrawn.values(), event.time),
         }
 
-    def handle(self, event: ev.Event) -> list[do.Instruction]:
-        """Processes one event and returns the resulting instructions, in order.
+    def handle(self, *events: ev.Event) -> list[do.Instruction]:
+        """Processes what has happened and returns the resulting instructions, in order.
 
         Events about lanes and trials that are gone are ignored: a body may report late.
+
+        Args:
+            events: One event, or several of one moment, such as devices found together: of trials that wait meanwhile
+                the first device would take as many as it can hold.
         """
+        for event in events:
+            self._take_in(event)
+        self._place()
+        if self._is_idle and not self._ledger.out and not self._pauses.is_making_room and self._ledger.give_up_gone():
+            # Nothing else will run meanwhile: what is there has to do.
+            self._place()
+        self._grants.review(bool(self._line) or self._pauses.wanted)
+        if self.options.residents > 1:
+            self._turns.review()
+        self._ledger.stirred.clear()
+        out, self._ledger.out = self._ledger.out, []
+        return out
+
+    def _take_in(self, event: ev.Event) -> None:
         self._ledger.now = event.time
         if isinstance(event, ev.TrialEvent):
             trial = self._trials.get(event.trial)
@@ -100,16 +118,6 @@ class Packer:
                 self._of_lanes[type(event)](lane, event)
         else:
             self._of_others[type(event)](event)
-        self._place()
-        if self._is_idle and not self._ledger.out and not self._pauses.is_making_room and self._ledger.give_up_gone():
-            # Nothing else will run meanwhile: what is there has to do.
-            self._place()
-        self._grants.review(bool(self._line) or self._pauses.wanted)
-        if self.options.residents > 1:
-            self._turns.review()
-        self._ledger.stirred.clear()
-        out, self._ledger.out = self._ledger.out, []
-        return out
 
     def _place(self) -> None:
         self._pauses.resume()

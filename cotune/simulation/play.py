@@ -119,8 +119,7 @@ class _Player:
     def play(self) -> Played:
         # Trials that are there at the beginning are in line before the first device takes one.
         self._propose()
-        for found in self._engine.start():
-            self._feed(found)
+        self._feed(*self._engine.start())
         while self._packer.unfinished or self._next < len(self._jobs) or self._coming:
             happened = self._engine.poll(float("inf"))
             if not happened:
@@ -141,17 +140,25 @@ class _Player:
     def _propose(self) -> None:
         """Adds the trials that have arrived, up to the limit, and schedules the next arrival."""
         jobs, packer, now = self._jobs, self._packer, self._engine.now()
-        while self._next < len(jobs) and not self._coming and packer.waiting < self._setting.ahead:
+        while arrived := self._arrived(now):
+            self._feed(*arrived)
+        if self._next < len(jobs) and not self._coming and packer.waiting < self._setting.ahead:
             number, job = self._next, jobs[self._next]
             self._next += 1
-            if job.arrival <= now:
-                self._feed(self._added(number, job, now))
-            else:
-                self._coming = True
-                self._engine.at(job.arrival, self._added(number, job, job.arrival))
+            self._coming = True
+            self._engine.at(job.arrival, self._added(number, job, job.arrival))
         if packer.is_open and (self._coming or self._next == len(jobs)):
             # The remaining trials arrive in their own time, and not because there is room for them.
             self._feed(AllTrialsAdded(now))
+
+    def _arrived(self, now: float) -> list[TrialAdded]:
+        """The next trials, as many as the limit allows, if they have arrived."""
+        arrived: list[TrialAdded] = []
+        most = 0 if self._coming else self._setting.ahead - self._packer.waiting
+        while len(arrived) < most and self._next < len(self._jobs) and self._jobs[self._next].arrival <= now:
+            arrived.append(self._added(self._next, self._jobs[self._next], now))
+            self._next += 1
+        return arrived
 
     def _added(self, number: int, job: Job, time: float) -> TrialAdded:
         expected, seconds = None, None
@@ -168,17 +175,19 @@ class _Player:
         return self._dice.uniform(1 - error, 1 + error)
 
     def _take_in(self, event: Event) -> None:
+        together: list[TrialAdded] = []
         if isinstance(event, TrialAdded):
             self._coming = False
+            together = self._arrived(event.time)
         elif isinstance(event, IterationsDone):
             self._notes.progressed(event.trial, event.count, event.seconds)
         elif isinstance(event, TrialEnded):
             self._notes.left(event.trial, event.time, event.outcome)
-        self._feed(event)
+        self._feed(event, *together)
 
-    def _feed(self, event: Event) -> None:
-        self._notes.events += 1
-        for instruction in self._packer.handle(event):
+    def _feed(self, *events: Event) -> None:
+        self._notes.events += len(events)
+        for instruction in self._packer.handle(*events):
             if isinstance(instruction, StartTrial):
                 self._start(instruction)
             elif isinstance(instruction, ConcludeTrial):

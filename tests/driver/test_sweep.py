@@ -106,9 +106,9 @@ class Watched(Packer):
         self.heard = []
         self.waited = []
 
-    def handle(self, event):
-        out = super().handle(event)
-        self.heard.append(event)
+    def handle(self, *events):
+        out = super().handle(*events)
+        self.heard += events
         self.waited.append(self.waiting)
         return out
 

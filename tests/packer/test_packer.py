@@ -830,6 +830,14 @@ def test_given_up_with_figures_only_after_the_largest_device_was_its_own() -> No
     assert reason == ("it had 974 MiB in a lane of 1.0 GiB; the largest device leaves 974 MiB to one trial")
 
 
+def test_devices_found_together_share_the_trials_that_wait() -> None:
+    brain = Packer()
+    for trial in range(2):
+        brain.handle(ev.TrialAdded(0.0, trial, expected=Demand(60 * MIB, 0)))
+    brain.handle(ev.DeviceFound(0.0, "gpu 0", GIB), ev.DeviceFound(0.0, "gpu 1", GIB))
+    assert [brain.device_of(trial) for trial in range(2)] == ["gpu 0", "gpu 1"]
+
+
 def test_trial_that_only_the_largest_device_holds_waits_for_it_once_one_a_little_smaller_was_too_small() -> None:
     world = World()
     world.device("large", GIB, CONTEXT)

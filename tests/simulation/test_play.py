@@ -53,6 +53,19 @@ def test_light_jobs_together_are_done_sooner() -> None:
     assert simulate(jobs, Setting()).figures.makespan < alone / 2
 
 
+@pytest.mark.parametrize("policy", ["makespan", "fifo", "pack"])
+def test_jobs_that_are_there_from_the_beginning_are_spread_over_the_devices(policy: str) -> None:
+    workload = replace(of(*[LIGHT] * 4), devices=4, lanes=4)
+    played = simulate(workload, Setting(policy=policy, costs=FREE))
+    assert len({segment.device for segment in played.segments}) == 4
+
+
+def test_of_jobs_that_come_together_the_policy_chooses_which_is_first() -> None:
+    long, short = (replace(LIGHT, iterations=count, arrival=50.0) for count in (1000, 10))
+    figures = simulate(replace(of(long, short, short), lanes=1), Setting(policy="srtf", costs=FREE)).figures
+    assert figures.completion == pytest.approx((1.0 + 2.0 + 102.0) / 3)
+
+
 def test_a_job_starts_no_sooner_than_it_comes() -> None:
     late = Job(10, 1.0, MIB, MIB, arrival=500.0)
     outcome = simulate(of(LIGHT, late), Setting(costs=FREE))
