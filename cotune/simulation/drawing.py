@@ -53,6 +53,8 @@ def _mark(segments: Sequence[Segment], start: float, end: float) -> str:
 def chrome_trace(segments: Sequence[Segment], jobs: Sequence[Job] = ()) -> dict[str, Any]:
     """The segments as a Chrome trace (for `chrome://tracing` or Perfetto): a process per device, a thread per lane.
 
+    A lane whose residents overlap has several threads of its name: events that overlap in one thread are not drawn.
+
     Args:
         segments: The segments to draw.
         jobs: The workload's jobs, whose names the trials get.
@@ -61,24 +63,44 @@ def chrome_trace(segments: Sequence[Segment], jobs: Sequence[Job] = ()) -> dict[
     devices = {
         name: number for number, name in enumerate(sorted({one.device for one in segments}, key=_numbered), start=1)
     }
+    bars = _bars(segments)
+    threads = {row: number for number, row in enumerate(sorted({row for row, *_ in bars}), start=1)}
     events: list[dict[str, Any]] = [
         {"ph": "M", "name": "process_name", "pid": number, "tid": 0, "args": {"name": name}}
         for name, number in devices.items()
     ]
-    for segment in segments:
+    events += [
+        {"ph": "M", "name": "thread_name", "pid": devices[device], "tid": thread, "args": {"name": f"lane {lane}"}}
+        for (device, lane, _), thread in threads.items()
+    ]
+    for row, start, end, segment in bars:
         events.append(
             {
                 "ph": "X",
                 "name": names.get(segment.trial) or f"trial {segment.trial}",
                 "cat": segment.how,
                 "pid": devices[segment.device],
-                "tid": segment.lane,
-                "ts": round(segment.start * 1e6),
-                "dur": round((segment.end - segment.start) * 1e6),
+                "tid": threads[row],
+                "ts": start,
+                "dur": end - start,
                 "args": {"trial": segment.trial, "outcome": segment.how},
             }
         )
     return {"traceEvents": events, "displayTimeUnit": "ms"}
+
+
+def _bars(segments: Sequence[Segment]) -> list[tuple[tuple[str, int, int], int, int, Segment]]:
+    """For each segment its device, its lane and a free row of it; and the microseconds of its start and its end."""
+    taken: defaultdict[tuple[str, int], list[int]] = defaultdict(list)
+    bars = []
+    for one in sorted(segments, key=lambda segment: segment.start):
+        # A length rounded by itself could reach beyond the start of the next.
+        start, end = round(one.start * 1e6), round(one.end * 1e6)
+        ends = taken[one.device, one.lane]
+        row = next((number for number, last in enumerate(ends) if last <= start), len(ends))
+        ends[row : row + 1] = [end]
+        bars.append(((one.device, one.lane, row), start, end, one))
+    return bars
 
 
 def summary(played: Played, bound: float) -> str:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import gzip
 import json
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -338,10 +340,39 @@ def test_a_chrome_trace_has_a_process_a_device_and_an_event_an_attempt() -> None
     outcome = simulate(replace(make_workload("salus-100", jobs=10), devices=2))
     trace = json.loads(json.dumps(chrome_trace(outcome.segments)))
     events = trace["traceEvents"]
-    assert {event["args"]["name"] for event in events if event["ph"] == "M"} == {"gpu 0", "gpu 1"}
+    assert {event["args"]["name"] for event in events if event["name"] == "process_name"} == {"gpu 0", "gpu 1"}
     bars = [event for event in events if event["ph"] == "X"]
     assert sorted(bar["args"]["trial"] for bar in bars) == list(range(10))
     assert all(bar["dur"] > 0 for bar in bars)
+
+
+def overlapping(trace: dict[str, Any]) -> int:
+    """How many events start before the one before them on their row has ended."""
+    bars = sorted(
+        (event["pid"], event["tid"], event["ts"], event["dur"]) for event in trace["traceEvents"] if event["ph"] == "X"
+    )
+    return sum(one[:2] == two[:2] and one[2] + one[3] > two[2] for one, two in pairwise(bars))
+
+
+def test_in_a_chrome_trace_an_event_ends_no_later_than_the_next_begins() -> None:
+    # The second one's 1.6 microseconds, rounded by themselves, would end at 3, and the third begins at 2.
+    ends = [0.0, 0.6e-6, 2.2e-6, 3.0e-6]
+    segments = [Segment(trial, "gpu 0", 1, *times, "done") for trial, times in enumerate(pairwise(ends))]
+    trace = chrome_trace(segments)
+    assert overlapping(trace) == 0
+    assert len({event["tid"] for event in trace["traceEvents"] if event["ph"] == "X"}) == 1
+
+
+def test_residents_that_overlap_have_rows_of_their_own_in_a_chrome_trace() -> None:
+    times = [(1.0, 2.0), (0.0, 3.0), (3.0, 5.0)]
+    segments = [Segment(trial, "gpu 0", 7, *span, "done") for trial, span in enumerate(times)]
+    trace = chrome_trace([*segments, Segment(3, "gpu 0", 9, 0.0, 6.0, "done")])
+    rows = {event["tid"]: event["args"]["name"] for event in trace["traceEvents"] if event["name"] == "thread_name"}
+    assert sorted(rows.values()) == ["lane 7", "lane 7", "lane 9"]
+    bars = {event["args"]["trial"]: event["tid"] for event in trace["traceEvents"] if event["ph"] == "X"}
+    assert bars[1] == bars[2] != bars[0]
+    assert rows[bars[3]] == "lane 9"
+    assert overlapping(trace) == 0
 
 
 def test_a_chrome_trace_has_the_names_of_the_table(tmp_path: Path) -> None:
