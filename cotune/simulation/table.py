@@ -222,17 +222,18 @@ def _is_date(text: str) -> bool:
 def _job(row: Row) -> Job | None:
     """The job of a row; None if it took no time."""
     get = row.get
-    iterations = int(get("iterations", _STEPS))
-    if iterations != get("iterations", _STEPS):
+    iterations = int(get("iterations"))
+    if iterations != get("iterations"):
         raise InputError(f"{row.where}: iterations is {row.cells['iterations']}", hint="write a whole number")
     ran = get("end") - get("start") if row.cell("start")[1] and row.cell("end")[1] else 0.0
-    steps = iterations * get("step_seconds") if row.cell("iterations")[1] else 0.0
-    seconds = get("seconds", steps or ran)
-    if iterations < 1 or seconds <= 0:
+    seconds = get("seconds", iterations * get("step_seconds") or ran)
+    if seconds <= 0:
         return None
     if seconds > MOST_SECONDS:
         hint = "step_seconds is the time of one iteration"
         raise InputError(f"{row.where}: {iterations} iterations take {seconds:g} s", hint=hint)
+    # Some tables have 0 where the number is not known.
+    iterations = iterations or _STEPS
     persistent, ephemeral = get("persistent_mib"), get("ephemeral_mib")
     if not ephemeral:
         ephemeral = max(0.0, get("peak_mib") - persistent)

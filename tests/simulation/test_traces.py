@@ -50,6 +50,14 @@ def test_a_published_table_is_read_by_its_own_names(tmp_path: Path) -> None:
     assert "1 jobs of no GPU or of several" in workload.note
 
 
+def test_a_job_whose_iterations_are_not_known_lasts_as_long_as_its_row_says(tmp_path: Path) -> None:
+    text = "iterations,step_seconds,duration,start,end\n0,,164,,\n,,147,,\n0,,,10,15\n5,2,100,,\n"
+    jobs = from_csv(table(tmp_path, text)).jobs
+    assert [job.seconds for job in jobs] == pytest.approx([164.0, 147.0, 5.0, 100.0])
+    assert len({job.iterations for job in jobs[:3]}) == 1
+    assert jobs[3].iterations == 5
+
+
 def test_jobs_last_from_their_start_to_their_end_in_dates_too(tmp_path: Path) -> None:
     text = (
         "job_id,gpu_num,submit_time,start_time,end_time\n"
