@@ -45,7 +45,7 @@ MOST_MIB = 1e7
 _PERCENT = "plan_gpu"
 # Beginnings of columns of hyperparameters, as in the tables of Optuna's studies and of Ray Tune's results.
 _PARAMETERS = ("params_", "config/")
-_NOTHING = ("none", "null", "nan", "na", "n/a", "\\n")
+_NOTHING = ("none", "null", "nan", "na", "n/a", "\\n", "unknown")
 _STEPS = 100
 # A duration as pandas and Python write it.
 _SPAN = re.compile(r"(?:(\d+) days?(?:,? |$))?(?:(\d+):(\d\d):(\d\d(?:\.\d+)?))?")
@@ -183,8 +183,11 @@ class Row:
         """
         arrival, start, end = (self.cell(name)[1] for name in TIMES)
         for what, texts in (("arrival and start", [arrival or start]), ("start and end", [start, end])):
-            for text in filter(None, texts):
-                if forms.setdefault(what, _is_date(text)) != _is_date(text):
+            for text in texts:
+                is_date = _is_date(text)
+                # What is neither date nor number is wrong by itself, and reading it says so.
+                is_time = is_date or isinstance(_value(text), float)
+                if is_time and forms.setdefault(what, is_date) != is_date:
                     hint = "give all times that are compared as dates, or all as seconds"
                     raise InputError(f"{self.where}: of {what} some are dates, some seconds", hint=hint)
 

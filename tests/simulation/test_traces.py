@@ -79,10 +79,11 @@ def test_what_is_missing_may_be_written_in_several_ways(tmp_path: Path) -> None:
         "b,Killed,2017-10-03 08:00:10,2017-10-03 08:01:00,None,1\n"
         "c,Failed,2017-10-03 08:00:10,NaN,NULL,1\n"
         "d,Pass,2017-10-03 08:00:10,2017-10-03 08:01:00,2017-10-03 08:02:00,NA\n"
+        "e,Pending,2017-10-03 08:00:10,Unknown,Unknown,1\n"
     )
     workload = from_csv(table(tmp_path, text))
     assert [job.seconds for job in workload.jobs] == pytest.approx([60.0])
-    assert "without 1 jobs of no GPU or of several, without 2 that took no time or have no end" in workload.note
+    assert "without 1 jobs of no GPU or of several, without 3 that took no time or have no end" in workload.note
 
 
 def test_parts_of_a_gpu_in_percent_and_jobs_of_several_instances(tmp_path: Path) -> None:
@@ -235,6 +236,7 @@ def test_a_table_of_times_alone_limits_only_lanes(tmp_path: Path) -> None:
         ("seconds,arrival\n10,2024-01-01\n10,0\n", "line 3.*of arrival and start some are dates, some seconds"),
         ("seconds,submit_time,start_time\n10,5,2024-01-01\n10,,2024-01-01\n", "line 3.*of arrival and start"),
         ("start,end\n0,2024-01-01\n", "line 2.*of start and end some are dates"),
+        ("start,end\n2024-01-01,2024-01-02\nsoon,2024-01-02\n", "line 3.*start is 'soon'\n.*seconds, or a date"),
         (HEADER + "10.9,1,1,1,,,,\n", "line 2.*iterations is 10.9"),
     ],
 )
