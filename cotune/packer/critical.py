@@ -41,7 +41,8 @@ class Critical:
     The remaining time of a trial is the mean residual life of the trials that came as far, in shares of the time to
     their end (Kaplan and Meier, JASA 53, 1958; here all have ended, and one more that went to its end is added).
     The remaining time of the sweep is its device time over what devices do when shared well, or its bytes times seconds
-    over all memory, whichever is more. On a single device nothing is held back: it has all the work to do anyway.
+    over all memory, whichever is more; nor is it less than what is left of a trial and, after it, of the longest that is
+    held back. On a single device nothing is held back: it has all the work to do anyway.
 
     Args:
         enabled: Whether anything is held back at all.
@@ -125,7 +126,9 @@ class Critical:
         if not share or self._line.is_open:
             # It is not known yet what the sweep will end with.
             return MANY
-        slowest = min(SLIGHT, left / max(self._rest(), TINY))
+        # What is held back until the trial has ended begins after it.
+        rest = max(self._rest(), left + self._residual(0.0) * self._line.longest)
+        slowest = min(SLIGHT, left / max(rest, TINY))
         width = device.width.width
         if shared_speed(width * share) >= slowest:
             return MANY

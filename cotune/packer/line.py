@@ -10,6 +10,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from cotune.errors import InputError
+from cotune.packer.largest import Largest
 from cotune.packer.options import PackerOptions
 from cotune.packer.policies import Waiting
 from cotune.packer.predictor import Predictor
@@ -88,6 +89,7 @@ class Line:
     def __init__(self, options: PackerOptions, predictor: Predictor) -> None:
         self.is_open = True
         self.seconds = self.work = self.volume = 0.0
+        self._lengths: Largest[float] = Largest()
         self._timed = 0
         self._policy = options.policy
         self._predictor = predictor
@@ -101,6 +103,11 @@ class Line:
 
     def __len__(self) -> int:
         return len(self._spots)
+
+    @property
+    def longest(self) -> float:
+        """The longest that a waiting trial is expected to take alone; 0 if no time is known."""
+        return self._lengths.get(0.0)
 
     def lasts(self, lanes: int) -> float | None:
         """Seconds in which a device with so many lanes is done with all trials in line; None if no time is known.
@@ -302,6 +309,7 @@ class Line:
         left = waiting.seconds_left or 0.0
         self.seconds += sign * left
         self._timed += sign * (left > 0)
+        (self._lengths.add if sign > 0 else self._lengths.remove)(left)
         self.work += sign * left * (1.0 if waiting.busy is None else waiting.busy)
         self.volume += sign * left * (waiting.need or 0)
 

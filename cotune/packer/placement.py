@@ -213,6 +213,9 @@ class Placement:
             # A trial that uses the device less may run where this one may not.
             search.passed += 1
             others_would_do = True
+        if shape.want.where is Where.APART and others_would_do:
+            search.tried[shape] = self._line.mark(trial)
+            return
         if shape.want.where is not Where.LANE or not (others_would_do or self._residents > 1):
             search.limits[shape.want] = self._line.size(trial) - 1
             return

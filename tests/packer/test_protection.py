@@ -393,3 +393,28 @@ def hinted(world: World, busy: float, priority: float = 0.0) -> int:
     world.add(number, 100 * MIB, 50 * MIB, steps=10**6, busy=busy, priority=priority, hint=1.0, knows_busy=True)
     world.settle()
     return number
+
+
+@pytest.mark.parametrize("size", [50, 200])
+def test_a_trial_that_lost_a_lane_does_not_wait_for_one_with_priority_that_would_be_slowed(size: int) -> None:
+    world = World(PackerOptions(width=4, policy=make_policy("fifo")))
+    for number in range(2):
+        world.device(f"gpu {number}", 4 * GIB)
+        world.add(number, 10 * MIB, 10 * MIB, steps=1000, busy=1.0, hint=1.0, knows_busy=True)
+    world.run_some(3)
+    for trial, needs, busy in ((2, 100, 1.0), (3, size, 0.1)):
+        priority = float(trial == 2)
+        world.add(
+            trial,
+            needs * MIB,
+            10 * MIB,
+            steps=50,
+            busy=busy,
+            priority=priority,
+            hint=1.0,
+            knows_busy=True,
+            lane_deaths=1,
+        )
+    world.run_some(3)
+    assert not runs(world, 2)
+    assert runs(world, 3)

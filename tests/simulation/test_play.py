@@ -60,6 +60,15 @@ def test_jobs_that_are_there_from_the_beginning_are_spread_over_the_devices(poli
     assert len({segment.device for segment in played.segments}) == 4
 
 
+@pytest.mark.parametrize(("trials", "devices", "lanes", "busy"), [(6, 4, 2, 0.6), (20, 8, 4, 0.4), (12, 8, 2, 0.9)])
+def test_a_job_that_would_itself_end_last_is_not_kept_waiting_for_another(
+    trials: int, devices: int, lanes: int, busy: float
+) -> None:
+    workload = replace(of(*[replace(LIGHT, step_seconds=2.0, busy=busy)] * trials), devices=devices, lanes=lanes)
+    spared, fifo = (simulate(workload, Setting(policy=policy)).figures.makespan for policy in ("makespan", "fifo"))
+    assert spared <= 1.01 * fifo
+
+
 def test_of_jobs_that_come_together_the_policy_chooses_which_is_first() -> None:
     long, short = (replace(LIGHT, iterations=count, arrival=50.0) for count in (1000, 10))
     figures = simulate(replace(of(long, short, short), lanes=1), Setting(policy="srtf", costs=FREE)).figures
