@@ -41,8 +41,8 @@ class Critical:
     The remaining time of a trial is the mean residual life of the trials that came as far, in shares of the time to
     their end (Kaplan and Meier, JASA 53, 1958; here all have ended, and one more that went to its end is added).
     The remaining time of the sweep is its device time over what devices do when shared well, or its bytes times seconds
-    over all memory, whichever is more; nor is it less than what is left of a trial and, after it, of the longest that is
-    held back. On a single device nothing is held back: it has all the work to do anyway.
+    over all memory, whichever is more. It is no less than what is left of a trial and, after it, what the longest takes
+    that is held back. On a single device nothing is held back: it has all the work to do anyway.
 
     Args:
         enabled: Whether anything is held back at all.
