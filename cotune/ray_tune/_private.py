@@ -23,7 +23,7 @@ from ray.train._internal import checkpoint_manager
 from ray.train._internal import session as ray_session
 from ray.train._internal.checkpoint_manager import _CheckpointManager as CheckpointManager
 from ray.tune.execution import tune_controller
-from ray.tune.logger import TBXLoggerCallback
+from ray.tune.logger import LoggerCallback, TBXLoggerCallback
 from ray.tune.result import DONE, RESULT_DUPLICATE, TRAINING_ITERATION
 from ray.tune.schedulers import hyperband
 from ray.tune.trainable import function_trainable
@@ -38,6 +38,7 @@ __all__ = [
     "AcquiredResources",
     "ActorHandle",
     "CheckpointManager",
+    "LoggerCallback",
     "PlacementGroupResourceManager",
     "RayActorManager",
     "ResourceManager",
@@ -67,6 +68,7 @@ _NEEDED: tuple[tuple[Any, tuple[str, ...]], ...] = (
     (CheckpointManager, ("register_checkpoint",)),
     (checkpoint_manager, ("_delete_fs_path",)),
     (hyperband._Bracket, ("cleanup_full", "current_trials")),
+    (LoggerCallback, ("_restore_from_remote",)),
     (TBXLoggerCallback, ("log_trial_start",)),
     (actor, ("_actor_launch_hook",)),
     (ray._private.state, ("available_resources_per_node",)),

@@ -22,6 +22,7 @@ def mend() -> None:
     _end_whole_brackets()
     _pause_while_saving()
     _keep_events()
+    _keep_rows()
 
 
 def _keep_checkpoints() -> None:
@@ -147,3 +148,19 @@ def _keep_events() -> None:
             self._summary_writer_cls = writer
 
     _private.TBXLoggerCallback.log_trial_start = log_trial_start
+
+
+def _keep_rows() -> None:
+    """Makes Tune's loggers go on with their own file when a trial goes on, if it is there.
+
+    They replace it with the copy that was uploaded last, and lose the rows since. Trials go on sooner in lanes than the
+    next upload.
+    """
+    restore = _private.LoggerCallback._restore_from_remote
+
+    @functools.wraps(restore)
+    def restore_from_remote(self: Any, file_name: str, trial: Any) -> None:
+        if not Path(trial.local_path, file_name).is_file():
+            restore(self, file_name, trial)
+
+    _private.LoggerCallback._restore_from_remote = restore_from_remote

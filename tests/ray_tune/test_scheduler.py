@@ -248,6 +248,24 @@ def test_a_checkpoint_that_is_gone_already_is_no_fault_of_the_trial_that_saves_n
     assert list(tmp_path.iterdir()) == folders[2:]
 
 
+def test_rows_that_are_not_uploaded_yet_stay_in_the_log_of_a_trial_that_goes_on(tmp_path):
+    from pyarrow.fs import LocalFileSystem
+    from ray.tune.logger import JsonLoggerCallback
+
+    colocate()
+    here, there = tmp_path / "here", tmp_path / "there"
+    storage = SimpleNamespace(storage_filesystem=LocalFileSystem(), trial_fs_path=str(there))
+    trial = SimpleNamespace(local_path=str(here), storage=storage, checkpoint="saved")
+    for folder in (here, there):
+        folder.mkdir()
+    (there / "result.json").write_text("1\n")
+    JsonLoggerCallback()._restore_from_remote("result.json", trial)
+    assert (here / "result.json").read_text() == "1\n", "as in a new process"
+    (here / "result.json").write_text("1\n2\n")
+    JsonLoggerCallback()._restore_from_remote("result.json", trial)
+    assert (here / "result.json").read_text() == "1\n2\n"
+
+
 def test_a_trial_that_is_about_to_be_paused_ends_with_its_bracket_too():
     from ray.tune.schedulers import HyperBandScheduler
 
