@@ -24,7 +24,7 @@ from cotune.simulation.workload import Job, Workload, features
 NAMES = {
     "seconds": ("seconds", "duration", "duration_s", "runtime", "jct_s", "time_total_s"),
     "peak_mib": ("peak_mib", "peak_mem_mb"),
-    "arrival": ("arrival", "arrival_time", "submit_time", "submitted_time", "creation_time"),
+    "arrival": ("arrival", "arrival_time", "submit", "submit_time", "submitted_time", "creation_time"),
     "start": ("start", "start_time", "scheduled_time"),
     "end": ("end", "end_time", "deletion_time"),
     "kind": ("kind", "model", "model_name"),

@@ -86,6 +86,13 @@ def test_what_is_missing_may_be_written_in_several_ways(tmp_path: Path) -> None:
     assert "without 1 jobs of no GPU or of several, without 3 that took no time or have no end" in workload.note
 
 
+def test_a_table_of_slurm_says_when_jobs_were_submitted(tmp_path: Path) -> None:
+    text = "JobID,Submit,Start,End\n1,2026-01-01T00:00:00,2026-01-01T00:05:00,2026-01-01T00:06:00\n"
+    text += "2,2026-01-01T00:00:10,2026-01-01T00:07:00,2026-01-01T00:09:00\n"
+    jobs = from_csv(table(tmp_path, text)).jobs
+    assert [(job.arrival, job.seconds) for job in jobs] == [(0.0, pytest.approx(60.0)), (10.0, pytest.approx(120.0))]
+
+
 def test_parts_of_a_gpu_in_percent_and_jobs_of_several_instances(tmp_path: Path) -> None:
     text = (
         "job_name,inst_num,status,start_time,end_time,plan_cpu,plan_gpu\n"
