@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import gc
 import importlib.util
 import logging
 import os
 import select
 import signal
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +90,37 @@ def needs_mps():
         MpsDaemon(find_devices(gpus=1)[0].uuid).close()
     except DeviceError as error:
         pytest.skip(error.message)
+
+
+@contextlib.contextmanager
+def _grown_at_collections(names: dict[str, Any], value: Any) -> Iterator[None]:
+    came: list[str] = []
+
+    def add(phase: str, info: object) -> None:
+        came.append(f"came_{len(came)}")
+        names[came[-1]] = value
+
+    thresholds = gc.get_threshold()
+    gc.callbacks.append(add)
+    # This also drops the tuples that Python keeps to use again, for which it would not collect.
+    gc.collect()
+    gc.set_threshold(1)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*thresholds)
+        gc.callbacks.remove(add)
+        for name in came:
+            del names[name]
+
+
+@pytest.fixture(scope="session")
+def grown_at_collections() -> Callable[[dict[str, Any], Any], contextlib.AbstractContextManager[None]]:
+    """Within the block, a dictionary gets a further name whenever the garbage collector runs, which it does very often.
+
+    That stands for another thread, which may have its turn then, and import something.
+    """
+    return _grown_at_collections
 
 
 class Meeting:

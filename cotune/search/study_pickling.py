@@ -44,12 +44,13 @@ def study_as_proxy(study: optuna.Study) -> Iterator[None]:
 
 def globals_of(study: optuna.Study) -> list[tuple[str, str]]:
     """The modules in which the study is a global, and its names there; without the script, whose globals travel."""
-    modules = [(name, module) for name, module in list(sys.modules.items()) if isinstance(module, ModuleType)]
+    # Of copies: while list() makes its tuples, the garbage collector may let another thread import something.
+    modules = [(name, module) for name, module in sys.modules.copy().items() if isinstance(module, ModuleType)]
     # Not by vars(), at which a module may load what it has put off.
     loaded = [(name, object.__getattribute__(module, "__dict__")) for name, module in modules if name != "__main__"]
     # By ids, without a frame of Python for each of 200,000 globals.
-    holding = [(module, names) for module, names in loaded if id(study) in map(id, list(names.values()))]
-    return [(module, name) for module, names in holding for name, value in list(names.items()) if value is study]
+    holding = [(module, names) for module, names in loaded if id(study) in map(id, names.copy().values())]
+    return [(module, name) for module, names in holding for name, value in names.copy().items() if value is study]
 
 
 @process_wide

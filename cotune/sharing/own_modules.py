@@ -43,7 +43,8 @@ def own_modules() -> dict[str, OwnModule]:
     from cotune.sharing.preload import is_own_file, is_useless
 
     found: dict[str, OwnModule] = {}
-    for name, module in list(sys.modules.items()):
+    # Of a copy: while list() makes its tuples, the garbage collector may let another thread import something.
+    for name, module in sys.modules.copy().items():
         # Not by getattr(), at which a module may load what it has put off.
         spec = object.__getattribute__(module, "__dict__").get("__spec__") if isinstance(module, ModuleType) else None
         if not isinstance(spec, ModuleSpec) or spec.name != name or type(spec.loader) is not SourceFileLoader:

@@ -233,7 +233,8 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
     elif isinstance(value, Mapping):
         yield from ((str(name), part) for name, part in value.items())
     else:
-        yield from vars(value).items() if hasattr(value, "__dict__") else ()
+        # Of a copy: pickling a part may add another to the object, and so may another thread to a module.
+        yield from dict(vars(value)).items() if hasattr(value, "__dict__") else ()
 
 
 class _Pickler(by_value.Pickler):

@@ -37,7 +37,8 @@ class Told(NamedTuple):
 def loggers_of_script() -> dict[str, Told]:
     """The loggers with handlers that print, but for those of imported modules, which set up their own."""
     found = {}
-    for name, logger in list(logging.root.manager.loggerDict.items()):
+    # Of a copy: a module that another thread imports may add its logger.
+    for name, logger in logging.root.manager.loggerDict.copy().items():
         head = name.partition(".")[0]
         if isinstance(logger, logging.Logger) and (head == "__main__" or head not in sys.modules):
             handlers = [_told(handler) for handler in logger.handlers if _prints(handler)]

@@ -187,5 +187,6 @@ def _levels() -> dict[str, int] | None:
     root = logging.getLogger()
     if not root.handlers:
         return None
-    loggers = [logger for logger in root.manager.loggerDict.values() if isinstance(logger, logging.Logger)]
+    # Of a copy: a module that another thread imports may add its logger.
+    loggers = [logger for logger in root.manager.loggerDict.copy().values() if isinstance(logger, logging.Logger)]
     return {logger.name: logger.level for logger in [root, *loggers] if logger.level}

@@ -5,6 +5,7 @@ import importlib.util
 import inspect
 import linecache
 import sys
+from types import ModuleType
 
 import pytest
 
@@ -52,6 +53,11 @@ def test_only_modules_of_the_users_own_that_are_loaded_are_kept(project):
     assert not {"json", "pytest", "cotune", module_under_test.__name__} & found.keys()
     sys.modules["project_of_ours"].__spec__._initializing = True
     assert "project_of_ours" not in own_modules(), "it would call us again"
+
+
+def test_another_thread_may_import_meanwhile(project, grown_at_collections):
+    with grown_at_collections(sys.modules, ModuleType("came")):
+        assert "project_of_ours.settings" in own_modules()
 
 
 def test_tracebacks_and_sources_are_those_of_the_code(project, monkeypatch):

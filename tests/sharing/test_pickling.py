@@ -247,6 +247,19 @@ def test_a_refusal_says_by_which_names_one_comes_to_what_is_unfit(unfit, names):
     assert refused.value.message.startswith(names)
 
 
+def test_a_refusal_names_what_is_unfit_though_pickling_another_part_adds_to_the_object():
+    class Adds:
+        def __reduce__(self):
+            setattr(held, f"added_{len(vars(held))}", 1)
+            return str, ()
+
+    held = types.ModuleType("held")
+    held.first, held.guard = Adds(), threading.Lock()
+    with pytest.raises(NotPicklable) as refused:
+        dumps(functools.partial(len, held), "it")
+    assert refused.value.message.startswith("'guard' of 'argument 0' of it ")
+
+
 def test_a_lock_among_the_globals_it_uses_is_refused(stray_module):
     with pytest.raises(NotPicklable, match="lock"):
         dumps(stray_module.locked, "it")

@@ -53,6 +53,14 @@ def test_loggers_of_modules_are_left_to_them(logger, monkeypatch):
     assert loggers_of_script() == {}
 
 
+def test_another_thread_may_import_what_makes_loggers_meanwhile(logger, grown_at_collections):
+    logger.addHandler(handler(sys.stdout))
+    for number in range(100):
+        logging.getLogger(f"other of ours.{number}")
+    with grown_at_collections(logging.root.manager.loggerDict, logging.getLogger("came")):
+        assert list(loggers_of_script()) == [logger.name]
+
+
 def test_a_logger_that_a_module_has_set_up_is_left_as_it_is(logger):
     logger.addHandler(handler(sys.stdout))
     told = loggers_of_script()

@@ -19,7 +19,7 @@ import threading
 import pytest
 
 from cotune.demand import GIB
-from cotune.sharing import wire, zygote_main
+from cotune.sharing import wire, zygote, zygote_main
 from cotune.sharing.lane import LaneHandle, ended_how
 from cotune.sharing.lane_options import LaneOptions, TrialOptions
 from cotune.sharing.pickling import Series
@@ -198,6 +198,24 @@ def test_lanes_log_what_the_driver_would_show(tmp_path, monkeypatch, is_set_up):
         assert (told["root"], told["level"]) == ((True, logging.DEBUG) if is_set_up else (False, logging.NOTSET))
     finally:
         world.close()
+
+
+def test_another_thread_may_make_loggers_while_their_levels_are_read(monkeypatch):
+    class Odd:
+        @property
+        def __class__(self):
+            """Runs where other objects let another thread have its turn."""
+            logging.getLogger(f"came of ours.{len(loggers)}")
+            return Odd
+
+    loggers = {}
+    # Only here: pytest looks through them itself at the end of a test.
+    with monkeypatch.context() as patch:
+        patch.setattr(logging.getLogger(), "handlers", [logging.NullHandler()])
+        patch.setattr(logging.root.manager, "loggerDict", loggers)
+        logging.getLogger("first of ours").setLevel(logging.DEBUG)
+        loggers["odd"] = Odd()
+        assert zygote._levels()["first of ours"] == logging.DEBUG
 
 
 @pytest.mark.parametrize(("chosen", "used"), [(None, "agg"), ("pdf", "pdf")])
