@@ -903,9 +903,17 @@ def test_bad_input_is_refused_with_a_hint_before_anything_starts(tmp_path, chang
     assert not (tmp_path / "runs").exists()
 
 
-def test_an_objective_that_names_its_studys_storage_in_memory_sees_the_study(optimize):
+class OwnStorage(optuna.storages.InMemoryStorage):
+    pass
+
+
+IN_MEMORY = pytest.mark.parametrize("in_memory", [optuna.storages.InMemoryStorage, OwnStorage])
+
+
+@IN_MEMORY
+def test_an_objective_that_names_its_studys_storage_in_memory_sees_the_study(optimize, in_memory):
     def tune(run):
-        storage = optuna.storages.InMemoryStorage()
+        storage = in_memory()
         study = optuna.create_study(study_name="mine", storage=storage)
         beside = optuna.create_study(study_name="beside", storage=storage)
 
@@ -921,8 +929,9 @@ def test_an_objective_that_names_its_studys_storage_in_memory_sees_the_study(opt
     assert tune(functools.partial(optimize, lanes=1)) == tune(optuna.Study.optimize) == ([1, 2, 3], 3)
 
 
-def test_a_storage_in_memory_of_other_studies_is_warned_of(optimize, said):
-    other = optuna.create_study()
+@IN_MEMORY
+def test_a_storage_in_memory_of_other_studies_is_warned_of(optimize, said, in_memory):
+    other = optuna.create_study(storage=in_memory())
 
     def objective(trial):
         other.enqueue_trial({"x": 1.0})

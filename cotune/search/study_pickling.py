@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copyreg
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -54,23 +53,21 @@ def globals_of(study: optuna.Study) -> list[tuple[str, str]]:
 
 
 @process_wide
-def _pickled_by(reduce: Callable[[Any], Any], kind: type) -> Iterator[None]:
-    """Pickles objects of a class by `reduce`, which decides by the study that the calling thread serves."""
-    before = copyreg.dispatch_table.get(kind)
-    copyreg.pickle(kind, reduce)
+def _pickled_by(reduce: Callable[[Any, Any], Any], kind: Any) -> Iterator[None]:
+    """Pickles objects of a class of Optuna's by `reduce`, which decides by the study that the calling thread serves."""
+    # Not by `copyreg`, which would leave out classes derived from it.
+    kind.__reduce_ex__ = reduce
     try:
         yield
     finally:
-        del copyreg.dispatch_table[kind]
-        if before is not None:
-            copyreg.dispatch_table[kind] = before
+        del kind.__reduce_ex__
 
 
-def _reduce_study(study: optuna.Study) -> Any:
-    return (study_in_lane, ()) if study is _served.study else study.__reduce_ex__(2)
+def _reduce_study(study: optuna.Study, protocol: Any) -> Any:
+    return (study_in_lane, ()) if study is _served.study else object.__reduce_ex__(study, protocol)
 
 
-def _reduce_storage(storage: InMemoryStorage) -> Any:
+def _reduce_storage(storage: InMemoryStorage, protocol: Any) -> Any:
     served = _served.study
     if served is not None and storage is served._storage:
         return storage_in_lane, ()
@@ -79,4 +76,4 @@ def _reduce_storage(storage: InMemoryStorage) -> Any:
             "The objective uses a storage in memory that is not its study's: every trial has a copy of it, and what is "
             "written there is lost. Use optuna.storages.JournalStorage, or a database."
         )
-    return storage.__reduce_ex__(2)
+    return object.__reduce_ex__(storage, protocol)
