@@ -71,7 +71,7 @@ class Broker:
         self._lane_killers: set[str] = set()
         self._blobs: dict[type, tuple[int, bytes]] = {}
         self._answers: list[Any] = []
-        self._events: deque[ev.Event] = deque()
+        self._events: deque[tuple[ev.Event, ...]] = deque()
         self._is_following = False
         self._ran = self._pumped = cluster.now()
 
@@ -232,10 +232,11 @@ class Broker:
     def pump(self) -> None:
         """Passes the cluster's events to the brain."""
         self._pumped = self._cluster.now()
-        for event in self._cluster.poll():
-            self._feed(event)
-            if isinstance(event, ev.Tick):
-                self._tend()
+        happened = self._cluster.poll()
+        if happened:
+            self._feed(*happened)
+        if any(isinstance(event, ev.Tick) for event in happened):
+            self._tend()
 
     def _tend(self) -> None:
         """Once a second: asks for devices if trials wait, gives idle ones back if none does."""
@@ -257,15 +258,15 @@ class Broker:
             why = self.packer.why_waiting(waiting[0].number)
             log.warning("nothing runs: trial %s waits, %s", waiting[0].trial.trial_id, why or "for its lane")
 
-    def _feed(self, event: ev.Event) -> None:
-        """Passes an event to the brain and carries out its instructions; events caused by these are queued."""
-        self._events.append(event)
+    def _feed(self, *events: ev.Event) -> None:
+        """Passes events to the brain and carries out its instructions; events caused by these are queued."""
+        self._events.append(events)
         if self._is_following:
             return
         self._is_following = True
         try:
             while self._events:
-                self._follow(self.packer.handle(self._events.popleft()))
+                self._follow(self.packer.handle(*self._events.popleft()))
         finally:
             self._is_following = False
 

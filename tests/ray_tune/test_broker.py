@@ -94,6 +94,21 @@ def test_a_trial_that_is_cancelled_before_its_first_call_makes_room_at_once(brok
     assert lanes.called == []
 
 
+def test_the_brain_hears_at_once_of_devices_that_come_up_together(lanes):
+    class Listens(Packer):
+        heard = ()
+
+        def handle(self, *events):
+            self.heard += (events,)
+            return super().handle(*events)
+
+    broker = Broker(Listens(PackerOptions(width=2)), lanes)
+    found = [ev.DeviceFound(0.0, f"gpu:{number}", 1000 * MIB) for number in range(2)]
+    lanes.poll = lambda: found
+    broker.pump()
+    assert broker.packer.heard == (tuple(found),), "else waiting trials would crowd on the first"
+
+
 def test_the_first_call_of_an_attempt_says_what_the_trial_is(broker, lanes):
     ticket = broker.ask(trial("a"))
     broker.seat(ticket, dict, {"x": 1})
