@@ -28,6 +28,7 @@ from cotune.ray_tune.cluster import Cluster
 from cotune.ray_tune.process import Fractions
 from cotune.ray_tune.seam import LaneActorManager, LaneRequest, LaneResourceManager
 from cotune.ray_tune.slot import ClusterOptions
+from cotune.sharing.cpu import ALLOCATORS
 from cotune.sharing.installed import spec_of
 from cotune.sharing.preload import modules_to_preload
 
@@ -297,7 +298,7 @@ def _environment(cores: float) -> dict[str, str]:
     given = ray.get_runtime_context().runtime_env.get("env_vars") or {}
     # The values that Ray sets for an actor with so many CPUs, unless the user has set others for the job.
     usual = {"PL_DISABLE_FORK": "1", "OMP_NUM_THREADS": str(max(1, int(cores)))}
-    return {name: value for name, value in usual.items() if name not in given} | told
+    return {name: value for name, value in (usual | ALLOCATORS).items() if name not in given} | told
 
 
 def _modules(trainable: Any) -> list[str]:

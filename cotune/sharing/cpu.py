@@ -20,6 +20,9 @@ from cotune.sharing.memory import LaneMemory
 HEADROOM = 128 * MIB
 # Bytes to go on with when memory has run out; less than malloc would map by itself, which the cap refuses.
 SPARE = 64 * 1024
+# For the environment of lanes, unless the user has set it there. mimalloc, pyarrow's allocator, would otherwise
+# make 1 GiB writable at its first allocation, and RLIMIT_DATA counts that. It reads its settings when it is loaded.
+ALLOCATORS = {"MIMALLOC_ARENA_EAGER_COMMIT": "0"}
 _M_ARENA_MAX = -8
 _RESIDENT = re.compile(rb"VmHWM:\s+(\d+) kB\nVmRSS:\s+(\d+) kB\nRssAnon:\s+(\d+) kB")
 

@@ -19,6 +19,7 @@ from typing import Any
 
 from cotune.paths import working_directory
 from cotune.process_wide import IN_LANE
+from cotune.sharing.cpu import ALLOCATORS
 from cotune.sharing.logs import last_lines
 from cotune.sharing.own_modules import OwnModule
 from cotune.sharing.process_groups import kill_group
@@ -67,7 +68,7 @@ class ZygoteHandle:
         # Not on the command line: some paths are longer than an argument may be.
         first = json.dumps([path, _levels()]).encode()
         payload = ZygotePayload(first, modules, sys.argv, own, settings, trainable).write()
-        environment = dict(os.environ)
+        environment = ALLOCATORS | os.environ
         # torch.cuda.is_available() in the zygote must not start CUDA, or no lane could be forked any more.
         environment["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
         environment[IN_LANE] = "1"

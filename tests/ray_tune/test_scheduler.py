@@ -329,3 +329,10 @@ def test_a_number_of_threads_that_the_user_has_set_for_the_job_stays(monkeypatch
     context = SimpleNamespace(runtime_env=given)
     monkeypatch.setattr(scheduler.ray, "get_runtime_context", lambda: context)
     assert scheduler._environment(2.0).get("OMP_NUM_THREADS") == threads
+
+
+@pytest.mark.parametrize(("given", "told"), [({}, "0"), ({"env_vars": {"MIMALLOC_ARENA_EAGER_COMMIT": "1"}}, None)])
+def test_an_allocator_of_a_lane_makes_no_more_writable_than_it_uses_unless_told_so(monkeypatch, given, told):
+    context = SimpleNamespace(runtime_env=given)
+    monkeypatch.setattr(scheduler.ray, "get_runtime_context", lambda: context)
+    assert scheduler._environment(2.0).get("MIMALLOC_ARENA_EAGER_COMMIT") == told

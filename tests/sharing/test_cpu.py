@@ -226,6 +226,21 @@ def test_what_happens_to_lane_mates_puts_no_cap_back_on_a_library_that_is_being_
     assert (within, after) == (True, False)
 
 
+def test_what_an_allocator_maps_without_access_counts_from_where_it_becomes_writable():
+    mapped, small, large = in_own_process("""
+        import ctypes, mmap
+        libc = ctypes.CDLL(None)
+        libc.mmap.restype = ctypes.c_void_p
+        libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *3 * [ctypes.c_int], ctypes.c_long]
+        libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+        memory.set_quota(memory.start() + 64 * MIB)
+        arena = libc.mmap(None, 1 << 30, 0, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
+        writable = lambda count: libc.mprotect(arena, count, mmap.PROT_READ | mmap.PROT_WRITE) == 0
+        tell(arena != ctypes.c_void_p(-1).value, writable(32 * MIB), writable(512 * MIB))
+    """)
+    assert (mapped, small, large) == (True, True, False)
+
+
 def test_of_two_threads_that_start_the_first_to_run_leaves_the_cap_lifted_for_the_other():
     first, second = in_own_process("""
         import resource

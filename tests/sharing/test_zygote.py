@@ -49,6 +49,7 @@ def trainable(config):
         child.stdout.readline()
     threads = [os.environ["OMP_NUM_THREADS"], os.environ["LOKY_MAX_CPU_COUNT"]]
     told = {"lane": os.getpid(), "child": child.pid if child else None, "threads": threads}
+    told |= {"arenas": os.environ["MIMALLOC_ARENA_EAGER_COMMIT"]}
     told |= {"backend": os.environ["MPLBACKEND"], "root": bool(logging.getLogger().handlers)}
     told |= {"level": logging.getLogger("cotune-test").level, "argv": sys.argv}
     told |= {"scratch": multiprocessing.util.get_temp_dir(), "is_tmp_known": tempfile.tempdir is not None}
@@ -216,6 +217,19 @@ def test_another_thread_may_make_loggers_while_their_levels_are_read(monkeypatch
         logging.getLogger("first of ours").setLevel(logging.DEBUG)
         loggers["odd"] = Odd()
         assert zygote._levels()["first of ours"] == logging.DEBUG
+
+
+@pytest.mark.parametrize(("chosen", "used"), [(None, "0"), ("1", "1")])
+def test_an_allocator_of_a_lane_makes_no_more_writable_than_it_uses_unless_told_so(tmp_path, monkeypatch, chosen, used):
+    monkeypatch.delenv("MIMALLOC_ARENA_EAGER_COMMIT", raising=False)
+    if chosen:
+        monkeypatch.setenv("MIMALLOC_ARENA_EAGER_COMMIT", chosen)
+    world = World(tmp_path)
+    try:
+        handle, _ = world.open()
+        assert world.run(handle)["arenas"] == used
+    finally:
+        world.close()
 
 
 @pytest.mark.parametrize(("chosen", "used"), [(None, "agg"), ("pdf", "pdf")])
