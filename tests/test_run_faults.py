@@ -1,6 +1,7 @@
 """Hostile trainables and killed processes: others do not notice, nothing is left over."""
 
 import contextlib
+import json
 import os
 import signal
 import textwrap
@@ -570,6 +571,28 @@ def test_what_goes_wrong_on_the_device_after_the_last_line_fails_its_trial_and_n
     assert "ZeroDivisionError" in str(first.error)
     assert [str(trial.state) for trial in others] == ["done", "done"]
     assert first.metrics["pid"] not in {trial.metrics["pid"] for trial in others}
+
+
+def test_a_trial_whose_native_code_aborts_for_want_of_memory_is_tried_again_as_any_that_ran_out(run):
+    def train(config):
+        if cotune.trial_id() == 7:
+            # More than the others have shown; refused, it does as Rust does.
+            try:
+                held = np.ones(200 * MIB, dtype=np.uint8)
+            except MemoryError:
+                os.write(2, b"memory allocation of 209715200 bytes failed\n")
+                os.abort()
+            held[0] = 0
+        cotune.report({"loss": 0.0})
+
+    result = run(train, {"x": cotune.choice([*range(8)])}, sampler="grid", lanes=2, devices=["cpu:0@600MiB"])
+    assert {str(trial.state) for trial in result} == {"done"}
+    retries = [
+        json.loads(line) for line in (result.folder / "events.jsonl").read_text().splitlines() if '"retry"' in line
+    ]
+    assert retries
+    assert all("out of memory: it needs 200 MiB or more" in retry["reason"] for retry in retries)
+    assert not any(retry["lane_died"] for retry in retries)
 
 
 def test_where_the_device_is_broken_what_the_error_holds_is_not_freed(run, tmp_path):

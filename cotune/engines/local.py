@@ -289,14 +289,16 @@ class LocalEngine(Engine):
     ) -> None:
         holder = lane.page.holder
         self._decode(lane, lane.drain())
-        self._forget(lane)
         gpu = self._gpu_of(lane)
+        # Where a lane's quota is the GPU's memory, it says nothing about what the process lacked.
+        refused = lane.refused(status, holder) if gpu is None else None
+        self._forget(lane)
         if gpu is not None:
             gpu.lane_gone(lane, status)
             if not lane.is_up:
                 # Before LaneLost, or the brain would open the next lane with the memory this one was refused.
                 self._refused(gpu)
-        self._pending.append(ev.LaneLost(self.now(), lane.lane, holder, detail, with_others))
+        self._pending.append(ev.LaneLost(self.now(), lane.lane, holder, detail, with_others, refused))
 
     def _forget(self, lane: LaneHandle) -> None:
         with contextlib.suppress(KeyError):

@@ -77,7 +77,7 @@ class Endings:
             reason = f"out of memory with {granted} micro-batches at once: goes on without"
             self.retry(trial, reason, event.time)
         elif event.outcome is Outcome.OUT_OF_MEMORY:
-            self._out_of_memory(trial, lane, event)
+            self._out_of_memory(trial, lane, event.needed, event.detail, event.time)
         else:
             self._failed(trial, event.error, event.detail, event.time, event.final)
 
@@ -92,7 +92,10 @@ class Endings:
             self.retry(trial, "its lane was closed", event.time)
         elif was_paused:
             self.retry(trial, f"its lane is gone: {event.detail}", event.time)
-        elif event.with_others:
+        elif event.refused is not None and trial.id == event.holder:
+            del lane.residents[trial.id]
+            self._out_of_memory(trial, lane, event.refused or None, event.detail, event.time)
+        elif event.with_others or event.refused is not None:
             self._lost_with_others(trial, event.detail, event.time)
         else:
             self._survived_crash(trial, event.detail or "its lane process died", event.time)
@@ -144,28 +147,28 @@ class Endings:
         else:
             self.retry(trial, reason, now, failed=True)
 
-    def _out_of_memory(self, trial: Trial, lane: Lane, event: ev.TrialEnded) -> None:
+    def _out_of_memory(self, trial: Trial, lane: Lane, needed: int | None, detail: str, now: float) -> None:
         others = sum(other.demand.persistent for other in lane.residents.values() if other.demand)
         had = max(0, min(trial.had, lane.asked) - lane.base - others)
         # Other programs may have taken memory that was meant for the lane.
-        is_short = lane.device.taken > lane.device.capacity and event.needed is not None
+        is_short = lane.device.taken > lane.device.capacity and needed is not None
         least = 0 if is_short else had
         # The refused allocation need not be the last the trial would have made.
-        guess = max(least + least // 2, (event.needed or 0) * 5 // 4)
-        if event.needed is None:
+        guess = max(least + least // 2, (needed or 0) * 5 // 4)
+        if needed is None:
             guess += UNKNOWN
         told = guess
-        if event.needed is not None and guess > self._fitting.largest_room:
+        if needed is not None and guess > self._fitting.largest_room:
             # What it lacked may fit beside others, before it has to run alone.
-            told = max(least, event.needed)
+            told = max(least, needed)
             guess = padded(told)
         floor = max(trial.floor, guess)
         if trial.demand is None and trial.out_of_memories == 0:
             self._predictor.judge_hint(trial, floor)
-        trial.floor, trial.lacked = floor, max(trial.lacked, least, event.needed or 0)
+        trial.floor, trial.lacked = floor, max(trial.lacked, least, needed or 0)
         largest = max(0, self._fitting.largest_room)
         # A system that refuses memory may not say how much was asked for.
-        needs = "" if event.needed is None else f"it needs {format_bytes(max(event.needed, least))} or more; "
+        needs = "" if needed is None else f"it needs {format_bytes(max(needed, least))} or more; "
         figures = (
             f"{needs}it had {format_bytes(had)} in a lane of {format_bytes(lane.asked)}; "
             f"the largest device leaves {format_bytes(largest)} to one trial"
@@ -175,9 +178,9 @@ class Endings:
         if had_all:
             trial.outgrown = max(trial.outgrown, lane.device.room)
         had_most = had_all and trial.outgrown >= self._fitting.largest_room
-        if had_most or (event.needed or 0) > self._fitting.largest:
+        if had_most or (needed or 0) > self._fitting.largest:
             # It may be something else than memory that the system refuses, such as a thread.
-            last = first_line(event.detail)
+            last = first_line(detail)
             self.conclude(trial, Outcome.FAILED, "TrialTooLarge", f"{figures}; last: {last}" if last else figures)
             return
         model = self._predictor.model(trial)
@@ -187,9 +190,9 @@ class Endings:
             model.refute()
         else:
             if trial.early:
-                model.growth.observe(trial.id, trial.early, event.needed or floor, is_all=False)
+                model.growth.observe(trial.id, trial.early, needed or floor, is_all=False)
             trial.out_of_memories += 1
-            tries = 1 if event.needed is not None else 2
+            tries = 1 if needed is not None else 2
             trial.alone = trial.alone or trial.out_of_memories > tries or expected is None
             known = trial.demand or trial.hint
             if known is None and expected is not None:
@@ -197,7 +200,7 @@ class Endings:
                 model.observe_peak(trial.id, trial.features, told)
             else:
                 model.observe_demand(trial.id, trial.features, trial.with_floor(known or Demand(0, 0)))
-        self.retry(trial, f"out of memory: {figures}", event.time)
+        self.retry(trial, f"out of memory: {figures}", now)
 
     def _survived_crash(self, trial: Trial, detail: str, now: float) -> None:
         trial.lane_deaths += 1

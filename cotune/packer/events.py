@@ -189,11 +189,13 @@ class LaneLost(LaneEvent):
         holder: The trial that had the turn.
         detail: What happened.
         with_others: All lanes of the machine were lost at once, so trials in this lane need not be the cause.
+        refused: Bytes at least that were refused to the holder, if native code ended the process because of that.
     """
 
     holder: int | None = None
     detail: str = ""
     with_others: bool = False
+    refused: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ import math
 import mmap
 import os
 import queue
+import re
 import signal
 import socket
 import threading
@@ -15,6 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from cotune.paths import TrialFolder
 from cotune.sharing import wire
 from cotune.sharing.lane_options import LaneOptions
 from cotune.sharing.logs import last_lines
@@ -23,6 +25,10 @@ from cotune.sharing.wire import FAULTED, GO_ON, REST, STOP, Kind
 from cotune.sharing.zygote import ZygoteHandle
 from cotune.trial import TrialSpec
 
+# Lines; what an earlier attempt has said is further up.
+LAST_WORDS = 20
+# What Rust and C++ say where they abort for want of memory.
+_REFUSED = re.compile(r"memory allocation of (\d+) bytes failed|terminate called .* 'std::bad_alloc'")
 _TRACEBACK = "Traceback (most recent call last):"
 
 
@@ -33,6 +39,7 @@ class _Seat:
     number: int
     verdicts: int
     attempt: int = 0
+    folder: Path = Path()
     stop: bool = False
     rest: bool = False
 
@@ -113,7 +120,7 @@ class LaneHandle:
     def start(self, spec: TrialSpec) -> None:
         """Starts a `sendable` trial in a free seat."""
         self._taken[spec.trial] = seat = self._free.pop()
-        seat.attempt, seat.stop, seat.rest = spec.attempt, False, False
+        seat.attempt, seat.folder, seat.stop, seat.rest = spec.attempt, spec.folder, False, False
         # The trial reads this first, and with it any verdict that the seat's previous trial left unread.
         os.eventfd_write(seat.verdicts, GO_ON)
         self._send(wire.encode_object(Kind.START, (seat.number, spec)))
@@ -186,6 +193,20 @@ class LaneHandle:
             dismiss(process)
         finally:
             self._zygote.kill(self.lane)
+
+    def refused(self, status: int | None, holder: int | None) -> int | None:
+        """The bytes that were refused to a trial, if native code aborted the process because of that; 0 if not known.
+
+        Args:
+            status: As for `ended_how`; None if not known.
+            holder: The trial that had the turn.
+        """
+        seat = self._taken.get(holder) if holder is not None else None
+        is_aborted = status is not None and os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGABRT
+        if seat is None or not is_aborted:
+            return None
+        last = "\n".join(last_lines(TrialFolder(seat.folder).log)[-LAST_WORDS:])
+        return max((int(match[1] or 0) for match in _REFUSED.finditer(last)), default=None)
 
     def close(self) -> None:
         if self._unsent is not None:

@@ -693,6 +693,26 @@ def test_out_of_memory_is_tried_again_with_more_and_is_no_failure() -> None:
     assert world.outcome(1) is Outcome.DONE
 
 
+@pytest.mark.parametrize("refused", [0, 400 * MIB])
+def test_a_lane_that_aborts_for_want_of_memory_costs_the_trial_at_work_no_life_and_lane_mates_none(
+    refused: int,
+) -> None:
+    world = make(1, residents=2)
+    for trial in (1, 2):
+        world.add(trial, 50 * MIB, hint=1.0)
+    world.settle()
+    first = world.lane_of(1).quota
+    assert world.lane_of(2) is world.lane_of(1)
+    world.crash(world.lane_of(1).lane, 1, refused)
+    world.settle()
+    assert {retry.trial: retry.lane_died for retry in world.retries} == {1: False, 2: False}
+    assert all("out of memory" in retry.reason for retry in world.retries if retry.trial == 1)
+    assert [world.packer._trials[trial].lane_deaths for trial in (1, 2)] == [0, 0]
+    assert world.packer._trials[1].floor >= max(refused, first)
+    world.run()
+    assert {world.outcome(trial) for trial in (1, 2)} == {Outcome.DONE}
+
+
 def run_six(world: World, hint: float | None = None) -> None:
     """Trials that come to need 250 MiB more than they show at first."""
     for trial in range(1, 7):

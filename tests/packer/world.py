@@ -233,13 +233,13 @@ class World:
         lane = self.lane_of(trial)
         self._end(lane, lane.residents[trial], Outcome.FAILED, detail="ValueError: no", final=final)
 
-    def crash(self, lane: int, holder: int | None = None) -> None:
+    def crash(self, lane: int, holder: int | None = None, refused: int | None = None) -> None:
         """The lane's process dies of itself."""
         dying = self.lanes[lane]
         if dying.alive:
             dying.alive = False
             dying.residents.clear()
-            self._mail(dying, ev.LaneLost(self.time, lane, holder, "killed by signal 11"))
+            self._mail(dying, ev.LaneLost(self.time, lane, holder, "killed by signal 11", refused=refused))
 
     def leave_behind(self, lane: int, residue: int, tainted: bool = False) -> list[do.Instruction]:
         """The lane says what ended trials left in it: at once, or with the next end if none was since a trial began."""

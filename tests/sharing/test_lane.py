@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
+from types import SimpleNamespace
 
 import pytest
 
-from cotune.sharing.lane import LaneHandle, ended_how
+from cotune.sharing.lane import LAST_WORDS, LaneHandle, ended_how
 from cotune.sharing.lane_options import LaneOptions
+from cotune.trial import TrialSpec
 
 LOG = """What a trial has printed
 Traceback (most recent call last):
@@ -34,6 +37,33 @@ def test_of_a_log_that_a_library_has_filled_only_the_end_is_read(tmp_path):
         log.seek(0, os.SEEK_END)
         log.write(LOG.encode())
     assert ended_how(256, tmp_path / "log").endswith("code 1 (torch.AcceleratorError: CUDA error: out of memory)")
+
+
+RUST = "memory allocation of 120000000 bytes failed\nmemory allocation of 3145728 bytes failed\n"
+CPP = "terminate called after throwing an instance of 'std::bad_alloc'\n  what():  std::bad_alloc\n"
+
+
+@pytest.mark.parametrize(
+    ("status", "said", "refused"),
+    [
+        (signal.SIGABRT, RUST, 120_000_000),
+        (signal.SIGABRT, CPP, 0),
+        (signal.SIGABRT, "assertion failed\n", None),
+        (signal.SIGABRT, RUST + "what the next attempt has said\n" * LAST_WORDS, None),
+        (signal.SIGSEGV, RUST, None),
+        (256, RUST, None),
+        (None, RUST, None),
+    ],
+)
+def test_what_native_code_was_refused_is_known_from_its_last_words(tmp_path, status, said, refused):
+    handle = LaneHandle(SimpleNamespace(fork=lambda *_: None), LaneOptions(1, "cpu:0", "", 1, 1 << 30, 1))
+    try:
+        handle.start(TrialSpec(3, 0, {}, 0, tmp_path))
+        (tmp_path / "log.txt").write_text(said)
+        assert handle.refused(status, 3) == refused
+        assert handle.refused(status, None) is None
+    finally:
+        handle.close()
 
 
 def test_a_lane_that_cannot_be_opened_for_want_of_files_keeps_none_open(monkeypatch):

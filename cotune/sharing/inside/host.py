@@ -119,7 +119,7 @@ class Host(ABC):
         uncap_children(self.memory)
         session.mark_threads()
         on_optimizer_step(self._after_step, self._torch_loaded, self.memory.loading)
-        for library in ("tensorflow", "jax", "catboost", "ray", "ray.tune", "ray.train"):
+        for library in ("tensorflow", "jax", "catboost", "polars", "ray", "ray.tune", "ray.train"):
             after_import(library, lambda module: None, self.memory.loading)
         after_import("cupy", self._cupy_loaded)
         for name in COMPILER:
