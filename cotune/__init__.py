@@ -15,10 +15,12 @@ Importing cotune loads neither torch nor Optuna nor Ray: names are loaded when t
 from __future__ import annotations
 
 import gc
+import sys
 
 # Optuna needs this module, and Python refuses to import it in a thread that begins a run after the main thread ended.
 from concurrent.futures import thread as _thread  # noqa: F401
 from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
@@ -145,6 +147,19 @@ __all__ = [
     "trial_id",
     "uniform",
 ]
+
+
+class _ByName(ModuleType):
+    """A module that is pickled by its name.
+
+    dill, which Hugging Face datasets use, pickles all that modules outside of `site-packages` hold; this, the session.
+    """
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return import_module, (self.__name__,)
+
+
+sys.modules[__name__].__class__ = _ByName
 
 
 def __getattr__(name: str) -> Any:

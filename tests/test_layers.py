@@ -2,6 +2,7 @@
 
 import ast
 import json
+import pickle
 import subprocess
 import sys
 from importlib import import_module
@@ -300,3 +301,8 @@ def test_a_name_that_is_not_there_is_an_attribute_error():
 
 def test_dir_lists_the_public_names_before_they_are_loaded():
     assert set(run_python("import json, cotune; print(json.dumps(dir(cotune)))")) >= PUBLIC
+
+
+def test_the_package_is_pickled_by_its_name():
+    # Where dill pickles a function of a lane's script, the package is among its variables.
+    assert pickle.loads(pickle.dumps(cotune)) is cotune
