@@ -17,7 +17,9 @@ import optuna
 import pytest
 
 import cotune
+from cotune.engines import local
 from cotune.packer.learning import Learning
+from cotune.sharing import zygote
 from cotune.sharing.zygote import CLOSES_WITHIN
 
 
@@ -673,3 +675,54 @@ def test_a_pool_of_joblib_that_still_works_for_a_trial_ends_with_it(run, tmp_pat
 def _pid_after(seconds):
     time.sleep(seconds)
     return os.getpid()
+
+
+@pytest.mark.parametrize("reuse", [True, False])
+def test_temporary_directories_that_trials_leave_open_go_with_their_lanes(run, tmp_path, reuse):
+    (place := tmp_path / "temporary").mkdir()
+
+    def train(config):
+        import sys
+        import tempfile
+
+        kept = vars(sys).setdefault("kept_by_trials", [])
+        kept.append(tempfile.TemporaryDirectory(dir=place))
+        return float(all(os.path.isdir(directory.name) for directory in kept))
+
+    results = run(train, {"x": 1}, trials=2, lanes=1, reuse=reuse)
+    assert [trial.metrics["loss"] for trial in results] == [1.0, 1.0]
+    assert not os.listdir(place)
+
+
+def test_the_temporary_directory_of_a_module_is_there_for_all_lanes_and_gone_at_the_end(run, tmp_path, monkeypatch):
+    (place := tmp_path / "temporary").mkdir()
+    (modules := tmp_path / "modules").mkdir()
+    (modules / "keeps_a_directory.py").write_text(
+        f"import tempfile\ndirectory = tempfile.TemporaryDirectory(dir={str(place)!r})\n"
+    )
+    monkeypatch.syspath_prepend(modules)
+
+    def train(config):
+        import keeps_a_directory
+
+        return float(os.path.isdir(keeps_a_directory.directory.name))
+
+    results = run(train, {"x": 1}, trials=2, lanes=1, reuse=False)
+    assert [trial.metrics["loss"] for trial in results] == [1.0, 1.0]
+    assert not os.listdir(place)
+
+
+def test_a_temporary_directory_that_cannot_be_removed_does_not_keep_its_lane(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(local, "EXIT_WITHIN", 0.1)
+    monkeypatch.setattr(zygote, "LEAVE_WITHIN", 0.1)
+
+    def train(config):
+        import sys
+        import tempfile
+
+        tempfile.TemporaryDirectory._rmtree = lambda *_, **__: threading.Event().wait()
+        vars(sys)["kept_by_trials"] = tempfile.TemporaryDirectory(dir=tmp_path)
+        return 0.0
+
+    results = run(train, {"x": 1}, trials=2, lanes=1, reuse=False)
+    assert [(str(trial.state), trial.attempts) for trial in results] == [("done", 1)] * 2

@@ -346,8 +346,9 @@ class LocalEngine(Engine):
         if self._closed:
             return
         self._closed = True
+        leaving = [lane.lane for lane in self._lanes if lane.is_up and not lane.has_trials]
         self._lanes.close()
         self._estimator.close()
-        self._zygote.end()
+        self._zygote.end(leaving)
         self._devices.close()
         self._selector.close()

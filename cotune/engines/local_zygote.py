@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import selectors
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 
@@ -63,11 +63,16 @@ class LocalZygote:
             self._selector.register(self._zygote, selectors.EVENT_READ, partial(self._hear, self._zygote))
         return self._zygote
 
-    def end(self) -> None:
-        """Ends the zygote and all its lanes; processes that have left their lanes' groups survive a killed zygote."""
+    def end(self, leaving: Iterable[int] = ()) -> None:
+        """Ends the zygote and all its lanes; processes that have left their lanes' groups survive a killed zygote.
+
+        Args:
+            leaving: Lanes that end by themselves.
+        """
         zygote, self._zygote = self._zygote, None
         if zygote is not None:
             self._selector.unregister(zygote)
+            zygote.await_ends(leaving)
             zygote.close()
 
     def died(self) -> None:

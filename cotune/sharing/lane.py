@@ -106,6 +106,10 @@ class LaneHandle:
         """Whether something other than a frame has arrived."""
         return self._frames.is_broken
 
+    @property
+    def has_trials(self) -> bool:
+        return bool(self._taken)
+
     def receive(self) -> list[tuple[int, bytes]] | None:
         """Returns the frames that have arrived; None at the end of the stream."""
         return self._frames.receive()

@@ -8,11 +8,13 @@ import json
 import logging
 import os
 import pickle
+import select
 import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -26,6 +28,8 @@ from cotune.sharing.process_groups import kill_group
 from cotune.sharing.zygote_payload import ZygotePayload
 
 CLOSES_WITHIN = 10.0
+# Seconds for lanes without trials to end by themselves.
+LEAVE_WITHIN = 4.0
 
 _START = (
     "import sys, os, json; control, payload = map(int, sys.argv[1:]); "
@@ -164,6 +168,15 @@ class ZygoteHandle:
     def last_words(self) -> str:
         """The end of its log, for an error message."""
         return " | ".join(last_lines(self._log)[-3:])
+
+    def await_ends(self, lanes: Iterable[int]) -> None:
+        """Waits, though not for ever, until lanes that were told to end are gone."""
+        leaving, deadline = set(lanes), time.monotonic() + LEAVE_WITHIN
+        poller = select.poll()
+        poller.register(self._sock, select.POLLIN)
+        while leaving & self._groups.keys() and poller.poll(max(0.0, deadline - time.monotonic()) * 1000):
+            if self.receive() is None:
+                return
 
     def close(self) -> None:
         """Ends the zygote, its lanes and all processes of the lanes."""

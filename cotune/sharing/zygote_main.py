@@ -30,6 +30,7 @@ from typing import Any, NoReturn
 from cotune.sharing import settings
 from cotune.sharing.inside.dynamo import NAME as COMPILER
 from cotune.sharing.inside.dynamo import defer_dynamo
+from cotune.sharing.inside.temporary import remove_temporary
 from cotune.sharing.own_modules import Finder
 from cotune.sharing.process_groups import kill_children, kill_group
 from cotune.sharing.zygote_payload import ZygotePayload
@@ -161,6 +162,7 @@ def _leave(*_signal: Any) -> NoReturn:
     kill_children()
     if _scratch:
         shutil.rmtree(_scratch, ignore_errors=True)
+    remove_temporary()
     os._exit(0)
 
 

@@ -183,6 +183,7 @@ def clients(tmp_path, monkeypatch):
     class Lane:
         def __init__(self, zygote, options, dismiss):
             self.lane, self.options, self.is_up, self.is_killed = options.lane, options, True, False
+            self.has_trials = False
             self.page = mock.Mock(holder=7, held=0, rests=0.0)
             self.read, self.write = os.pipe()
             opened[self.lane] = self

@@ -27,6 +27,7 @@ from cotune.sharing.inside.host import Host
 from cotune.sharing.inside.lane_output import LaneOutput
 from cotune.sharing.inside.ray_session import serve_ray_tune
 from cotune.sharing.inside.resident import ResidentTrial
+from cotune.sharing.inside.temporary import disown_temporary, remove_temporary
 from cotune.sharing.inside.trial_session import TrialSession
 from cotune.sharing.lane_options import LaneOptions
 from cotune.sharing.wire import Kind
@@ -50,6 +51,7 @@ def serve(
     sock: socket.socket, page: memoryview[float], verdicts: Sequence[int], trainable: bytes | memoryview
 ) -> NoReturn:
     """Runs a lane until the driver ends it or is gone."""
+    disown_temporary()
     frames = wire.Frames(sock, wire.TO_LANES)
     backlog: list[tuple[int, bytes]] = []
     while not backlog:
@@ -75,7 +77,7 @@ def serve(
         with host.room_for(frames.expected):
             received = frames.receive()
         if received is None:
-            os._exit(0)
+            host.leave()
         for kind, payload in received:
             host.handle(kind, payload)
 
@@ -140,6 +142,17 @@ class ForkedHost(Host):
         elif kind == Kind.RESIZE:
             self.resize(pickle.loads(payload))
         elif kind == Kind.EXIT:
+            self.leave()
+
+    def leave(self) -> NoReturn:
+        """Ends the lane, and removes temporary directories if no trial may still use them.
+
+        Should that take long, the driver kills the lane.
+        """
+        try:
+            if not self._trials:
+                remove_temporary()
+        finally:
             os._exit(0)
 
     @contextlib.contextmanager
