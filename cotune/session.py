@@ -15,6 +15,8 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+from cotune.metrics import plain_metrics, whole_step
+
 T = TypeVar("T")
 
 
@@ -174,8 +176,9 @@ def report(metrics: Mapping[str, Any], *, step: int | None = None) -> None:
     if session is not None:
         session.report(metrics, step)
         return
-    told = ", ".join(f"{name}={it:.6g}" if isinstance(it, float) else f"{name}={it}" for name, it in metrics.items())
-    print(told if step is None else f"step {step}: {told}")
+    values = plain_metrics(metrics)
+    told = ", ".join(f"{name}={it:.6g}" if isinstance(it, float) else f"{name}={it}" for name, it in values.items())
+    print(told if step is None else f"step {whole_step(step)}: {told}")
 
 
 def checkpoint() -> AbstractContextManager[Path]:

@@ -23,6 +23,7 @@ LAYERS = [
             "plain",
             "trial",
             "paths",
+            "metrics",
             "session",
             "trainable",
             "stopping",

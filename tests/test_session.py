@@ -6,6 +6,7 @@ import sys
 import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import cotune
@@ -53,6 +54,29 @@ def test_report_prints_outside_of_a_run(capsys):
 def test_report_without_a_step_prints_the_metrics_alone(capsys):
     cotune.report({"loss": math.nan})
     assert capsys.readouterr().out == "loss=nan\n"
+
+
+def test_a_report_outside_of_a_run_is_printed_as_a_run_would_store_it(capsys):
+    cotune.report({"eval": {"loss": np.float32(0.5), "parts": np.ones(2)}}, step=np.int64(2))
+    assert capsys.readouterr().out == "step 2: eval/loss=0.5, eval/parts=[1.0, 1.0]\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "step", "told"),
+    [
+        (3, None, r"report\(\) got 3"),
+        (None, None, r"report\(\) got None"),
+        ({"loss": object()}, None, "metric 'loss' is a object"),
+        ({"a/b": 1, "a": {"b": 2}}, None, "metric 'a/b' is reported twice"),
+        ({"loss": 1.0}, "a", "step='a'"),
+        ({"loss": 1.0}, -1, "step=-1"),
+    ],
+)
+def test_a_report_that_every_run_would_refuse_is_refused_outside_of_one_too(capsys, arguments, step, told):
+    with pytest.raises(cotune.MetricError, match=told) as raised:
+        cotune.report(arguments, step=step)
+    assert raised.value.hint
+    assert capsys.readouterr().out == ""
 
 
 def test_there_is_nothing_to_restore_outside_of_a_run():

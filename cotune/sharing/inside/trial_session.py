@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 from cotune import session, trainable
 from cotune.by_value import functions_of_script
 from cotune.errors import InputError, NoReport
+from cotune.metrics import is_number, number_line, read_report, whole_step
 from cotune.session import TrialStopped
 from cotune.sharing import wire
 from cotune.sharing.inside.checkpoints import Checkpoints
 from cotune.sharing.inside.ending import Ending, ended_by, forget, own_stop
 from cotune.sharing.inside.event_loops import close_event_loop
 from cotune.sharing.inside.leaving import Leaving
-from cotune.sharing.inside.metrics import is_number, number_line, read_report, whole_step
 from cotune.sharing.inside.resident import ResidentTrial
 from cotune.sharing.inside.tally import Tally
 from cotune.stopping import StopRule

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cotune.errors import MetricError, UnknownMetric
-from cotune.sharing.inside.metrics import is_number, number, number_line, plain, read_report, whole_step
+from cotune.metrics import is_number, number, number_line, plain, read_report, whole_step
 
 
 class Kind(enum.StrEnum):

@@ -142,6 +142,22 @@ def whole_step(step: Any) -> int:
     return number
 
 
+def plain_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of a report by name, or by path where they are nested; see `plain`.
+
+    Raises:
+        MetricError: They are no mapping, a value cannot be stored, or two have the same path.
+    """
+    if not isinstance(metrics, Mapping):
+        raise MetricError(f"report() got {metrics!r}", hint="report a dict, such as report({'loss': 0.1})")
+    told = list(flat(metrics))
+    values = {name: plain(name, value) for name, value in told}
+    if len(values) < len(told):
+        twice = Counter(name for name, _ in told).most_common(1)[0][0]
+        raise MetricError(f"metric {twice!r} is reported twice in one report", hint="give one of them another name")
+    return values
+
+
 def read_report(
     metrics: Mapping[str, Any], metric: str, is_first: bool, trial: int, step: int, time: float
 ) -> tuple[float, dict[str, Any], bytes]:
@@ -151,16 +167,10 @@ def read_report(
         The run's metric, NaN if a later report leaves it out; all metrics; and the report as a line of the events file.
 
     Raises:
-        MetricError: See `plain` and `number`.
+        MetricError: See `plain_metrics` and `number`.
         UnknownMetric: A trial's first report lacks the metric.
     """
-    if not isinstance(metrics, Mapping):
-        raise MetricError(f"report() got {metrics!r}", hint="report a dict, such as report({'loss': 0.1})")
-    told = list(flat(metrics))
-    values = {name: plain(name, value) for name, value in told}
-    if len(values) < len(told):
-        twice = Counter(name for name, _ in told).most_common(1)[0][0]
-        raise MetricError(f"metric {twice!r} is reported twice in one report", hint="give one of them another name")
+    values = plain_metrics(metrics)
     if metric in values:
         value = number(metric, values[metric])
     elif is_first:
