@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from cotune._arguments import RUN_NAME, check_run_name
+from cotune._arguments import RUN_NAME, check_run_name, check_storage
 from cotune.errors import InputError, StorageError
 from cotune.paths import RunFolder, storage_folder
 from cotune.record import DAMAGED, read_run
@@ -33,9 +33,11 @@ def load(name: str, storage: str | os.PathLike[str] | None = None) -> Results:
         All trials of the run. The makespan is that of its last session.
 
     Raises:
-        InputError: There is no such run, or it belongs to an Optuna study, which has the results.
+        InputError: There is no such run, or it belongs to an Optuna study, which has the results; or `storage` is no
+            folder.
         StorageError: The run cannot be read.
     """
+    check_storage(storage, "a study in a database is loaded by optuna.load_study()")
     folder = earlier_run(name, storage)
     saved = read_run(folder)
     settings = saved.settings

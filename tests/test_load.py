@@ -52,6 +52,14 @@ def test_a_run_that_is_not_there_is_told_with_those_that_are(folder, tmp_path):
     assert "mine" in raised.value.hint
 
 
+@pytest.mark.parametrize("storage", [5, b"runs", "", "sqlite:///runs.db"])
+def test_a_storage_that_is_no_folder_is_refused_as_by_a_run(storage):
+    with pytest.raises(cotune.InputError, match="is not a folder") as raised:
+        cotune.load("mine", storage)
+    assert repr(storage) in str(raised.value)
+    assert "optuna.load_study()" in raised.value.hint
+
+
 def test_the_folder_of_a_study_is_not_a_run(tmp_path):
     folder = RunFolder(tmp_path / "study")
     folder.create()
