@@ -15,6 +15,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+from cotune.errors import InputError
 from cotune.metrics import plain_metrics, whole_step
 
 T = TypeVar("T")
@@ -254,7 +255,22 @@ def shared(key: str, factory: Callable[[], T]) -> T:
     Args:
         key: The object's name.
         factory: Builds the object, without arguments, when the first trial of the lane asks for it.
+
+    Raises:
+        InputError: The key cannot be one of a dict, or the factory cannot be called.
     """
+    if not callable(factory):
+        raise InputError(
+            f"shared() got factory={repr(factory)[:80]}, which cannot be called",
+            hint="pass the function that builds the object, not what it returns: shared('data', load)",
+        )
+    try:
+        hash(key)
+    except TypeError:
+        raise InputError(
+            f"shared() got key={repr(key)[:80]}, by which nothing can be found again",
+            hint="name the object in a string: shared('data', load)",
+        ) from None
     session = current()
     if session is not None:
         return session.shared(key, factory)

@@ -148,6 +148,18 @@ def test_shared_tries_again_after_a_factory_that_raised():
     assert cotune.shared("data", lambda: 5) == 5
 
 
+@pytest.mark.parametrize("is_in_trial", [True, False])
+@pytest.mark.parametrize(
+    ("key", "factory", "told"),
+    [("data", 3, "factory=3, which cannot be called"), (["data"], list, r"key=\['data'\]"), (("a", []), list, "key=")],
+)
+def test_shared_refuses_a_wrong_key_or_factory(unbound, is_in_trial, key, factory, told):
+    session.bind(Recording(1) if is_in_trial else None)
+    with pytest.raises(cotune.InputError, match=told) as raised:
+        cotune.shared(key, factory)
+    assert "shared('data', load)" in raised.value.hint
+
+
 def test_a_stop_passes_by_those_who_catch_exceptions():
     assert issubclass(cotune.TrialStopped, BaseException)
     assert not issubclass(cotune.TrialStopped, Exception)
