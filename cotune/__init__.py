@@ -173,7 +173,7 @@ def __getattr__(name: str) -> Any:
         value = getattr(import_module(home), name)
     except ModuleNotFoundError as error:
         if error.name == "ray":
-            error.add_note(f"cotune.{name} needs Ray: pip install 'cotune[ray]'")
+            error.add_note(f"cotune.{name} needs Ray: pip install '.[ray]' in the folder of cotune")
         raise
     finally:
         if collects:

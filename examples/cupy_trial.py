@@ -3,7 +3,7 @@
 python examples/cupy_trial.py [--trials 40]
 
 A lane takes CuPy's memory from its own allocator, so trials are measured and capped as with torch. Needs a GPU and
-`pip install 'cotune[torch,cuda]'`; the iteration boundary is `cotune.report`, since there is no torch optimizer.
+`pip install '.[torch,cuda]'`; the iteration boundary is `cotune.report`, since there is no torch optimizer.
 """
 
 from __future__ import annotations

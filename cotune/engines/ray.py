@@ -238,7 +238,8 @@ def _connect(cluster: str) -> tuple[Any, bool]:
         import ray
     except ImportError as error:
         raise errors.DeviceError(
-            f"cluster={cluster!r} needs Ray, which is not installed", hint="pip install 'cotune[ray]'"
+            f"cluster={cluster!r} needs Ray, which is not installed",
+            hint="pip install '.[ray]' in the folder of cotune",
         ) from error
     if ray.is_initialized():
         return ray, False
