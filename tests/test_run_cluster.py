@@ -117,7 +117,7 @@ def test_trials_begin_where_the_run_was_started_if_their_node_has_that(is_there,
     (tmp_path / "mine").mkdir()
     monkeypatch.chdir(tmp_path / "mine")
     if not is_there:
-        monkeypatch.setattr(ray_roster, "here", lambda: str(tmp_path / "of another machine"))
+        monkeypatch.setattr(ray_roster, "working_directory", lambda: str(tmp_path / "of another machine"))
     results = run(train, {"x": 1}, trials=1)
     assert results[0].metrics["directory"] == (str(tmp_path / "mine") if is_there else outside)
 
