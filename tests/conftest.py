@@ -229,7 +229,7 @@ def in_ray():
         # Tune's handler would stay in this process, and take the Ctrl-C of later tests.
         patch.setenv("TUNE_DISABLE_SIGINT_HANDLER", "1")
         patch.setenv("RAY_TRAIN_ENABLE_V2_MIGRATION_WARNINGS", "0")
-        patch.setenv("PYTHONPATH", os.getcwd())
+        patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (os.getcwd(), os.environ.get("PYTHONPATH")))))
         # Or tests beside these, which are not as nice, leave its processes next to no CPU time.
         patch.setenv("RAY_worker_niceness", "0")
         cluster = Ray()

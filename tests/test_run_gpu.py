@@ -297,6 +297,41 @@ def test_nobody_else_has_the_turn_while_a_graph_is_captured(run, tmp_path):
     assert [trial.error for trial in trials] == [None, None]
 
 
+def test_nobody_else_has_the_turn_while_a_trial_profiles_its_kernels(run):
+    def train(config):
+        import torch
+        from torch.profiler import ProfilerActivity, profile
+
+        weight = torch.ones(64, 64, device="cuda", requires_grad=True)
+        optimizer = torch.optim.SGD([weight], lr=0.1)
+        for _ in range(3):
+            with profile(activities=[ProfilerActivity.CUDA]):
+                until = time.monotonic() + 0.2
+                while time.monotonic() < until:
+                    optimizer.step()
+                    cotune.report({"loss": 0.0})
+            optimizer.step()
+
+    trials = run(train, {"lr": cotune.uniform(0, 1)}, trials=3, lanes=1, residents=3)
+    assert [trial.error for trial in trials] == [None] * 3
+    assert [trial.attempts for trial in trials] == [1] * 3
+
+
+def test_the_trials_of_a_lane_choose_between_kernels_of_attention_in_the_same_order(run):
+    """torch puts cuDNN's first on some GPUs, once in a process, when it first chooses."""
+
+    def train(config):
+        import torch
+
+        query = torch.ones(1, 1, 16, 16, dtype=torch.float16, device="cuda")
+        chosen = torch._fused_sdp_choice(query, query, query)
+        cotune.report({"loss": float(chosen), "order": str(torch._C._get_sdp_priority_order())})
+
+    trials = run(train, {"lr": cotune.uniform(0, 1)}, trials=3, lanes=1)
+    first, *later = [(trial.metrics["loss"], trial.metrics["order"]) for trial in trials]
+    assert later == [first] * 2
+
+
 @pytest.mark.usefixtures("needs_mps")
 def test_lanes_are_mps_clients_unless_that_is_not_wanted(run):
     def train(config):

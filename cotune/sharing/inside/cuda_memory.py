@@ -66,6 +66,7 @@ class CudaMemory(LaneMemory):
             (square @ square).sum().item()
             del square
             torch._C._cuda_clearCublasWorkspaces()
+            _order_attention(torch)
             torch.cuda.empty_cache()
             torch.cuda.synchronize()
             self._total = int(torch.cuda.get_device_properties(0).total_memory)
@@ -134,8 +135,11 @@ class CudaMemory(LaneMemory):
         return refusals > self._refusals or free < NEARLY_FULL
 
     def is_recording(self) -> bool:
-        # The second also sees captures begun without `CUDAGraph`, but only in this thread.
-        return bool(self._captures) or bool(self._torch.cuda.is_current_stream_capturing())
+        torch = self._torch
+        # Of this thread alone, but also captures begun without `CUDAGraph`. torch's profiler records the kernels of the
+        # process: lane-mates must not begin another one meanwhile, nor be in its figures.
+        in_thread = torch.cuda.is_current_stream_capturing() or torch.autograd._profiler_enabled()
+        return bool(self._captures) or bool(in_thread)
 
     def synchronize(self) -> None:
         self._torch.cuda.synchronize()
@@ -187,6 +191,15 @@ def _use_expandable_segments(torch: Any) -> None:
     except RuntimeError:
         # Virtual GPUs and some sandboxes have no virtual memory management.
         settings("expandable_segments:False")
+
+
+def _order_attention(torch: Any) -> None:
+    """Has torch settle which attention comes first on this GPU, as it does once in a process (ATen's sdp_utils.cpp).
+
+    The order is one of the flags of a trial. Settled within the first trial, it would be that trial's alone.
+    """
+    query = torch.empty(0, 1, 1, 8, dtype=torch.float16, device="cuda:0")
+    torch._fused_sdp_choice(query, query, query)
 
 
 @contextlib.contextmanager

@@ -174,12 +174,14 @@ class FakeTorch:
         self.calls = []
         self.allocated = self.reserved = self.peak = 0
         self.limit = None
-        self.broken = self.captures = False
+        self.broken = self.captures = self.profiles = False
         self.end_error = None
         self.expands = True
         self.refusals = 0
         self.free = 40 << 30
         self.OutOfMemoryError = torch.OutOfMemoryError
+        self.float16 = torch.float16
+        self.autograd = SimpleNamespace(_profiler_enabled=lambda: self.profiles)
         device = SimpleNamespace(total_memory=self.TOTAL)
         self.cuda = SimpleNamespace(
             CUDAGraph=self.make_graph_class(),
@@ -224,6 +226,15 @@ class FakeTorch:
         if self.calls[-1] == "expandable_segments:True" and not self.expands:
             raise RuntimeError("CUDA driver error: operation not supported")
         return torch.ones(*shape)
+
+    def empty(self, *shape, dtype, device):
+        assert device == "cuda:0"
+        return torch.empty(*shape, dtype=dtype)
+
+    def _fused_sdp_choice(self, *tensors):
+        assert all(tensor.numel() == 0 for tensor in tensors), "costs no memory"
+        self.calls.append("order attention")
+        return torch._fused_sdp_choice(*tensors)
 
     def set_fraction(self, fraction, device):
         # As torch does it, in C++: rounded down.
@@ -455,6 +466,14 @@ def test_while_a_graph_is_captured_nothing_is_returned(lane):
     assert not memory.is_recording()
     assert memory.set_quota(context + 50 * MIB) == context + 50 * MIB
     fake.captures = True
+    assert memory.is_recording()
+
+
+def test_while_a_trial_profiles_its_kernels_the_device_is_its_own(lane):
+    memory, fake = lane
+    memory.start()
+    assert not memory.is_recording()
+    fake.profiles = True
     assert memory.is_recording()
 
 
