@@ -63,7 +63,8 @@ class _Spared:
         paths, unsure = set(), []
         for controller in list(self.controllers):
             live = controller.get_live_trials()
-            found = [trial.checkpoint for trial in live]
+            # Those of an interrupted experiment count as live for as long as its controller is there.
+            found = [trial.checkpoint for trial in live if not trial.is_finished()]
             states = getattr(controller._scheduler_alg, "_trial_state", {})
             for trial in live:
                 asked = getattr(states.get(trial), "last_checkpoint", None)

@@ -210,6 +210,9 @@ def test_a_checkpoint_that_another_trial_is_to_go_on_from_is_deleted_once_it_has
     class Trial(SimpleNamespace):
         __hash__ = object.__hash__
 
+        def is_finished(self):
+            return False
+
     first = save()
     a, b = (Trial(path=f"{tmp_path}/{name}", checkpoint=None) for name in "ab")
     wanted = {"found": first.checkpoint, "answered": Future(first), "unanswered": Future(None), "given": None}[asked]
@@ -225,6 +228,28 @@ def test_a_checkpoint_that_another_trial_is_to_go_on_from_is_deleted_once_it_has
     b.checkpoint = states[a].last_checkpoint = None
     save()
     assert [path.name for path in (tmp_path / "a").iterdir()] == ["3"]
+
+
+def test_a_checkpoint_of_a_trial_that_is_over_is_awaited_by_nobody(tmp_path, monkeypatch):
+    """As after Ctrl-C, once the experiment is restored in the same process, where the first controller still is."""
+    from ray.train._internal import checkpoint_manager
+    from ray.train._internal.session import _TrainingResult
+    from ray.tune import Checkpoint, CheckpointConfig
+
+    monkeypatch.setattr(checkpoint_manager, "_delete_fs_path", checkpoint_manager._delete_fs_path)
+
+    class Hashable(SimpleNamespace):
+        __hash__ = object.__hash__
+
+    folders = [tmp_path / str(number) for number in range(3)]
+    over = Hashable(path=str(tmp_path), checkpoint=Checkpoint(folders[0]), is_finished=lambda: True)
+    interrupted = Hashable(_scheduler_alg=None, get_live_trials=lambda: {over})
+    mends.keep_awaited_checkpoints(interrupted)
+    books = checkpoint_manager._CheckpointManager(CheckpointConfig(num_to_keep=1))
+    for folder in folders:
+        folder.mkdir()
+        books.register_checkpoint(_TrainingResult(Checkpoint(folder), {}))
+    assert list(tmp_path.iterdir()) == folders[2:]
 
 
 def test_a_checkpoint_that_is_gone_already_is_no_fault_of_the_trial_that_saves_next(tmp_path, monkeypatch):
