@@ -12,13 +12,13 @@ import secrets
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
-from numbers import Real
 from typing import Any, TypeVar
 
 import numpy as np
 
 from cotune.errors import InputError, RunError
 from cotune.packer import PackerOptions, make_policy
+from cotune.plain import real
 from cotune.process_wide import IN_LANE
 from cotune.trainable import takes, unwrapped
 
@@ -89,17 +89,21 @@ def _refuse_unknown(function: str, unknown: Iterable[str], instead: Mapping[str,
         raise InputError(f"cotune.{function}() takes no {name}=", hint=hint)
 
 
-def checked_count(what: str, value: Any, least: int = 1, most: int | None = None) -> int | None:
+def checked_count(what: str, value: Any, least: int = 1, most: int = sys.maxsize) -> int | None:
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
+    if not _is_whole(value) or value < least:
         raise InputError(
             f"{what}={value!r} is not a whole number of {least} or more",
             hint=f"pass an int, such as {what}={max(least, 2)}",
         )
-    if most is not None and value > most:
+    if value > most:
         raise InputError(f"{what}={value} is too many", hint=f"pass {what}={most} or less")
     return int(value)
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, (int, np.integer)) and not isinstance(value, (bool, np.timedelta64))
 
 
 def _refuse_at_import(what: str) -> None:
@@ -160,26 +164,24 @@ def checked_seconds(what: str, value: Any) -> float | None:
     """Seconds from a number or a timedelta."""
     if value is None:
         return None
-    seconds = value.total_seconds() if isinstance(value, timedelta) else value
-    if isinstance(seconds, bool) or not isinstance(seconds, Real) or not 0 < float(seconds) < math.inf:
+    seconds = real(value.total_seconds() if isinstance(value, timedelta) else value)
+    if not 0 < seconds < math.inf:
         raise InputError(f"{what}={value!r} is not a time", hint=f"give seconds or a timedelta, such as {what}=3600")
-    return float(seconds)
+    return seconds
 
 
 def checked_timeout(value: Any) -> float | None:
     """Seconds from a timeout as Optuna takes it: infinity is None, and 0 or less is 0."""
-    seconds = value.total_seconds() if isinstance(value, timedelta) else value
-    if seconds is None or seconds == float("inf"):
+    seconds = real(value.total_seconds() if isinstance(value, timedelta) else value)
+    if value is None or seconds == math.inf:
         return None
-    if isinstance(seconds, (int, float)) and not isinstance(seconds, bool) and seconds <= 0:
-        return 0.0
-    return checked_seconds("timeout", value)
+    return 0.0 if seconds <= 0 else checked_seconds("timeout", value)
 
 
 def checked_seed(seed: Any) -> int | None:
     if seed is None:
         return None
-    if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or not 0 <= seed < 2**32:
+    if not _is_whole(seed) or not 0 <= seed < 2**32:
         raise InputError(f"seed={seed!r} is not an integer from 0 to 2**32 - 1", hint="pass seed=0, for example")
     return int(seed)
 
@@ -202,9 +204,10 @@ def check_storage(storage: Any, elsewhere: str) -> None:
 
 
 def checked_slowdown(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, Real) or not float(value) >= 1:
+    factor = real(value)
+    if not factor >= 1:
         raise InputError(f"max_slowdown={value!r} is not a factor of 1 or more", hint="write 1.25 to allow a quarter")
-    return float(value)
+    return factor
 
 
 def checked_priority(priority: Any) -> Callable[[Mapping[str, Any]], float]:

@@ -185,6 +185,9 @@ def run(
     refuse_before_start("run", unsupported, _INSTEAD)
     kind = check_trainable(trainable)
     tree = Space(space)
+    for flag, value in (("grants", grants), ("resume", resume), ("lockstep", lockstep)):
+        checked_flag(flag, value)
+    checked_flag("dashboard", dashboard, or_none=True)
     sampler = checked_choice("sampler", sampler, SAMPLERS)
     pruner = checked_choice("pruner", pruner, PRUNERS)
     # Compared by class name, so that Optuna is not imported yet.
@@ -203,9 +206,6 @@ def run(
     check_run_name(name)
     callbacks = tuple(callbacks) if isinstance(callbacks, Iterable) else callbacks
     check_callbacks(callbacks, "trial")
-    for flag, value in (("grants", grants), ("resume", resume), ("lockstep", lockstep)):
-        checked_flag(flag, value)
-    checked_flag("dashboard", dashboard, or_none=True)
     mps = checked_mps(mps, lanes)
     budget = checked_seconds("time_budget", time_budget)
     is_grid = sampler == "grid"

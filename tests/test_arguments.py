@@ -7,9 +7,13 @@ from cotune._arguments import (
     check_goal,
     check_run_name,
     checked_choice,
+    checked_count,
     checked_max_steps,
+    checked_seconds,
+    checked_seed,
     checked_slowdown,
     checked_threads,
+    checked_timeout,
     made_up,
 )
 from cotune.errors import InputError
@@ -47,3 +51,30 @@ def test_more_threads_than_any_machine_runs_are_refused():
     assert checked_threads(64) == 64
     with pytest.raises(InputError, match="too many"):
         checked_threads(10**9)
+
+
+def test_a_number_beyond_all_floats_is_no_time_and_too_many():
+    beyond = 10**400
+    with pytest.raises(InputError, match="is not a time"):
+        checked_seconds("time_budget", beyond)
+    with pytest.raises(InputError, match="too many"):
+        checked_count("lanes", beyond)
+    # As Optuna takes it.
+    assert checked_timeout(beyond) is None
+    assert checked_timeout(-beyond) == 0.0
+    assert checked_slowdown(beyond) == float("inf")
+
+
+@pytest.mark.parametrize(
+    "check",
+    [
+        checked_seed,
+        checked_slowdown,
+        checked_timeout,
+        lambda value: checked_seconds("time_budget", value),
+        lambda value: checked_count("lanes", value),
+    ],
+)
+def test_a_time_of_numpy_is_no_number(check):
+    with pytest.raises(InputError):
+        check(np.timedelta64(60, "s"))

@@ -7,10 +7,11 @@ from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import cached_property
-from numbers import Integral, Real
+from numbers import Integral
 from typing import Any
 
 from cotune.errors import SpaceError
+from cotune.plain import real
 from cotune.search.codes import Codes, shown
 
 # Optuna passes every value through a float, which is exact for integers up to here.
@@ -289,9 +290,10 @@ def _check_step(name: str, step: float) -> None:
 
 
 def _real(name: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
+    number = real(value)
+    if not math.isfinite(number):
         raise SpaceError(f"{name}={shown(value)} is not a finite number", hint="pass a plain number")
-    return float(value)
+    return number
 
 
 def whole(name: str, value: Any) -> int:

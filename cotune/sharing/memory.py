@@ -65,7 +65,7 @@ class LaneMemory(ABC):
         return contextlib.nullcontext()
 
     def is_recording(self) -> bool:
-        """Whether work given to the device is recorded, to run later or to be looked at, so that it must be the caller's."""
+        """Whether work given to the device is recorded, to run later or be looked at, so that no other may join in."""
         return False
 
     def synchronize(self) -> None:  # noqa: B027 - nothing to wait for where nothing runs asynchronously

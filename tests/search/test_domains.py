@@ -62,6 +62,7 @@ def test_bounds_end_on_the_last_step() -> None:
         (lambda: loguniform(-1, 1), "low=-1.0"),
         (lambda: lograndint(0, 5), "low=0"),
         (lambda: uniform(math.nan, 1), "nan"),
+        (lambda: uniform(0, 10**400), "is not a finite number"),
         (lambda: uniform(0, math.inf), "inf"),
         (lambda: uniform("a", 1), "'a' (str)"),  # type: ignore[arg-type]
         (lambda: uniform(True, 2), "True"),
