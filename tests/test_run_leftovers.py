@@ -83,6 +83,32 @@ def test_settings_of_sockets_numbers_and_the_time_zone_end_with_their_trial(run)
     assert results[0].metrics["found"] == results[1].metrics["found"]
 
 
+def test_a_limit_is_put_back_for_a_lane_mate_of_a_trial_that_leaves_a_thread_behind(run, tmp_path):
+    began, ended = tmp_path / "began", tmp_path / "ended"
+
+    def train(config):
+        import threading
+
+        before = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if config["leaves"]:
+            while not began.exists():
+                cotune.report({"loss": 0.0})
+            resource.setrlimit(resource.RLIMIT_NOFILE, (before[0] - 1, before[1]))
+            threading.Thread(target=threading.Event().wait, daemon=True).start()
+            return 0.0
+        began.touch()
+        while not ended.exists():
+            cotune.report({"loss": 0.0})
+        return {"loss": 0.0, "is_back": resource.getrlimit(resource.RLIMIT_NOFILE) == before}
+
+    space = {"leaves": cotune.choice([True, False])}
+    ends = [lambda result: ended.touch()]
+    results = run(train, space, sampler="grid", lanes=1, residents=2, callbacks=ends)
+    assert len({trial.lane for trial in results}) == 1
+    (mate,) = (trial for trial in results if not trial.config["leaves"])
+    assert mate.metrics["is_back"]
+
+
 @pytest.mark.parametrize("ends", ["returns", "raises"])
 def test_half_a_line_that_a_trial_ends_with_is_in_its_log(run, ends):
     def train(config):

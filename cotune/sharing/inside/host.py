@@ -255,9 +255,11 @@ class Host(ABC):
         residue = self.level - self._context_level - self.shared_bytes - others
         is_sound = is_stuck or (not self._wreckage and self.memory.is_sound())
         pool = idle_pool()
-        tainted = not is_sound or trial.left_threads(pool.threads, residents) or has_process_group()
+        # Also in a tainted lane, where its lane-mates go on.
+        tainted = not self._limits.put_back() or not is_sound
+        tainted = tainted or trial.left_threads(pool.threads, residents) or has_process_group()
         tainted = tainted or (not residents and bool(children(pool.processes)))
-        tainted = tainted or not self._limits.put_back() or self._limits.are_files_left(bool(residents))
+        tainted = tainted or self._limits.are_files_left(bool(residents))
         if abs(residue - self._residue) > MIB or tainted != self._tainted:
             self._residue, self._tainted = max(0, residue), tainted
             self._send_holds()
