@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 
 from cotune.demand import GIB
 from cotune.packer import DeviceFound, Packer
-from cotune.packer.largest import Largest
+from cotune.packer.largest import FEW, Largest
 
 
-@given(st.lists(st.integers(-3, 3)), st.data())
+@given(st.lists(st.integers(-3, 3) | st.integers(), max_size=200), st.data())
 def test_it_is_the_largest_whatever_comes_and_goes(coming: list[int], data: st.DataObject) -> None:
     bag, there = Largest(), []
     for number in coming:
@@ -21,6 +21,17 @@ def test_it_is_the_largest_whatever_comes_and_goes(coming: list[int], data: st.D
             bag.remove(gone)
             there.remove(gone)
         assert bag.get(-99) == max(there, default=-99)
+
+
+def test_of_numbers_that_are_gone_few_are_kept() -> None:
+    # As what waiting trials are expected to take, which changes with every prediction.
+    bag = Largest[float]()
+    bag.add(1e6)
+    for number in range(10_000):
+        bag.add(float(number))
+        bag.remove(float(number))
+    assert len(bag._heap) <= 2 * FEW
+    assert bag.get(0.0) == 1e6
 
 
 def test_a_device_is_found_at_a_price_that_does_not_grow_with_how_many_there_are() -> None:
