@@ -183,24 +183,34 @@ class Endings:
             last = first_line(detail)
             self.conclude(trial, Outcome.FAILED, "TrialTooLarge", f"{figures}; last: {last}" if last else figures)
             return
+        self._expect_more(trial, needed, told)
+        self.retry(trial, f"out of memory: {figures}", now)
+
+    def _expect_more(self, trial: Trial, needed: int | None, told: int) -> None:
+        """Corrects what is expected of a trial that ran out of memory, and of its siblings, and what room it gets.
+
+        Args:
+            trial: The trial, its `floor` raised.
+            needed: As in `TrialEnded`.
+            told: The peak that its siblings are told of.
+        """
         model = self._predictor.model(trial)
         expected = trial.demand or trial.hint or model.demand(trial.features)
         if expected is None and trial.expected is not None:
             # The only estimate was an assumption: probe the trial.
             model.refute()
+            return
+        if trial.early:
+            model.growth.observe(trial.id, trial.early, needed or trial.floor, is_all=False)
+        trial.out_of_memories += 1
+        tries = 1 if needed is not None else 2
+        trial.alone = trial.alone or trial.out_of_memories > tries or expected is None
+        known = trial.demand or trial.hint
+        if known is None and expected is not None:
+            # Not what the model itself had predicted: it would learn from its own margins, more with each such end.
+            model.observe_peak(trial.id, trial.features, told)
         else:
-            if trial.early:
-                model.growth.observe(trial.id, trial.early, needed or floor, is_all=False)
-            trial.out_of_memories += 1
-            tries = 1 if needed is not None else 2
-            trial.alone = trial.alone or trial.out_of_memories > tries or expected is None
-            known = trial.demand or trial.hint
-            if known is None and expected is not None:
-                # Not what the model itself had predicted: it would learn from its own margins, more with each such end.
-                model.observe_peak(trial.id, trial.features, told)
-            else:
-                model.observe_demand(trial.id, trial.features, trial.with_floor(known or Demand(0, 0)))
-        self.retry(trial, f"out of memory: {figures}", now)
+            model.observe_demand(trial.id, trial.features, trial.with_floor(known or Demand(0, 0)))
 
     def _survived_crash(self, trial: Trial, detail: str, now: float) -> None:
         trial.lane_deaths += 1
