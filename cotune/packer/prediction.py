@@ -89,14 +89,14 @@ class Prediction:
         value = max(float(value), self._floor)
         if any(name not in self._columns for name in features):
             self._widen(features)
-        row, before = self._rows.get(trial), 0.0
-        if row is not None:
-            before = self._values[row]
-        else:
+        row = self._rows.get(trial)
+        if row is None:
             is_full = len(self._rows) == MAX_SAMPLES
             self._rows[trial] = row = self._rows.pop(next(iter(self._rows))) if is_full else len(self._rows)
             if row == len(self._values):
                 self._extend()
+        # Its own, or that of the oldest trial, which is forgotten for this one.
+        before = self._values[row]
         self._table[row] = 0.0
         for name in features:
             if (column := self._columns.get(name)) is not None:

@@ -66,6 +66,12 @@ def test_oldest_samples_are_forgotten() -> None:
     assert (prediction.estimate({}) or 0.0) < 20.0
 
 
+def test_a_sample_that_is_forgotten_bounds_no_power_law_any_more() -> None:
+    sizes = [float(1 + trial % 19) for trial in range(MAX_SAMPLES)]
+    prediction = observed([({"size": 1.0}, 1e9), *(({"size": size}, size**3) for size in sizes)])
+    assert prediction.estimate({"size": 1e6}) == pytest.approx(4 * 19.0**3)
+
+
 def test_features_that_come_and_go_are_no_trouble() -> None:
     samples = [({"depth": 1.0}, 10.0), ({}, 5.0), ({"size": 3.0}, 7.0)] * 4
     assert observed(samples).estimate({"other": 1.0}) is not None
