@@ -16,6 +16,7 @@ import contextlib
 import json
 import math
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple
 from pathlib import Path
@@ -92,8 +93,10 @@ class Profile:
         earlier = _read(path)
         self._widths = earlier.widths
         self.shared = earlier.shared
+        # How many samples of the file are of such a trial.
+        self._on_file = Counter(_trial_of(sample.features, sample.demand) for sample in earlier.samples)
         for sample in earlier.samples:
-            self.recall(*sample)
+            self._take_in(*sample)
 
     @property
     def is_calibrated(self) -> bool:
@@ -107,7 +110,16 @@ class Profile:
         seconds: float | None,
         estimate: Estimate | None = None,
     ) -> None:
-        """Takes in a trial of an earlier session or of another run."""
+        """Takes in a trial of an earlier session of this run, unless the file has it: counted twice, few seem many."""
+        trial = _trial_of(features, demand)
+        if self._on_file[trial]:
+            self._on_file[trial] -= 1
+        else:
+            self._take_in(features, demand, seconds, estimate)
+
+    def _take_in(
+        self, features: Mapping[str, float], demand: Demand, seconds: float | None, estimate: Estimate | None
+    ) -> None:
         self._count += 1
         self._earlier.observe_demand(self._count, features, demand)
         if seconds is not None:
@@ -208,6 +220,11 @@ class Profile:
                 written.replace(self._path)
             finally:
                 written.unlink(missing_ok=True)
+
+
+def _trial_of(features: Mapping[str, float], demand: Demand) -> object:
+    """What tells a trial from others, in its run's events as in the file; its seconds are rounded there."""
+    return frozenset(features.items()), demand
 
 
 def profile_path(storage: Path, trainable: Any, constants: Mapping[str, Any], hardware: str) -> Path:
