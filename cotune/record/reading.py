@@ -56,7 +56,7 @@ def read_run(folder: RunFolder) -> Saved:
                 first, is_new = float(event["time"]), False
             last = last if is_new else float(event["time"])
             _read(event, line, folder, records, settings.get("metric", ""))
-        except (LookupError, TypeError, ValueError, AttributeError) as error:
+        except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise StorageError(
                 f"line {number} of {folder.events} makes no sense: {line[:80]!r}", hint=DAMAGED
             ) from error
@@ -150,12 +150,11 @@ def _replay(record: Record, event: dict[str, Any], line: bytes, metric: str) -> 
         record.state = TrialState(event["state"])
         record.end = event["time"]
         record.goes_on(event["time"])
-        get, demand = event.get, record.measures.demand
-        if event["persistent"] is not None:
-            held, taken = operator.index(event["persistent"]), operator.index(event["ephemeral"])
-            demand = Demand(held, taken, _share(get("busy")))
-        seconds = get("seconds"), get("expected_seconds")
-        record.measures = Measures(demand, get("expected"), *seconds, get("slowdown"), get("speed", 1.0))
+        get, (demand, seconds) = event.get, measured_in(event)
+        demand, expected_seconds = demand or record.measures.demand, _figure(get("expected_seconds"))
+        record.measures = Measures(
+            demand, get("expected"), seconds, expected_seconds, get("slowdown"), get("speed", 1.0)
+        )
         if event["error"] is not None:
             name, message, hint = event["error"]
             record.error = errors.class_named(name)(message, hint=hint)
@@ -166,7 +165,25 @@ def is_put_off(end: dict[str, Any]) -> bool:
     return end["error"] is not None and bool(end["error"][0] == errors.StorageError.__name__)
 
 
-def _share(busy: Any) -> float | None:
-    if busy is not None and not 0 <= float(busy) < math.inf:
-        raise ValueError(busy)
-    return None if busy is None else float(busy)
+def measured_in(end: Mapping[str, Any]) -> tuple[Demand | None, float | None]:
+    """The demand of a trial and the seconds it ran, each None if not measured, according to its `end` event.
+
+    Raises:
+        LookupError: One of them is missing.
+        TypeError: One of them is no number.
+        ValueError: One of them is less than 0, or infinite.
+        OverflowError: One of them is too large.
+    """
+    demand = None
+    if end["persistent"] is not None:
+        held, taken = operator.index(end["persistent"]), operator.index(end["ephemeral"])
+        if min(held, taken) < 0:
+            raise ValueError(min(held, taken))
+        demand = Demand(held, taken, _figure(end.get("busy")))
+    return demand, _figure(end.get("seconds"))
+
+
+def _figure(value: Any) -> float | None:
+    if value is not None and not 0 <= value < math.inf:
+        raise ValueError(value)
+    return None if value is None else float(value)

@@ -13,7 +13,7 @@ from cotune.demand import Demand
 from cotune.errors import StorageError
 from cotune.packer import MAX_SLOWDOWN
 from cotune.paths import RunFolder
-from cotune.record import DAMAGED, check_version, is_put_off, read_events
+from cotune.record import DAMAGED, check_version, is_put_off, measured_in, read_events
 from cotune.simulation.workload import features
 from cotune.trial import TrialState
 
@@ -211,9 +211,8 @@ class _Reader:
             trial.priority = float(event["priority"])
         elif kind == "end" and not is_put_off(event):
             trial.state = TrialState(event["state"])
-            trial.seconds = event.get("seconds")
-            if event["persistent"] is not None:
-                trial.demand = Demand(event["persistent"], event["ephemeral"], event.get("busy"))
+            demand, trial.seconds = measured_in(event)
+            trial.demand = demand or trial.demand
         if not trial.attempts:
             return
         attempt = trial.attempts[-1]

@@ -275,6 +275,9 @@ def test_a_file_without_a_run_is_refused(written):
         {"event": "end", "state": "done", "error": None, "persistent": "1", "ephemeral": 1},
         {"event": "end", "state": "done", "error": None, "persistent": 1, "ephemeral": 1, "busy": "much"},
         {"event": "end", "state": "done", "error": None, "persistent": 1, "ephemeral": 1, "busy": math.inf},
+        {"event": "end", "state": "done", "error": None, "persistent": 1, "ephemeral": -1},
+        {"event": "end", "state": "done", "error": None, "persistent": None, "seconds": "1"},
+        {"event": "end", "state": "done", "error": None, "persistent": None, "expected_seconds": 10**400},
     ],
 )
 def test_a_line_that_lacks_something_is_named_with_a_way_out(written, fields):

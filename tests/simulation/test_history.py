@@ -225,6 +225,7 @@ def test_a_file_of_no_version_or_another_is_refused(write: Write, events: list[E
         read_history(write(*events))
 
 
+_END = {"event": "end", "time": 1.0, "trial": 0, "state": "done", "error": None, "persistent": 1, "ephemeral": 1}
 _DEVICE = {"event": "device", "time": 1.0, "device": "cpu:1", "capacity": GIB, "context": 0, "max_width": 2}
 
 
@@ -238,6 +239,10 @@ _DEVICE = {"event": "device", "time": 1.0, "device": "cpu:1", "capacity": GIB, "
         {"event": "start", "time": 1.0, "trial": 0, "device": "cpu:0", "lane": []},
         {"event": "priority", "time": 1.0, "trial": 0, "priority": 10**400},
         {"event": "run", "time": 1.0, "version": 1, "residents": math.inf},
+        {**_END, "persistent": "1"},
+        {**_END, "ephemeral": -1},
+        {**_END, "busy": "much"},
+        {**_END, "seconds": "1"},
     ],
 )
 def test_a_line_that_makes_no_sense_is_named(write: Write, wrong: Event) -> None:
