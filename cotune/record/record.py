@@ -178,16 +178,11 @@ def error_of(conclusion: ConcludeTrial) -> CotuneError:
 
 
 def best_of(records: Iterable[Record], mode: str) -> Record | None:
-    """The done trial with the best last metric."""
+    """The done trial with the best last metric; of several, that with the lowest number, as `Results.best`."""
     sign = 1.0 if mode == "min" else -1.0
-    best: Record | None = None
-    for record in records:
-        value = record.last_value
-        if record.state is TrialState.DONE and value is not None:
-            leader = best.last_value if best is not None else None
-            if leader is None or sign * value < sign * leader:
-                best = record
-    return best
+    told = ((one.last_value, one) for one in records if one.state is TrialState.DONE)
+    done = [(sign * value, one.trial, one) for value, one in told if value is not None]
+    return min(done, key=lambda it: it[:2])[2] if done else None
 
 
 def json_safe(params: dict[str, Any]) -> dict[str, Any]:

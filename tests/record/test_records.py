@@ -156,6 +156,16 @@ def test_the_makespan_is_from_the_first_start_to_the_last_end(driver):
     assert driver.records.makespan == 4.0
 
 
+def test_of_equally_good_ones_the_lowest_number_is_best_whichever_ends_first(driver):
+    for trial in range(3):
+        driver.propose(trial)
+        driver.happens("start", trial)
+        driver.report(trial)
+    for trial in (1, 2, 0):
+        driver.happens("done", trial)
+        assert driver.records.best is driver.records[min(trial, 1)]
+
+
 def test_the_best_is_the_best_that_is_done(driver):
     for trial, (value, end) in enumerate([(0.5, "done"), (0.1, "stopped"), (0.3, "done"), (0.4, "done")]):
         driver.propose(trial)
