@@ -14,6 +14,7 @@ import functools
 import importlib
 import inspect
 import io
+import random
 import sys
 import threading
 import types
@@ -74,8 +75,9 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     with what they refer to. Modules of a subclass of `ModuleType`, such as `optuna.integration`, are sent by name, as
     cloudpickle sends others; so are those that only their parent knows, such as `torch._C._functions`, to which
     `once_differentiable` refers. A user's function wrapped by `functools.cache` is sent with an empty cache;
-    cloudpickle sends its name, which other processes do not find. A `functools.cached_property` is made anew, since
-    it holds a lock before Python 3.12. A function that a module's decorator has made of one of the script uses the
+    cloudpickle sends its name, which other processes do not find. Made anew are a `functools.cached_property`, since it
+    holds a lock before Python 3.12, and a `random.SystemRandom`, which has no state (`from secrets import choice` is a
+    method of one). A function that a module's decorator has made of one of the script uses the
     variables of that module, not a copy of them. Nested classes know which class they are in. A function has what it
     names in the bodies of its classes. Identities stay (`identities`).
 
@@ -96,6 +98,8 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             return make, (*args[:_FILE], obj.co_filename, *args[_FILE + 1 :])
         if isinstance(obj, functools._lru_cache_wrapper) and not is_found_by_name(obj):
             return _cached, (obj.__wrapped__, obj.cache_parameters()), dict(vars(obj))
+        if type(obj) is random.SystemRandom:
+            return random.SystemRandom, ()
         if isinstance(obj, functools.cached_property):
             return _cached_property, (type(obj),), {name: it for name, it in vars(obj).items() if name != "lock"}
         if isinstance(obj, ModuleType):

@@ -7,6 +7,8 @@ import functools
 import gc
 import importlib
 import pickle
+import random
+import secrets
 import sys
 import threading
 import traceback
@@ -253,6 +255,12 @@ def test_functions_with_a_cache_keep_their_attributes_and_need_no_name():
     doubled.tag = "mine"
     there, first = travelled([doubled, functools.cache(functools.partial(max, 3))])
     assert (there(2), there.tag, there.__wrapped__(3), there.cache_info().currsize, first(2)) == (4, "mine", 6, 1, 3)
+
+
+def test_what_draws_from_the_system_travels():
+    choice, source = travelled((secrets.choice, random.SystemRandom()))
+    assert choice([3]) == 3
+    assert 0.0 <= source.random() < 1.0
 
 
 def test_a_kind_of_cached_property_travels_as_what_it_is():
