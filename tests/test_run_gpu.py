@@ -1,5 +1,6 @@
 """`cotune.run` on a real GPU."""
 
+import itertools
 import os
 import signal
 import subprocess
@@ -297,24 +298,46 @@ def test_nobody_else_has_the_turn_while_a_graph_is_captured(run, tmp_path):
     assert [trial.error for trial in trials] == [None, None]
 
 
-def test_nobody_else_has_the_turn_while_a_trial_profiles_its_kernels(run):
+def test_nobody_else_has_the_turn_while_a_trial_profiles_its_kernels(run, tmp_path):
     def train(config):
         import torch
         from torch.profiler import ProfilerActivity, profile
 
         weight = torch.ones(64, 64, device="cuda", requires_grad=True)
         optimizer = torch.optim.SGD([weight], lr=0.1)
-        for _ in range(3):
-            with profile(activities=[ProfilerActivity.CUDA]):
-                until = time.monotonic() + 0.2
-                while time.monotonic() < until:
-                    optimizer.step()
-                    cotune.report({"loss": 0.0})
-            optimizer.step()
+        with open(tmp_path / "seen", "a", buffering=1) as seen:
+            for _ in range(3):
+                with profile(activities=[ProfilerActivity.CUDA]):
+                    print("begins", file=seen)
+                    until = time.monotonic() + 0.2
+                    while time.monotonic() < until:
+                        optimizer.step()
+                        cotune.report({"loss": 0.0})
+                    print("ends", file=seen)
+                optimizer.step()
 
     trials = run(train, {"lr": cotune.uniform(0, 1)}, trials=3, lanes=1, residents=3)
-    assert [trial.error for trial in trials] == [None] * 3
-    assert [trial.attempts for trial in trials] == [1] * 3
+    assert [(trial.error, trial.attempts) for trial in trials] == [(None, 1)] * 3
+    assert (tmp_path / "seen").read_text().split() == ["begins", "ends"] * 9
+
+
+def test_a_trial_that_profiles_its_kernels_can_be_stopped(run):
+    from optuna.pruners import ThresholdPruner
+
+    def train(config):
+        import torch
+        from torch.profiler import ProfilerActivity, profile
+
+        weight = torch.ones(64, 64, device="cuda", requires_grad=True)
+        optimizer = torch.optim.SGD([weight], lr=0.1)
+        with profile(activities=[ProfilerActivity.CUDA]):
+            for step in itertools.count():
+                optimizer.step()
+                cotune.report({"loss": float(step)}, step=step)
+
+    pruner = ThresholdPruner(upper=10.0)
+    trials = run(train, {"lr": cotune.uniform(0, 1)}, trials=2, lanes=1, residents=2, pruner=pruner)
+    assert [str(trial.state) for trial in trials] == ["stopped"] * 2
 
 
 def test_the_trials_of_a_lane_choose_between_kernels_of_attention_in_the_same_order(run):

@@ -65,7 +65,11 @@ class LaneMemory(ABC):
         return contextlib.nullcontext()
 
     def is_recording(self) -> bool:
-        """Whether work given to the device is recorded, to run later or be looked at, so that no other may join in."""
+        """Whether work given to the device is only recorded, to run later, so that the device must be left alone."""
+        return False
+
+    def is_profiled(self) -> bool:
+        """Whether the calling thread has its work on the device profiled, and so that of all who share the device."""
         return False
 
     def synchronize(self) -> None:  # noqa: B027 - nothing to wait for where nothing runs asynchronously

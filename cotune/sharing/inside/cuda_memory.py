@@ -135,11 +135,12 @@ class CudaMemory(LaneMemory):
         return refusals > self._refusals or free < NEARLY_FULL
 
     def is_recording(self) -> bool:
-        torch = self._torch
-        # Of this thread alone, but also captures begun without `CUDAGraph`. torch's profiler records the kernels of the
-        # process: lane-mates must not begin another one meanwhile, nor be in its figures.
-        in_thread = torch.cuda.is_current_stream_capturing() or torch.autograd._profiler_enabled()
-        return bool(self._captures) or bool(in_thread)
+        # The second also sees captures begun without `CUDAGraph`, but only in this thread.
+        return bool(self._captures) or bool(self._torch.cuda.is_current_stream_capturing())
+
+    def is_profiled(self) -> bool:
+        # torch's profiler records the kernels of the whole process, and a second one fails.
+        return bool(self._torch.autograd._profiler_enabled())
 
     def synchronize(self) -> None:
         self._torch.cuda.synchronize()

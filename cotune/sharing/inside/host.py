@@ -221,9 +221,9 @@ class Host(ABC):
 
         While a shared object is built, it might wait for that, with the turn.
         """
-        holder = self.turns.holder
+        holder, memory = self.turns.holder, self.memory
         builds = holder is not None and holder.builds
-        return self.turns.others_wait and not builds and not self.memory.is_recording()
+        return self.turns.others_wait and not builds and not memory.is_recording() and not memory.is_profiled()
 
     @property
     def shares_faults(self) -> bool:

@@ -259,7 +259,7 @@ class ResidentTrial(session.Session):
         if rests:
             self._rest()
             now = time.monotonic()
-        if now >= self._turn_due and may_leave:
+        if now >= self._turn_due and may_leave and not self.host.memory.is_profiled():
             turns = self.host.turns
             self._turn_due = self._turn_end
             if now >= self._turn_end or turns.first_waits:

@@ -469,12 +469,12 @@ def test_while_a_graph_is_captured_nothing_is_returned(lane):
     assert memory.is_recording()
 
 
-def test_while_a_trial_profiles_its_kernels_the_device_is_its_own(lane):
+def test_a_profiler_is_seen(lane):
     memory, fake = lane
     memory.start()
-    assert not memory.is_recording()
+    assert not memory.is_profiled()
     fake.profiles = True
-    assert memory.is_recording()
+    assert memory.is_profiled()
 
 
 def test_a_lane_in_which_a_capture_was_left_open_takes_no_other_trial(lane):
