@@ -219,28 +219,27 @@ def test_another_thread_may_make_loggers_while_their_levels_are_read(monkeypatch
         assert zygote._levels()["first of ours"] == logging.DEBUG
 
 
-@pytest.mark.parametrize(("chosen", "used"), [(None, "0"), ("1", "1")])
-def test_an_allocator_of_a_lane_makes_no_more_writable_than_it_uses_unless_told_so(tmp_path, monkeypatch, chosen, used):
-    monkeypatch.delenv("MIMALLOC_ARENA_EAGER_COMMIT", raising=False)
+@pytest.mark.parametrize(
+    ("told", "variable", "chosen", "used"),
+    [
+        # An allocator makes no more memory writable than it uses.
+        ("arenas", "MIMALLOC_ARENA_EAGER_COMMIT", None, "0"),
+        ("arenas", "MIMALLOC_ARENA_EAGER_COMMIT", "1", "1"),
+        # Pyplot draws without a window.
+        ("backend", "MPLBACKEND", None, "agg"),
+        ("backend", "MPLBACKEND", "pdf", "pdf"),
+    ],
+)
+def test_libraries_of_a_lane_are_set_up_for_lanes_unless_told_otherwise(
+    tmp_path, monkeypatch, told, variable, chosen, used
+):
+    monkeypatch.delenv(variable, raising=False)
     if chosen:
-        monkeypatch.setenv("MIMALLOC_ARENA_EAGER_COMMIT", chosen)
+        monkeypatch.setenv(variable, chosen)
     world = World(tmp_path)
     try:
         handle, _ = world.open()
-        assert world.run(handle)["arenas"] == used
-    finally:
-        world.close()
-
-
-@pytest.mark.parametrize(("chosen", "used"), [(None, "agg"), ("pdf", "pdf")])
-def test_lanes_draw_without_a_window_unless_told_how(tmp_path, monkeypatch, chosen, used):
-    monkeypatch.delenv("MPLBACKEND", raising=False)
-    if chosen:
-        monkeypatch.setenv("MPLBACKEND", chosen)
-    world = World(tmp_path)
-    try:
-        handle, _ = world.open()
-        assert world.run(handle)["backend"] == used
+        assert world.run(handle)[told] == used
     finally:
         world.close()
 
