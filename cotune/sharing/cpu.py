@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import heapq
 import math
 import os
 import re
@@ -64,7 +65,7 @@ class CpuMemory(LaneMemory):
         self._is_relaxed = False
         self._spare = bytes(SPARE)
         self._loading = 0
-        # For each start under way, by how much it raises the cap. A list, since its changes are atomic.
+        # For each start under way, by how much it raises the cap. A heap, since its changes are atomic.
         self._starting: list[float] = []
         self._resident = 0
 
@@ -110,13 +111,14 @@ class CpuMemory(LaneMemory):
 
     def uncap(self, spare: float = math.inf) -> None:
         # What has been loaded without a cap may exceed it.
-        self._starting.append(spare if spare == math.inf else spare + max(0.0, self._reserved() - self._limit))
+        raised = spare if spare == math.inf else spare + max(0.0, self._reserved() - self._limit)
+        heapq.heappush(self._starting, raised)
         self._apply()
 
     def cap(self) -> None:
-        with contextlib.suppress(ValueError):
+        with contextlib.suppress(IndexError):
             # Of the others the one that needs most may still be under way.
-            self._starting.remove(min(self._starting))
+            heapq.heappop(self._starting)
         self._apply()
 
     @contextlib.contextmanager

@@ -454,6 +454,41 @@ def test_of_two_threads_that_change_the_cap_at_once_none_leaves_it_as_the_other_
     assert ended != resource.RLIM_INFINITY
 
 
+def test_of_two_threads_that_put_the_cap_back_at_once_none_leaves_it_lifted():
+    before, after = in_own_process("""
+        import resource, sys
+        memory.set_quota(memory.start() + 64 * MIB)
+        limit = lambda: resource.getrlimit(resource.RLIMIT_DATA)[0]
+        before, after, left = limit(), [], 0
+
+        def traced(frame, event, _):
+            global left
+            if frame.f_code is CpuMemory.cap.__code__:
+                frame.f_trace_opcodes = True
+                left -= event == "opcode"
+                if event == "opcode" and left < 0:
+                    # Here the other thread has the interpreter.
+                    sys.settrace(None)
+                    frame.f_trace = None
+                    memory.cap()
+            return traced
+
+        # At each of the steps that it takes to put the cap back.
+        while left < 0 or not after:
+            left = len(after)
+            memory.uncap(8 * MIB)
+            memory.uncap()
+            sys.settrace(traced)
+            memory.cap()
+            sys.settrace(None)
+            after.append(limit())
+        after.pop()
+        tell(before, after)
+    """)
+    assert len(after) > 10
+    assert set(after) == {before}
+
+
 def test_whichever_allocator_was_preloaded_gives_back_what_an_ended_trial_left_with_it():
     said = []
     libc = SimpleNamespace(
