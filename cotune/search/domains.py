@@ -16,6 +16,8 @@ from cotune.search.codes import Codes, shown
 
 # Optuna passes every value through a float, which is exact for integers up to here.
 LARGEST_INTEGER = 2**53
+# Steps are counted in decimal numbers of 28 digits, by Optuna as well.
+MOST_STEPS = 1e27
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,11 @@ class Float:
         if self.step is not None:
             step = _real("step", self.step)
             _check_step("step", step)
+            if (high - low) / step > MOST_STEPS:
+                raise SpaceError(
+                    f"steps of {step!r} from {low!r} to {high!r} are too many to be counted",
+                    hint="use larger steps, or uniform() or loguniform(), which have none",
+                )
             object.__setattr__(self, "step", step)
             steps = (_exact(high) - _exact(low)) // _exact(step)
             high = float(_exact(low) + steps * _exact(step))

@@ -70,6 +70,8 @@ def test_bounds_end_on_the_last_step() -> None:
         (lambda: quniform(0, 1, 0), "q=0.0"),
         (lambda: quniform(0, 1, -0.1), "q=-0.1"),
         (lambda: quniform(0.1, 0.2, 5), "q=5.0"),
+        (lambda: quniform(0, 1e30, 0.001), "0.001"),
+        (lambda: qloguniform(1e-300, 1e300, 1e-300), "1e-300"),
         (lambda: qrandint(0, 8, 0), "q=0"),
         (lambda: qrandint(1, 3, 8), "q=8"),
         (lambda: Float(0, 1, step=0), "step=0.0"),
