@@ -179,7 +179,8 @@ class Sweep:
         self._ask_more()
         # A Ctrl-C may have come while all was set up: then no trial begins.
         self._check_end()
-        while self._packer.unfinished or self._supply.asked or self._arrivals:
+        # While there is no device, no trial may be left and none be asked for, and yet more are to come.
+        while self._packer.unfinished or self._supply.asked or self._arrivals or not self._supply.is_over:
             happened = self._engine.poll(SHOW_EVERY)
             for one in happened:
                 self._take_in(one)

@@ -18,7 +18,7 @@ from cotune.driver.sweep import Sweep, _switching_often
 from cotune.engines.simulated import SimulatedEngine, Work
 from cotune.engines.simulated.engine import devices
 from cotune.engines.simulated.model import LastAct
-from cotune.packer import AllTrialsAdded, DeviceFound, Packer, PackerOptions, TrialAdded, TrialEnded
+from cotune.packer import AllTrialsAdded, DeviceFound, DeviceLost, Packer, PackerOptions, TrialAdded, TrialEnded
 from cotune.paths import RunFolder
 from cotune.record import EventLog, Records
 from cotune.search.proposer import Suggestion, Verdict
@@ -229,3 +229,22 @@ def test_a_verdict_to_stop_counts_also_when_the_trial_has_started_again_since(tm
     Sweep(judge, judge, packer, body, records, None, SweepOptions("train", "loss", 1, None, False)).run()
     log.close()
     assert (records[0].state, records[0].attempts) == (TrialState.STOPPED, 2)
+
+
+def test_a_sweep_whose_last_device_is_lost_as_a_trial_ends_waits_for_the_next_device(tmp_path):
+    class Flaky(SimulatedEngine):
+        def poll(self, timeout):
+            happened = super().poll(timeout)
+            if any(isinstance(event, TrialEnded) and event.trial == 0 for event in happened):
+                happened.append(DeviceLost(self.now(), "gpu 0"))
+                self.at(self.now() + 60.0, DeviceFound(self.now() + 60.0, "gpu 0", GIB))
+            return happened
+
+    folder = RunFolder(tmp_path / "run")
+    folder.create()
+    proposer, log = Proposer([1, 1]), EventLog(folder.events)
+    records = Records(folder, log, "", 0)
+    packer, body = Packer(PackerOptions(width=1)), Flaky(devices(1, GIB), lambda spec: Work(2, 1.0, persistent=MIB))
+    Sweep(proposer, proposer, packer, body, records, None, SweepOptions("train", "", 2, None, lockstep=True)).run()
+    log.close()
+    assert [record.state for record in records.values()] == [TrialState.DONE] * 2
