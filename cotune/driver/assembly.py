@@ -169,8 +169,7 @@ def _changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
         if name not in before or name not in now:
             return name
         text = _in_json(now[name])
-        # Earlier versions kept more constants as `shown`.
-        if text is not None and json.dumps(before[name]) != text and before[name] != shown(now[name]):
+        if text is not None and json.dumps(before[name]) != text:
             return name
     return None
 
