@@ -1,5 +1,6 @@
 """torch's compiler is there for who compiles, and loaded for nobody else."""
 
+import json
 import subprocess
 import sys
 
@@ -7,9 +8,10 @@ import pytest
 
 pytest.importorskip("torch")
 
+# sympy is what takes longest of all that the compiler imports.
 PRELUDE = """
 import contextlib, pickle, sys, threading
-import torch
+import sympy, torch
 from cotune.sharing.inside.dynamo import defer_dynamo, dynamo_if_loaded
 
 entered = []
@@ -32,13 +34,39 @@ step()
 assert dynamo_if_loaded() is None
 """
 
+# Runs each line's code in a process of its own, forked as lanes are, and says how that ended.
+FORKS = """
+import json, os, traceback
+for line in sys.stdin:
+    pid = os.fork()
+    if not pid:
+        try:
+            exec(json.loads(line))
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    print(os.waitpid(pid, 0)[1], flush=True)
+"""
 
-def run_with_it_deferred(code: str) -> None:
-    done = subprocess.run([sys.executable, "-c", PRELUDE + code], capture_output=True, text=True, timeout=100)
-    assert done.returncode == 0, done.stderr
+
+@pytest.fixture(scope="module")
+def forking():
+    command = [sys.executable, "-c", PRELUDE + FORKS]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        yield process
 
 
-def test_optimizers_schedules_and_who_looks_through_all_modules_do_not_load_it():
+@pytest.fixture
+def run_with_it_deferred(forking):
+    def run(code):
+        print(json.dumps(code), file=forking.stdin, flush=True)
+        assert forking.stdout.readline() == "0\n"
+
+    return run
+
+
+def test_optimizers_schedules_and_who_looks_through_all_modules_do_not_load_it(run_with_it_deferred):
     run_with_it_deferred("""
 for make in (torch.optim.AdamW, torch.optim.RMSprop, torch.optim.Adagrad):
     optimizer = make(model.parameters(), lr=0.1)
@@ -54,7 +82,7 @@ assert dynamo_if_loaded() is None and not entered
 """)
 
 
-def test_who_compiles_gets_all_of_it_and_optimizers_are_hidden_from_it_from_then_on():
+def test_who_compiles_gets_all_of_it_and_optimizers_are_hidden_from_it_from_then_on(run_with_it_deferred):
     run_with_it_deferred("""
 import torch._dynamo as before
 zero_grad = torch.optim.Optimizer.zero_grad.__wrapped__
@@ -86,7 +114,7 @@ assert vars(zero_grad)["__dynamo_disable"] is not zero_grad
         "torch._dynamo.reset()",
     ],
 )
-def test_any_other_use_loads_it(use):
+def test_any_other_use_loads_it(run_with_it_deferred, use):
     run_with_it_deferred(f"""
 {use}
 assert dynamo_if_loaded() is torch._dynamo
@@ -106,7 +134,7 @@ def test_one_that_is_loaded_already_stays():
     assert done.returncode == 0
 
 
-def test_loading_that_fails_is_tried_again():
+def test_loading_that_fails_is_tried_again(run_with_it_deferred):
     run_with_it_deferred("""
 loader, errors = sys.modules["torch._dynamo"].__spec__.loader, []
 
@@ -126,7 +154,7 @@ assert dynamo_if_loaded() is torch._dynamo
 """)
 
 
-def test_what_was_looked_for_before_it_was_loaded_is_there_once():
+def test_what_was_looked_for_before_it_was_loaded_is_there_once(run_with_it_deferred):
     run_with_it_deferred("""
 from torch._dynamo.utils import counters
 import torch._dynamo.config as config
@@ -136,7 +164,7 @@ assert torch._dynamo.utils.__spec__.loader.path == torch._dynamo.utils.__file__
 """)
 
 
-def test_threads_that_load_it_at_once_wait_for_each_other():
+def test_threads_that_load_it_at_once_wait_for_each_other(run_with_it_deferred):
     run_with_it_deferred("""
 found, both = [], threading.Barrier(3)
 
