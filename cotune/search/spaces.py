@@ -24,7 +24,7 @@ class Space:
 
     Args:
         tree: A dict, nested to any depth. Leaves are domains (cotune's, Optuna's, Ray Tune's,
-            `{"grid_search": [...]}`); anything else is a constant.
+            `{"grid_search": [...]}`); anything else is a constant. So is a mapping of another type without a domain.
 
     Attributes:
         domains: Domains by flat name ("optimizer/lr").
@@ -97,7 +97,7 @@ class Space:
         flat: dict[str, Any] = {}
         for name in self._order:
             value = self._value(name, params) if name in self.domains else self.constants[name]
-            flat[name] = copy.deepcopy(value) if isinstance(value, list | dict | set) else value
+            flat[name] = _copied(value) if isinstance(value, list | dict | set) else value
         return nested(flat)
 
     def features(self, params: Mapping[str, Any]) -> dict[str, float]:
@@ -205,6 +205,14 @@ def nested(flat: Mapping[str, Any]) -> dict[str, Any]:
     return config
 
 
+def _copied(value: Any) -> Any:
+    try:
+        return copy.deepcopy(value)
+    except Exception:
+        # Dicts whose items are attributes may answer no question that `copy` asks; `pickle` copies them for each trial.
+        return value
+
+
 def _leaves(tree: Mapping[Any, Any], prefix: str) -> Iterator[tuple[str, Any]]:
     for key, value in tree.items():
         if not isinstance(key, str) or not key or "/" in key:
@@ -212,11 +220,18 @@ def _leaves(tree: Mapping[Any, Any], prefix: str) -> Iterator[tuple[str, Any]]:
                 f"the key {key!r}{f' in {prefix[:-1]!r}' if prefix else ''} cannot be part of a name",
                 hint="keys are non-empty strings without '/', which joins the names of nested dicts",
             )
-        # An empty dict has no leaves of its own, and would be lost from the config.
-        if isinstance(value, Mapping) and value and not is_grid_search(value):
+        if _is_branch(value):
             yield from _leaves(value, f"{prefix}{key}/")
         else:
             yield prefix + key, value
+
+
+def _is_branch(value: Any) -> bool:
+    # An empty dict has no leaves of its own, and would be lost from the config.
+    if not isinstance(value, Mapping) or not value or is_grid_search(value):
+        return False
+    # Another mapping may be more than its items: it may have a default, or attributes.
+    return type(value) is dict or _domain_within(value) is not None
 
 
 def _check_options(choice: Choice) -> None:
@@ -235,7 +250,7 @@ def _check_constant(name: str, value: Any) -> None:
             f"{name}: {shown(domain)} in a {type(value).__name__} would not be searched",
             hint="give it a key of its own, and build the list in the trainable",
         )
-    if callable(getattr(value, "rvs", None)):
+    if callable(getattr(type(value), "rvs", None)):
         raise SpaceError(
             f"{name}: a distribution of scipy's would not be searched",
             hint="write cotune.uniform(low, high), or another of its domains",

@@ -136,8 +136,9 @@ class CpuMemory(LaneMemory):
     def trim(self, *, others_run: bool) -> None:
         for give_back in self._gives_back:
             give_back()
+        # While the cap is still lifted: what a trial has left behind may take all room below it.
+        self._spare = self._spare or bytes(SPARE)
         self._is_relaxed = False
-        self._spare = bytes(SPARE)
         self._tighten()
 
     def busy_seconds(self) -> float | None:

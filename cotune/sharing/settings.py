@@ -104,11 +104,19 @@ def of_thread() -> dict[str, Setting]:
     return _of_libraries() | _device(True)
 
 
+def _limit_tracebacks(most: int | None) -> None:
+    if most is not None:
+        sys.tracebacklimit = most
+    elif hasattr(sys, "tracebacklimit"):
+        del sys.tracebacklimit
+
+
 OF_PYTHON: dict[str, Setting] = {
     "recursion": (sys.getrecursionlimit, sys.setrecursionlimit),
     "digits": (sys.get_int_max_str_digits, sys.set_int_max_str_digits),
     "timeout": (socket.getdefaulttimeout, socket.setdefaulttimeout),
     "fields of csv": (csv.field_size_limit, csv.field_size_limit),
+    "tracebacks": (lambda: getattr(sys, "tracebacklimit", None), _limit_tracebacks),
 }
 
 

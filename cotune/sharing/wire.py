@@ -24,6 +24,8 @@ from cotune.trial import Question, Report, TrialSpec
 if TYPE_CHECKING:
     from cotune.sharing.pickling import Series
 
+# Whatever a trial puts in its place.
+_dumps = pickle.dumps
 _HEADER = struct.Struct("<IB")
 _REPORT = struct.Struct("<IIqd")
 _QUESTION = struct.Struct("<II")
@@ -78,7 +80,7 @@ def decode(frame: bytes) -> tuple[int, bytes]:
 
 
 def encode_object(kind: Kind, value: Any) -> bytes:
-    return encode(kind, pickle.dumps(value, pickle.HIGHEST_PROTOCOL))
+    return encode(kind, _dumps(value, pickle.HIGHEST_PROTOCOL))
 
 
 class _Joined(io.RawIOBase):

@@ -4,6 +4,7 @@ import json
 import math
 import subprocess
 import sys
+from collections import OrderedDict, defaultdict
 from typing import Any
 from unittest import mock
 
@@ -105,6 +106,22 @@ def test_nested_dicts_are_flattened_and_rebuilt_in_order() -> None:
     }
     assert list(config) == ["optimizer", "width", "grid", "empty"]
     assert list(config["optimizer"]) == ["name", "lr", "eps"]
+
+
+def test_a_mapping_of_another_type_is_a_constant_unless_a_domain_is_in_it() -> None:
+    class Attributes(dict):  # type: ignore[type-arg]
+        __getattr__ = dict.__getitem__
+
+    counts = defaultdict(int, {"a": 1})
+    tree = {"own": Attributes(width=8), "counts": counts, "order": OrderedDict(lr=uniform(0, 1)), "plain": {"a": 1}}
+    space = Space(tree)
+    assert list(space.constants) == ["own", "counts", "plain/a"]
+    config = space.config({"order/lr": 0.5})
+    # This class cannot be copied by `copy`, and it can be pickled.
+    assert config["own"].width == 8
+    assert config["counts"]["b"] == 0
+    assert dict(counts) == {"a": 1}
+    assert config["order"] == {"lr": 0.5}
 
 
 def test_a_choice_of_integers_that_no_float_can_be_is_one_of_names() -> None:

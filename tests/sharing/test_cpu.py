@@ -392,6 +392,21 @@ def test_after_running_out_of_memory_the_process_goes_on_under_the_same_quota():
     assert again == ["MemoryError", True, 300 * MIB]
 
 
+def test_a_trial_that_catches_that_memory_ran_out_and_keeps_what_it_made_ends_all_the_same():
+    told, kept = in_own_process("""
+        memory.set_quota(memory.start() + 64 * MIB)
+        kept = []
+        def fill():
+            while True:
+                kept.append(bytes(40_000))
+        told = refusal(fill)
+        memory.trim(others_run=False)
+        tell(told, len(kept))
+    """)
+    assert told[0] == "MemoryError"
+    assert kept > 1000
+
+
 def test_trimming_returns_what_small_objects_left_in_the_heap():
     held, after = in_own_process("""
         memory.start()

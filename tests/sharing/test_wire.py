@@ -62,6 +62,11 @@ def test_a_frame_that_is_not_whole_yet_is_kept():
     assert list(received(frame, [50])) == [[], [(Kind.REPORT, b"x" * 100)]]
 
 
+def test_messages_are_pickled_by_pickle_itself_whatever_a_trial_puts_in_its_place(monkeypatch):
+    monkeypatch.setattr(pickle, "dumps", lambda *_, **__: b"x")
+    assert pickle.loads(payload_of(wire.encode_object(Kind.ENDED, (7, "done")))) == (7, "done")
+
+
 def test_the_end_of_the_stream_is_none():
     ours, theirs = socket.socketpair()
     with theirs:

@@ -53,8 +53,8 @@ class Interpreter(NamedTuple):
 
     @classmethod
     def now(cls) -> Interpreter:
-        hooks = sys.excepthook, sys.unraisablehook, sys.displayhook, threading.excepthook, *_shows_warnings()
-        variables = getattr(sys, "stdin", None), tempfile.tempdir, *hooks
+        hooks = sys.excepthook, sys.unraisablehook, sys.displayhook, sys.breakpointhook, threading.excepthook
+        variables = getattr(sys, "stdin", None), tempfile.tempdir, *hooks, *_shows_warnings()
         root = logging.root
         arguments = tuple(getattr(sys, "argv", None) or ())
         return cls(
@@ -77,7 +77,7 @@ class Interpreter(NamedTuple):
             with contextlib.suppress(RecursionError):
                 put(value)
         sys.stdin, tempfile.tempdir, *hooks = self.variables
-        sys.excepthook, sys.unraisablehook, sys.displayhook, threading.excepthook, *shows = hooks
+        sys.excepthook, sys.unraisablehook, sys.displayhook, sys.breakpointhook, threading.excepthook, *shows = hooks
         _warnings.showwarning, _warnings._showwarnmsg_impl, _logging._warnings_showwarning = shows
         sys.argv = list(self.arguments)
         level, logging.root.manager.disable, handlers = self.logs

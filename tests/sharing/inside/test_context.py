@@ -623,6 +623,8 @@ def mode_of_a_new_file(folder):
         (lambda: setattr(tempfile, "tempdir", "/own"), lambda: tempfile.tempdir),
         (lambda: setattr(sys, "stdin", io.StringIO("own")), lambda: sys.stdin),
         (lambda: setattr(sys, "excepthook", print), lambda: sys.excepthook),
+        (lambda: setattr(sys, "breakpointhook", print), lambda: sys.breakpointhook),
+        (lambda: setattr(sys, "tracebacklimit", 0), lambda: getattr(sys, "tracebacklimit", None)),
         (lambda: sys.argv.append("--more"), lambda: list(sys.argv)),
         (lambda: setattr(sys, "argv", None), lambda: sys.argv or []),
         (lambda: os.umask(0o777), mode_of_a_new_file),
@@ -631,7 +633,7 @@ def mode_of_a_new_file(folder):
     ],
     ids=[
         *("gc", "gc thresholds", "recursion limit", "fields of csv", "timeout", "switch interval", "temporary files"),
-        *("input", "hook", "arguments", "no arguments", "umask", "captured warnings"),
+        *("input", "hook", "breakpoint", "tracebacks", "arguments", "no arguments", "umask", "captured warnings"),
     ],
 )
 def test_a_setting_of_the_interpreter_or_process_stays_with_its_trial(change, look, tmp_path):
