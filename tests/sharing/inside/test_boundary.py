@@ -83,7 +83,9 @@ def test_a_hook_installed_before_torch_is_imported_is_called_after_every_step():
         install()
         assert calls == [] and "torch" not in sys.modules
         import torch
+        from cotune.sharing.inside.dynamo import defer_dynamo
         assert calls == ["loaded"], calls
+        defer_dynamo()
         for name in ("SGD", "Adam"):
             parameter = torch.nn.Parameter(torch.ones(2))
             optimizer = getattr(torch.optim, name)([parameter], lr=0.1)
