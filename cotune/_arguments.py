@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import dis
+import importlib
 import inspect
 import math
 import operator
@@ -85,7 +87,9 @@ def _refuse_other_systems() -> None:
 
 def _refuse_unknown(function: str, unknown: Iterable[str], instead: Mapping[str, str]) -> None:
     for name in unknown:
-        hint = instead.get(name, f"see help(cotune.{function})")
+        known = inspect.signature(getattr(importlib.import_module("cotune"), function)).parameters
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = instead.get(name, f"did you mean {near[0]}=?" if near else f"see help(cotune.{function})")
         raise InputError(f"cotune.{function}() takes no {name}=", hint=hint)
 
 
@@ -299,7 +303,8 @@ def check_callbacks(callbacks: Any, *passed: str) -> None:
 
 def check_goal(metric: Any, mode: Any) -> None:
     if not isinstance(metric, str) or not metric:
-        raise InputError(f"metric={metric!r} is not a name", hint="name one of the metrics that the trainable reports")
+        what = "metric= is missing" if metric == "" else f"metric={metric!r} is not a name"
+        raise InputError(what, hint="name one of the metrics that the trainable reports")
     if not isinstance(mode, str) or mode not in ("min", "max"):
         raise InputError(f"mode={mode!r} is neither 'min' nor 'max'", hint="say which way is better")
 

@@ -71,6 +71,8 @@ def earlier_run(name: str, storage: str | os.PathLike[str] | None) -> RunFolder:
         InputError: There is no such run.
         StorageError: The folder for runs cannot be read.
     """
+    if not isinstance(name, str):
+        raise InputError(f"{name!r} is not the name of a run", hint="`cotune show` lists the names")
     check_run_name(name)
     root = storage_folder(storage)
     folder = RunFolder(root / name)

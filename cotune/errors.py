@@ -60,8 +60,9 @@ def printable(text: str, keep: str = "") -> str:
 
 
 def first_line(said: object, most: int = 200) -> str:
-    """The first line of a text, or of what an error says; empty if it says nothing."""
-    return next(iter(str(said).strip().splitlines()), "")[:most]
+    """The first line of a text, or of what an error says, cut to `most` characters; empty if it says nothing."""
+    line = next(iter(str(said).strip().splitlines()), "")
+    return line if len(line) <= most else line[: most - 1] + "…"
 
 
 def _rebuild(cls: type[CotuneError], message: str, hint: str) -> CotuneError:

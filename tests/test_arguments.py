@@ -15,6 +15,7 @@ from cotune._arguments import (
     checked_threads,
     checked_timeout,
     made_up,
+    refuse_before_start,
 )
 from cotune.errors import InputError
 from cotune.search import PRUNERS
@@ -39,6 +40,19 @@ def test_numbers_of_numpy_are_numbers_and_arrays_are_none():
     for check in (checked_slowdown, checked_max_steps, lambda array: check_goal("loss", array)):
         with pytest.raises(InputError):
             check(np.array([1, 2]))
+
+
+def test_a_goal_that_was_not_given_is_missing_and_one_that_is_no_name_is_named():
+    with pytest.raises(InputError, match="metric= is missing"):
+        check_goal("", "min")
+    with pytest.raises(InputError, match="metric=3 is not a name"):
+        check_goal(3, "min")
+
+
+def test_a_misspelt_argument_is_told_which_one_it_may_be():
+    with pytest.raises(InputError, match="takes no trails=") as caught:
+        refuse_before_start("run", ["trails"], {})
+    assert caught.value.hint == "did you mean trials=?"
 
 
 def test_a_name_of_a_choice_may_be_in_capitals():

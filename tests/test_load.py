@@ -1,5 +1,7 @@
 """What is read back of a run without running it."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -50,6 +52,12 @@ def test_a_run_that_is_not_there_is_told_with_those_that_are(folder, tmp_path):
     with pytest.raises(cotune.InputError, match="no run named 'yours' is in") as raised:
         cotune.load("yours", tmp_path)
     assert "mine" in raised.value.hint
+
+
+@pytest.mark.parametrize("name", [None, 5, Path("mine")])
+def test_what_is_not_a_name_is_refused(folder, tmp_path, name):
+    with pytest.raises(cotune.InputError, match="is not the name of a run"):
+        cotune.load(name, tmp_path)
 
 
 @pytest.mark.parametrize("storage", [5, b"runs", "", "sqlite:///runs.db"])

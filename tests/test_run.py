@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 import time
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -1506,6 +1507,21 @@ def test_a_run_resumed_with_changed_code_says_so(run):
     with pytest.warns(UserWarning, match="goes on with changed code"):
         results = run(lambda config: 7.0, space, trials=2, name="changed", resume=True)
     assert [trial.metrics["loss"] for trial in results] == [results[0].config["x"], 7.0]
+
+
+def test_a_run_resumed_with_another_object_as_a_constant_says_so(run):
+    def train(config):
+        return float(len(str(config["data"])))
+
+    def goes_on(path, trials):
+        return run(train, {"data": Path(path), "x": 1}, trials=trials, name="objects", resume=True)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        goes_on("/data/v1", 1)
+        goes_on("/data/v1", 2)
+    with pytest.warns(UserWarning, match=r"constant 'data' was .*/data/v1.*, and now is .*/data/v2"):
+        goes_on("/data/v2", 3)
 
 
 def test_an_unknown_sampler_is_refused_before_a_folder_is_made(run, tmp_path):

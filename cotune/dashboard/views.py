@@ -268,12 +268,13 @@ def _rows(snapshot: Snapshot, room: int) -> tuple[list[tuple[list[str], float | 
         memory = [format_bytes(device.taken), f"/ {format_bytes(device.capacity)}"]
         rows.append(([head, "", "", "", *memory, ""], device.taken / max(device.capacity, 1)))
         for lane in device.lanes:
-            for trial in lane.residents or (None,):
+            # Trials that are over may still be on their way out.
+            for view in tuple(running[trial] for trial in lane.residents if trial in running) or (None,):
                 if room <= 0:
                     hidden += 1
                     continue
                 room -= 1
-                rows.append((_row(lane, running.get(trial) if trial is not None else None), None))
+                rows.append((_row(lane, view), None))
     return rows, hidden
 
 

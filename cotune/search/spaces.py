@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import copy
+from argparse import Namespace
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import is_dataclass
 from itertools import chain
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from cotune.errors import InputError, SpaceError
@@ -259,12 +262,19 @@ def _check_constant(name: str, value: Any) -> None:
         raise SpaceError(f"{name}: {value.__name__} itself is no domain", hint=f"call it: cotune.{value.__name__}(...)")
 
 
+def _is_record(value: Any) -> bool:
+    is_made = is_dataclass(value) and not isinstance(value, type)
+    return (is_made and domain_of(value) is None) or isinstance(value, SimpleNamespace | Namespace)
+
+
 def _domain_within(value: Any) -> Any:
     """The first domain inside a constant, or the value itself if it is a domain; None without one."""
     if isinstance(value, Mapping) and not is_grid_search(value):
         inside: Iterable[Any] = value.values()
     elif isinstance(value, list | tuple | set | frozenset):
         inside = value
+    elif _is_record(value):
+        inside = getattr(value, "__dict__", {}).values()
     else:
         return value if domain_of(value) is not None else None
     return next((found for one in inside if (found := _domain_within(one)) is not None), None)

@@ -174,6 +174,13 @@ def test_the_table_tells_idle_lanes_from_those_that_start(width):
     assert "(starting)" in row(text, "lane 3")
 
 
+def test_a_resident_that_is_over_does_not_make_a_lane_with_others_look_idle():
+    shot = snapshot(running=(running(12),), packer=PackerView((device("cuda:0", lane(0, 11, 12)),), None, 0))
+    text = rendered(shot, 100)
+    assert "idle" not in text
+    assert text.count("lane 0") == 1
+
+
 def test_the_table_shows_every_resident_of_a_lane():
     shot = snapshot(
         running=(running(11), running(12)), packer=PackerView((device("cuda:0", lane(0, 11, 12)),), None, 0)

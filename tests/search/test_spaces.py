@@ -4,7 +4,9 @@ import json
 import math
 import subprocess
 import sys
+from argparse import Namespace
 from collections import OrderedDict, defaultdict
+from dataclasses import dataclass
 from typing import Any
 
 import hypothesis.strategies as st
@@ -37,6 +39,11 @@ def relu(x: float) -> float:
     return max(x, 0.0)
 
 
+@dataclass
+class Layer:
+    width: Any
+
+
 class Widget:
     def __init__(self, size: int) -> None:
         self.size = size
@@ -61,6 +68,8 @@ def ask(space: Space, seed: int = 0) -> dict[str, Any]:
         ({"sizes": [8, randint(1, 4)]}, "sizes: Integer"),
         ({"layers": [{"width": randint(1, 4)}, {"width": 3}]}, "layers: Integer"),
         ({"layers": [[(randint(1, 4),)]]}, "layers: Integer"),
+        ({"model": Namespace(width=randint(1, 4))}, "model: Integer"),
+        ({"model": Layer(randint(1, 4))}, "model: Integer"),
         ({"optimizer": choice([{"name": "adam", "betas": [randint(1, 4)]}])}, "optimizer: a domain among the options"),
         ({"net": {"lr": uniform}}, "net/lr: uniform itself"),
         ({"lr": type("rv_frozen", (), {"rvs": print})()}, "lr: a distribution of scipy's"),
