@@ -1287,7 +1287,7 @@ def test_bad_input_is_named_with_a_hint(run, options, error, says):
         ({"config": {"x": 1}, "metric": "loss"}, "takes no config=", "as second argument"),
         ({"max_concurrent": 2}, "takes no max_concurrent=", "lanes="),
         ({"metric": "loss", "trials": 1}, "a search space is a dict, not None", "name what is searched"),
-        ({"space": {"x": 1}, "trials": 1}, "metric='' is not a name", "name one of the metrics"),
+        ({"space": {"x": 1}, "trials": 1}, "metric= is missing", "name one of the metrics"),
     ],
 )
 def test_a_space_or_a_metric_that_is_left_out_or_has_another_name_is_named_with_a_hint(options, says, hint):

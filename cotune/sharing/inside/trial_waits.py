@@ -23,8 +23,9 @@ if TYPE_CHECKING:
     from cotune.sharing.inside.resident import ResidentTrial
 
 T = TypeVar("T")
-# Where `Thread.join` and `Future.result` wait.
+# Where `Thread.join` and `Future.result` wait. Others, such as `Thread.start`, return while the thread still runs.
 _WAITS = ("threading.py", "futures/_base.py")
+_FOR_THE_END = ("join", "result", "exception")
 # The largest timeout that poll() takes.
 MOST_MILLISECONDS = 2**31 - 1
 
@@ -91,7 +92,8 @@ class TrialWaits:
         ended_by = threading.current_thread(), _future_of(sys._getframe())
         frame = sys._current_frames().get(self._thread)
         while frame is not None and frame.f_code.co_filename.endswith(_WAITS):
-            if any(frame.f_locals.get("self") is one for one in ended_by if one is not None):
+            waiting = frame.f_locals.get("self") if frame.f_code.co_name in _FOR_THE_END else None
+            if waiting is not None and any(waiting is one for one in ended_by):
                 return True
             frame = frame.f_back
         return False
