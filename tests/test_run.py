@@ -592,10 +592,12 @@ def test_a_trial_whose_own_thread_only_waits_for_the_one_that_trains_shares_its_
 
         def work():
             for step in range(3000):
+                # Before the report, within which the other may begin.
+                have_begun = len(os.listdir(begun)) == 2
                 time.sleep(0.002)
                 cotune.report({"loss": 1.0, "at": time.monotonic()}, step=step)
                 (begun / str(cotune.trial_id())).touch()
-                if step >= 20 and len(os.listdir(begun)) == 2:
+                if step >= 20 and have_begun:
                     break
 
         if joins:

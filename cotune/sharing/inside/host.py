@@ -298,7 +298,7 @@ class Host(ABC):
         if trial is None:
             # A thread that a trial has started counts for it while the trial's own only waits for its end.
             trial = session.starter_of(threading.current_thread())
-            if trial is None or not trial.is_waiting_here():
+            if trial is None or not trial.is_waiting_here(for_its_end=False):
                 return
         trial.after_step(optimizer)
 

@@ -149,9 +149,9 @@ class ResidentTrial(session.Session):
         """Whether the calling thread is the one that runs the trainable."""
         return session.bound() is self
 
-    def is_waiting_here(self) -> bool:
-        """Whether the thread that runs the trainable waits for the end of the calling one."""
-        return self._waits.is_waited_for()
+    def is_waiting_here(self, *, for_its_end: bool = True) -> bool:
+        """Whether the thread that runs the trainable waits for the end of the calling one, or (False) starts it."""
+        return self._waits.is_waited_for(for_its_end=for_its_end)
 
     def no_draws(self, seed: int | None = None) -> AbstractContextManager[None]:
         """Makes what is drawn from the random generators meanwhile, seeded if need be, count for nothing."""

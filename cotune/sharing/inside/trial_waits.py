@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from cotune.sharing.inside.resident import ResidentTrial
 
 T = TypeVar("T")
-# Where `Thread.join` and `Future.result` wait. Others, such as `Thread.start`, return while the thread still runs.
+# Where `Thread.join` and `Future.result` wait, and `Thread.start` until the thread runs.
 _WAITS = ("threading.py", "futures/_base.py")
 _FOR_THE_END = ("join", "result", "exception")
 # The largest timeout that poll() takes.
@@ -87,12 +87,17 @@ class TrialWaits:
 
     # ---- called by the trial's threads
 
-    def is_waited_for(self) -> bool:
-        """Whether the trial's own thread waits for the end of the calling one, which trains in its place."""
+    def is_waited_for(self, *, for_its_end: bool = True) -> bool:
+        """Whether the trial's own thread waits for the end of the calling one, which trains in its place.
+
+        Args:
+            for_its_end: False if it counts, too, that the own thread is within another call on the calling one: most
+                likely it still starts it, and will go on at any moment.
+        """
         ended_by = threading.current_thread(), _future_of(sys._getframe())
         frame = sys._current_frames().get(self._thread)
         while frame is not None and frame.f_code.co_filename.endswith(_WAITS):
-            waiting = frame.f_locals.get("self") if frame.f_code.co_name in _FOR_THE_END else None
+            waiting = frame.f_locals.get("self") if not for_its_end or frame.f_code.co_name in _FOR_THE_END else None
             if waiting is not None and any(waiting is one for one in ended_by):
                 return True
             frame = frame.f_back

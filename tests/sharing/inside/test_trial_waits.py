@@ -22,7 +22,7 @@ def test_a_thread_is_waited_for_by_one_that_joins_it_and_not_by_one_that_still_s
     waits, found = waits_of_this_thread(), []
 
     def train():
-        found.append(waits.is_waited_for())
+        found.extend((waits.is_waited_for(), waits.is_waited_for(for_its_end=False)))
         threading.Event.set(thread._started)
         while not waits.is_waited_for():
             pass
@@ -33,4 +33,4 @@ def test_a_thread_is_waited_for_by_one_that_joins_it_and_not_by_one_that_still_s
     thread._started = SetLate()
     thread.start()
     thread.join(60)
-    assert found == [False, True]
+    assert found == [False, True, True]
