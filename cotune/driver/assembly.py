@@ -199,10 +199,10 @@ def _take_up(asked: Asked, folder: RunFolder, settings: Mapping[str, Any], earli
             f"run {folder.path.name!r} was made with another space: the constant {name!r} was {was}, now it is {now}",
             hint="resume with the same space, or choose another name=; what may change need not be part of it",
         )
-    for name, value in constants.items():
-        was, now = had.get(name), shown(value)
+    for name in [name for name, value in constants.items() if is_begun and _in_json(value) is None]:
+        was, now = had.get(name), shown(constants[name])
         # Not refused: an object may read otherwise although it is the same, such as one that holds a set.
-        if is_begun and _in_json(value) is None and isinstance(was, str) and was != now:
+        if isinstance(was, str) and was != now:
             warnings.warn(
                 f"run {folder.path.name!r} goes on although the constant {name!r} was {was}, and now is {now}. Trials "
                 "that are over ran with the former, whatever their configs say. To begin anew choose another name=",
