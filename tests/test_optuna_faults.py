@@ -19,6 +19,7 @@ from optuna.trial import TrialState
 import cotune
 from cotune import optuna_study
 from cotune.demand import MIB
+from cotune.driver.signals import ECHO
 
 ROOT = Path(cotune.__file__).parents[1]
 
@@ -416,6 +417,7 @@ def test_two_signals_end_it_at_once_whatever_runs(drive, wait_gone, number):
     lanes = driver.lanes(1)
     driver.process.send_signal(number)
     assert any("at once" in line for line in driver.process.stderr)
+    time.sleep(ECHO)
     began = time.monotonic()
     driver.process.send_signal(number)
     _, err = driver.process.communicate(timeout=30)

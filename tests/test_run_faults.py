@@ -14,6 +14,7 @@ import pytest
 
 import cotune
 from cotune.demand import MIB
+from cotune.driver import signals
 from cotune.packer.policies import Fifo
 
 
@@ -637,8 +638,9 @@ def test_a_thread_that_python_only_met_and_those_of_a_compiler_cost_no_lane(run)
     assert len({trial.metrics["pid"] for trial in results}) == 1
 
 
-def test_ctrl_c_a_third_time_breaks_off_what_never_comes_back(run):
+def test_ctrl_c_a_third_time_breaks_off_what_never_comes_back(run, monkeypatch):
     came_back = []
+    monkeypatch.setattr(signals, "ECHO", 0.0)
 
     class Hung(Fifo):
         def key(self, waiting):

@@ -7,11 +7,13 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 
 import pytest
 
 import cotune
+from cotune.driver.signals import ECHO
 
 ROOT = Path(cotune.__file__).parents[1]
 
@@ -138,6 +140,7 @@ def test_ctrl_c_twice_ends_at_once_and_can_be_resumed(tmp_path, wait_gone):
     driver.process.send_signal(signal.SIGINT)
     while "press again" not in driver.process.stderr.readline():
         pass
+    time.sleep(ECHO)
     driver.process.send_signal(signal.SIGINT)
     _, err = driver.process.communicate(timeout=20)
     assert "KeyboardInterrupt" in err

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -16,6 +18,11 @@ from cotune.trainable import unwrapped
 
 if TYPE_CHECKING:
     from cotune.driver.sweep import Sweep
+
+
+ECHO = 0.1
+"""Seconds within which the same signal is no second one: programs around this one pass on what the terminal has sent
+to all of them, and `timeout` sends its signal to its child and to the child's group."""
 
 
 @contextlib.contextmanager
@@ -83,6 +90,7 @@ class Interrupts:
         self._last = last
         self._leaves_own = leaves_own
         self.received: list[int] = []
+        self._last_at: dict[int, float] = {}
         self.serving = threading.Event()
         self._sweep: Sweep | None = None
 
@@ -107,6 +115,10 @@ class Interrupts:
             sweep.interrupt()
 
     def _receive(self, number: int, _frame: FrameType | None) -> None:
+        now = time.monotonic()
+        if now - self._last_at.get(number, -math.inf) < ECHO:
+            return
+        self._last_at[number] = now
         self.received.append(number)
         is_setting_up = self._sweep is None
         if self._sweep is not None:

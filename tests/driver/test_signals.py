@@ -7,7 +7,8 @@ import signal
 
 import pytest
 
-from cotune.driver.signals import handled_by
+from cotune.driver import signals
+from cotune.driver.signals import Interrupts, handled_by
 
 BOTH = (signal.SIGINT, signal.SIGTERM)
 
@@ -97,3 +98,19 @@ def test_a_process_that_is_forked_meanwhile_ends_like_any_other(as_before):
     os.close(reading)
     os.close(writing)
     assert os.waitstatus_to_exitcode(status) == -signal.SIGTERM
+
+
+def test_a_signal_that_is_passed_on_at_once_by_a_program_around_this_one_counts_once(as_before, monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(signals.time, "monotonic", lambda: now[0])
+    interrupts = Interrupts(last=2)
+    interrupts.serving.set()
+    with pytest.raises(KeyboardInterrupt), interrupts.handled():
+        for at in (0.0, 0.01, signals.ECHO - 0.01):
+            now[0] = 100 + at
+            signal.raise_signal(signal.SIGINT)
+        assert interrupts.received == [signal.SIGINT]
+        # As of a key that is held down.
+        now[0] = 100 + signals.ECHO + 0.01
+        signal.raise_signal(signal.SIGINT)
+    assert interrupts.received == [signal.SIGINT] * 2
