@@ -162,10 +162,10 @@ def lane_start(options: Found) -> Found:
     from cotune.engines.local import LocalEngine
     from cotune.engines.local_options import LocalOptions
     from cotune.packer import CloseLane, LaneLost, LaneReady, OpenLane
+    from cotune.script.pickling import pack
     from cotune.sharing import cuda
     from cotune.sharing.devices import find_devices
     from cotune.sharing.lane_options import TrialOptions
-    from cotune.sharing.pickling import pack
 
     (info,) = find_devices(devices=DRY_DEVICE) if options["dry"] else find_devices(gpus=1)
     watch = None if options["dry"] else cuda.GpuWatch(info.uuid)

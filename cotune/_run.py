@@ -39,12 +39,12 @@ from cotune.errors import InputError, RunNameInUse
 from cotune.packer import MAX_SLOWDOWN, MOST_PAUSED, Packer, Policy
 from cotune.paths import RunFolder, storage_folder
 from cotune.results import Results, TrialResult
+from cotune.script.pickling import Packed, dumps, pack
 from cotune.search import PRUNERS, SAMPLERS
 from cotune.search.promotion import AshaPromote
 from cotune.search.spaces import Space
 from cotune.sharing.devices import DeviceInfo, find_devices
 from cotune.sharing.lane_options import TrialOptions
-from cotune.sharing.pickling import Packed, dumps, pack
 from cotune.stopping import checked_stop
 from cotune.trainable import check_trainable
 

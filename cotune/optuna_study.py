@@ -40,12 +40,12 @@ from cotune.errors import InputError, RunNameInUse
 from cotune.packer import Packer, Policy
 from cotune.paths import RunFolder, storage_folder
 from cotune.record import VERSION, EventLog, Records, read_events
+from cotune.script.pickling import pack
 from cotune.search.study_pickling import globals_of, study_as_proxy
 from cotune.search.study_proxy import StudyObjective
 from cotune.search.study_search import StudySearch
 from cotune.sharing.devices import find_devices
 from cotune.sharing.lane_options import TrialOptions
-from cotune.sharing.pickling import pack
 from cotune.trainable import signature, takes
 
 _LANE_MODULE = "cotune.search.study_proxy"

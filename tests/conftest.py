@@ -20,7 +20,7 @@ from hypothesis import settings
 
 from cotune.demand import GIB
 from cotune.errors import DeviceError
-from cotune.sharing import pickling
+from cotune.script import pickling
 from cotune.sharing.devices import find_devices
 from cotune.sharing.mps import MpsDaemon
 

@@ -28,11 +28,9 @@ LAYERS = [
             "trainable",
             "stopping",
             "process_wide",
-            "by_value",
-            "class_hooks",
-            "identities",
         }
     ],
+    [{"script"}],
     [{"packer"}, {"sharing"}, {"search"}],
     [{"results", "accuracy", "record", "_arguments"}],
     [{"engines"}, {"dashboard"}],
@@ -222,22 +220,12 @@ def test_a_lane_on_ray_imports_no_brain():
 
 
 def test_what_runs_in_a_lane_needs_nothing_of_the_drivers_side():
-    shared = {
-        "compiler_settings",
-        "cpu",
-        "cuda",
-        "delays",
-        "installed",
-        "lane_options",
-        "memory",
-        "named",
-        "page",
-        "raised",
-    }
-    shared |= {"settings", "torch_flags", "wire"}
-    inside = [module for module in MODULES if module.startswith("cotune.sharing.inside")]
-    needed = {other for module in inside for other in imports_of(module).everywhere if part_of(other) == "sharing"}
-    assert needed - set(inside) == {f"cotune.sharing.{name}" for name in shared}
+    script = {"by_value", "compiler_settings", "installed", "named", "settings", "torch_flags"}
+    sharing = {"cpu", "cuda", "delays", "lane_options", "memory", "page", "raised", "wire"}
+    inside = {module for module in MODULES if module.startswith("cotune.sharing.inside")}
+    needed = {other for module in inside for other in imports_of(module).everywhere} - inside
+    for part, names in {"script": script, "sharing": sharing}.items():
+        assert {module for module in needed if part_of(module) == part} == {f"cotune.{part}.{name}" for name in names}
 
 
 def test_importing_cotune_loads_no_heavy_module():

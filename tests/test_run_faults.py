@@ -345,7 +345,7 @@ def test_a_zygote_that_is_killed_while_it_imports_is_started_once_more(
     """
     (tmp_path / "killed_here.py").write_text(textwrap.dedent(text))
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr("cotune.sharing.pickling.modules_to_preload", lambda *given, **how: ["killed_here"])
+    monkeypatch.setattr("cotune.script.pickling.modules_to_preload", lambda *given, **how: ["killed_here"])
     if says is None:
         assert not run(lambda config: 0.0, {"x": 1}, trials=2).errors
     else:

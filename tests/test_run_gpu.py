@@ -15,10 +15,10 @@ from cotune.demand import GIB, MIB
 from cotune.engines.local import LocalEngine
 from cotune.engines.local_options import LocalOptions
 from cotune.packer import DeviceChanged
+from cotune.script.pickling import pack
 from cotune.sharing import cuda
 from cotune.sharing.devices import find_devices
 from cotune.sharing.lane_options import TrialOptions
-from cotune.sharing.pickling import pack
 from cotune.testing import EngineUnderTest, harness
 
 pytestmark = pytest.mark.gpu

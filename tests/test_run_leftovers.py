@@ -361,7 +361,7 @@ def test_a_sweep_whose_trainable_hangs_in_an_import_ends_with_its_time(run, tmp_
     (tmp_path / "hangs_here.py").write_text("import threading\nthreading.Event().wait()\n")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr("cotune.packer.lane_events.STOP_GRACE", 0.5)
-    monkeypatch.setattr("cotune.sharing.pickling.modules_to_preload", lambda *given, **how: ["hangs_here"])
+    monkeypatch.setattr("cotune.script.pickling.modules_to_preload", lambda *given, **how: ["hangs_here"])
     before = threading.active_count()
     results = run(lambda config: 0.0, {"x": 1}, trials=2, time_budget=0.5)
     assert results.interrupted
@@ -575,7 +575,7 @@ def test_what_a_package_does_when_it_is_imported_is_no_harm_to_the_sweep(run, tm
     }[what]
     (tmp_path / f"{name}.py").write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr("cotune.sharing.pickling.modules_to_preload", lambda *given, **how: [name])
+    monkeypatch.setattr("cotune.script.pickling.modules_to_preload", lambda *given, **how: [name])
     dying = tmp_path / "died"
 
     def train(config):

@@ -14,9 +14,9 @@ from cotune.demand import MIB
 from cotune.engines.local import LocalEngine
 from cotune.engines.local_options import LocalOptions
 from cotune.packer import GrantChanged, GrantTrial, IterationsDone, StopTrial
+from cotune.script.pickling import pack
 from cotune.sharing.devices import find_devices
 from cotune.sharing.lane_options import TrialOptions
-from cotune.sharing.pickling import pack
 from cotune.testing import EngineUnderTest
 from cotune.trial import Outcome, Report
 

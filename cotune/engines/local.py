@@ -28,13 +28,13 @@ from cotune.engines.local_zygote import LocalZygote
 from cotune.engines.translation import carry_out, event_of, not_sent
 from cotune.packer import events as ev
 from cotune.packer import instructions as do
+from cotune.script.pickling import Packed
 from cotune.sharing import wire
 from cotune.sharing.cuda import CONTEXT_GUESS
 from cotune.sharing.devices import DeviceInfo
 from cotune.sharing.estimator import Estimator
 from cotune.sharing.lane import LaneHandle, ended_how
 from cotune.sharing.lane_options import LaneOptions
-from cotune.sharing.pickling import Packed
 from cotune.sharing.wire import Kind
 from cotune.sharing.zygote import ZygoteHandle
 from cotune.trial import Estimated, Outcome, TrialSpec

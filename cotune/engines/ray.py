@@ -29,8 +29,8 @@ from cotune.engines.ray_roster import SET_UP_WITHIN, Membership, Roster
 from cotune.engines.translation import not_sent
 from cotune.packer import events as ev
 from cotune.packer import instructions as do
+from cotune.script.pickling import Packed
 from cotune.sharing import wire
-from cotune.sharing.pickling import Packed
 from cotune.trial import Question, Report, TrialSpec
 
 JOIN_WITHIN = 60.0

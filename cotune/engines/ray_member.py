@@ -15,9 +15,9 @@ from cotune import errors
 from cotune.engines.local import LocalEngine
 from cotune.engines.local_options import LocalOptions
 from cotune.packer import DeviceFound, Event
+from cotune.script.pickling import Packed
 from cotune.sharing.cuda import assigned_gpu
 from cotune.sharing.devices import DeviceInfo, find_devices, with_cores
-from cotune.sharing.pickling import Packed
 from cotune.trial import Question, Report
 
 POLL_FOR = 1.0

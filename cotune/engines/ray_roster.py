@@ -18,7 +18,7 @@ from cotune.engines.local_options import LocalOptions
 from cotune.engines.ray_member import Claim, Joined, Member
 from cotune.packer import events as ev
 from cotune.paths import working_directory
-from cotune.sharing.pickling import Packed
+from cotune.script.pickling import Packed
 
 LOOK_EVERY = 5.0
 # Seconds after which a request is made smaller; less than LOOK_EVERY.

@@ -28,9 +28,9 @@ from cotune.ray_tune.cluster import Cluster
 from cotune.ray_tune.process import Fractions
 from cotune.ray_tune.seam import LaneActorManager, LaneRequest, LaneResourceManager
 from cotune.ray_tune.slot import ClusterOptions
+from cotune.script.installed import spec_of
+from cotune.script.preload import modules_to_preload
 from cotune.sharing.cpu import ALLOCATORS
-from cotune.sharing.installed import spec_of
-from cotune.sharing.preload import modules_to_preload
 
 log = logging.getLogger(__name__)
 

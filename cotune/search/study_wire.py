@@ -7,9 +7,9 @@ import pickle
 from enum import Enum
 from typing import Any
 
-from cotune import by_value
 from cotune.errors import TrialFailed
 from cotune.plain import is_plain
+from cotune.script import by_value
 
 
 class _Method(Enum):

@@ -15,7 +15,7 @@ from typing import Any
 
 from cotune.demand import MIB
 from cotune.errors import DeviceError
-from cotune.sharing.installed import spec_of
+from cotune.script.installed import spec_of
 
 CONTEXT_GUESS = 600 * MIB
 RESERVE = 256 * MIB

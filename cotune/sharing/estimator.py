@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cotune.demand import Estimate
-from cotune.sharing.pickling import Series
+from cotune.script.pickling import Series
 from cotune.sharing.zygote import ZygoteHandle
 from cotune.trial import Estimated
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cotune.sharing.named import Named
+from cotune.script.named import Named
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from cotune.plain import is_plain
 from cotune.trial import Question, Report, TrialSpec
 
 if TYPE_CHECKING:
-    from cotune.sharing.pickling import Series
+    from cotune.script.pickling import Series
 
 # Whatever a trial puts in its place.
 _dumps = pickle.dumps

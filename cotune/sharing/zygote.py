@@ -21,9 +21,9 @@ from typing import Any
 
 from cotune.paths import working_directory
 from cotune.process_wide import IN_LANE
+from cotune.script.own_modules import OwnModule
 from cotune.sharing.cpu import ALLOCATORS
 from cotune.sharing.logs import last_lines
-from cotune.sharing.own_modules import OwnModule
 from cotune.sharing.process_groups import kill_group
 from cotune.sharing.zygote_payload import ZygotePayload
 

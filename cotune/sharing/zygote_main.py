@@ -27,11 +27,11 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
-from cotune.sharing import settings
-from cotune.sharing.inside.dynamo import NAME as COMPILER
+from cotune.script import settings
+from cotune.script.compiler_settings import COMPILER
+from cotune.script.own_modules import Finder
 from cotune.sharing.inside.dynamo import defer_dynamo
 from cotune.sharing.inside.temporary import remove_temporary
-from cotune.sharing.own_modules import Finder
 from cotune.sharing.process_groups import kill_children, kill_group
 from cotune.sharing.zygote_payload import ZygotePayload
 

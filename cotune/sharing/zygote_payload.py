@@ -8,7 +8,7 @@ import pickle
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from cotune.sharing.own_modules import OwnModule
+from cotune.script.own_modules import OwnModule
 
 
 class ZygotePayload(NamedTuple):

@@ -18,10 +18,10 @@ from cotune.errors import RunError
 from cotune.packer.events import DeviceLost, IterationsDone, LaneLost, TrialEnded, TrialPaused
 from cotune.packer.instructions import OpenLane, PauseTrial, StopTrial
 from cotune.paths import TrialFolder
+from cotune.script.pickling import pack
 from cotune.sharing.devices import DeviceInfo, find_devices
 from cotune.sharing.lane import LaneHandle
 from cotune.sharing.lane_options import TrialOptions
-from cotune.sharing.pickling import pack
 from cotune.sharing.wire import FAULTED
 from cotune.testing import EngineUnderTest, RealEngineConformance, behave
 from cotune.trial import Outcome, Report

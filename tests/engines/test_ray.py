@@ -8,7 +8,7 @@ from cotune.engines import ray as engine_module
 from cotune.engines.ray import RayEngine
 from cotune.errors import StorageError
 from cotune.packer import DeviceFound
-from cotune.sharing.pickling import pack
+from cotune.script.pickling import pack
 from cotune.testing import EngineUnderTest, RealEngineConformance, behave
 
 pytestmark = pytest.mark.ray

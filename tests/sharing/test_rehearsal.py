@@ -9,9 +9,9 @@ import pytest
 
 import cotune
 from cotune.demand import GIB, MIB
+from cotune.script.pickling import pack
 from cotune.sharing import estimator as estimator_module
 from cotune.sharing.estimator import Estimator
-from cotune.sharing.pickling import pack
 from cotune.sharing.zygote import ZygoteHandle
 
 PATIENCE = 60

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cotune.errors import NotPicklable
+from cotune.script.pickling import Series
 from cotune.sharing import wire
-from cotune.sharing.pickling import Series
 from cotune.sharing.wire import Frames, Kind
 from cotune.trial import Report, TrialSpec
 

@@ -19,10 +19,10 @@ import threading
 import pytest
 
 from cotune.demand import GIB
+from cotune.script.pickling import Series
 from cotune.sharing import wire, zygote, zygote_main
 from cotune.sharing.lane import LaneHandle, ended_how
 from cotune.sharing.lane_options import LaneOptions, TrialOptions
-from cotune.sharing.pickling import Series
 from cotune.sharing.wire import Kind
 from cotune.sharing.zygote import CLOSES_WITHIN, ZygoteHandle
 from cotune.trial import TrialSpec

@@ -5,7 +5,7 @@ import resource
 
 import pytest
 
-from cotune.sharing.own_modules import OwnModule
+from cotune.script.own_modules import OwnModule
 from cotune.sharing.zygote_payload import ZygotePayload
 
 

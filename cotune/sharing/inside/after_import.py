@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from types import ModuleType
 
-from cotune.sharing.installed import found_behind
+from cotune.script.installed import found_behind
 
 During = Callable[[], AbstractContextManager[object]]
 

@@ -19,6 +19,8 @@ from types import FunctionType
 from typing import Any, NamedTuple
 
 from cotune.paths import working_directory
+from cotune.script.named import Named
+from cotune.script.settings import filters_changed
 from cotune.sharing.inside.cupy_pool import CupyRandom
 from cotune.sharing.inside.interpreter import Interpreter, current_umask
 from cotune.sharing.inside.library_state import LibraryState
@@ -27,8 +29,6 @@ from cotune.sharing.inside.numpy_random import NumpyRandom
 from cotune.sharing.inside.python_random import PythonRandom
 from cotune.sharing.inside.script_classes import ScriptClasses
 from cotune.sharing.inside.torch_state import TorchRandom, TorchState, flags_now
-from cotune.sharing.named import Named
-from cotune.sharing.settings import filters_changed
 
 
 class Context:

@@ -22,7 +22,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
 
-NAME = "torch._dynamo"
+from cotune.script.compiler_settings import COMPILER
+
 # The module whose calls `_hide` answers, and the attribute in which it caches the answer.
 _ASKS = "torch._compile"
 _KEPT = "__dynamo_disable"
@@ -49,14 +50,14 @@ class _Deferred(ModuleType):
     def __getattr__(self, name: str) -> Any:
         # Code that searches all modules for a name, as pickle does, must not load this one.
         if name not in _names(str(self.__file__)):
-            raise AttributeError(f"module {NAME!r} has no attribute {name!r}")
+            raise AttributeError(f"module {COMPILER!r} has no attribute {name!r}")
         with self._lock:
             if name in vars(self):
                 return vars(self)[name]
         # Not self.load(): another thread may have changed self.__class__ by now.
         _Deferred.load(self)
         if isinstance(self, _Deferred) and name not in vars(self):
-            raise AttributeError(f"module {NAME!r}, which is being imported, has no attribute {name!r} yet")
+            raise AttributeError(f"module {COMPILER!r}, which is being imported, has no attribute {name!r} yet")
         return getattr(self, name)
 
     def load(self) -> None:
@@ -66,14 +67,14 @@ class _Deferred(ModuleType):
                 self._is_wanted = True
                 # First, so that a thread that imports a submodule, and so holds its import lock, need not wait here.
                 self.__path__ = self._real.submodule_search_locations or []
-                sys.modules.pop(NAME, None)
+                sys.modules.pop(COMPILER, None)
         try:
-            importlib.import_module(NAME)
+            importlib.import_module(COMPILER)
         except BaseException:
             # The next use tries again.
             with self._lock:
                 vars(self).pop("__path__", None)
-                sys.modules.setdefault(NAME, self)
+                sys.modules.setdefault(COMPILER, self)
                 self._is_wanted = False
             raise
 
@@ -106,10 +107,10 @@ class _Finder(MetaPathFinder):
         if target is not None:
             # importlib.reload().
             return None
-        if fullname == NAME and isinstance(self._module, _Deferred):
+        if fullname == COMPILER and isinstance(self._module, _Deferred):
             # No submodule_search_locations: load() has set __path__.
-            return ModuleSpec(NAME, cast(Any, self._module), origin=self._module.__file__, is_package=True)
-        there = sys.modules.get(fullname) if fullname.startswith(NAME + ".") else None
+            return ModuleSpec(COMPILER, cast(Any, self._module), origin=self._module.__file__, is_package=True)
+        there = sys.modules.get(fullname) if fullname.startswith(COMPILER + ".") else None
         return ModuleSpec(fullname, _There(there)) if there is not None else None
 
 
@@ -137,21 +138,21 @@ def defer_dynamo(during: Callable[[], AbstractContextManager[object]] = nullcont
         during: Makes a context manager for the loading.
     """
     torch = sys.modules.get("torch")
-    module = sys.modules.get(NAME)
+    module = sys.modules.get(COMPILER)
     if torch is not None and module is None and _ASKS in sys.modules:
-        spec = importlib.util.find_spec(NAME)
+        spec = importlib.util.find_spec(COMPILER)
         if spec is None or spec.loader is None or not str(spec.origin).endswith("__init__.py"):
             return
-        module = _Deferred(NAME, spec)
+        module = _Deferred(COMPILER, spec)
         sys.meta_path.insert(0, _Finder(module))
-        sys.modules[NAME] = vars(torch)[NAME.rpartition(".")[2]] = module
+        sys.modules[COMPILER] = vars(torch)[COMPILER.rpartition(".")[2]] = module
     if isinstance(module, _Deferred):
         module.during = during
 
 
 def dynamo_if_loaded() -> ModuleType | None:
     """`torch._dynamo`; None if it is not loaded."""
-    module = sys.modules.get(NAME)
+    module = sys.modules.get(COMPILER)
     return None if isinstance(module, _Deferred) else module
 
 
@@ -161,7 +162,7 @@ def _break_nothing(msg: str = "") -> None:
 
 def _hide(fn: Any = None, *args: Any, **kwargs: Any) -> Any:
     """Stands for `disable`, which torch calls at the first call of each function to be hidden from the compiler."""
-    module: Any = sys.modules[NAME]
+    module: Any = sys.modules[COMPILER]
     if isinstance(module, _Deferred):
         if sys._getframe(1).f_globals.get("__name__") == _ASKS:
             module.hidden.append(fn)

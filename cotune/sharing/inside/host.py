@@ -18,8 +18,9 @@ from typing import Any
 
 from cotune import session
 from cotune.demand import MIB
-from cotune.sharing import settings, wire
-from cotune.sharing.compiler_settings import COMPILER
+from cotune.script import settings
+from cotune.script.compiler_settings import CONFIGS
+from cotune.sharing import wire
 from cotune.sharing.cpu import CpuMemory
 from cotune.sharing.inside.after_import import after_import
 from cotune.sharing.inside.boundary import on_optimizer_step
@@ -122,7 +123,7 @@ class Host(ABC):
         for library in ("tensorflow", "jax", "catboost", "polars", "ray", "ray.tune", "ray.train"):
             after_import(library, lambda module: None, self.memory.loading)
         after_import("cupy", self._cupy_loaded)
-        for name in COMPILER:
+        for name in CONFIGS:
             after_import(name, lambda module: settings.take_over_compiler(module.__name__))
         quiet_imports(self._importing)
         self.page[HOLDER] = NOBODY

@@ -15,12 +15,12 @@ from collections.abc import Callable, Iterator
 from itertools import takewhile
 from typing import Any
 
-from cotune.sharing.compiler_settings import compiler_settings
+from cotune.script.compiler_settings import compiler_settings
+from cotune.script.settings import OF_PYTHON, filters_changed, has_come, of_thread
+from cotune.script.torch_flags import Setting
 from cotune.sharing.inside import torch_state
 from cotune.sharing.inside.context import encoded_environment, processes, set_environment
 from cotune.sharing.inside.interpreter import OF_LANE
-from cotune.sharing.settings import OF_PYTHON, filters_changed, has_come, of_thread
-from cotune.sharing.torch_flags import Setting
 
 # Those of the script do not travel: in a lane its way to log and its processes are others, too.
 _OF_LANE: dict[str, Setting] = {

@@ -15,8 +15,8 @@ import warnings
 from collections.abc import Collection
 from typing import Any, NamedTuple
 
-from cotune.sharing.settings import OF_PYTHON
-from cotune.sharing.torch_flags import Setting
+from cotune.script.settings import OF_PYTHON
+from cotune.script.torch_flags import Setting
 
 # Those of the script do not travel: a lane has its own, since its globals are others.
 OF_LANE: dict[str, Setting] = {

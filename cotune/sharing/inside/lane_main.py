@@ -19,7 +19,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
 
 from cotune.errors import NotPicklable
-from cotune.sharing import settings, wire
+from cotune.script import settings
+from cotune.sharing import wire
 from cotune.sharing.inside.after_import import after_import
 from cotune.sharing.inside.event_loops import give_event_loops
 from cotune.sharing.inside.habit import SavingHabit

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from cotune.sharing.compiler_settings import default, set_default
+from cotune.script.compiler_settings import default, set_default
 from cotune.sharing.cpu import has_children
 from cotune.sharing.inside.dynamo import dynamo_if_loaded
 

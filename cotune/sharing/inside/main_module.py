@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import FunctionType, SimpleNamespace
 from typing import Any
 
-from cotune.sharing.named import Named, load
+from cotune.script.named import Named, load
 
 
 class MainModule:

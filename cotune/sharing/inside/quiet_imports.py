@@ -14,7 +14,7 @@ from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from types import ModuleType
 
-from cotune.sharing.installed import found_behind
+from cotune.script.installed import found_behind
 
 
 def quiet_imports(quiet: Callable[[], AbstractContextManager[object]]) -> None:

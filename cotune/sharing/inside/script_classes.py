@@ -6,7 +6,7 @@ import sys
 import weakref
 from typing import Any
 
-from cotune import by_value
+from cotune.script import by_value
 
 # cloudpickle's own table of the classes that it has made or pickled, and that of the copy in Ray.
 _TABLE = "_DYNAMIC_CLASS_TRACKER_BY_ID"

@@ -6,7 +6,7 @@ import copy
 import importlib
 from typing import Any, NamedTuple
 
-from cotune.sharing.torch_flags import Setting, flag_values, torch_flags
+from cotune.script.torch_flags import Setting, flag_values, torch_flags
 
 
 class TorchRandom:

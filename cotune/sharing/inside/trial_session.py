@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cotune import session, trainable
-from cotune.by_value import functions_of_script
 from cotune.errors import InputError, NoReport
 from cotune.metrics import is_number, number_line, read_report, whole_step
+from cotune.script.by_value import functions_of_script
 from cotune.session import TrialStopped
 from cotune.sharing import wire
 from cotune.sharing.inside.checkpoints import Checkpoints

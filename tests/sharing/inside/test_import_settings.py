@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import cotune
-from cotune.sharing import settings
+from cotune.script import settings
 from cotune.sharing.inside.import_settings import ImportSettings
 
 MODULE = """

@@ -7,7 +7,7 @@ from types import FunctionType, SimpleNamespace
 
 import pytest
 
-from cotune.by_value import dumps, functions_of_script
+from cotune.script.by_value import dumps, functions_of_script
 from cotune.sharing.inside.main_module import MainModule
 
 

@@ -5,7 +5,7 @@ import pickle
 
 import pytest
 
-from cotune import by_value
+from cotune.script import by_value
 from cotune.sharing.inside import script_classes
 from cotune.sharing.inside.script_classes import ScriptClasses
 

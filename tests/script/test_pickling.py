@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from cotune.errors import NotPicklable
-from cotune.sharing.pickling import dumps, pack
+from cotune.script.pickling import dumps, pack
 
 
 def called_elsewhere(blob, argument, use="made(argument)"):

@@ -11,9 +11,9 @@ from pathlib import Path as Folder
 
 import pytest
 
+from cotune.script.pickling import Series
 from cotune.sharing.inside.main_module import MainModule
 from cotune.sharing.inside.script_classes import ScriptClasses
-from cotune.sharing.pickling import Series
 
 
 class Outer:

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
 
-from cotune.sharing.installed import found_behind
+from cotune.script.installed import found_behind
 
 _Stamp = tuple[int, int]
 
@@ -40,7 +40,7 @@ class OwnModule(NamedTuple):
 def own_modules() -> dict[str, OwnModule]:
     """The modules of the user's own that this process has loaded, by name."""
     # Only here: the zygote, which has no use for it, need not load it.
-    from cotune.sharing.preload import is_own_file, is_useless
+    from cotune.script.preload import is_own_file, is_useless
 
     found: dict[str, OwnModule] = {}
     # Of a copy: while list() makes its tuples, the garbage collector may let another thread import something.

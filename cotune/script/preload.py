@@ -15,9 +15,9 @@ from pathlib import Path
 from types import CellType, FunctionType, MethodType, ModuleType
 from typing import Any
 
-from cotune.sharing.inside.dynamo import NAME as COMPILER
-from cotune.sharing.installed import spec_of
-from cotune.sharing.parsing import parsed
+from cotune.script.compiler_settings import COMPILER
+from cotune.script.installed import spec_of
+from cotune.script.parsing import parsed
 from cotune.trainable import called_by, codes
 
 # Most source files that are searched: reading one takes 5 ms, before anything else can begin.

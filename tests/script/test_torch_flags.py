@@ -7,7 +7,7 @@ import sys
 
 READS = """
 import torch
-from cotune.sharing.torch_flags import flag_values, torch_flags
+from cotune.script.torch_flags import flag_values, torch_flags
 
 before = dict(zip(torch_flags(torch), flag_values(torch), strict=True))
 assert before == {name: get() for name, (get, _) in torch_flags(torch).items()}

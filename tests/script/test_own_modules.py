@@ -10,8 +10,8 @@ from types import ModuleType
 import pytest
 
 import cotune
-from cotune.sharing import own_modules as module_under_test
-from cotune.sharing.own_modules import Finder, own_modules
+from cotune.script import own_modules as module_under_test
+from cotune.script.own_modules import Finder, own_modules
 
 
 @pytest.fixture

@@ -15,18 +15,17 @@ from typing import Any
 
 import cloudpickle
 
-from cotune import by_value
 from cotune.demand import MIB, format_bytes
 from cotune.errors import NotPicklable
 from cotune.process_wide import process_wide
-from cotune.sharing import torch_pickling
-from cotune.sharing.inside.dynamo import NAME as COMPILER
-from cotune.sharing.installed import found_behind
-from cotune.sharing.named import Named, named_by
-from cotune.sharing.own_modules import OwnModule, own_modules
-from cotune.sharing.preload import TORCH, modules_to_preload
-from cotune.sharing.script_imports import script_imports
-from cotune.sharing.settings import of_script
+from cotune.script import by_value, torch_pickling
+from cotune.script.compiler_settings import COMPILER
+from cotune.script.installed import found_behind
+from cotune.script.named import Named, named_by
+from cotune.script.own_modules import OwnModule, own_modules
+from cotune.script.preload import TORCH, modules_to_preload
+from cotune.script.script_imports import script_imports
+from cotune.script.settings import of_script
 from cotune.trainable import called_by
 
 # Bytes of a trainable above which there is a warning: loading them takes a tenth of a second at every trial's start.

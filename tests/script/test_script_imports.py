@@ -10,7 +10,7 @@ import pytest
 import cotune
 
 ROOT = Path(cotune.__file__).parents[1]
-SHOW = "\nfrom cotune.sharing.script_imports import script_imports\nprint(script_imports()[1])\n"
+SHOW = "\nfrom cotune.script.script_imports import script_imports\nprint(script_imports()[1])\n"
 
 
 @pytest.fixture

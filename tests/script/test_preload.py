@@ -5,9 +5,9 @@ import types
 
 import pytest
 
+from cotune.script.pickling import dumps
+from cotune.script.preload import WORDS, is_own, modules_to_preload
 from cotune.search.study_proxy import StudyObjective
-from cotune.sharing.pickling import dumps
-from cotune.sharing.preload import WORDS, is_own, modules_to_preload
 
 
 @pytest.fixture
@@ -313,6 +313,6 @@ def test_pythons_own_tests_are_not_read_for_a_function_called_test(monkeypatch):
         return test()
 
     read = []
-    monkeypatch.setattr("cotune.sharing.preload._imports", lambda path: read.append(path) or set())
+    monkeypatch.setattr("cotune.script.preload._imports", lambda path: read.append(path) or set())
     preload(train)
     assert read == []

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from cotune.sharing import settings
+from cotune.script import settings
 
 SCRIPT = """
 import csv, decimal, json, socket, sys, warnings

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from cotune.script.pickling import dumps
 from cotune.sharing.inside.script_classes import ScriptClasses
-from cotune.sharing.pickling import dumps
 
 
 class Own(torch.Tensor):

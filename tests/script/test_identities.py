@@ -10,7 +10,7 @@ import random
 import numpy as np
 import pytest
 
-from cotune import by_value
+from cotune.script import by_value
 
 torch = pytest.importorskip("torch")
 

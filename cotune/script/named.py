@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from cotune.class_hooks import is_found_by_name
+from cotune.script.class_hooks import is_found_by_name
 
 
 class Named(NamedTuple):

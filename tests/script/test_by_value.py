@@ -19,7 +19,7 @@ from types import CodeType, FunctionType, ModuleType
 
 import pytest
 
-from cotune import by_value
+from cotune.script import by_value
 from cotune.sharing.inside.script_classes import ScriptClasses
 
 

@@ -15,15 +15,16 @@ from contextvars import ContextVar
 from functools import partial
 from typing import Any
 
-from cotune.sharing.torch_flags import Setting
+from cotune.script.torch_flags import Setting
 
-# The modules, whose loading takes over a second.
-COMPILER = ("torch._dynamo.config", "torch._inductor.config", "torch._functorch.config")
+# The compiler's own module; all of them take over a second to load.
+COMPILER = "torch._dynamo"
+CONFIGS = ("torch._dynamo.config", "torch._inductor.config", "torch._functorch.config")
 
 
 def compiler_settings() -> dict[str, Setting]:
     """Getters and setters of what has been set, by module; neither of them loads a module."""
-    return {name: (partial(_overrides, name), partial(_override, name)) for name in COMPILER}
+    return {name: (partial(_overrides, name), partial(_override, name)) for name in CONFIGS}
 
 
 def _overrides(module: str) -> dict[str, Any]:

@@ -26,8 +26,8 @@ from typing import Any
 
 import cloudpickle
 
-from cotune import identities
-from cotune.class_hooks import above_superfluous, is_found_by_name, without_superfluous_hooks
+from cotune.script import identities
+from cotune.script.class_hooks import above_superfluous, is_found_by_name, without_superfluous_hooks
 from cotune.trainable import codes
 
 # The place of the file's name among the arguments of a code object.

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from cotune.sharing.parsing import parsed
+from cotune.script.parsing import parsed
 
 
 @pytest.mark.parametrize("source", ["!ls", "x = (", "\0", b"\xff", None, "(" * 10_000])

@@ -53,7 +53,7 @@ def _prints(handler: logging.Handler) -> bool:
 
 def _told(handler: logging.Handler) -> Handler:
     # Only here: lanes have no use for it.
-    from cotune import by_value
+    from cotune.script import by_value
 
     stream = "stdout" if getattr(handler, "stream", None) is sys.stdout else "stderr"
     formatter = None

@@ -7,7 +7,7 @@ from types import ModuleType
 import pytest
 
 import cotune
-from cotune.sharing.script_logging import loggers_of_script, set_up
+from cotune.script.script_logging import loggers_of_script, set_up
 
 
 class Shouting(logging.Formatter):

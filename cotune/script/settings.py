@@ -19,9 +19,9 @@ from functools import partial
 from importlib.machinery import ModuleSpec
 from typing import Any
 
-from cotune.sharing.compiler_settings import compiler_settings
-from cotune.sharing.script_logging import loggers_of_script, set_up
-from cotune.sharing.torch_flags import Setting, torch_flags
+from cotune.script.compiler_settings import compiler_settings
+from cotune.script.script_logging import loggers_of_script, set_up
+from cotune.script.torch_flags import Setting, torch_flags
 
 _LOGGERS = "loggers"
 # The least double above 0.
