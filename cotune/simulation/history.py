@@ -93,16 +93,15 @@ class Hardware:
         capacity: Bytes for all its lanes.
         context: Bytes of a lane before any trial: the guess before a lane had measured it.
         max_width: Most lanes that could pay.
-        idle_width: Most lanes that could pay while the running ones leave the device idle; 0 if none more, or if that
-            is not told apart in the events, as in those of earlier versions.
         lanes: How many were asked for; None if the number was found by measuring.
+        idle_width: Most lanes that could pay while the running ones leave the device idle; 0 if none more.
     """
 
     capacity: int
     context: int
     max_width: int
     lanes: int | None
-    idle_width: int = 0
+    idle_width: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +110,7 @@ class History:
 
     Attributes:
         trials: By number.
-        hardware: The devices of the last session in which a trial started; empty if they were not recorded.
+        hardware: The devices of the last session in which a trial started.
         context: Measured bytes of a lane before any trial; None if not recorded.
         opening: Median seconds until a lane was ready that was opened after another one was; 0 if there was none. The
             first lanes are left out: they include preparations of the run, which are no part of a makespan.
@@ -180,10 +179,11 @@ class _Reader:
             self.policy, self.residents = str(event.get("policy", "")), int(event.get("residents", 1))
             self.max_slowdown = float(event.get("max_slowdown", MAX_SLOWDOWN))
         elif kind == "device":
-            sizes = [operator.index(event[name]) for name in ("capacity", "context", "max_width")]
+            capacity, context, most, idle = (
+                operator.index(event[name]) for name in ("capacity", "context", "max_width", "idle_width")
+            )
             lanes = None if event["lanes"] is None else operator.index(event["lanes"])
-            idle = operator.index(event.get("idle_width", 0))
-            self.there[event["device"]] = Hardware(sizes[0], sizes[1], sizes[2], lanes, idle)
+            self.there[event["device"]] = Hardware(capacity, context, most, lanes, idle)
         elif kind == "trial":
             self.trials[event["trial"]] = Past(features=features(dict(event["params"])))
         elif number in self.trials:
@@ -198,6 +198,8 @@ class _Reader:
     def _of_trial(self, trial: Past, event: dict[str, Any]) -> None:
         kind, time = event["event"], event["time"]
         if kind == "start":
+            if not self.there:
+                raise ValueError("there is no device yet")
             self.used = self.there
             # An attempt that still seems to run was cut off in a session whose end is not known.
             for before in trial.attempts[-1:]:

@@ -5,22 +5,20 @@ from __future__ import annotations
 import statistics
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from cotune.demand import MIB, Demand, format_bytes
+from cotune.demand import Demand, format_bytes
 from cotune.engines.simulated import Costs
 from cotune.errors import InputError
 from cotune.packer import POLICIES
 from cotune.packer.interference import shared_speed
 from cotune.paths import RunFolder
-from cotune.simulation.history import Hardware, Past, Stretch, read_history
+from cotune.simulation.history import Past, Stretch, read_history
 from cotune.simulation.workload import Job, Workload
 from cotune.trial import TrialState
 
 _STEPS = 100
-# Least bytes to allow for a lane, however little its trials need.
-_ROOM = 256 * MIB
 
 
 def from_run(folder: RunFolder, busy: float | None = None) -> Workload:
@@ -72,45 +70,25 @@ def from_run(folder: RunFolder, busy: float | None = None) -> Workload:
     if policy and policy not in POLICIES:
         note += f"; its policy {policy!r} is not known here"
         policy = ""
-    workload = Workload(
+    hardware = history.hardware
+    largest = max(hardware, key=lambda device: device.capacity)
+    if any(device.capacity != largest.capacity for device in hardware):
+        note += f"; its devices differ, all are taken to be like the largest: {format_bytes(largest.capacity)}"
+    return Workload(
         folder.path.name,
         jobs,
         note,
-        context=history.context or 0,
+        capacity=largest.capacity,
+        context=largest.context if history.context is None else history.context,
+        devices=len(hardware),
+        lanes=largest.lanes,
+        max_width=largest.max_width,
+        idle_width=largest.idle_width,
         costs=costs,
         judged=judged,
         policy=policy,
         residents=history.residents,
         max_slowdown=history.max_slowdown,
-    )
-    if history.hardware:
-        return _on(workload, history.hardware, history.context)
-    # The run was recorded by a cotune that did not record its devices.
-    return replace(
-        workload,
-        note=f"{note}; what its devices were is not in its events, so as many lanes fit as it had: {most}",
-        capacity=2 * most * max(max(job.peak for job in jobs), _ROOM),
-        devices=len(devices),
-        lanes=most,
-        max_width=most,
-    )
-
-
-def _on(workload: Workload, hardware: Sequence[Hardware], context: int | None) -> Workload:
-    """The workload on the devices that a run had."""
-    largest = max(hardware, key=lambda device: device.capacity)
-    note = workload.note
-    if any(device.capacity != largest.capacity for device in hardware):
-        note += f"; its devices differ, all are taken to be like the largest: {format_bytes(largest.capacity)}"
-    return replace(
-        workload,
-        note=note,
-        capacity=largest.capacity,
-        context=largest.context if context is None else context,
-        devices=len(hardware),
-        lanes=largest.lanes,
-        max_width=largest.max_width,
-        idle_width=largest.idle_width,
     )
 
 

@@ -24,7 +24,7 @@ Write = Callable[..., RunFolder]
 
 
 def session(time: float, *devices: str, capacity: int = 4 * GIB, lanes: int | None = None) -> list[Event]:
-    found = {"capacity": capacity, "context": 8 * MIB, "max_width": 2, "lanes": lanes}
+    found = {"capacity": capacity, "context": 8 * MIB, "max_width": 2, "idle_width": 0, "lanes": lanes}
     run = {"event": "run", "time": time, "version": 1, "metric": "loss"}
     return [run, *({"event": "device", "time": time, "device": name, **found} for name in devices)]
 
@@ -84,7 +84,7 @@ def test_a_trial_that_began_anew_took_what_it_took_the_last_time(write: Write) -
 
 def test_the_time_between_sessions_that_left_no_mark_is_not_counted_either(write: Write) -> None:
     again = [start(NEXT), report(NEXT + 4.0, 3), end(NEXT + 6.0)]
-    assert seconds(read_history(write(*CUT[:1], *CUT[2:], *again))) == [8.0, 6.0]
+    assert seconds(read_history(write(*CUT, *again))) == [8.0, 6.0]
 
 
 def test_a_retry_is_no_other_than_a_resume(write: Write) -> None:
@@ -226,7 +226,7 @@ def test_a_file_of_no_version_or_another_is_refused(write: Write, events: list[E
 
 
 _END = {"event": "end", "time": 1.0, "trial": 0, "state": "done", "error": None, "persistent": 1, "ephemeral": 1}
-_DEVICE = {"event": "device", "time": 1.0, "device": "cpu:1", "capacity": GIB, "context": 0, "max_width": 2}
+_DEVICE = {**session(1.0, "cpu:1")[1], "capacity": GIB}
 
 
 @pytest.mark.parametrize(

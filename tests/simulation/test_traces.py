@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from cotune.demand import MIB
+from cotune.demand import GIB, MIB
 from cotune.errors import InputError, StorageError
 from cotune.paths import RunFolder
 from cotune.simulation import Segment, Setting, from_csv, from_run, make_workload, simulate
@@ -259,7 +259,11 @@ def test_a_table_that_is_not_there(tmp_path: Path) -> None:
 
 def a_run(tmp_path: Path, ends: int = 4) -> RunFolder:
     """A finished run: two lanes, trials of 10 seconds, the second one stopped, the last without a measurement."""
-    events: list[dict[str, object]] = [{"event": "run", "time": 0.0, "version": 1, "metric": "loss"}]
+    device = {"capacity": GIB, "context": 0, "max_width": 2, "idle_width": 0, "lanes": 2}
+    events: list[dict[str, object]] = [
+        {"event": "run", "time": 0.0, "version": 1, "metric": "loss"},
+        {"event": "device", "time": 0.0, "device": "cpu:0", **device},
+    ]
     for trial in range(4):
         start = 10.0 * (trial // 2)
         params = {"lr": 0.1, "depth": trial, "bias": True, "optimizer": "sgd"}
@@ -284,19 +288,13 @@ def test_what_a_run_would_have_cost_on_more_devices(tmp_path: Path) -> None:
     workload = from_run(a_run(tmp_path))
     # Of two beside each other, each using half of the device, each keeps 90.5% of its speed.
     assert [job.seconds for job in workload.jobs] == pytest.approx([9.05] * 4)
-    assert simulate(replace(workload, lanes=2)).figures.makespan == pytest.approx(20.0, abs=2.0)
+    assert (workload.devices, workload.lanes) == (1, 2)
+    assert simulate(workload).figures.makespan == pytest.approx(20.0, abs=2.0)
     assert {job.peak for job in workload.jobs} == {150 * MIB}
     assert {job.busy for job in workload.jobs} == {0.5}
     assert workload.jobs[1].features == {"lr": 0.1, "depth": 1.0, "bias=True": 1.0, "optimizer=sgd": 1.0}
     one, four = (simulate(replace(workload, devices=count)).figures.makespan for count in (1, 4))
     assert four < one
-
-
-def test_a_run_whose_devices_are_not_known_is_played_on_as_many_lanes_as_it_had(tmp_path: Path) -> None:
-    workload = from_run(a_run(tmp_path))
-    assert (workload.devices, workload.lanes) == (1, 2)
-    assert simulate(workload).figures.makespan == pytest.approx(20.0, abs=2.0)
-    assert "what its devices were is not in its events, so as many lanes fit as it had: 2" in workload.note
 
 
 def test_a_share_that_is_given_goes_before_the_guess(tmp_path: Path) -> None:
