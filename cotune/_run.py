@@ -105,7 +105,7 @@ def run(
     time_budget: float | timedelta | None = None,
     max_failures: int = 0,
     lockstep: bool = False,
-    callbacks: Iterable[Callable[[TrialResult], Any]] = (),
+    callbacks: Iterable[Callable[[TrialResult], Any]] | None = None,
     dashboard: bool | None = None,
     iteration_timeout: float | timedelta | None = None,
     **unsupported: Any,
@@ -204,8 +204,8 @@ def run(
     check_goal(metric, mode)
     rule = checked_stop(stop, metric if mode == "min" else "")
     check_run_name(name)
-    callbacks = tuple(callbacks) if isinstance(callbacks, Iterable) else callbacks
-    check_callbacks(callbacks, "trial")
+    heard_by = tuple(callbacks or ()) if isinstance(callbacks, Iterable | None) else callbacks
+    check_callbacks(heard_by, "trial")
     mps = checked_mps(mps, lanes)
     budget = checked_seconds("time_budget", time_budget)
     is_grid = sampler == "grid"
@@ -251,7 +251,7 @@ def run(
             profile = Profile(profile_path(folder.path.parent, trainable, tree.constants, hardware))
             until = SweepOptions(
                 kind, metric, wanted, budget, lockstep,
-                callbacks=callbacks, priority=priority_of, max_steps=max_steps_of,
+                callbacks=heard_by, priority=priority_of, max_steps=max_steps_of,
             )  # fmt: skip
             asked = Asked(tree, mode, sampler, pruner, seed, dashboard, until, digest(*identity(trainable)))
             sweep, records = assemble(asked, folder, saved, engine, Packer(options), profile, stack)

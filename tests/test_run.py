@@ -1628,10 +1628,12 @@ def test_a_resume_that_is_refused_leaves_the_journal_as_it_was(run):
     assert (results.folder / "optuna.journal").read_bytes() == before
 
 
-def test_callbacks_may_come_from_a_generator(run):
+def test_callbacks_may_come_from_a_generator_or_be_none(run):
     seen = []
     run(lambda config: 0.0, {"x": 1}, trials=2, callbacks=(one for one in [seen.append]))
     assert len(seen) == 2
+    # As Optuna has it by default.
+    run(lambda config: 0.0, {"x": 1}, trials=1, callbacks=None)
 
 
 def test_a_returned_array_behind_reports_is_no_report(run):
