@@ -60,7 +60,8 @@ def load(name: str, storage: str | os.PathLike[str] | None = None) -> Results:
         params = {name: _chosen(options.get(name, {}), value) for name, value in record.params.items()}
         record.config.update(nested({**params, **constants}))
     trials = tuple(record.result() for record in saved.records)
-    interrupted = bool(unfinished) and not goes_on
+    # One without a trial ended before its first one.
+    interrupted = (bool(unfinished) or not trials) and not goes_on
     return Results(trials, metric, mode, name, folder.path, saved.makespan, interrupted)
 
 

@@ -148,7 +148,7 @@ class Results(Sequence[TrialResult]):
         why = f"; {failed[0].error.message}" if failed and failed[0].error else ""
         hint = "look at results.errors, and at log.txt and error.txt in each trial's folder"
         unfinished = {TrialState.WAITING, TrialState.INTERRUPTED} & {trial.state for trial in self.trials}
-        if unfinished and not failed:
+        if (unfinished or self.interrupted) and not failed:
             hint = f"none has come to its end: go on with name={self.name!r}, resume=True"
         return NoResult(f"none of the {len(self.trials)} trials of {self.name!r} has a result{why}", hint=hint)
 

@@ -41,6 +41,14 @@ def test_a_run_that_was_killed_is_interrupted(folder, tmp_path):
     assert (results[1].device, results[1].lane) == ("cpu:0", 1)
 
 
+def test_a_run_that_ended_before_its_first_trial_is_interrupted(folder, tmp_path):
+    first, *_ = folder.events.read_text().splitlines(keepends=True)
+    folder.events.write_text(first)
+    results = cotune.load("mine", tmp_path)
+    assert results.interrupted
+    assert states(results) == []
+
+
 def test_a_run_that_goes_on_is_running(folder, tmp_path):
     with folder.locked():
         results = cotune.load("mine", tmp_path)

@@ -85,6 +85,9 @@ def test_no_result_of_a_run_that_was_cut_off_says_how_to_go_on():
     with pytest.raises(NoResult) as missing:
         _ = results(trial(0, state=TrialState.INTERRUPTED), trial(1, state=TrialState.WAITING)).best
     assert "name='my-run', resume=True" in missing.value.hint
+    with pytest.raises(NoResult) as missing:
+        _ = results(interrupted=True).best
+    assert "name='my-run', resume=True" in missing.value.hint
 
 
 def test_no_result_of_a_run_without_trials_says_so():
