@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import sys
+import textwrap
 import threading
 import weakref
 from abc import ABC, abstractmethod
@@ -204,7 +205,7 @@ def table(snapshot: Snapshot, width: int = 80, height: int = 24) -> RenderableTy
 
     Columns that do not fit the width are left out, rows beyond the height are counted, not shown.
     """
-    most = max(4, height - 7)
+    most = max(4, height - 8)
     rows, hidden = _rows(snapshot, max(3, most - len(snapshot.packer.devices)))
     rows, hidden = rows[:most], hidden + len(rows[most:])
     names = ["lane", "trial", "step", snapshot.metric[: max(16, width // 5)], "quota", "peak", "time"]
@@ -229,7 +230,8 @@ def table(snapshot: Snapshot, width: int = 80, height: int = 24) -> RenderableTy
     if hidden:
         lines.append(Text(f"  and {hidden} more", style="dim"))
     if snapshot.packer.first:
-        lines.append(Text(_waiting(snapshot), style="dim", overflow="ellipsis", no_wrap=True))
+        why = textwrap.wrap(_waiting(snapshot), max(width, 8), max_lines=2, placeholder="…")
+        lines.append(Text("\n".join(why), style="dim"))
     return Group(*lines)
 
 

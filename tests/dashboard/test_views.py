@@ -189,10 +189,17 @@ def test_the_table_shows_every_resident_of_a_lane():
     assert lines == [["lane", "0", "11"], ["lane", "0", "12"]]
 
 
-@pytest.mark.parametrize("width", [80, 140])
+@pytest.mark.parametrize("width", [40, 60, 80, 140])
 def test_the_table_says_how_many_wait_and_why_the_first_does(width):
-    text = rendered(snapshot(), width)
+    text = " ".join(rendered(snapshot(), width).split())
     assert "90 waiting; trial 13: needs 6.1 GiB, largest hole 4.0 GiB on cuda:1" in text
+
+
+def test_a_long_reason_takes_two_lines_of_the_table():
+    packer = PackerView((device("cuda:0", lane(0, 0)),), WaitingView(41, "no room " * 40), 1)
+    text = rendered(snapshot(packer=packer), 60)
+    assert len([line for line in text.splitlines() if "no room" in line]) == 2
+    assert text.rstrip().endswith("…")
 
 
 def test_the_table_begins_with_the_headline():
