@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from cotune.packer.speed import GAIN, PATIENCE, Speed, pause_after
 
@@ -45,6 +45,63 @@ class _Speed(Speed):
     usual: Usual = alike
 
 
+@dataclass(slots=True)
+class _Measured:
+    """Speeds of trials that ran in so many lanes at once.
+
+    Attributes:
+        lanes: The most at once since the width changed; 0 before the first measurement.
+        speeds: By trial.
+        fewer: Measurements in a row with fewer lanes.
+    """
+
+    lanes: int = 0
+    speeds: dict[int, _Speed] = field(default_factory=dict)
+    fewer: int = 0
+
+    def __len__(self) -> int:
+        return len(self.speeds)
+
+    @property
+    def is_enough(self) -> bool:
+        iterations = sum(min(speed.count, ITERATIONS) for speed in self.speeds.values())
+        seconds = sum(speed.seconds for speed in self.speeds.values())
+        return iterations >= ITERATIONS * self.lanes and seconds >= WINDOW * self.lanes
+
+    @property
+    def slowness(self) -> float:
+        """Mean duration of iterations relative to their trials' usual one; 0 if none is known."""
+        return _mean([speed.step_seconds / usual for speed in self.speeds.values() if (usual := speed.usual())])
+
+    @property
+    def middle(self) -> float:
+        """Geometric mean of the iteration durations, so that trials that differ by a factor weigh alike."""
+        return math.exp(_mean([math.log(one.step_seconds) for one in self.speeds.values() if one.seconds > 0]))
+
+    @property
+    def are_alike(self) -> bool:
+        """Whether trials that have run beside each other, at least two, took about as long for an iteration."""
+        paces = [speed.step_seconds for speed in self.speeds.values()]
+        return len(paces) > 1 and max(paces) < ALIKE * min(paces)
+
+
+@dataclass(slots=True)
+class _Search:
+    """A search for the width that pays, which tries one width after another.
+
+    Attributes:
+        width: The last width that paid.
+        before: What was measured there.
+        refused: The smallest width that did not pay; 0 if there is none.
+        unsure: Judgements put off because speeds could not be compared.
+    """
+
+    width: int
+    before: _Measured
+    refused: int = 0
+    unsure: int = 0
+
+
 class WidthControl:
     """Doubles the width while the sum of normalised speeds grows by more than 5%, then searches between the last two.
 
@@ -80,24 +137,19 @@ class WidthControl:
         self._gain = gain
         self._guesses = guesses
         self._guessed = False
-        self._trying_from = 0
-        self._now: dict[int, _Speed] = {}
-        self._before: dict[int, _Speed] = {}
-        # Most lanes at once since the width changed; since when the present lanes run; measurements in a row with
-        # fewer.
-        self._reached = 0
+        # None while no other width is tried: the speeds at this one are measured, once `_hold` is over.
+        self._search: _Search | None = None
+        self._now = _Measured()
+        # Since when the present lanes run.
         self._since = -math.inf
-        self._fewer = 0
-        # The smallest width of the present search that did not pay.
-        self._refused = 0
+        # The last lanes that were tried hardly slowed the others down.
         self._is_easy = False
         self._hold = 0
-        self._unsure = 0
         self._refusals = 0
 
     def guess(self, busy: float | None) -> None:
         """Tries, once, the width that would fill the device, given the share of it that one trial alone used."""
-        if not self._guesses or self._guessed or self._trying_from or not busy:
+        if not self._guesses or self._guessed or self._search is not None or not busy:
             return
         self._guessed = True
         self._try(max(1, round(min(self._most(is_idle=True), 1.0 / busy))))
@@ -129,8 +181,7 @@ class WidthControl:
     def refused(self, lanes: int) -> None:
         """More than `lanes` lanes do not come up: keeps to that many, and tries no more for a while."""
         self.width = min(self.width, lanes)
-        self._now, self._reached, self._trying_from, self._refused, self._is_easy = {}, 0, 0, 0, False
-        self._unsure = 0
+        self._now, self._search, self._is_easy = _Measured(), None, False
         self._rest()
 
     def measured(
@@ -152,17 +203,18 @@ class WidthControl:
             now: When the iterations were finished.
             usual: Expected duration of one of its iterations.
         """
-        may_move = self._trying_from or self.width < self._most(is_idle=True)
+        may_move = self._search is not None or self.width < self._most(is_idle=True)
         if not may_move or not count or not 0 < active <= self.width or now - seconds < self._since:
             return
-        self._fewer = self._fewer + 1 if active < self._reached else 0
-        if active > self._reached or self._fewer > PATIENCE:
+        measured = self._now
+        measured.fewer = measured.fewer + 1 if active < measured.lanes else 0
+        if active > measured.lanes or measured.fewer > PATIENCE:
             # If memory no longer holds as many lanes, the fewer ones are judged.
-            self._reached, self._now, self._fewer = active, {}, 0
-        if active == self._reached:
-            self._now.setdefault(trial, _Speed(usual=usual)).add(count, seconds)
-            if len(self._now) > 4 * self._most(is_idle=True):
-                del self._now[next(iter(self._now))]
+            measured = self._now = _Measured(active)
+        if active == measured.lanes:
+            measured.speeds.setdefault(trial, _Speed(usual=usual)).add(count, seconds)
+            if len(measured) > 4 * self._most(is_idle=True):
+                del measured.speeds[next(iter(measured.speeds))]
 
     def review(self, active: int, waiting: bool, is_idle: bool = False) -> None:
         """Decides on the width.
@@ -172,54 +224,51 @@ class WidthControl:
             waiting: Whether a trial would use another lane.
             is_idle: Whether the running trials leave the device idle.
         """
-        is_full = self._reached == self.width or (waiting and active == self._reached > self._trying_from)
-        if self._trying_from:
-            if is_full and self._is_ready():
-                self._judge()
+        search, reached = self._search, self._now.lanes
+        if search is not None:
+            is_full = reached == self.width or (waiting and active == reached > search.width)
+            if is_full and self._now.is_enough:
+                self._judge(search)
         elif self._hold > 0:
             self._hold -= 1
-        elif waiting and active == self.width == self._reached < self._most(is_idle) and self._is_ready():
+        elif waiting and active == self.width == reached < self._most(is_idle) and self._now.is_enough:
             self._try(min(self._most(is_idle), (4 if self._is_easy else 2) * self.width))
 
     def _most(self, is_idle: bool) -> int:
         return max(self.limit, self.idle_limit) if is_idle else self.limit
 
-    def _is_ready(self) -> bool:
-        iterations = sum(min(speed.count, ITERATIONS) for speed in self._now.values())
-        seconds = sum(speed.seconds for speed in self._now.values())
-        return iterations >= ITERATIONS * self._reached and seconds >= WINDOW * self._reached
-
-    def _judge(self) -> None:
+    def _judge(self, search: _Search) -> None:
         """Keeps or reverts the width that was tried.
 
         More lanes must raise the sum of speeds by the gain; a guess of many must leave each at least half its speed.
         Once a width did not pay, the search halves the distance to it, while that adds at least a quarter to the lanes.
         """
-        before, reached = self._trying_from, self._reached
-        gain, more = self._gained(before), reached / before
+        now = self._now
+        gain, more = _gained(search, now), now.lanes / search.width
         if gain is None:
             # The trials that ran before are gone and cannot be compared with those that run now.
-            self._unsure += 1
-            if self._unsure < UNSURE:
+            search.unsure += 1
+            if search.unsure < UNSURE:
                 return
             # Measured utilisation, if there is any, says more than means over unlike trials.
-            gain = math.inf if self._guessed else more * _middle(self._before.values()) / _middle(self._now.values())
-        self._unsure = 0
+            gain = math.inf if self._guessed else more * search.before.middle / now.middle
+        search.unsure = 0
         self._is_easy = EASE * more < gain < math.inf
         if gain > max(self._gain, more / 2):
-            before, self._before, self._refusals = reached, self._now, 0
+            search.width, search.before, self._refusals = now.lanes, now, 0
         else:
-            self._refused = reached
-        self._trying_from, self.width, self.proven = 0, before, before
-        if not self._refused:
+            search.refused = now.lanes
+        self.width = self.proven = search.width
+        if not search.refused:
+            self._search = None
             return
-        between = (before + self._refused) // 2
-        self._now, self._reached = {}, 0
-        if 4 * (between - before) >= before:
-            self._trying_from, self.width = before, between
-            return
-        self._refused, self._is_easy = 0, False
-        self._rest()
+        self._now = _Measured()
+        between = (search.width + search.refused) // 2
+        if 4 * (between - search.width) >= search.width:
+            self.width = between
+        else:
+            self._search, self._is_easy = None, False
+            self._rest()
 
     def _rest(self) -> None:
         """Tries no wider for a while, longer each time."""
@@ -228,44 +277,30 @@ class WidthControl:
 
     def _try(self, width: int) -> None:
         if width > self.width:
-            self._trying_from, self._before = self.width, self._now
-            self.width, self._now, self._reached = width, {}, 0
-
-    def _gained(self, before: int) -> float | None:
-        """Sum of normalised speeds now, divided by that at the width before; None if unknown."""
-        common = [
-            self._before[trial].step_seconds / speed.step_seconds
-            for trial, speed in self._now.items()
-            if trial in self._before and speed.step_seconds > 0
-        ]
-        if not common:
-            if not any(speed.count for speed in self._before.values()):
-                # Nothing was measured before a guess: it is accepted, and may be doubled later.
-                return math.inf
-            then, now = (_slowness(speeds.values()) for speeds in (self._before, self._now))
-            if not then or not now:
-                then, now = _middle(self._before.values()), _middle(self._now.values())
-                if not (_are_alike(self._now.values()) and 1 / ALIKE < now / then < ALIKE * self._reached / before):
-                    # Lanes slow each other by their number at most, and speed none up: these are other trials.
-                    return None
-            common = [then / now]
-        return _mean(common) * self._reached / before
+            self._search = _Search(self.width, self._now)
+            self.width, self._now = width, _Measured()
 
 
-def _slowness(speeds: Iterable[_Speed]) -> float:
-    """Mean duration of iterations relative to their trials' usual one; 0 if none is known."""
-    return _mean([speed.step_seconds / usual for speed in speeds if (usual := speed.usual())])
-
-
-def _are_alike(speeds: Iterable[Speed]) -> bool:
-    """Whether trials that have run beside each other, at least two, took about as long for an iteration."""
-    paces = [speed.step_seconds for speed in speeds]
-    return len(paces) > 1 and max(paces) < ALIKE * min(paces)
-
-
-def _middle(speeds: Iterable[Speed]) -> float:
-    """Geometric mean of the iteration durations, so that trials that differ by a factor weigh alike."""
-    return math.exp(_mean([math.log(speed.step_seconds) for speed in speeds if speed.seconds > 0]))
+def _gained(search: _Search, now: _Measured) -> float | None:
+    """Sum of normalised speeds now, divided by that at the last width that paid; None if unknown."""
+    before = search.before
+    common = [
+        before.speeds[trial].step_seconds / speed.step_seconds
+        for trial, speed in now.speeds.items()
+        if trial in before.speeds and speed.step_seconds > 0
+    ]
+    if not common:
+        if not any(speed.count for speed in before.speeds.values()):
+            # Nothing was measured before a guess: it is accepted, and may be doubled later.
+            return math.inf
+        then, since = before.slowness, now.slowness
+        if not then or not since:
+            then, since = before.middle, now.middle
+            if not (now.are_alike and 1 / ALIKE < since / then < ALIKE * now.lanes / search.width):
+                # Lanes slow each other by their number at most, and speed none up: these are other trials.
+                return None
+        common = [then / since]
+    return _mean(common) * now.lanes / search.width
 
 
 def _mean(values: list[float]) -> float:
