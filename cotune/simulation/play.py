@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -47,7 +47,6 @@ class Setting:
             predictions except what the brain learns from features and finished trials.
         ahead: Most trials that may be proposed and not started.
         seed: Seed of the prediction errors.
-        costs: Durations of the body's actions; None for the workload's.
         keep: Whether to keep every attempt, for drawing.
     """
 
@@ -55,7 +54,6 @@ class Setting:
     error: float | None = 0.0
     ahead: int = 10_000
     seed: int = 0
-    costs: Costs | None = None
     keep: bool = True
 
 
@@ -93,7 +91,7 @@ class _Player:
         self._asha = AshaRule()
         count, capacity = workload.devices, workload.capacity
         found = devices(count, capacity, workload.context, workload.max_width, workload.idle_width)
-        self._engine = SimulatedEngine(found, self._work, self._costs(workload))
+        self._engine = SimulatedEngine(found, self._work, _told_by_time(workload.costs, self._jobs))
         options = PackerOptions(
             width=workload.lanes,
             residents=workload.residents,
@@ -106,15 +104,6 @@ class _Player:
         self._next = 0
         self._coming = False
         self._attempts: dict[int, int] = {}
-
-    def _costs(self, workload: Workload) -> Costs:
-        """The durations of the body's actions, with trials that tell their progress by time, as lanes have them do.
-
-        All together, they do so at most twice as often as if each did equally often in its life.
-        """
-        costs = self._setting.costs or workload.costs
-        mean = sum(job.seconds for job in self._jobs) / max(1, len(self._jobs))
-        return replace(costs, silence=min(costs.silence, mean / max(costs.progress, 1)))
 
     def play(self) -> Played:
         # Trials that are there at the beginning are in line before the first device takes one.
@@ -225,3 +214,12 @@ class _Player:
             report_at=job.rungs,
             value=lambda step: values[step + 1],
         )
+
+
+def _told_by_time(costs: Costs, jobs: Sequence[Job]) -> Costs:
+    """These costs, with trials that tell their progress by time, as lanes have them do.
+
+    All together, they do so at most twice as often as if each did equally often in its life.
+    """
+    mean = sum(job.seconds for job in jobs) / max(1, len(jobs))
+    return replace(costs, silence=min(costs.silence, mean / max(costs.progress, 1)))

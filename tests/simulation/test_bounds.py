@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -16,8 +17,8 @@ from cotune.simulation.bounds import BEST_LOAD
 LONG = Job(100, 1.0, 0, GIB, busy=0.1)
 
 
-def of(*jobs: Job, devices: int = 1) -> Workload:
-    return Workload("test", jobs, capacity=4 * GIB, context=0, devices=devices)
+def of(*jobs: Job, **options: Any) -> Workload:
+    return Workload("test", jobs, capacity=4 * GIB, context=0, **options)
 
 
 def test_bounds_of_simple_workloads() -> None:
@@ -59,6 +60,6 @@ JOBS = st.builds(
 
 @given(st.lists(JOBS, min_size=1, max_size=12), st.integers(1, 3), st.sampled_from(["makespan", "fifo", "srtf"]))
 def test_no_schedule_is_shorter(jobs: list[Job], devices: int, policy: str) -> None:
-    workload = of(*jobs, devices=devices)
-    outcome = simulate(workload, Setting(policy=policy, costs=Costs(0.0, 0.0, 0.0, 0.0), keep=False))
+    workload = of(*jobs, devices=devices, costs=Costs(0.0, 0.0, 0.0, 0.0))
+    outcome = simulate(workload, Setting(policy=policy, keep=False))
     assert outcome.figures.makespan >= lower_bounds(workload, outcome.ran).best * (1 - 1e-9)

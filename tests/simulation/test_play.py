@@ -6,6 +6,7 @@ import random
 from dataclasses import replace
 from itertools import accumulate
 from statistics import fmean
+from typing import Any
 
 import pytest
 
@@ -20,12 +21,12 @@ FREE = Costs(0.0, 0.0, 0.0, 0.0)
 LIGHT = Job(100, 0.1, 100 * MIB, 200 * MIB, busy=0.2)
 
 
-def of(*jobs: Job) -> Workload:
-    return Workload("test", jobs, capacity=4 * GIB, context=0)
+def of(*jobs: Job, **options: Any) -> Workload:
+    return Workload("test", jobs, capacity=4 * GIB, context=0, **options)
 
 
 def test_one_job_takes_what_it_takes() -> None:
-    figures = simulate(of(LIGHT), Setting(costs=FREE)).figures
+    figures = simulate(of(LIGHT, costs=FREE)).figures
     assert figures.makespan == pytest.approx(10.0)
     assert figures.completion == pytest.approx(10.0)
     assert figures.waiting == 0.0
@@ -35,14 +36,14 @@ def test_one_job_takes_what_it_takes() -> None:
 
 
 def test_jobs_one_after_another_wait_for_each_other() -> None:
-    figures = simulate(replace(of(LIGHT, LIGHT, LIGHT), lanes=1), Setting(costs=FREE)).figures
+    figures = simulate(of(LIGHT, LIGHT, LIGHT, lanes=1, costs=FREE)).figures
     assert figures.makespan == pytest.approx(30.0)
     assert figures.completion == pytest.approx(20.0)
     assert figures.waiting == pytest.approx(10.0)
 
 
 def test_the_95th_percentile_of_twenty_is_the_nineteenth() -> None:
-    figures = simulate(replace(of(*[LIGHT] * 20), lanes=1), Setting(costs=FREE)).figures
+    figures = simulate(of(*[LIGHT] * 20, lanes=1, costs=FREE)).figures
     assert (figures.completion_p95, figures.waiting_p95) == pytest.approx((190.0, 180.0))
 
 
@@ -55,8 +56,8 @@ def test_light_jobs_together_are_done_sooner() -> None:
 
 @pytest.mark.parametrize("policy", ["makespan", "fifo", "pack"])
 def test_jobs_that_are_there_from_the_beginning_are_spread_over_the_devices(policy: str) -> None:
-    workload = replace(of(*[LIGHT] * 4), devices=4, lanes=4)
-    played = simulate(workload, Setting(policy=policy, costs=FREE))
+    workload = of(*[LIGHT] * 4, devices=4, lanes=4, costs=FREE)
+    played = simulate(workload, Setting(policy=policy))
     assert len({segment.device for segment in played.segments}) == 4
 
 
@@ -71,13 +72,13 @@ def test_a_job_that_would_itself_end_last_is_not_kept_waiting_for_another(
 
 def test_of_jobs_that_come_together_the_policy_chooses_which_is_first() -> None:
     long, short = (replace(LIGHT, iterations=count, arrival=50.0) for count in (1000, 10))
-    figures = simulate(replace(of(long, short, short), lanes=1), Setting(policy="srtf", costs=FREE)).figures
+    figures = simulate(of(long, short, short, lanes=1, costs=FREE), Setting(policy="srtf")).figures
     assert figures.completion == pytest.approx((1.0 + 2.0 + 102.0) / 3)
 
 
 def test_a_job_starts_no_sooner_than_it_comes() -> None:
     late = Job(10, 1.0, MIB, MIB, arrival=500.0)
-    outcome = simulate(of(LIGHT, late), Setting(costs=FREE))
+    outcome = simulate(of(LIGHT, late, costs=FREE))
     assert [segment.start for segment in outcome.segments] == [0.0, 500.0]
     assert outcome.figures.makespan == pytest.approx(510.0)
 
@@ -109,7 +110,7 @@ def test_nothing_is_said_of_predictions_of_what_is_tiny() -> None:
 
 
 def test_trials_that_run_at_once_are_counted_however_much_they_use() -> None:
-    figures = simulate(replace(of(*[LIGHT] * 3), lanes=3), Setting(costs=FREE)).figures
+    figures = simulate(of(*[LIGHT] * 3, lanes=3, costs=FREE)).figures
     assert figures.at_once == pytest.approx(3.0)
     assert figures.utilisation == pytest.approx(3 * 0.2 * shared_speed(3 * 0.2))
 
