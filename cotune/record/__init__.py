@@ -1,7 +1,7 @@
 """The trials of a run, and the events file that keeps them."""
 
 from cotune.record.events import DAMAGED, VERSION, EventLog, read_events
-from cotune.record.reading import Saved, check_version, has_started, is_put_off, measured_in, read_run, study_of
+from cotune.record.reading import Saved, has_started, is_put_off, measured_in, read_run, replay, study_of
 from cotune.record.record import Record, error_of
 from cotune.record.records import Records
 
@@ -12,12 +12,12 @@ __all__ = [
     "Record",
     "Records",
     "Saved",
-    "check_version",
     "error_of",
     "has_started",
     "is_put_off",
     "measured_in",
     "read_events",
     "read_run",
+    "replay",
     "study_of",
 ]

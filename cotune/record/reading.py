@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import operator
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,34 +34,64 @@ class Saved:
     makespan: float
 
 
-def read_run(folder: RunFolder) -> Saved:
-    """Reads a run back.
+def replay(folder: RunFolder, take_in: Callable[[dict[str, Any], bytes], None]) -> None:
+    """Calls a function with each event of a run and its line, in order.
 
     Raises:
-        StorageError: The events file is unreadable or of another version.
+        StorageError: The events file is unreadable, of another version, or does not begin with a run; or an event makes
+            no sense, so that the function raised for want of a field or because of its value.
     """
-    settings: dict[str, Any] = {}
-    records: dict[int, Record] = {}
-    first = last = 0.0
-    is_new = True
+    has_begun = False
     for number, (event, line) in enumerate(read_events(folder.events), start=1):
+        if event["event"] == "run" or not has_begun:
+            # Another version may have other fields.
+            _check_version(folder, event)
+            has_begun = True
         try:
-            if event["event"] == "run":
-                # Another version may have other fields.
-                check_version(folder, {**event, **settings})
-                settings = _settings(settings, event)
-                is_new = True
-                continue
-            if event["event"] == "ready" and is_new:
-                first, is_new = float(event["time"]), False
-            last = last if is_new else float(event["time"])
-            _read(event, line, folder, records, settings.get("metric", ""))
+            take_in(event, line)
         except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise StorageError(
                 f"line {number} of {folder.events} makes no sense: {line[:80]!r}", hint=DAMAGED
             ) from error
-    check_version(folder, settings)
-    return Saved(settings, [records[number] for number in sorted(records)], max(0.0, last - first))
+    if not has_begun:
+        _check_version(folder, {})
+
+
+def read_run(folder: RunFolder) -> Saved:
+    """Reads a run back.
+
+    Raises:
+        StorageError: As for `replay`.
+    """
+    reader = _Reader(folder)
+    replay(folder, reader.take_in)
+    records = [reader.records[number] for number in sorted(reader.records)]
+    return Saved(reader.settings, records, max(0.0, reader.last - reader.first))
+
+
+class _Reader:
+    def __init__(self, folder: RunFolder) -> None:
+        self.settings: dict[str, Any] = {}
+        self.records: dict[int, Record] = {}
+        # When the first trial of the last session was ready, and the last event since.
+        self.first = self.last = 0.0
+        self._is_new = True
+        self._folder = folder
+
+    def take_in(self, event: dict[str, Any], line: bytes) -> None:
+        kind, number = event["event"], event.get("trial")
+        if kind == "run":
+            self.settings, self._is_new = _settings(self.settings, event), True
+            return
+        if kind == "ready" and self._is_new:
+            self.first, self._is_new = event["time"], False
+        if not self._is_new:
+            self.last = event["time"]
+        if kind == "trial":
+            seed, folder = operator.index(event["seed"]), self._folder.trial(event["trial"])
+            self.records[event["trial"]] = Record(event["trial"], dict(event["params"]), {}, seed, folder.path)
+        elif number in self.records:
+            _apply(self.records[number], event, line, self.settings.get("metric", ""))
 
 
 def has_started(folder: RunFolder) -> bool:
@@ -97,7 +127,7 @@ def _settings(before: Mapping[str, Any], event: Mapping[str, Any]) -> dict[str, 
     return {**event, **before, "seed": seed, "constants": dict(event.get("constants", {})), "options": options}
 
 
-def check_version(folder: RunFolder, settings: Mapping[str, Any]) -> None:
+def _check_version(folder: RunFolder, settings: Mapping[str, Any]) -> None:
     """Checks that an events file with these settings can be read.
 
     Raises:
@@ -112,16 +142,7 @@ def check_version(folder: RunFolder, settings: Mapping[str, Any]) -> None:
         )
 
 
-def _read(event: dict[str, Any], line: bytes, folder: RunFolder, records: dict[int, Record], metric: str) -> None:
-    if event["event"] == "trial":
-        number = event["trial"]
-        seed = operator.index(event["seed"])
-        records[number] = Record(number, dict(event["params"]), {}, seed, folder.trial(number).path)
-    elif event.get("trial") in records:
-        _replay(records[event["trial"]], event, line, metric)
-
-
-def _replay(record: Record, event: dict[str, Any], line: bytes, metric: str) -> None:
+def _apply(record: Record, event: dict[str, Any], line: bytes, metric: str) -> None:
     kind = event["event"]
     if kind == "start":
         # An earlier session may have ended it before it ran, because `priority=` raised for it.

@@ -10,10 +10,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cotune.demand import Demand
-from cotune.errors import StorageError
 from cotune.packer import MAX_SLOWDOWN
 from cotune.paths import RunFolder
-from cotune.record import DAMAGED, check_version, is_put_off, measured_in, read_events
+from cotune.record import is_put_off, measured_in, replay
 from cotune.simulation.workload import features
 from cotune.trial import TrialState
 
@@ -132,20 +131,10 @@ def read_history(folder: RunFolder) -> History:
     """Reads the events file of a run.
 
     Raises:
-        StorageError: The events file is unreadable, damaged or of another version.
+        StorageError: As for `replay`.
     """
     reader = _Reader()
-    for number, (event, line) in enumerate(read_events(folder.events), start=1):
-        if event["event"] == "run" or not reader.is_begun:
-            check_version(folder, event)
-        try:
-            reader.take_in({**event, "time": float(event["time"])})
-        except (KeyError, TypeError, ValueError, OverflowError) as error:
-            raise StorageError(
-                f"line {number} of {folder.events} makes no sense: {line[:80]!r}", hint=DAMAGED
-            ) from error
-    if not reader.is_begun:
-        check_version(folder, {})
+    replay(folder, reader.take_in)
     reader.cut_off()
     return History(
         reader.trials,
@@ -160,7 +149,6 @@ def read_history(folder: RunFolder) -> History:
 
 class _Reader:
     def __init__(self) -> None:
-        self.is_begun = False
         self.trials: dict[int, Past] = {}
         self.there: dict[str, Hardware] = {}
         self.used: dict[str, Hardware] = {}
@@ -170,12 +158,12 @@ class _Reader:
         self._now = 0.0
         self._up_since = math.inf
 
-    def take_in(self, event: dict[str, Any]) -> None:
+    def take_in(self, event: dict[str, Any], _line: bytes) -> None:
         kind, number = event["event"], event.get("trial")
         if kind == "run":
             # A session begins: close whatever the previous one left open.
             self.cut_off()
-            self.is_begun, self.there, self._up_since = True, {}, math.inf
+            self.there, self._up_since = {}, math.inf
             self.policy, self.residents = str(event.get("policy", "")), int(event.get("residents", 1))
             self.max_slowdown = float(event.get("max_slowdown", MAX_SLOWDOWN))
         elif kind == "device":

@@ -254,6 +254,11 @@ def test_another_version_is_refused_before_its_events_are_understood(written):
         written.run(version=VERSION + 1).add("trial", number=0, parameters={}).read()
 
 
+def test_a_session_of_another_version_is_refused_behind_one_of_this(written):
+    with pytest.raises(StorageError, match=f"version {VERSION + 1}"):
+        written.run().trial().run(version=VERSION + 1).read()
+
+
 def test_a_file_without_a_run_is_refused(written):
     with pytest.raises(StorageError, match="does not begin with a run"):
         written.read()
