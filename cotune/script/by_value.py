@@ -28,6 +28,7 @@ import cloudpickle
 
 from cotune.script import identities
 from cotune.script.class_hooks import above_superfluous, is_found_by_name, without_superfluous_hooks
+from cotune.script.installed import is_unfinished
 from cotune.trainable import codes
 
 # The place of the file's name among the arguments of a code object.
@@ -185,7 +186,7 @@ def _module_with(variables: dict[str, Any]) -> str | None:
     if name in (None, "__main__", *cloudpickle.list_registry_pickle_by_value()) or not isinstance(module, ModuleType):
         return None
     spec = vars(module).get("__spec__")
-    is_there = spec is not None and spec.name == name and not getattr(spec, "_initializing", False)
+    is_there = spec is not None and spec.name == name and not is_unfinished(spec)
     return name if is_there and vars(module) is variables else None
 
 

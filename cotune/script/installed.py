@@ -1,4 +1,4 @@
-"""Finds modules without importing them."""
+"""Finds modules without importing them, and tells those that are being imported."""
 
 from __future__ import annotations
 
@@ -16,6 +16,11 @@ def spec_of(name: str) -> ModuleSpec | None:
     except (ImportError, ValueError, AttributeError):
         # ValueError: a module without a spec, such as the stand-ins that tests put into `sys.modules`.
         return None
+
+
+def is_unfinished(spec: object) -> bool:
+    """Whether the import of the module with this spec has begun and not ended; False without a spec."""
+    return bool(getattr(spec, "_initializing", False))
 
 
 def found_behind(

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
 
-from cotune.script.installed import found_behind
+from cotune.script.installed import found_behind, is_unfinished
 
 _Stamp = tuple[int, int]
 
@@ -51,7 +51,7 @@ def own_modules() -> dict[str, OwnModule]:
             continue
         file = spec.loader.path
         # A module whose import is not finished has called us, and would do so again.
-        if is_own_file(file) and not is_useless(name) and not getattr(spec, "_initializing", False):
+        if is_own_file(file) and not is_useless(name) and not is_unfinished(spec):
             # What cannot be read now, no lane can read.
             with contextlib.suppress(OSError):
                 found[name] = OwnModule(file, _stamp(file), Path(file).read_bytes())

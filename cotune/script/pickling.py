@@ -20,7 +20,7 @@ from cotune.errors import NotPicklable
 from cotune.process_wide import process_wide
 from cotune.script import by_value, torch_pickling
 from cotune.script.compiler_settings import COMPILER
-from cotune.script.installed import found_behind
+from cotune.script.installed import found_behind, is_unfinished
 from cotune.script.named import Named, named_by
 from cotune.script.own_modules import OwnModule, own_modules
 from cotune.script.preload import TORCH, modules_to_preload
@@ -257,7 +257,7 @@ def _unimportable_module(value: Any) -> ModuleType | None:
     module = sys.modules.get(name)
     if not isinstance(module, ModuleType) or name == "__main__":
         return None
-    if getattr(module.__spec__, "_initializing", False):
+    if is_unfinished(module.__spec__):
         # The module calls us during its import, and would do so again in a process that imports it.
         return module
     try:

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from cotune.script.installed import is_unfinished
 from cotune.script.parsing import parsed
 from cotune.script.preload import is_installed, is_own, is_useless
 
@@ -39,7 +40,7 @@ def script_imports() -> tuple[list[str], list[str]]:
     for module, bound in (found for tree in trees for one in _at_its_top(tree.body) for found in _imports(one, main)):
         found = sys.modules.get(module)
         # A module whose import is not finished has called us.
-        if not isinstance(found, ModuleType) or getattr(found.__spec__, "_initializing", False):
+        if not isinstance(found, ModuleType) or is_unfinished(found.__spec__):
             continue
         if is_useless(module) or module.partition(".")[0] in _WITHOUT_EFFECT or bound in used:
             continue

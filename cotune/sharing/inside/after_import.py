@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from types import ModuleType
 
-from cotune.script.installed import found_behind
+from cotune.script.installed import found_behind, is_unfinished
 
 During = Callable[[], AbstractContextManager[object]]
 
@@ -37,7 +37,7 @@ def after_import(name: str, then: Callable[[ModuleType], None], during: During =
 
 
 def _is_being_imported(name: str) -> bool:
-    return bool(getattr(getattr(sys.modules.get(name), "__spec__", None), "_initializing", False))
+    return is_unfinished(getattr(sys.modules.get(name), "__spec__", None))
 
 
 class _AfterImport(importlib.abc.MetaPathFinder):
