@@ -55,11 +55,6 @@ class Work:
     ending: LastAct = LastAct.RETURNS
     message: str = ""
 
-    @property
-    def seconds(self) -> float:
-        """Seconds it takes alone."""
-        return self.startup + self.iterations * self.step_seconds
-
     def peak(self, iteration: int, concurrency: int = 1) -> int:
         """Ephemeral bytes of an iteration, counted from 1; each concurrent micro-batch takes the same."""
         return concurrency * (self.ephemeral + (self.late if iteration > 2 else 0))
