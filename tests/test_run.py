@@ -703,7 +703,12 @@ def test_optuna_samplers_pruners_and_the_journal_are_the_real_ones(run):
 
 def test_finished_trials_are_not_given_other_constants(run):
     run(lambda c: c["x"], {"x": cotune.uniform(0, 1), "epochs": 1}, trials=2, name="it")
-    for space, says in (({"epochs": 100}, "'epochs' was 1 .* now it is 100"), ({"epochs": 1, "n": 2}, "'n' was not")):
+    for space, says in (
+        ({"epochs": 100}, "'epochs' was 1 .* now it is 100"),
+        ({"epochs": Path("100")}, "'epochs' was 1 .* now it is .*Path"),
+        ({"epochs": list(range(10**5))}, "'epochs' was 1 .* now it is .0, 1"),
+        ({"epochs": 1, "n": 2}, "'n' was not"),
+    ):
         with pytest.raises(cotune.RunError, match=says):
             run(lambda c: c["x"], {"x": cotune.uniform(0, 1), **space}, trials=3, name="it", resume=True)
     results = run(lambda c: c["x"], {"x": cotune.uniform(0, 1), "epochs": 1}, trials=3, name="it", resume=True)

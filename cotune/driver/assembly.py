@@ -168,8 +168,9 @@ def _changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
     for name in {**before, **now}:
         if name not in before or name not in now:
             return name
-        text = _in_json(now[name])
-        if text is not None and json.dumps(before[name]) != text:
+        text, was = _in_json(now[name]), before[name]
+        # What has no JSON was kept by its name, and may be the same although it is named otherwise.
+        if not isinstance(was, str) if text is None else json.dumps(was) != text:
             return name
     return None
 
@@ -200,9 +201,9 @@ def _take_up(asked: Asked, folder: RunFolder, settings: Mapping[str, Any], earli
             hint="resume with the same space, or choose another name=; what may change need not be part of it",
         )
     for name in [name for name, value in constants.items() if is_begun and _in_json(value) is None]:
-        was, now = had.get(name), shown(constants[name])
+        was, now = had[name], shown(constants[name])
         # Not refused: an object may read otherwise although it is the same, such as one that holds a set.
-        if isinstance(was, str) and was != now:
+        if was != now:
             warnings.warn(
                 f"run {folder.path.name!r} goes on although the constant {name!r} was {was}, and now is {now}. Trials "
                 "that are over ran with the former, whatever their configs say. To begin anew choose another name=",
