@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
+from typing import Any
 
 
 def spec_of(name: str) -> ModuleSpec | None:
@@ -16,6 +17,16 @@ def spec_of(name: str) -> ModuleSpec | None:
     except (ImportError, ValueError, AttributeError):
         # ValueError: a module without a spec, such as the stand-ins that tests put into `sys.modules`.
         return None
+
+
+def loaded_modules() -> list[tuple[str, dict[str, Any]]]:
+    """The modules that this process has loaded, and their variables; loads nothing that a module has put off."""
+    # Of a copy: while list() makes its tuples, the garbage collector may let another thread import something.
+    loaded = sys.modules.copy().items()
+    # By type: a library of cffi's, such as cryptography's, says that it is a module, and has no variables.
+    modules = [(name, module) for name, module in loaded if issubclass(type(module), ModuleType)]
+    # Not by vars(), which asks the module.
+    return [(name, object.__getattribute__(module, "__dict__")) for name, module in modules]
 
 
 def is_unfinished(spec: object) -> bool:

@@ -10,7 +10,6 @@ import contextlib
 import importlib.util
 import linecache
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from importlib.util import decode_source
@@ -18,7 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
 
-from cotune.script.installed import found_behind, is_unfinished
+from cotune.script.installed import found_behind, is_unfinished, loaded_modules
 
 _Stamp = tuple[int, int]
 
@@ -43,10 +42,8 @@ def own_modules() -> dict[str, OwnModule]:
     from cotune.script.preload import is_own_file, is_useless
 
     found: dict[str, OwnModule] = {}
-    # Of a copy: while list() makes its tuples, the garbage collector may let another thread import something.
-    for name, module in sys.modules.copy().items():
-        # Not by getattr(), at which a module may load what it has put off.
-        spec = object.__getattribute__(module, "__dict__").get("__spec__") if isinstance(module, ModuleType) else None
+    for name, variables in loaded_modules():
+        spec = variables.get("__spec__")
         if not isinstance(spec, ModuleSpec) or spec.name != name or type(spec.loader) is not SourceFileLoader:
             continue
         file = spec.loader.path

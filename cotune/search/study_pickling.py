@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 import threading
 from collections.abc import Callable, Iterator
-from types import ModuleType
 from typing import Any
 
 import optuna
 from optuna.storages import InMemoryStorage
 
 from cotune.process_wide import process_wide
+from cotune.script.installed import loaded_modules
 from cotune.search.study_proxy import storage_in_lane, study_in_lane
 
 _logger = optuna.logging.get_logger("optuna.study.cotune")
@@ -43,11 +42,8 @@ def study_as_proxy(study: optuna.Study) -> Iterator[None]:
 
 def globals_of(study: optuna.Study) -> list[tuple[str, str]]:
     """The modules in which the study is a global, and its names there; without the script, whose globals travel."""
-    # Of copies: while list() makes its tuples, the garbage collector may let another thread import something.
-    modules = [(name, module) for name, module in sys.modules.copy().items() if isinstance(module, ModuleType)]
-    # Not by vars(), at which a module may load what it has put off.
-    loaded = [(name, object.__getattribute__(module, "__dict__")) for name, module in modules if name != "__main__"]
-    # By ids, without a frame of Python for each of 200,000 globals.
+    loaded = [(module, names) for module, names in loaded_modules() if module != "__main__"]
+    # Of copies, as other threads may add to them; by ids, without a frame of Python for each of 200,000 globals.
     holding = [(module, names) for module, names in loaded if id(study) in map(id, names.copy().values())]
     return [(module, name) for module, names in holding for name, value in names.copy().items() if value is study]
 
