@@ -25,6 +25,7 @@ from cotune.engines.local_gpu import LocalGpu
 from cotune.engines.local_lanes import LocalLanes
 from cotune.engines.local_options import LocalOptions
 from cotune.engines.local_zygote import LocalZygote
+from cotune.engines.open_files import OpenFiles, files_of_a_lane
 from cotune.engines.translation import carry_out, event_of, not_sent
 from cotune.packer import events as ev
 from cotune.packer import instructions as do
@@ -72,6 +73,7 @@ class LocalEngine(Engine):
             modules.append("torch")
         self._threads = options.threads or min(max(1, info.cores // 4) if info.is_cuda else 1 for info in devices)
         self._lanes = LocalLanes()
+        self._files = OpenFiles()
         self._pending: list[Happened] = []
         self._watch_due = math.inf
         self._closed = False
@@ -166,10 +168,12 @@ class LocalEngine(Engine):
             named=self._packed.named,
             is_mps_client=mps is not None,
         )
+        files = files_of_a_lane(options.seats)
         try:
+            self._files.allow(files)
             lane = LaneHandle(self._zygote.get(), options, gpu.dismiss if gpu is not None and mps else None)
         except OSError as error:
-            mend = f"each lane takes {options.seats + 1} files of this process: raise `ulimit -n`, or pass fewer lanes="
+            mend = f"each lane takes {files} files of this process: raise `ulimit -n`, or pass fewer lanes="
             if error.errno == errno.EFBIG:
                 mend = "raise the limit of a file's size (`ulimit -f`)"
             raise errors.RunError(
@@ -352,3 +356,4 @@ class LocalEngine(Engine):
         self._zygote.end(leaving)
         self._devices.close()
         self._selector.close()
+        self._files.restore()

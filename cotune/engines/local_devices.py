@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
-import resource
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -12,12 +10,11 @@ from pathlib import Path
 
 from cotune import errors
 from cotune.engines.local_gpu import LocalGpu
+from cotune.engines.open_files import OpenFiles, files_of_a_lane
 from cotune.engines.stillborn import Stillborn
 from cotune.packer import DeviceFound
 from cotune.sharing.devices import DeviceInfo
 
-# File descriptors of this process for other things than lanes.
-OTHER_FILES = 64
 # Lanes that come up on a GPU at once. CUDA's driver sets up contexts one after the other, a part of each by turns: on
 # an H200 one took 0.35 s, each of six 1.0 s and each of 24 about 5 s (docs/gpu.md).
 CONTEXTS_AT_ONCE = 3
@@ -68,11 +65,7 @@ class LocalDevices:
             now: The time.
             seats: Trials that may be in a lane at once.
         """
-        files, most = resource.getrlimit(resource.RLIMIT_NOFILE)[0], sys.maxsize
-        if files != resource.RLIM_INFINITY:
-            # A lane takes a socket, and an eventfd per seat.
-            free = files - len(os.listdir("/proc/self/fd")) - OTHER_FILES
-            most = max(1, free // (seats + 1) // len(self.there))
+        most = max(1, OpenFiles.left() // files_of_a_lane(seats) // len(self.there))
         return [
             DeviceFound(
                 now,

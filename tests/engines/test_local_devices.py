@@ -6,7 +6,8 @@ import resource
 import pytest
 
 from cotune.demand import GIB
-from cotune.engines.local_devices import CONTEXTS_AT_ONCE, OTHER_FILES, LocalDevices
+from cotune.engines.local_devices import CONTEXTS_AT_ONCE, LocalDevices
+from cotune.engines.open_files import OTHER_FILES
 from cotune.errors import DeviceError
 from cotune.sharing.devices import DeviceInfo
 
@@ -19,7 +20,7 @@ def test_a_device_has_no_more_lanes_than_there_are_files_for(tmp_path, monkeypat
     used = len(os.listdir("/proc/self/fd")) + OTHER_FILES
     files = resource.RLIM_INFINITY if lanes_that_fit is None else used + lanes_that_fit * (1 + seats)
     infos = [DeviceInfo(f"cpu:{n}", GIB, 0, max_width=4, cores=4, idle_width=32) for n in range(2)]
-    monkeypatch.setattr("cotune.engines.local_devices.resource.getrlimit", lambda what: (files, files))
+    monkeypatch.setattr("cotune.engines.open_files.resource.getrlimit", lambda what: (100, files))
     for found in LocalDevices(infos, tmp_path).found(0.0, seats):
         assert (found.max_width, found.idle_width) == widths
 
