@@ -22,6 +22,8 @@ from cotune.errors import InputError, RunError
 from cotune.packer import PackerOptions, make_policy
 from cotune.plain import real
 from cotune.process_wide import IN_LANE
+from cotune.results import SHORT
+from cotune.search.spaces import apart
 from cotune.trainable import takes, unwrapped
 
 T = TypeVar("T")
@@ -240,12 +242,13 @@ def _of_config(name: str, value: Any, checked: Callable[[Any, str], T]) -> Calla
 
     def of(config: Mapping[str, Any]) -> T:
         try:
-            found = value(dict(config))
+            found = value(apart(config))
         except Exception as error:
             raise InputError(
-                f"{name}= raised {type(error).__name__} for {config!r}: {error}", hint="it is called with a config"
+                f"{name}= raised {type(error).__name__} for {SHORT.repr(config)}: {error}",
+                hint="it is called with a config",
             ) from error
-        return checked(found, f" for {config!r}")
+        return checked(found, f" for {SHORT.repr(config)}")
 
     return of
 

@@ -35,7 +35,8 @@ class TrialResult:
 
     Attributes:
         id: The trial's number, from 0.
-        config: What the trainable was called with.
+        config: What the trainable was called with. Lists, dicts and sets that the space holds are the same objects in
+            the configs of all trials.
         state: `done`, `stopped` (by the pruner), `failed`, `interrupted` or `waiting` (did not begin); the last two can
             be resumed. (`running`, if `cotune.load` found the run still going on.)
         error: Why the trial failed.

@@ -1633,6 +1633,31 @@ def test_a_resume_that_is_refused_leaves_the_journal_as_it_was(run):
     assert (results.folder / "optuna.journal").read_bytes() == before
 
 
+def test_code_that_changes_its_config_changes_no_other_trials(run):
+    def change(config):
+        config["layers"].append(0)
+        return 1
+
+    def train(config):
+        found = len(config["layers"])
+        change(config)
+        cotune.report({"loss": found})
+
+    space = {"layers": [8] * 4, "x": cotune.uniform(0, 1)}
+    results = run(
+        train,
+        space,
+        trials=4,
+        lanes=1,
+        priority=change,
+        max_steps=change,
+        callbacks=[lambda trial: change(trial.config)],
+    )
+    assert [trial.metrics["loss"] for trial in results] == [4] * 4
+    # A large one is there once, and not once per trial.
+    assert len({id(trial.config["layers"]) for trial in results}) == 1
+
+
 def test_callbacks_may_come_from_a_generator_or_be_none(run):
     seen = []
     run(lambda config: 0.0, {"x": 1}, trials=2, callbacks=(one for one in [seen.append]))

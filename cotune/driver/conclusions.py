@@ -5,6 +5,7 @@ from __future__ import annotations
 import traceback
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from cotune.dashboard.display import Display
@@ -13,6 +14,7 @@ from cotune.packer import ConcludeTrial
 from cotune.record import Record, Records, error_of
 from cotune.results import TrialResult
 from cotune.search.proposer import Proposer
+from cotune.search.spaces import apart
 from cotune.trial import Outcome, TrialState
 
 # Errors that every other trial would repeat: they end the run if no trial has ever reported.
@@ -81,7 +83,8 @@ class Conclusions:
             self._records.flush()
         for number, callback in enumerate(self._callbacks):
             try:
-                callback(record.result())
+                result = record.result()
+                callback(replace(result, config=apart(result.config)))
             except Exception as error:
                 if number not in self._broken:
                     self._broken.add(number)

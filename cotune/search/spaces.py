@@ -89,7 +89,7 @@ class Space:
     def config(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """The nested config a trainable gets.
 
-        Containers are copied, so that a trial that changes its config does not change another's.
+        Lists, dicts and sets in it are the space's own, however many configs are made: `apart` copies them.
 
         Args:
             params: Optuna's parameters, by flat name; names that are not in the space are ignored.
@@ -99,8 +99,7 @@ class Space:
         """
         flat: dict[str, Any] = {}
         for name in self._order:
-            value = self._value(name, params) if name in self.domains else self.constants[name]
-            flat[name] = _copied(value) if isinstance(value, list | dict | set) else value
+            flat[name] = self._value(name, params) if name in self.domains else self.constants[name]
         return nested(flat)
 
     def features(self, params: Mapping[str, Any]) -> dict[str, float]:
@@ -208,7 +207,14 @@ def nested(flat: Mapping[str, Any]) -> dict[str, Any]:
     return config
 
 
+def apart(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A config with lists, dicts and sets of its own, for code of the user's, which may change them."""
+    return {name: apart(value) if type(value) is dict else _copied(value) for name, value in config.items()}
+
+
 def _copied(value: Any) -> Any:
+    if not isinstance(value, list | dict | set):
+        return value
     try:
         return copy.deepcopy(value)
     except Exception:

@@ -30,7 +30,7 @@ from cotune.search.domains import (
     randint,
     uniform,
 )
-from cotune.search.spaces import Space
+from cotune.search.spaces import Space, apart
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 
@@ -124,7 +124,7 @@ def test_a_mapping_of_another_type_is_a_constant_unless_a_domain_is_in_it() -> N
     tree = {"own": Attributes(width=8), "counts": counts, "order": OrderedDict(lr=uniform(0, 1)), "plain": {"a": 1}}
     space = Space(tree)
     assert list(space.constants) == ["own", "counts", "plain/a"]
-    config = space.config({"order/lr": 0.5})
+    config = apart(space.config({"order/lr": 0.5}))
     # This class cannot be copied by `copy`, and it can be pickled.
     assert config["own"].width == 8
     assert config["counts"]["b"] == 0
@@ -147,14 +147,18 @@ def test_constants_only() -> None:
     assert space.config({}) == {"lr": 0.1, "sizes": [1, 2]}
 
 
-def test_configs_share_objects_but_no_containers() -> None:
+def test_configs_share_what_the_space_holds_but_those_for_code_of_the_users_share_no_containers() -> None:
     widget, sizes = Widget(1), [1, [2]]
-    space = Space({"widget": widget, "sizes": sizes, "layers": choice([[1], [2]])})
+    space = Space({"widget": widget, "sizes": sizes, "layers": choice([[1], [2]]), "nested": {"seen": {1}}})
     config = space.config({"layers": "0: [1]"})
-    config["sizes"][1].append(3)
-    config["layers"].append(3)
-    assert space.config({"layers": "0: [1]"}) == {"widget": widget, "sizes": [1, [2]], "layers": [1]}
-    assert config["widget"] is widget
+    assert config["sizes"] is sizes
+    own = apart(config)
+    assert own == config
+    own["sizes"][1].append(3)
+    own["layers"].append(3)
+    own["nested"]["seen"].add(3)
+    assert config == {"widget": widget, "sizes": [1, [2]], "layers": [1], "nested": {"seen": {1}}}
+    assert own["widget"] is widget
 
 
 def test_a_missing_or_unknown_parameter_is_named() -> None:
