@@ -31,6 +31,8 @@ from cotune.errors import RunNameInUse, StorageError
 
 # Suffix of a checkpoint after which the trial makes no more reports.
 _LAST = "-last"
+# Prefix of a checkpoint that is being written.
+_WRITING = ".writing-"
 _CHECKPOINT = re.compile(rf"\d+-\d+({_LAST})?")
 # Seconds within which `is_locked`, which takes the lock for an instant, has released it.
 LOOKS_WITHIN = 0.1
@@ -283,11 +285,21 @@ class TrialFolder:
 
     def begin_checkpoint(self) -> Path:
         """A fresh directory to write a checkpoint into."""
-        for torn in self.checkpoints.glob(".writing-*"):
-            shutil.rmtree(torn, ignore_errors=True)
-        path = self.checkpoints / f".writing-{os.getpid()}"
+        self.discard_torn()
+        path = self.checkpoints / f"{_WRITING}{os.getpid()}"
         path.mkdir(parents=True)
         return path
+
+    def discard_torn(self) -> None:
+        """Removes a checkpoint whose writing was cut off."""
+        try:
+            names = os.listdir(self.checkpoints)
+        except OSError:
+            # There is none at all.
+            return
+        for name in names:
+            if name.startswith(_WRITING):
+                shutil.rmtree(self.checkpoints / name, ignore_errors=True)
 
     def publish_checkpoint(self, written: Path, reports: int, is_last: bool = False) -> Path:
         """Renames a written checkpoint into place, then removes the older ones."""

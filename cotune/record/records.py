@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from cotune.packer import DeviceFound
-from cotune.paths import RunFolder
+from cotune.paths import RunFolder, TrialFolder
 from cotune.record.events import EventLog
 from cotune.record.record import Record, best_of, end_event, json_safe
 from cotune.trial import Estimated, Report, TrialSpec, TrialState
@@ -189,6 +189,7 @@ class Records(Mapping[int, Record]):
 
     def ends(self, record: Record, state: TrialState) -> None:
         """Notes how a trial ended."""
+        TrialFolder(record.folder).discard_torn()
         self._move(record, state)
         since = self._since.pop(record.trial, None)
         self._last_end = time.monotonic()

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from cotune.demand import Demand, Estimate
 from cotune.errors import TrialFailed
 from cotune.packer import ConcludeTrial, DeviceFound, Measures
-from cotune.paths import RunFolder
+from cotune.paths import RunFolder, TrialFolder
 from cotune.record import VERSION, EventLog, Record, Records, read_run
 from cotune.record import records as module
 from cotune.record.record import error_of
@@ -231,6 +231,22 @@ def test_how_long_a_trial_took_is_measured_by_a_clock_that_nobody_sets(tmp_path,
     log.close()
     assert record.end - record.start == pytest.approx(3600, abs=60)
     assert 0 <= record.seconds < 60
+
+
+@pytest.mark.parametrize("state", [TrialState.STOPPED, TrialState.INTERRUPTED])
+def test_a_trial_that_is_over_leaves_no_half_written_checkpoint(tmp_path, state):
+    folder = RunFolder(tmp_path / "run")
+    folder.create()
+    log = EventLog(folder.events)
+    records = Records(folder, log, "min", 0)
+    record = records.proposed(0, {}, {})
+    trial = TrialFolder(record.folder)
+    published = trial.publish_checkpoint(trial.begin_checkpoint(), 1)
+    (trial.begin_checkpoint() / "state.txt").write_text("x")
+    records.starts(0, "cpu:0", 1)
+    records.ends(record, state)
+    log.close()
+    assert list(trial.checkpoints.iterdir()) == [published]
 
 
 def test_how_long_a_trial_would_have_run_alone_is_without_the_turns_of_its_lane_mates(tmp_path):
