@@ -218,34 +218,34 @@ def test_every_trial_has_a_seed_of_its_own_and_always_the_same():
     assert seed_of(0, 0) == 2968811710
 
 
-def test_how_long_a_trial_took_is_measured_by_a_clock_that_nobody_sets(tmp_path, monkeypatch):
+@pytest.fixture
+def records(tmp_path):
+    """Those of a run without trials."""
     folder = RunFolder(tmp_path / "run")
     folder.create()
     log = EventLog(folder.events)
-    records = Records(folder, log, "min", 0)
+    yield Records(folder, log, "min", 0)
+    log.close()
+
+
+def test_how_long_a_trial_took_is_measured_by_a_clock_that_nobody_sets(records):
     record = records.proposed(0, {}, {})
     records.starts(0, "cpu:0", 1)
     records.lane_up(1, 0)
     records.now += 3600
     records.ends(record, TrialState.DONE)
-    log.close()
     assert record.end - record.start == pytest.approx(3600, abs=60)
     assert 0 <= record.seconds < 60
 
 
 @pytest.mark.parametrize("state", [TrialState.STOPPED, TrialState.INTERRUPTED])
-def test_a_trial_that_is_over_leaves_no_half_written_checkpoint(tmp_path, state):
-    folder = RunFolder(tmp_path / "run")
-    folder.create()
-    log = EventLog(folder.events)
-    records = Records(folder, log, "min", 0)
+def test_a_trial_that_is_over_leaves_no_half_written_checkpoint(records, state):
     record = records.proposed(0, {}, {})
     trial = TrialFolder(record.folder)
     published = trial.publish_checkpoint(trial.begin_checkpoint(), 1)
     (trial.begin_checkpoint() / "state.txt").write_text("x")
     records.starts(0, "cpu:0", 1)
     records.ends(record, state)
-    log.close()
     assert list(trial.checkpoints.iterdir()) == [published]
 
 
