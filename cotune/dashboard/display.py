@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 from cotune.dashboard.snapshot import RunningView, Snapshot, finished
 from cotune.dashboard.views import View
@@ -84,7 +85,7 @@ class Display:
             tuple(running),
             packer.snapshot(),
             printable(self.note),
-            self._seconds_left(len(running)),
+            self._seconds_left(running),
             bool(self._ending),
         )
 
@@ -92,12 +93,18 @@ class Display:
         """Trials wanted, or as many as earlier sessions have suggested if those are more; None for no limit."""
         return None if self._trials is None else max(self._trials, sum(self._records.counts.values()))
 
-    def _seconds_left(self, running: int) -> float | None:
-        """How long the rest takes if it goes on at the pace so far, with running trials half done."""
-        total, ended = self._total(), finished(self._records.counts)
-        done = ended - self._finished_before
-        if total is None or not done or self._ending or not self._records.first_start:
-            # Trials may have ended before the first lane is up.
+    def _seconds_left(self, running: Sequence[RunningView]) -> float | None:
+        """How long the rest takes if trials take as long as those that have ended, and as many run at once as before.
+
+        None while trials are held: how far they will go is open.
+        """
+        records, total, ended = self._records, self._total(), finished(self._records.counts)
+        if total is None or self._ending or not records.first_start or not records.ended_seconds or self._packer.held:
             return None
-        seconds = time.monotonic() - self._records.first_start
-        return seconds * max(0.0, total - ended - running / 2) / (done + running / 2)
+        usual = records.ended_seconds / (ended - self._finished_before)
+        # One that takes longer than others is not over yet.
+        left = [max(usual - view.seconds, usual / 10) for view in running]
+        ran = records.ended_seconds + sum(view.seconds for view in running)
+        at_once = max(1.0, ran / (time.monotonic() - records.first_start))
+        waiting = max(0, total - ended - len(running))
+        return max([(waiting * usual + sum(left)) / at_once, *left])

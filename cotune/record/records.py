@@ -33,6 +33,7 @@ class Records(Mapping[int, Record]):
         best: The done trial with the best last metric.
         have_reports: Whether any trial has ever reported.
         first_start: When the first trial of this session started, by the monotonic clock; 0 if none has.
+        ended_seconds: How long the trials took that have ended in this session, all together.
     """
 
     def __init__(self, folder: RunFolder, log: EventLog, mode: str, seed: int, earlier: Sequence[Record] = ()) -> None:
@@ -40,7 +41,7 @@ class Records(Mapping[int, Record]):
         self.counts = dict.fromkeys(map(str, TrialState), 0)
         self.best = best_of(earlier, mode)
         self.have_reports = any(record.lines for record in earlier)
-        self.first_start = 0.0
+        self.first_start = self.ended_seconds = 0.0
         self._folder = folder
         self._log = log
         self._mode = mode
@@ -194,6 +195,7 @@ class Records(Mapping[int, Record]):
         since = self._since.pop(record.trial, None)
         self._last_end = time.monotonic()
         record.lasted = None if since is None else self._last_end - since
+        self.ended_seconds += record.lasted or 0.0
         if state is TrialState.DONE and self._mode:
             self.best = best_of([record, *([self.best] if self.best else [])], self._mode)
         if state is not TrialState.INTERRUPTED:

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from cotune.dashboard.display import Display
+from cotune.dashboard.snapshot import RunningView
 from cotune.packer import Packer, PackerOptions
 from cotune.paths import RunFolder
 from cotune.record import Records
@@ -25,19 +26,42 @@ def test_a_note_that_quotes_control_characters_does_nothing_to_a_terminal(tmp_pa
     log.close()
 
 
-def test_the_time_left_goes_by_the_trials_of_this_session_with_running_ones_half_done(monkeypatch):
+def running(seconds):
+    return [RunningView(trial, since, None, None, None) for trial, since in enumerate(seconds)]
+
+
+def test_the_time_left_goes_by_how_long_the_trials_of_this_session_took(monkeypatch):
     counts = {"done": 10, "stopped": 0, "failed": 0}
-    records = SimpleNamespace(counts=counts, first_start=100.0)
-    display = Display(None, "loss", 40, records, Packer(PackerOptions()))
-    monkeypatch.setattr(time, "monotonic", lambda: 160.0)
-    assert display._seconds_left(4) is None
-    counts.update(done=13, stopped=4, failed=1)
-    # 8 and half of 4 took 60 s; 20 more follow, behind the other half of 4.
-    assert display._seconds_left(4) == pytest.approx(60 * 20 / 10)
-    counts.update(done=36)
-    assert display._seconds_left(0) == 0.0
+    records = SimpleNamespace(counts=counts, first_start=100.0, ended_seconds=0.0)
+    packer = SimpleNamespace(held=0)
+    display = Display(None, "loss", 22, records, packer)
+    now = SimpleNamespace(value=100.0)
+    monkeypatch.setattr(time, "monotonic", lambda: now.value)
+    assert display._seconds_left(running([0.0, 0.0])) is None
+    # Twelve trials of 10 s each, two at once: as much less is left as time goes by.
+    for seconds in range(11, 60):
+        over, since = divmod(seconds, 10)
+        now.value, records.ended_seconds = 100.0 + seconds, 20.0 * over
+        counts.update(done=10 + 2 * over)
+        expected = pytest.approx(60 - seconds, abs=0.5)
+        assert display._seconds_left(running([float(since)] * 2)) == expected
+    # The last one takes longer than the others did.
+    now.value, records.ended_seconds = 190.0, 110.0
+    counts.update(done=19, stopped=1, failed=1)
+    assert display._seconds_left(running([40.0])) == pytest.approx(1.0)
+    packer.held = 1
+    assert display._seconds_left(running([40.0])) is None
+    packer.held = 0
     display.ends("interrupted")
-    assert (display.note, display._seconds_left(0)) == ("interrupted", None)
+    assert (display.note, display._seconds_left([])) == ("interrupted", None)
+
+
+def test_a_last_trial_that_runs_alone_takes_as_long_as_it_takes(monkeypatch):
+    records = SimpleNamespace(counts={"done": 0}, first_start=100.0, ended_seconds=80.0)
+    display = Display(None, "loss", 9, records, SimpleNamespace(held=0))
+    records.counts["done"] = 8
+    monkeypatch.setattr(time, "monotonic", lambda: 121.0)
+    assert display._seconds_left(running([1.0])) == pytest.approx(9.0)
 
 
 def test_a_run_that_ends_early_starts_no_lanes_any_more(tmp_path):
