@@ -6,7 +6,7 @@ import contextlib
 import os
 import secrets
 import signal
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -204,7 +204,7 @@ def run(
     check_goal(metric, mode)
     rule = checked_stop(stop, metric if mode == "min" else "")
     check_run_name(name)
-    heard_by = tuple(callbacks or ()) if isinstance(callbacks, Iterable | None) else callbacks
+    heard_by = tuple(callbacks or ()) if isinstance(callbacks, Iterator | None) else callbacks
     check_callbacks(heard_by, "trial")
     mps = checked_mps(mps, lanes)
     budget = checked_seconds("time_budget", time_budget)
@@ -251,7 +251,7 @@ def run(
             profile = Profile(profile_path(folder.path.parent, trainable, tree.constants, hardware))
             until = SweepOptions(
                 kind, metric, wanted, budget, lockstep,
-                callbacks=heard_by, priority=priority_of, max_steps=max_steps_of,
+                callbacks=tuple(heard_by), priority=priority_of, max_steps=max_steps_of,
             )  # fmt: skip
             asked = Asked(tree, mode, sampler, pruner, seed, dashboard, until, digest(*identity(trainable)))
             sweep, records = assemble(asked, folder, saved, engine, Packer(options), profile, stack)

@@ -53,8 +53,8 @@ class Accuracy:
         if self.count == 1:
             return f"{self.ratio:.2f} times what was measured (1 trial)"
         return (
-            f"{self.ratio:.2f} times what was measured ({self.low:.2f} to {self.high:.2f}, "
-            f"{self.short:.0%} too low, {self.count} trials)"
+            f"{self.ratio:.2f} times what was measured ({self.low:.2f} to {self.high:.2f}; "
+            f"too low for {self.short:.0%} of {self.count} trials)"
         )
 
 

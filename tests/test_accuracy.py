@@ -8,11 +8,11 @@ from cotune.accuracy import Accuracy, accuracy_lines
 def test_the_median_the_spread_and_what_was_too_low() -> None:
     found = Accuracy.of([(2.0, 1.0), (1.0, 2.0), (3.0, 2.0), (None, 1.0), (1.0, None), (1.0, 0.0)], 1.0)
     assert found == Accuracy(3, 1.5, 0.5, 2.0, pytest.approx(1 / 3))
-    assert str(found) == "1.50 times what was measured (0.50 to 2.00, 33% too low, 3 trials)"
+    assert str(found) == "1.50 times what was measured (0.50 to 2.00; too low for 33% of 3 trials)"
 
 
 def test_what_is_off_by_less_than_is_shown_is_not_too_low() -> None:
-    assert "0% too low" in str(Accuracy.of([(0.999, 1.0), (1.0, 1.0)], 1.0))
+    assert "too low for 0% of" in str(Accuracy.of([(0.999, 1.0), (1.0, 1.0)], 1.0))
 
 
 def test_one_trial_has_no_spread() -> None:
