@@ -99,9 +99,11 @@ class Display:
         None while trials are held: how far they will go is open.
         """
         records, total, ended = self._records, self._total(), finished(self._records.counts)
-        if total is None or self._ending or not records.first_start or not records.ended_seconds or self._packer.held:
+        done = ended - self._finished_before
+        if total is None or not done or self._ending or not records.first_start or self._packer.held:
+            # Trials may have ended before the first lane is up.
             return None
-        usual = records.ended_seconds / (ended - self._finished_before)
+        usual = records.ended_seconds / done
         # One that takes longer than others is not over yet.
         left = [max(usual - view.seconds, usual / 10) for view in running]
         ran = records.ended_seconds + sum(view.seconds for view in running)

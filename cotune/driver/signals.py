@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from cotune.driver.sweep import Sweep
 
 
+# Seconds within which the same signal is no second one: programs around this one pass on what the terminal has sent to
+# all of them, and `timeout` sends its signal to its child and to the child's group.
 ECHO = 0.1
-"""Seconds within which the same signal is no second one: programs around this one pass on what the terminal has sent
-to all of them, and `timeout` sends its signal to its child and to the child's group."""
 
 
 @contextlib.contextmanager

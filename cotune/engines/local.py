@@ -25,7 +25,7 @@ from cotune.engines.local_gpu import LocalGpu
 from cotune.engines.local_lanes import LocalLanes
 from cotune.engines.local_options import LocalOptions
 from cotune.engines.local_zygote import LocalZygote
-from cotune.engines.open_files import OpenFiles, files_of_a_lane
+from cotune.engines.open_files import are_scarce, files_of_a_lane, raised_limit
 from cotune.engines.translation import carry_out, event_of, not_sent
 from cotune.packer import events as ev
 from cotune.packer import instructions as do
@@ -73,7 +73,7 @@ class LocalEngine(Engine):
             modules.append("torch")
         self._threads = options.threads or min(max(1, info.cores // 4) if info.is_cuda else 1 for info in devices)
         self._lanes = LocalLanes()
-        self._files = OpenFiles()
+        self._more_files = contextlib.ExitStack()
         self._pending: list[Happened] = []
         self._watch_due = math.inf
         self._closed = False
@@ -170,7 +170,9 @@ class LocalEngine(Engine):
         )
         files = files_of_a_lane(options.seats)
         try:
-            self._files.allow(files)
+            # Not before the zygote has begun, so that trials have the limit that the script has.
+            if are_scarce(files):
+                self._more_files.enter_context(raised_limit())
             lane = LaneHandle(self._zygote.get(), options, gpu.dismiss if gpu is not None and mps else None)
         except OSError as error:
             mend = f"each lane takes {files} files of this process: raise `ulimit -n`, or pass fewer lanes="
@@ -356,4 +358,4 @@ class LocalEngine(Engine):
         self._zygote.end(leaving)
         self._devices.close()
         self._selector.close()
-        self._files.restore()
+        self._more_files.close()

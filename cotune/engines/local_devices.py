@@ -10,7 +10,7 @@ from pathlib import Path
 
 from cotune import errors
 from cotune.engines.local_gpu import LocalGpu
-from cotune.engines.open_files import OpenFiles, files_of_a_lane
+from cotune.engines.open_files import files_left, files_of_a_lane
 from cotune.engines.stillborn import Stillborn
 from cotune.packer import DeviceFound
 from cotune.sharing.devices import DeviceInfo
@@ -65,7 +65,7 @@ class LocalDevices:
             now: The time.
             seats: Trials that may be in a lane at once.
         """
-        most = max(1, OpenFiles.left() // files_of_a_lane(seats) // len(self.there))
+        most = max(1, files_left() // files_of_a_lane(seats) // len(self.there))
         return [
             DeviceFound(
                 now,

@@ -1,58 +1,40 @@
 """The limit of open files, and how a run raises it."""
 
-import contextlib
 import os
 import resource
 
 import pytest
 
-from cotune.engines.open_files import OTHER_FILES, OpenFiles
+from cotune.engines.open_files import OTHER_FILES, are_scarce, files_left, raised_limit
 
 
 @pytest.fixture
 def limit():
-    """Sets the soft limit to the files in use and so many more; returns a function that reads it."""
+    """Sets the soft limit to the files in use and so many more."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
 
     def to(more):
-        used = len(os.listdir("/proc/self/fd"))
-        resource.setrlimit(resource.RLIMIT_NOFILE, (used + more, before[1]))
-        return lambda: resource.getrlimit(resource.RLIMIT_NOFILE)[0] - used
+        resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + more, before[1]))
 
     yield to
     resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
-def test_the_limit_stays_while_there_is_room_beside_what_else_a_run_opens(limit):
-    now = limit(OTHER_FILES + 20)
-    files = OpenFiles()
-    files.allow(20)
-    assert now() == OTHER_FILES + 20
-    files.restore()
-    assert now() == OTHER_FILES + 20
+def test_files_are_scarce_where_the_limit_leaves_no_room_beside_what_else_a_run_opens(limit):
+    limit(OTHER_FILES + 20)
+    assert not are_scarce(20)
+    assert are_scarce(21)
 
 
-def test_it_is_raised_where_lanes_need_more_and_lowered_at_the_end(limit):
-    now = limit(10)
-    files = OpenFiles()
-    with contextlib.ExitStack() as opened:
-        for _ in range(5):
-            files.allow(20)
-            for _ in range(20):
-                opened.callback(os.close, os.open(os.devnull, os.O_RDONLY))
-    assert now() >= 100
-    files.restore()
-    assert now() == 10
-
-
-def test_it_is_not_raised_above_what_the_system_allows(limit, monkeypatch):
-    used = len(os.listdir("/proc/self/fd"))
-    now = limit(10)
-    monkeypatch.setattr(resource, "getrlimit", lambda what: (used + 10, used + 30))
-    raised = []
-    monkeypatch.setattr(resource, "setrlimit", lambda what, limits: raised.append(limits))
-    files = OpenFiles()
-    files.allow(20)
-    assert raised == [(used + 30, used + 30)]
-    monkeypatch.undo()
-    assert now() == 10
+def test_within_a_raised_limit_as_many_can_be_opened_as_the_system_allows(limit):
+    limit(OTHER_FILES)
+    lowered = resource.getrlimit(resource.RLIMIT_NOFILE)
+    room = files_left()
+    assert room > 0
+    with raised_limit():
+        assert not are_scarce(min(room, 1000))
+        # Of another run in another thread.
+        with raised_limit():
+            pass
+        assert not are_scarce(min(room, 1000))
+    assert resource.getrlimit(resource.RLIMIT_NOFILE) == lowered
