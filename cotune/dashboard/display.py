@@ -39,17 +39,18 @@ class Display:
         # Finished in earlier sessions of the run.
         self._finished_before = finished(records.counts)
         self._due = 0.0
-        # Why the run ends early, without and with advice for those who wait.
+        # Why the run ends early, as said at its end and until then.
         self._ending = self._advice = ""
 
-    def ends(self, why: str, advice: str = "") -> None:
+    def ends(self, why: str, advice: str = "", then: str = "") -> None:
         """The run ends early: what has not begun will not be run.
 
         Args:
             why: What has ended it.
             advice: For those who wait for its end.
+            then: What to do once it has ended.
         """
-        self._ending = why
+        self._ending = f"{why}; {then}" if then else why
         self.note = self._advice = f"{why}: {advice}" if advice else why
 
     def show(self) -> None:

@@ -393,7 +393,9 @@ class Sweep:
 
     def _drain(self, why: str, advice: str = "") -> None:
         self.interrupted = True
-        self.display.ends(why, advice)
+        # A study's run goes on by itself with the next call.
+        then = f"go on with name={self._records.name!r}, resume=True" if self._options.metric else ""
+        self.display.ends(why, advice, then)
         self._supply.close()
         self._arrivals.put_off()
         for record in self._records.unfinished():

@@ -75,18 +75,18 @@ def test_a_run_that_ends_early_starts_no_lanes_any_more(tmp_path):
     log.close()
 
 
-def test_at_the_end_of_a_run_that_was_interrupted_no_advice_is_left(tmp_path):
+def test_at_the_end_of_a_run_that_was_interrupted_it_says_how_to_go_on(tmp_path):
     folder, shown = RunFolder(tmp_path / "run"), []
     folder.create()
     log = EventLog(folder.events)
     view = SimpleNamespace(close=lambda snapshot: shown.append(snapshot.note))
     display = Display(view, "loss", 3, Records(folder, log, "", 0), Packer(PackerOptions()))
-    display.ends("interrupted", "press again to end at once")
+    display.ends("interrupted", "press again to end at once", "go on with resume=True")
     assert display.note == "interrupted: press again to end at once"
     display.close()
     display.note = "trial 3 failed: ValueError"
     display.close()
-    assert shown == ["interrupted", "trial 3 failed: ValueError"]
+    assert shown == ["interrupted; go on with resume=True", "trial 3 failed: ValueError"]
     log.close()
 
 
