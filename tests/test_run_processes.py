@@ -316,6 +316,54 @@ def test_a_trial_finds_the_source_of_the_scripts_classes_and_what_it_spawns_does
     assert (tmp_path / "ran").read_text() == "once "
 
 
+def test_processes_that_a_trial_spawns_know_the_functions_and_classes_of_the_script(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        textwrap.dedent(
+            f"""
+            import concurrent.futures, dataclasses, multiprocessing, cotune
+            STEP = 3
+            @dataclasses.dataclass
+            class Sample:
+                x: int
+            def up(sample):
+                assert type(sample) is Sample
+                return Sample(sample.x + STEP)
+            def put(queue, sample):
+                queue.put(up(sample))
+            def look(sample):
+                return next(ITEMS)
+            def train(config):
+                global ITEMS
+                found, ITEMS = [], (sample for sample in [Sample(7)])
+                for way in ("spawn", "forkserver", "fork"):
+                    processes = multiprocessing.get_context(way)
+                    queue = processes.Queue()
+                    one = processes.Process(target=put, args=(queue, Sample(1)))
+                    one.start()
+                    found.append(queue.get())
+                    one.join()
+                    with processes.Pool(1) as pool:
+                        found += pool.map(up, [Sample(2)])
+                    with concurrent.futures.ProcessPoolExecutor(1, mp_context=processes) as pool:
+                        found += pool.map(up, [Sample(3)])
+                # No process gets a generator, but a forked one has it.
+                with multiprocessing.get_context("fork").Pool(1) as pool:
+                    found += pool.map(look, [Sample(4)])
+                assert {{type(sample) for sample in found}} == {{Sample}}
+                cotune.report({{"loss": 0.0, "found": str([sample.x for sample in found])}})
+            if __name__ == "__main__":
+                r = cotune.run(train, {{"x": 1}}, metric="loss", trials=2, lanes=1, devices=["cpu:0@2GiB"],
+                               storage={str(tmp_path)!r}, dashboard=False)
+                print(*(trial.metrics.get("found", trial.error) for trial in r))
+            """
+        )
+    )
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120, check=True, env=env)
+    assert done.stdout.strip() == " ".join(["[4, 5, 6, 4, 5, 6, 4, 5, 6, 7]"] * 2)
+
+
 def test_output_that_is_not_a_terminal_gets_plain_lines(tmp_path):
     script = textwrap.dedent(
         f"""

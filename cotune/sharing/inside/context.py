@@ -28,6 +28,7 @@ from cotune.sharing.inside.main_module import MainModule
 from cotune.sharing.inside.numpy_random import NumpyRandom
 from cotune.sharing.inside.python_random import PythonRandom
 from cotune.sharing.inside.script_classes import ScriptClasses
+from cotune.sharing.inside.spawned import send_script_along
 from cotune.sharing.inside.torch_state import TorchRandom, TorchState, flags_now
 
 
@@ -69,6 +70,7 @@ class Context:
         """
         self._main = MainModule(functions, self._classes.now(), named)
         self._main.enter()
+        send_script_along()
 
     def share(self) -> None:
         """Notes that an object made by this trial, which has the turn, is for later trials, too."""
