@@ -64,7 +64,7 @@ class LaneRaySession(_private.ray_session._TrainSession):  # type: ignore[misc]
         self.training_thread.name = f"trial-{trial.trial}-function"
 
     def start(self) -> None:
-        with self._trial.host.full_stacks():
+        with self._trial.host.stacks.full():
             super().start()
 
     def report(self, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> None:

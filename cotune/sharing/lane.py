@@ -27,8 +27,11 @@ from cotune.trial import TrialSpec
 
 # Lines; what an earlier attempt has said is further up.
 LAST_WORDS = 20
-# What Rust and C++ say where they abort for want of memory.
-_REFUSED = re.compile(r"memory allocation of (\d+) bytes failed|terminate called .* 'std::bad_alloc'")
+# What Rust, C++ and TensorFlow say where they abort for want of memory, also of that for a thread's stack.
+_REFUSED = re.compile(
+    r"memory allocation of (\d+) bytes failed|terminate called .* 'std::bad_alloc'|pthread_create\(\) failed"
+    r"|terminate called .* 'std::system_error'\s+what\(\): +Resource temporarily unavailable|RAW: mmap error: 12"
+)
 _TRACEBACK = "Traceback (most recent call last):"
 
 

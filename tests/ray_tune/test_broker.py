@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import pickle
 import sys
 import threading
@@ -24,6 +23,7 @@ from cotune.ray_tune.actor_lane import ActorLane
 from cotune.ray_tune.broker import Broker
 from cotune.ray_tune.inbox import NotHere
 from cotune.ray_tune.ticket import Held, Ticket
+from cotune.sharing.inside.stacks import Stacks
 from cotune.sharing.wire import Kind, decode
 from cotune.trial import Outcome
 
@@ -255,7 +255,7 @@ def test_what_a_trial_has_every_thread_traced_with_does_not_keep_the_next_from_s
     process, host = lane.Lane({}, ()), object.__new__(lane.LaneHost)
     host.memory, host._trials = SimpleNamespace(uncap=lambda spare: None), {}
     host._tracing = threading.gettrace(), threading.getprofile()
-    host._excepthooks, host.full_stacks = (sys.excepthook, threading.excepthook), contextlib.nullcontext
+    host._excepthooks, host.stacks = (sys.excepthook, threading.excepthook), Stacks()
     process._host = host
     process._opened.set()
     threading.settrace(refuse)
@@ -275,7 +275,7 @@ def test_where_no_further_thread_can_be_had_the_brain_hears_of_it_and_the_call_i
     process._host = host = object.__new__(lane.LaneHost)
     host.memory = SimpleNamespace(cap=lambda: caps.append(1), uncap=lambda spare: caps.append(-1))
     host._tracing, host._excepthooks = (None, None), (sys.excepthook, threading.excepthook)
-    host._trials, host._outbox, host.full_stacks = {}, process._outbox, contextlib.nullcontext
+    host._trials, host._outbox, host.stacks = {}, process._outbox, Stacks()
     process._opened.set()
     monkeypatch.setattr(threading.Thread, "start", refuse)
     with pytest.raises(NotHere):

@@ -41,6 +41,10 @@ def test_of_a_log_that_a_library_has_filled_only_the_end_is_read(tmp_path):
 
 RUST = "memory allocation of 120000000 bytes failed\nmemory allocation of 3145728 bytes failed\n"
 CPP = "terminate called after throwing an instance of 'std::bad_alloc'\n  what():  std::bad_alloc\n"
+THREAD = (
+    "terminate called after throwing an instance of 'std::system_error'\n  what():  Resource temporarily unavailable"
+)
+TENSORFLOW = "F0000 env.cc:84] Check failed: ret == 0 (11 vs. 0) Thread tf_data creation via pthread_create() failed."
 
 
 @pytest.mark.parametrize(
@@ -48,6 +52,8 @@ CPP = "terminate called after throwing an instance of 'std::bad_alloc'\n  what()
     [
         (signal.SIGABRT, RUST, 120_000_000),
         (signal.SIGABRT, CPP, 0),
+        (signal.SIGABRT, THREAD, 0),
+        (signal.SIGABRT, TENSORFLOW, 0),
         (signal.SIGABRT, "assertion failed\n", None),
         (signal.SIGABRT, RUST + "what the next attempt has said\n" * LAST_WORDS, None),
         (signal.SIGSEGV, RUST, None),

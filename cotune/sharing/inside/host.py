@@ -41,6 +41,7 @@ from cotune.sharing.inside.pools import idle_pool
 from cotune.sharing.inside.process_limits import ProcessLimits
 from cotune.sharing.inside.quiet_imports import quiet_imports
 from cotune.sharing.inside.resident import ResidentTrial
+from cotune.sharing.inside.stacks import Stacks
 from cotune.sharing.inside.turns import Turns
 from cotune.sharing.lane_options import LaneOptions
 from cotune.sharing.memory import LaneMemory
@@ -48,8 +49,6 @@ from cotune.sharing.page import BOUNDARY, HELD, HOLDER, NOBODY, READ
 from cotune.sharing.wire import Kind
 from cotune.trial import Outcome
 
-# The memory reserved for the stacks of threads counts against the quota of a CPU lane.
-_SMALL_STACK = 2 * MIB
 # Bytes that a thread may take besides its stack before it runs, and others meanwhile.
 THREAD_TAKES = 64 * MIB
 # Seconds without a boundary after which the memory figures on the page are read anew.
@@ -73,6 +72,7 @@ class Host(ABC):
         home: The process-wide state that every trial starts with.
         imported: What modules have set when trials imported them.
         process: This process's id, which tells it from a process that a trial has forked.
+        stacks: Of the threads that are started in it.
     """
 
     def __init__(self, options: LaneOptions, page: memoryview[float]) -> None:
@@ -86,8 +86,7 @@ class Host(ABC):
         self._context_level = 0
         self.shared_bytes = 0
         self._residue, self._tainted = 0, False
-        self._stack = 0 if options.uuid else _SMALL_STACK
-        self._stacks = threading.Lock()
+        self.stacks = Stacks()
         self._warm = False
         self._tracing = threading.gettrace(), threading.getprofile()
         self._excepthooks = sys.excepthook, threading.excepthook
@@ -130,7 +129,8 @@ class Host(ABC):
         context = self.memory.start()
         self._context_level = self.level = self.memory.read()[0]
         self.memory.set_quota(self.options.quota)
-        threading.stack_size(self._stack)
+        if not self.options.uuid:
+            self.stacks.shrink()
         self.show_held()
         self.send(wire.encode_object(Kind.READY, (context,)))
 
@@ -151,8 +151,11 @@ class Host(ABC):
         # computes meanwhile must not get all there is.
         is_alone = self._trials.keys() <= {trial}
         self.memory.uncap(math.inf if is_alone else THREAD_TAKES + self._limits.stack)
+        if is_alone:
+            # An ended trial may have set it.
+            threading.stack_size(0)
         try:
-            with self.full_stacks():
+            with self.stacks.full():
                 threading.Thread(target=_run_or_exit, args=(run,), name=f"trial-{trial}", daemon=True).start()
         except RuntimeError as error:
             self.memory.cap()
@@ -161,17 +164,6 @@ class Host(ABC):
             self.send(wire.encode_object(Kind.ENDED, (trial, *ending)))
             return False
         return True
-
-    @contextlib.contextmanager
-    def full_stacks(self) -> Iterator[None]:
-        """Gives threads that are started meanwhile a stack as large as they would have without a lane."""
-        # The size is set for the whole process: another thread must not put it back meanwhile.
-        with self._stacks:
-            threading.stack_size(0)
-            try:
-                yield
-            finally:
-                threading.stack_size(self._stack)
 
     def adopt(self, trial: ResidentTrial) -> None:
         """Adds a trial to the residents."""

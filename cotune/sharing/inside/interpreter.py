@@ -18,11 +18,22 @@ from typing import Any, NamedTuple
 from cotune.script.settings import OF_PYTHON
 from cotune.script.torch_flags import Setting
 
+
+def _stack_size() -> int:
+    # Asking for it sets it to 0.
+    size = threading.stack_size()
+    threading.stack_size(size)
+    return size
+
+
 # Those of the script do not travel: a lane has its own, since its globals are others.
 OF_LANE: dict[str, Setting] = {
     "switch": (sys.getswitchinterval, sys.setswitchinterval),
     "collects": (gc.isenabled, lambda value: (gc.enable if value else gc.disable)()),
     "thresholds": (gc.get_threshold, lambda value: gc.set_threshold(*value)),
+    "debugs": (gc.get_debug, gc.set_debug),
+    "called at collections": (lambda: list(gc.callbacks), lambda value: gc.callbacks.__setitem__(slice(None), value)),
+    "stacks": (_stack_size, threading.stack_size),
 }
 _GETTERS, _SETTERS = zip(*(OF_PYTHON | OF_LANE).values(), strict=True)
 

@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import warnings
 
 import numpy as np
@@ -611,11 +612,20 @@ def mode_of_a_new_file(folder):
     return path.stat().st_mode & 0o777
 
 
+def stack_size():
+    size = threading.stack_size()
+    threading.stack_size(size)
+    return size
+
+
 @pytest.mark.parametrize(
     ("change", "look"),
     [
         (gc.disable, gc.isenabled),
         (lambda: gc.set_threshold(5, 6, 7), gc.get_threshold),
+        (lambda: gc.set_debug(gc.DEBUG_UNCOLLECTABLE), gc.get_debug),
+        (lambda: gc.callbacks.append(lambda *_: None), lambda: list(gc.callbacks)),
+        (lambda: threading.stack_size(16 << 20), stack_size),
         (lambda: sys.setrecursionlimit(5000), sys.getrecursionlimit),
         (lambda: csv.field_size_limit(1 << 30), csv.field_size_limit),
         (lambda: socket.setdefaulttimeout(7.0), socket.getdefaulttimeout),
@@ -632,7 +642,8 @@ def mode_of_a_new_file(folder):
         (lambda: setattr(logging, "_warnings_showwarning", print), lambda: logging._warnings_showwarning),
     ],
     ids=[
-        *("gc", "gc thresholds", "recursion limit", "fields of csv", "timeout", "switch interval", "temporary files"),
+        *("gc", "gc thresholds", "gc debug", "gc callbacks", "stacks", "recursion limit", "fields of csv", "timeout"),
+        *("switch interval", "temporary files"),
         *("input", "hook", "breakpoint", "tracebacks", "arguments", "no arguments", "umask", "captured warnings"),
     ],
 )
