@@ -305,6 +305,19 @@ def test_an_exception_that_holds_its_trial_is_still_of_its_class(optimize):
     assert (str(caught.value), caught.value.args) == ("code 5", (5,))
 
 
+def test_an_exception_that_takes_no_note_fails_its_trial(optimize):
+    class Bare(Exception):
+        def add_note(self, note):
+            raise TypeError(note)
+
+    def objective(trial):
+        raise Bare("bare")
+
+    study = optuna.create_study()
+    optimize(study, objective, n_trials=2, lanes=1, catch=Bare)
+    assert [t.state for t in study.trials] == [TrialState.FAIL] * 2
+
+
 def test_an_exception_of_a_module_that_only_the_objective_can_import_fails_its_trial(optimize, tmp_path):
     (tmp_path / "found_by_the_objective.py").write_text("class Missing(LookupError): ...")
     folder = str(tmp_path)

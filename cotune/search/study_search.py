@@ -8,6 +8,7 @@ All user code in this process runs on that thread, so an exception in it simply 
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import inspect
 import pickle
@@ -263,5 +264,7 @@ def _raised(running: _Running, error: CotuneError | None) -> BaseException | Non
     raised = decode_error(blob)
     if raised is None:
         return error or TrialFailed(f"trial {running.trial.number} raised what cannot leave its lane", hint=trace)
-    raised.add_note(f"\nIn the lane of trial {running.trial.number}:\n{trace}")
+    # A class may let nothing be set, such as a frozen dataclass.
+    with contextlib.suppress(Exception):
+        raised.add_note(f"\nIn the lane of trial {running.trial.number}:\n{trace}")
     return raised

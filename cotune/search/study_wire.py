@@ -85,7 +85,7 @@ def decode_error(blob: bytes) -> BaseException | None:
         with contextlib.suppress(Exception):
             error = _made_again(form)
             if cause is not None:
-                error.__cause__ = decode_error(cause)
+                _put(error, "__cause__", decode_error(cause))
             return error
     return None
 
@@ -100,6 +100,11 @@ def _made_again(form: bytes) -> BaseException:
         args = message, [decode_error(one) if isinstance(one, bytes) else one for one in members]
     # Not by calling the class: many exceptions take other arguments than they keep in `args`.
     error: BaseException = kind.__new__(kind, *args)
-    error.args = args
+    _put(error, "args", args)
     error.__dict__.update(attributes)
     return error
+
+
+def _put(error: BaseException, name: str, value: Any) -> None:
+    """Sets an attribute of an exception even if its class lets nothing be set, such as a frozen dataclass."""
+    vars(BaseException)[name].__set__(error, value)

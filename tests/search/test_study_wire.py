@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+from dataclasses import dataclass
 
 import pytest
 
@@ -70,3 +71,19 @@ def test_an_error_keeps_its_class_where_that_of_its_cause_cannot_be_imported(els
     again = decode_error(blob)
     assert repr(again) == "ValueError('bad')"
     assert repr(again.__cause__) == "LookupError('only_in_the_lane.Odd: row')"
+
+
+def test_an_error_that_lets_nothing_be_set_keeps_its_class_and_its_cause():
+    @dataclass(frozen=True)
+    class Diverged(Exception):
+        step: int
+
+    try:
+        try:
+            raise KeyError("why")
+        except KeyError as cause:
+            raise Diverged(3) from cause
+    except Diverged as error:
+        again = decode_error(encode_error(error))
+    assert (type(again), again.step, again.args) == (Diverged, 3, (3,))
+    assert repr(again.__cause__) == "KeyError('why')"

@@ -61,5 +61,6 @@ def forget(error: BaseException) -> None:
     """Releases the frames, and so the tensors, that an exception and its causes keep alive."""
     clear_frames(error)
     for cause in causes(error):
-        cause.__traceback__ = None
+        # A class may let nothing be set, such as a frozen dataclass.
+        BaseException.with_traceback(cause, None)
     sys.last_value = None

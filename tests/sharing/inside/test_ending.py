@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import pytest
 
 from cotune.errors import InputError, NoReport
@@ -56,3 +58,14 @@ def test_what_an_error_and_its_causes_refer_to_is_released() -> None:
     assert error.__traceback__ is None
     assert error.__cause__ is not None
     assert error.__cause__.__traceback__ is None
+
+
+def test_an_error_that_lets_nothing_be_set_is_released_too() -> None:
+    @dataclass(frozen=True)
+    class Diverged(Exception):
+        step: int
+
+    with pytest.raises(Diverged) as caught:
+        raise Diverged(3)
+    forget(caught.value)
+    assert caught.value.__traceback__ is None
