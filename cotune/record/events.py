@@ -34,10 +34,14 @@ class EventLog:
         self._lines: list[bytes] = []
         try:
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise self._error(error) from error
+        try:
             self._cut_torn_line()
             # Identifies the file, to notice when it is removed or replaced.
             self._stat = os.fstat(self._fd)
         except OSError as error:
+            os.close(self._fd)
             raise self._error(error) from error
 
     def write(self, event: str, time: float, **fields: Any) -> None:

@@ -1,6 +1,7 @@
 """The events file: what was flushed is read back, what was torn is cut off, a full disk is said."""
 
 import contextlib
+import errno
 import json
 import os
 from pathlib import Path
@@ -96,6 +97,18 @@ def test_a_torn_line_longer_than_one_read_is_cut_off(path):
     path.write_bytes(whole + b'{"event":"trial","time":1,"params":"' + b"x" * 200_000)
     EventLog(path).close()
     assert path.read_bytes() == whole
+
+
+def test_a_torn_line_that_cannot_be_cut_off_is_a_storage_error_and_leaves_no_file_open(path, monkeypatch):
+    def refuse(_fd, _length):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    path.write_bytes(b'{"event":"ru')
+    monkeypatch.setattr(os, "ftruncate", refuse)
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises(StorageError, match=os.strerror(errno.EIO)):
+        EventLog(path)
+    assert os.listdir("/proc/self/fd") == before
 
 
 def test_a_whole_file_is_left_as_it_is(path):
