@@ -131,7 +131,7 @@ class LocalEngine(Engine):
     def estimate(self, trial: int, config: Mapping[str, Any]) -> None:
         try:
             self._estimator.begin(trial, config)
-        except errors.NotPicklable as error:
+        except (errors.NotPicklable, OSError) as error:
             self._pending.append(Estimated(trial, None, str(error), 0.0))
             self.wake()
 

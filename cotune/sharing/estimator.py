@@ -63,23 +63,23 @@ class Estimator:
 
         Raises:
             NotPicklable: The config cannot be sent.
+            OSError: There is no file left for it, or no room for the config.
         """
         assert self._series is not None
         blob = self._series.then(config, f"the config of trial {trial}")
         # Negative, so that no lane has the same number.
         self._count -= 1
-        answer, theirs = os.pipe2(os.O_CLOEXEC)
-        request = os.memfd_create("cotune-config", os.MFD_CLOEXEC)
-        try:
-            with open(request, "wb", closefd=False) as file:
-                file.write(blob)
-            self._zygote().rehearse(self._count, theirs, request)
-        except BaseException:
-            os.close(answer)
-            raise
-        finally:
-            os.close(theirs)
-            os.close(request)
+        with open(os.memfd_create("cotune-config", os.MFD_CLOEXEC), "wb") as request:
+            request.write(blob)
+            request.flush()
+            answer, theirs = os.pipe2(os.O_CLOEXEC)
+            try:
+                self._zygote().rehearse(self._count, theirs, request.fileno())
+            except BaseException:
+                os.close(answer)
+                raise
+            finally:
+                os.close(theirs)
         self._running = _Rehearsal(trial, self._count, answer)
         self._selector.register(answer, selectors.EVENT_READ, self.receive)
 

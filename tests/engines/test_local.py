@@ -24,7 +24,7 @@ from cotune.sharing.lane import LaneHandle
 from cotune.sharing.lane_options import TrialOptions
 from cotune.sharing.wire import FAULTED
 from cotune.testing import EngineUnderTest, RealEngineConformance, behave
-from cotune.trial import Outcome, Report
+from cotune.trial import Estimated, Outcome, Report
 
 HOW = LocalOptions(TrialOptions("loss"))
 
@@ -49,6 +49,19 @@ def test_a_lane_for_which_a_limit_leaves_no_file_is_told_with_a_way_out(tmp_path
         engine.execute(OpenLane(3, "cpu:0", 1 << 30))
     assert hint in told.value.hint
     engine.close()
+
+
+def test_a_trial_for_whose_estimate_a_limit_leaves_no_file_has_none(tmp_path, monkeypatch):
+    class Rehearsed:
+        def rehearse(self, config): ...
+
+    engine = LocalEngine(pack(Rehearsed), find_devices(devices=["cpu:0@4GiB"]), tmp_path, HOW)
+    with contextlib.closing(engine):
+        monkeypatch.setattr(os, "pipe2", mock.Mock(side_effect=OSError(errno.EMFILE, os.strerror(errno.EMFILE))))
+        engine.estimate(3, {})
+        (told,) = (one for one in engine.poll(30.0) if isinstance(one, Estimated))
+    assert (told.trial, told.estimate) == (3, None)
+    assert os.strerror(errno.EMFILE) in told.reason
 
 
 def test_a_device_on_which_no_lane_comes_up_is_given_up_unless_it_is_the_last(tmp_path, monkeypatch, caplog):

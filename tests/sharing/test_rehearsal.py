@@ -1,9 +1,11 @@
 """Rehearsals in processes of their own, forked from a real zygote: what they find, what they are kept from doing."""
 
 import contextlib
+import errno
 import os
 import select
 import selectors
+from unittest import mock
 
 import pytest
 
@@ -320,3 +322,12 @@ def test_a_rehearsal_that_cannot_be_asked_for_leaves_no_pipe_open():
         estimator.begin(7, {})
     assert os.listdir("/proc/self/fd") == before
     assert estimator.due == float("inf")
+
+
+@pytest.mark.parametrize("what", ["pipe2", "memfd_create"])
+def test_a_rehearsal_for_which_no_file_is_left_leaves_none_open(world, monkeypatch, what):
+    monkeypatch.setattr(os, what, mock.Mock(side_effect=OSError(errno.EMFILE, os.strerror(errno.EMFILE))))
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises(OSError, match=os.strerror(errno.EMFILE)):
+        world.estimator.begin(7, {})
+    assert os.listdir("/proc/self/fd") == before
