@@ -85,7 +85,10 @@ def system_attributes(path: Path) -> SystemAttributes:
         with contextlib.closing(WriteBehindBackend(path)) as backend, warnings.catch_warnings():
             warnings.simplefilter("ignore", ExperimentalWarning)
             storage = JournalStorage(backend)
-            (study,) = (study._study_id for study in storage.get_all_studies())
+            studies = [study._study_id for study in storage.get_all_studies()]
+            if not studies:
+                raise ValueError("it holds no study")
+            (study,) = studies
             trials = {trial.number: trial.system_attrs for trial in storage.get_all_trials(study, deepcopy=False)}
             return SystemAttributes(storage.get_study_system_attrs(study), trials)
     except Exception as error:

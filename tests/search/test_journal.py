@@ -13,7 +13,7 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 
 from cotune.errors import StorageError
-from cotune.search.journal import RunStorage, WriteBehindBackend
+from cotune.search.journal import RunStorage, SystemAttributes, WriteBehindBackend, system_attributes
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 
@@ -244,6 +244,12 @@ def test_one_write_a_flush(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     backend.flush()
     assert writes == [path.stat().st_size]
     backend.close()
+
+
+def test_a_journal_that_was_emptied_is_named_and_not_taken_up(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path.touch()
+    assert system_attributes(path) == SystemAttributes()
+    assert f"{path} cannot be taken up (it holds no study): sampler and pruner know of trials only" in caplog.text
 
 
 def test_asking_looks_through_trials_only_while_one_may_wait(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
