@@ -704,10 +704,12 @@ def test_optuna_samplers_pruners_and_the_journal_are_the_real_ones(run):
 def test_finished_trials_are_not_given_other_constants(run):
     run(lambda c: c["x"], {"x": cotune.uniform(0, 1), "epochs": 1}, trials=2, name="it")
     for space, says in (
-        ({"epochs": 100}, "'epochs' was 1 .* now it is 100"),
-        ({"epochs": Path("100")}, "'epochs' was 1 .* now it is .*Path"),
-        ({"epochs": list(range(10**5))}, "'epochs' was 1 .* now it is .0, 1"),
-        ({"epochs": 1, "n": 2}, "'n' was not"),
+        ({"epochs": 100}, "'epochs' was the constant 1 .* now it is the constant 100"),
+        ({"epochs": Path("100")}, "'epochs' was the constant 1 .* now it is the constant .*Path"),
+        ({"epochs": list(range(10**5))}, "'epochs' was the constant 1 .* now it is the constant .0, 1"),
+        ({"epochs": 1, "n": 2}, "'n' was no constant, now it is the constant 2 "),
+        ({"epochs": cotune.choice([1, 100])}, "'epochs' was the constant 1 .* now it is no constant"),
+        ({"epochs": {"first": 1}}, "'epochs' was the constant 1 .* now it is no constant"),
     ):
         with pytest.raises(cotune.RunError, match=says):
             run(lambda c: c["x"], {"x": cotune.uniform(0, 1), **space}, trials=3, name="it", resume=True)
@@ -1501,7 +1503,7 @@ def test_a_trial_goes_on_from_a_checkpoint_with_the_constants_it_was_made_with(r
 
     assert run(train, {"goes on": 1}, trials=1, pruner=Interrupted(), name="constant").interrupted
     if saves:
-        with pytest.raises(cotune.RunError, match="the constant 'goes on' was 1"):
+        with pytest.raises(cotune.RunError, match="'goes on' was the constant 1 "):
             run(train, {"goes on": 0}, trials=1, name="constant", resume=True)
     else:
         (trial,) = run(train, {"goes on": 0}, trials=1, name="constant", resume=True)

@@ -195,9 +195,9 @@ def _take_up(asked: Asked, folder: RunFolder, settings: Mapping[str, Any], earli
     had = settings.get("constants", constants)
     # Trials that go on would do so with the new constants.
     if is_begun and (name := _changed(had, constants)) is not None:
-        was, now = (f"{shown(of[name])}" if name in of else "not there" for of in (had, constants))
+        was, now = (f"the constant {shown(of[name])}" if name in of else "no constant" for of in (had, constants))
         raise RunError(
-            f"run {folder.path.name!r} was made with another space: the constant {name!r} was {was}, now it is {now}",
+            f"run {folder.path.name!r} was made with another space: {name!r} was {was}, now it is {now}",
             hint="resume with the same space, or choose another name=; what may change need not be part of it",
         )
     for name in [name for name, value in constants.items() if is_begun and _in_json(value) is None]:
