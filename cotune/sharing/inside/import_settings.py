@@ -44,8 +44,8 @@ class ImportSettings:
         }
         self._filters: list[Any] = []
         self.handlers: list[logging.Handler] = []
-        self._environment: dict[bytes, bytes] = {}
-        self._removed: set[bytes] = set()
+        # None for what they have removed.
+        self._environment: dict[bytes, bytes | None] = {}
         self._first: list[str] = []
         self._last: list[str] = []
         self._is_known = False
@@ -89,8 +89,8 @@ class ImportSettings:
             if with_filters and warnings.filters != filters:
                 self._filters = [one for one in warnings.filters if one not in filters] + self._filters
             if (now := encoded_environment()) != environment:
-                self._environment |= {name: text for name, text in now.items() if environment.get(name) != text}
-                self._removed = (self._removed | environment.keys()) - now.keys()
+                named = {**environment, **now}
+                self._environment |= {name: now.get(name) for name in named if now.get(name) != environment.get(name)}
             if sys.path != path:
                 new = [entry for entry in sys.path if entry not in path]
                 first = list(takewhile(lambda entry: entry not in path, sys.path))
@@ -103,9 +103,9 @@ class ImportSettings:
             put(value)
         for handler in self.handlers:
             logging.root.addHandler(handler)
-        if self._environment or self._removed:
+        if self._environment:
             wanted = encoded_environment() | self._environment
-            set_environment({name: text for name, text in wanted.items() if name not in self._removed})
+            set_environment({name: text for name, text in wanted.items() if text is not None})
         sys.path[:0] = [entry for entry in self._first if entry not in sys.path]
         sys.path += [entry for entry in self._last if entry not in sys.path]
         new = [one for one in self._filters if one not in warnings.filters]

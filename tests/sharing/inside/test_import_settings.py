@@ -1,5 +1,6 @@
 """What modules set when they are imported holds for all trials of a lane."""
 
+import os
 import sys
 import tempfile
 import warnings
@@ -166,6 +167,23 @@ def test_what_the_script_has_set_outlasts_modules_that_it_has_imported_before(mo
         imported.apply()
         assert (np.geterr()["over"], sys.getrecursionlimit()) == ("raise", depth + 1)
         sys.setrecursionlimit(depth)
+
+
+def test_a_variable_that_a_module_removes_stays_away_though_a_trial_sets_it_before_the_next_import(monkeypatch):
+    settings = ImportSettings()
+    monkeypatch.setenv("OF_THE_DRIVER", "1")
+    monkeypatch.setenv("OF_A_MODULE", "0")
+    with settings.noted():
+        del os.environ["OF_THE_DRIVER"]
+    os.environ["OF_THE_DRIVER"] = "of the trial"
+    with settings.noted():
+        os.environ["OF_A_MODULE"] = "1"
+    # A later trial begins with what the lane has found.
+    monkeypatch.setenv("OF_THE_DRIVER", "1")
+    monkeypatch.setenv("OF_A_MODULE", "0")
+    settings.apply()
+    assert os.environ["OF_A_MODULE"] == "1"
+    assert "OF_THE_DRIVER" not in os.environ
 
 
 def test_what_is_looked_up_first_stays_first(monkeypatch):
