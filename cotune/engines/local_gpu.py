@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import time
@@ -40,10 +41,13 @@ class LocalGpu:
 
     def __init__(self, info: DeviceInfo, mps: bool | None) -> None:
         self.name = info.name
-        self._mps = _daemon(info, mps)
+        with contextlib.ExitStack() as undo:
+            self._watch = cuda.GpuWatch(info.uuid)
+            undo.callback(self._watch.close)
+            self._mps = _daemon(info, mps)
+            undo.pop_all()
         self._clients: set[int] = set()
         self._is_shut = False
-        self._watch = cuda.GpuWatch(info.uuid)
         self._others = OthersOnGpu(info.total, info.capacity, lambda free: max(0, free - cuda.RESERVE))
         self._began: dict[int, float] = {}
 

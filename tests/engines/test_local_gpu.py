@@ -143,6 +143,19 @@ def test_where_one_gpu_of_two_refuses_mps_that_was_asked_for_the_other_is_left_i
     assert (daemons, watch.closed) == ([], 1)
 
 
+@pytest.mark.parametrize("fails", ["GpuWatch", "MpsDaemon"])
+def test_a_gpu_of_which_a_part_cannot_be_set_up_leaves_neither_daemon_nor_watch(daemons, monkeypatch, fails):
+    def refuse(uuid):
+        raise DeviceError("not this one")
+
+    watches = []
+    monkeypatch.setattr(local_gpu.cuda, "GpuWatch", lambda uuid: watches.append(Watch(uuid)) or watches[-1])
+    monkeypatch.setattr(local_gpu.cuda if fails == "GpuWatch" else local_gpu, fails, refuse)
+    with pytest.raises(DeviceError, match="not this one"):
+        LocalGpu(info(), mps=True)
+    assert (daemons, [watch.closed for watch in watches]) == ([], [1] * len(watches))
+
+
 def test_where_mps_is_refused_lanes_do_without_unless_it_was_asked_for(daemons, caplog):
     daemons.append("refused")
     with caplog.at_level("INFO"):
