@@ -31,9 +31,14 @@ class Call:
 
 
 class Inbox:
-    """The calls to one trial, in the order they were made, not that of their arrival."""
+    """The calls to one trial, in the order they were made, not that of their arrival.
+
+    Attributes:
+        is_unwanted: Whether the trial was stopped before it began.
+    """
 
     def __init__(self) -> None:
+        self.is_unwanted = False
         self._calls: dict[int, Call] = {}
         self._next = 0
         self._arrived = threading.Condition()

@@ -146,7 +146,6 @@ class Lane:
         self._inboxes: dict[Key, Inbox] = {}
         self._closed = Inbox()
         self._closed.close()
-        self._unwanted: set[Key] = set()
         self._registering = threading.Lock()
         self._trainables: dict[int, Future[bytes]] = {}
 
@@ -244,7 +243,7 @@ class Lane:
         with self._registering:
             trial = self._trials.get(key)
             if trial is None:
-                self._unwanted.add(key)
+                self._inboxes.setdefault(key, Inbox()).is_unwanted = True
         if trial is not None:
             trial.stop()
         return trial
@@ -285,7 +284,7 @@ class Lane:
         self._host.adopt(trial)
         with self._registering:
             self._trials[attempt.key] = trial
-            if attempt.key in self._unwanted:
+            if inbox.is_unwanted:
                 trial.stop()
         try:
             trial.run()
