@@ -22,9 +22,7 @@ class Expectations:
         most_lanes: Most lanes of an idle device; None for as many as it may have.
     """
 
-    def __init__(
-        self, space: Configs, profile: Profile, earlier: Iterable[Record], most_lanes: int | None = None
-    ) -> None:
+    def __init__(self, space: Configs, profile: Profile, earlier: Iterable[Record], most_lanes: int | None) -> None:
         self._space = space
         self._profile = profile
         self._most_lanes = most_lanes

@@ -47,7 +47,7 @@ class Grant:
     unanswered: bool = False
     best: int = 1
     settled: bool = False
-    warming: bool = False
+    warming: bool = True
     speeds: dict[int, Speed] = field(default_factory=dict)
     refusals: int = 0
     alone: float = math.inf
@@ -120,7 +120,7 @@ class Grants:
         trial.splits = event.splits
         grant = self._grants.get(trial.id)
         if grant is None:
-            grant = self._grants[trial.id] = Grant(trial, warming=True)
+            grant = self._grants[trial.id] = Grant(trial)
         if grant.unanswered or event.concurrency != grant.asked or not event.count:
             return
         if grant.warming:

@@ -32,7 +32,7 @@ class Ledger:
         reuse: Whether a lane takes one trial after the other.
     """
 
-    def __init__(self, fitting: Fitting, *, reuse: bool = True) -> None:
+    def __init__(self, fitting: Fitting, *, reuse: bool) -> None:
         self._reuse = reuse
         self.devices: dict[str, Device] = {}
         self.lanes: dict[int, Lane] = {}
@@ -190,7 +190,7 @@ class Ledger:
         if quota > lane.asked:
             self.resize(lane, quota)
 
-    def returnable(self, device: Device, keep: Lane | None = None) -> int:
+    def returnable(self, device: Device, keep: Lane | None) -> int:
         """Bytes that lanes other than `keep` do not need, or are returning already."""
         lanes = [lane for lane in device.lanes.values() if lane is not keep]
         idle = {lane.id for lane in device.idle if lane.is_empty}

@@ -25,8 +25,8 @@ class Call:
     """
 
     method: str
-    args: tuple[Any, ...] = ()
-    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
     answer: Future[Any] = field(default_factory=Future)
 
 

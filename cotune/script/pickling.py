@@ -9,7 +9,7 @@ import io
 import sys
 import warnings
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -49,12 +49,12 @@ class Packed:
 
     blob: bytes
     modules: tuple[str, ...]
-    imports: tuple[str, ...] = ()
-    own: Mapping[str, OwnModule] = field(default_factory=dict)
-    named: Mapping[str, Named] = field(default_factory=dict)
-    settings: Mapping[str, bytes] = field(default_factory=dict)
-    rehearses: bool = False
-    series: Series | None = None
+    imports: tuple[str, ...]
+    own: Mapping[str, OwnModule]
+    named: Mapping[str, Named]
+    settings: Mapping[str, bytes]
+    rehearses: bool
+    series: Series | None
 
 
 def pack(trainable: Any, *, plainly: bool = False, what: str = "the trainable", blamed: Any = None) -> Packed:

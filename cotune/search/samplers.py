@@ -45,7 +45,7 @@ class Grid(BaseSampler):
         SpaceError: A domain is continuous, or the grid is too large to enumerate.
     """
 
-    def __init__(self, space: Space, seed: int | None, tried: Iterable[Mapping[str, Any]] = ()) -> None:
+    def __init__(self, space: Space, seed: int | None, tried: Iterable[Mapping[str, Any]]) -> None:
         grid = space.grid()
         self._distributions = space.distributions()
         self._names = sorted(grid)

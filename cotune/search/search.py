@@ -61,8 +61,8 @@ class PastTrial:
     params: dict[str, Any]
     values: Sequence[tuple[int, float]]
     state: TrialState
-    start: float | None = None
-    end: float | None = None
+    start: float | None
+    end: float | None
 
 
 class Search(Proposer):

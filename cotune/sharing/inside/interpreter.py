@@ -97,7 +97,7 @@ class Interpreter(NamedTuple):
         with contextlib.suppress(locale.Error):
             locale.setlocale(locale.LC_ALL, self.words)
 
-    def close_logs(self, kept: Collection[logging.Handler] = ()) -> None:
+    def close_logs(self, kept: Collection[logging.Handler]) -> None:
         """Removes the log handlers that were added to the root logger since, and closes all but the `kept` ones."""
         for handler in [handler for handler in logging.root.handlers if handler not in self.logs[2]]:
             logging.root.removeHandler(handler)
