@@ -78,9 +78,7 @@ class LaneEvents:
         grown = event.context - lane.context
         lane.context = event.context
         device = lane.device
-        if device.knows_context:
-            device.start_seconds = event.time - lane.opened
-        device.knows_context = True
+        device.start_seconds = 0.0 if device.start_seconds is None else event.time - lane.opened
         # A guess that was too low must not eat into what the trial was promised.
         if grown > 0 and lane.residents and not lane.closing:
             self._ledger.ensure(lane, lane.asked + grown)

@@ -166,7 +166,7 @@ class Learning:
         """Reviews the width, but tries no wider if the new lanes would come up when all is nearly done."""
         line, width = self._line, device.width.width
         left = None if line.is_open else line.lasts(width)
-        is_ending = left is not None and left / len(self._ledger.devices) < device.start_seconds
+        is_ending = left is not None and left / len(self._ledger.devices) < (device.start_seconds or 0.0)
         device.width.review(device.computing, (bool(line) or line.is_open) and not is_ending, device.is_idle)
         if device.width.width > width:
             # Even warm lanes must make an iteration before the new width is judged.

@@ -114,9 +114,8 @@ class Device:
         full: Largest capacity seen so far: the capacity when other programs use none of it.
         taken: Sum of the quotas of the device's lanes; never grows beyond `capacity`.
         context: Bytes of a bare lane: first a guess, then the largest measured among the lanes that are ready.
-        knows_context: `context` is measured.
-        start_seconds: Seconds the latest lane took to come up; 0 until a second lane is up, since the first waits for
-            imports.
+        start_seconds: Seconds the latest lane took to come up; None before any is up, then 0 until a second lane is up,
+            since the first waits for imports.
         shared: Bytes of shared objects in a lane, the largest among the lanes that are ready.
         stillborn: Lanes in a row that died before they were ready.
         room: Largest peak that fits when nothing else runs here.
@@ -132,8 +131,7 @@ class Device:
     width: WidthControl
     most: int = 1
     full: int = 0
-    knows_context: bool = False
-    start_seconds: float = 0.0
+    start_seconds: float | None = None
     shared: int = 0
     stillborn: int = 0
     opens: int = sys.maxsize
