@@ -65,13 +65,10 @@ class ZygoteHandle:
         own: Mapping[str, OwnModule] = MappingProxyType({}),
         settings: Mapping[str, bytes] = MappingProxyType({}),
     ) -> None:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        ours.settimeout(None)
         # Imports ignore entries of sys.path that are not strings, such as a pathlib.Path.
         path = [entry or working_directory() for entry in sys.path if isinstance(entry, str)]
         # Not on the command line: some paths are longer than an argument may be.
         first = json.dumps([path, _levels()]).encode()
-        payload = ZygotePayload(first, modules, sys.argv, own, settings, trainable).write()
         environment = ALLOCATORS | os.environ
         # torch.cuda.is_available() in the zygote must not start CUDA, or no lane could be forked any more.
         environment["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
@@ -83,28 +80,28 @@ class ZygoteHandle:
         # GUI windows need the main thread; trials run in other threads.
         environment.setdefault("MPLBACKEND", "agg")
         flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
-        try:
-            with open(log, "ab") as output:
-                self._process = subprocess.Popen(
-                    # -P: the working directory may hold a json.py.
-                    [sys.executable, *flags, "-P", "-c", _START, str(theirs.fileno()), str(payload)],
-                    pass_fds=[theirs.fileno(), payload],
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=output,
-                    env=environment,
-                    start_new_session=True,
-                )
-        except OSError:
-            ours.close()
-            raise
-        finally:
-            os.close(payload)
-            theirs.close()
+        with contextlib.ExitStack() as opened, contextlib.ExitStack() as undo:
+            self._sock, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            undo.enter_context(self._sock)
+            opened.enter_context(theirs)
+            self._sock.settimeout(None)
+            payload = ZygotePayload(first, modules, sys.argv, own, settings, trainable).write()
+            opened.callback(os.close, payload)
+            output = opened.enter_context(open(log, "ab"))
+            self._process = subprocess.Popen(
+                # -P: the working directory may hold a json.py.
+                [sys.executable, *flags, "-P", "-c", _START, str(theirs.fileno()), str(payload)],
+                pass_fds=[theirs.fileno(), payload],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=environment,
+                start_new_session=True,
+            )
+            undo.pop_all()
         self.is_up = False
         self._scratch = ""
         self._groups: dict[int, int] = {}
-        self._sock = ours
         self._log = log
 
     @property

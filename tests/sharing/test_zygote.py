@@ -15,6 +15,7 @@ import signal
 import socket
 import sys
 import threading
+from unittest import mock
 
 import pytest
 
@@ -450,6 +451,17 @@ def test_a_zygote_whose_driver_died_while_it_started_leaves_nothing(tmp_path, mo
     zygote._sock.close()
     assert zygote._process.wait(PATIENCE) == 0
     assert [path.name for path in tmp_path.iterdir()] == ["zygote.log"]
+
+
+@pytest.mark.parametrize("fails", ["os.memfd_create", "subprocess.Popen"])
+def test_a_zygote_that_cannot_be_started_leaves_no_file_open(tmp_path, monkeypatch, fails):
+    before = os.listdir("/proc/self/fd")
+    monkeypatch.setattr(fails, mock.Mock(side_effect=OSError(errno.EMFILE, os.strerror(errno.EMFILE))))
+    # As long as the error is kept, so are the variables of its frames.
+    with pytest.raises(OSError, match=os.strerror(errno.EMFILE)) as refused:
+        ZygoteHandle([], b"", 1, tmp_path / "zygote.log")
+    assert os.listdir("/proc/self/fd") == before
+    assert refused.tb is not None
 
 
 def test_the_driver_sees_a_killed_zygote_as_the_end_of_messages(world):
