@@ -193,8 +193,7 @@ class Ledger:
     def returnable(self, device: Device, keep: Lane | None) -> int:
         """Bytes that lanes other than `keep` do not need, or are returning already."""
         lanes = [lane for lane in device.lanes.values() if lane is not keep]
-        idle = {lane.id for lane in device.idle if lane.is_empty}
-        return sum(lane.returning + (lane.asked if lane.id in idle else self._fitting.slack(lane)) for lane in lanes)
+        return sum(lane.returning + (lane.asked if lane.is_spare else self._fitting.slack(lane)) for lane in lanes)
 
     def reclaim(self, device: Device, wanted: int, keep: Lane | None = None, partly: bool = False) -> bool:
         """Asks lanes other than `keep` for bytes they do not need.
@@ -209,14 +208,13 @@ class Ledger:
         lanes = [lane for lane in device.lanes.values() if lane is not keep]
         under_way = sum(lane.returning for lane in lanes)
         slacks = {lane.id: self._fitting.slack(lane) for lane in lanes}
-        idle = [lane for lane in device.idle if lane is not keep and lane.is_empty]
         said = len(self.out)
         for lane in sorted(lanes, key=lambda lane: -slacks[lane.id]):
             if under_way < wanted and slacks[lane.id]:
                 self.resize(lane, lane.quota - slacks[lane.id])
                 under_way += slacks[lane.id]
-        for lane in idle:
-            if under_way < wanted:
+        for lane in lanes:
+            if under_way < wanted and lane.is_spare:
                 under_way += lane.asked
                 lane.closing = True
                 self.changes += 1

@@ -77,6 +77,11 @@ class Lane:
         return not self.residents and not self.paused
 
     @property
+    def is_spare(self) -> bool:
+        """Whether it holds no trial, and may be closed for its memory."""
+        return self.is_empty and self.is_open
+
+    @property
     def is_bare(self) -> bool:
         """Whether it holds nothing that a new lane would not."""
         return self.is_empty and self.base == self.context
