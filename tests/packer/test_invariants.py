@@ -297,3 +297,22 @@ def test_one_that_needs_a_lane_of_its_own_gets_the_room_of_those_that_are_paused
     state.hold_all()
     # Says if not all come to their ends.
     state.teardown()
+
+
+def test_a_device_that_grows_is_still_all_of_one_that_must_run_alone() -> None:
+    state = Chaos()
+    one = {"hint": 1.0, "busy": None, "ephemeral": 0, "explained": False, "gain": 0.0, "late": 0, "movable": 0.0}
+    one |= {"priority": 0.0, "saves": False, "seconds": 0.5, "splits": 0}
+    state.begin(capacities=[600], width=4, residents=1, policy="fifo", max_failures=1, surprise=0, patience=2)
+    state.change(percent=30, which=0)
+    state.add(kind="a", persistent=100, steps=2, **one)
+    for _ in range(2):
+        state.settle()
+        state.crash(which=0)
+    state.settle()
+    state.add(kind="a", persistent=100, steps=2, **one)
+    # The world says if it finds room for the second one.
+    state.change(percent=100, which=0)
+    assert state.world.lane_of(0).device == "gpu 0"
+    assert state.world.waiting() == [1]
+    state.teardown()

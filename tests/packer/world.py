@@ -562,7 +562,7 @@ class World:
                     continue
                 free = device.capacity - sum(lane.quota for lane in lanes)
                 running = [lane for lane in lanes if lane.residents]
-                if any(other.exclusive for lane in running for other in lane.residents.values()):
+                if any(other.exclusive or other.alone for lane in running for other in lane.residents.values()):
                     continue
                 if trial.exclusive and running:
                     continue
