@@ -16,7 +16,7 @@ import contextlib
 import json
 import math
 import os
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple
 from pathlib import Path
@@ -80,7 +80,8 @@ class Profile:
     def __init__(self, path: Path | None) -> None:
         self.knows_seconds = False
         self._path = path
-        self._samples: list[_Sample] = []
+        # No more than the file keeps: a run may have a million trials.
+        self._samples: deque[_Sample] = deque(maxlen=KEPT)
         self._earlier = KindModel()
         self._whole = Prediction(floor=0.001, upper=False)
         self._count = 0

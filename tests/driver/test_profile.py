@@ -166,6 +166,16 @@ def test_the_file_stays_small(tmp_path):
     assert path.read_text().count('"n"') == KEPT
 
 
+def test_a_long_run_keeps_no_more_of_its_trials_than_the_file_does(tmp_path):
+    profile = Profile(tmp_path / "train.json")
+    for number in range(3 * KEPT):
+        profile.learn({"n": float(number)}, Demand(MIB, 0), None)
+    assert len(profile._samples) == KEPT
+    profile.save()
+    rows = json.loads((tmp_path / "train.json").read_text())["trials"]
+    assert [row[0]["n"] for row in rows] == list(range(2 * KEPT, 3 * KEPT))
+
+
 @pytest.mark.parametrize("content", ["", "{}", "[]", '{"version": 1}', '{"version": 1, "trials": [[1]]}', "\x00"])
 def test_a_file_that_is_not_ours_is_no_harm(tmp_path, content):
     path = tmp_path / "train.json"
