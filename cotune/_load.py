@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import os
 from pathlib import Path
@@ -106,5 +107,10 @@ def runs_in(root: Path) -> list[str]:
             f"the folder for runs, {root}, cannot be read: {error.strerror}",
             hint=f"pass another one ({SAID_BY})",
         ) from None
-    events = [path for path in root.glob("*/events.jsonl") if path.is_file() and RUN_NAME.fullmatch(path.parent.name)]
-    return [path.parent.name for path in sorted(events, key=lambda path: path.stat().st_mtime, reverse=True)]
+    written: dict[str, float] = {}
+    for path in root.glob("*/events.jsonl"):
+        # It may be removed at any moment.
+        with contextlib.suppress(OSError):
+            if path.is_file() and RUN_NAME.fullmatch(path.parent.name):
+                written[path.parent.name] = path.stat().st_mtime
+    return sorted(written, key=written.__getitem__, reverse=True)

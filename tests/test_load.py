@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import cotune
+from cotune._load import runs_in
 from cotune.paths import RunFolder
 from cotune.record import VERSION, EventLog, Records
 from cotune.trial import TrialState
@@ -74,6 +75,22 @@ def test_a_storage_that_is_no_folder_is_refused_as_by_a_run(storage):
         cotune.load("mine", storage)
     assert repr(storage) in str(raised.value)
     assert "optuna.load_study()" in raised.value.hint
+
+
+def test_a_run_that_is_removed_while_others_are_looked_for_is_not_among_them(tmp_path):
+    class Removed(type(tmp_path)):
+        """A path whose file is gone once its name was seen."""
+
+        def is_file(self):
+            found = super().is_file()
+            if self.parent.name == "gone":
+                self.unlink()
+            return found
+
+    for name in ("gone", "stays"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "events.jsonl").touch()
+    assert runs_in(Removed(tmp_path)) == ["stays"]
 
 
 def test_the_folder_of_a_study_is_not_a_run(tmp_path):
