@@ -106,7 +106,7 @@ def make_sampler(
             return RandomSampler(seed=seed)
         case "grid":
             return Grid(space, seed, tried)
-    raise InputError(f"no sampler {sampler!r}", hint=_known("samplers", SAMPLERS, "optuna.samplers"))
+    raise InputError(f"sampler={sampler!r} is not a sampler", hint=_known(SAMPLERS, "optuna.samplers"))
 
 
 def make_pruner(pruner: str | BasePruner | AshaPromote | None) -> BasePruner | AshaPromote | None:
@@ -132,7 +132,7 @@ def make_pruner(pruner: str | BasePruner | AshaPromote | None) -> BasePruner | A
             return Hyperband()
         case "median":
             return MedianPruner()
-    raise InputError(f"no pruner {pruner!r}", hint=_known("pruners", PRUNERS, "optuna.pruners"))
+    raise InputError(f"pruner={pruner!r} is not a pruner", hint=_known(PRUNERS, "optuna.pruners"))
 
 
 def most_trials(sampler: BaseSampler, space: Space, earlier: int) -> int | None:
@@ -158,6 +158,5 @@ def learns(sampler: BaseSampler) -> bool:
     return not isinstance(sampler, RandomSampler | Grid | QMCSampler)
 
 
-def _known(what: str, names: Sequence[str], module: str) -> str:
-    listed = ", ".join(repr(name) for name in names)
-    return f"known {what} are {listed}; or pass an object from {module}"
+def _known(names: Sequence[str], module: str) -> str:
+    return f"known are {', '.join(map(repr, names))}; or pass an object from {module}"
