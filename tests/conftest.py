@@ -54,7 +54,10 @@ def missing_ray() -> str | None:
 
 
 def pytest_configure() -> None:
-    """What a shell has started in the background ignores Ctrl-C, and so would the programs that tests send one."""
+    """Has tests run alike however they are started."""
+    # With more cores a lane has more headroom, and what tests take too much would be within it.
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:16])
+    # What a shell has started in the background ignores Ctrl-C, and so would the programs that tests send one.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -18,7 +18,7 @@ from cotune.demand import GIB, MIB, format_bytes
 from cotune.errors import DeviceError, StorageError
 from cotune.paths import storage_folder
 from cotune.sharing import cuda
-from cotune.sharing.cpu import HEADROOM
+from cotune.sharing.cpu import headroom
 from cotune.sharing.devices import DeviceInfo, find_devices
 from cotune.sharing.machine import available_memory
 from cotune.sharing.mps import MpsDaemon
@@ -158,7 +158,9 @@ def _used(info: DeviceInfo) -> Finding:
             info.name, info.capacity > 2 * info.context, f"{said}, {bare}, up to {info.max_width} lanes as they pay"
         )
     idle = f" ({info.idle_width} if they leave the cores idle)" if info.idle_width > info.max_width else ""
-    said += f", up to {info.max_width} lanes of one thread{idle}, each capped at its quota and {format_bytes(HEADROOM)}"
+    said += (
+        f", up to {info.max_width} lanes of one thread{idle}, each capped at its quota and {format_bytes(headroom())}"
+    )
     return Finding(info.name, True, said)
 
 

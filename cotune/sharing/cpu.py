@@ -18,7 +18,9 @@ from typing import Any
 from cotune.demand import MIB
 from cotune.sharing.memory import LaneMemory
 
-HEADROOM = 128 * MIB
+_HEADROOM = 128 * MIB
+# Libraries start a pool of threads each, as large as the number of cores: room for the stacks of four pools.
+_HEADROOM_A_CORE = 8 * MIB
 # Bytes to go on with when memory has run out; less than malloc would map by itself, which the cap refuses.
 SPARE = 64 * 1024
 # For the environment of lanes, unless the user has set it there. mimalloc, pyarrow's allocator, would otherwise
@@ -31,8 +33,8 @@ _RESIDENT = re.compile(rb"VmHWM:\s+(\d+) kB\nVmRSS:\s+(\d+) kB\nRssAnon:\s+(\d+)
 class CpuMemory(LaneMemory):
     """Anonymous resident bytes of the process.
 
-    `RLIMIT_DATA` counts reserved bytes, which exceed resident ones (thread stacks of 8 MiB, allocator reserves). So the
-    limit is set to the reserved bytes plus the room under the quota plus `HEADROOM`, whenever the quota changes or a
+    `RLIMIT_DATA` counts reserved bytes, which exceed resident ones (thread stacks, allocator reserves). So the
+    limit is set to the reserved bytes plus the room under the quota plus `headroom()`, whenever the quota changes or a
     trial ends. A lane may exceed its quota by that headroom and by bytes that were reserved but not yet used. Mapped
     files and pages shared with the zygote are not counted. Child processes are neither capped nor measured.
 
@@ -107,7 +109,7 @@ class CpuMemory(LaneMemory):
         self._apply()
 
     def is_short(self) -> bool:
-        return self._limit - self._reserved() < HEADROOM // 2
+        return self._limit - self._reserved() < _HEADROOM // 2
 
     def uncap(self, spare: float = math.inf) -> None:
         # What has been loaded without a cap may exceed it.
@@ -152,7 +154,7 @@ class CpuMemory(LaneMemory):
         return reserved_in(os.pread(self._status, self._length, 0))
 
     def _tighten(self) -> None:
-        self._limit = self._reserved() + max(0, self.room()) + HEADROOM
+        self._limit = self._reserved() + max(0, self.room()) + headroom()
         self._apply()
 
     def _apply(self) -> None:
@@ -188,6 +190,11 @@ def _what_gives_back(libc: Any) -> list[Callable[[], object]]:
         for name in (b"thread.tcache.flush", b"arena.4096.purge"):
             found.append(partial(libc.mallctl, name, None, None, None, ctypes.c_size_t(0)))
     return found
+
+
+def headroom() -> int:
+    """Bytes by which a lane may exceed its quota."""
+    return max(_HEADROOM, _HEADROOM_A_CORE * len(os.sched_getaffinity(0)))
 
 
 def reserved_in(status: bytes) -> int:

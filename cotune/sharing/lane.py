@@ -25,7 +25,7 @@ from cotune.sharing.wire import FAULTED, GO_ON, REST, STOP, Kind
 from cotune.sharing.zygote import ZygoteHandle
 from cotune.trial import TrialSpec
 
-# Lines; what an earlier attempt has said is further up.
+# Lines, without those of a stack (`@ 0x...`); what an earlier attempt has said is further up.
 LAST_WORDS = 20
 # What Rust, C++ and TensorFlow say where they abort for want of memory, also of that for a thread's stack.
 _REFUSED = re.compile(
@@ -212,7 +212,8 @@ class LaneHandle:
         is_aborted = status is not None and os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGABRT
         if seat is None or not is_aborted:
             return None
-        last = "\n".join(last_lines(TrialFolder(seat.folder).log)[-LAST_WORDS:])
+        said = [line for line in last_lines(TrialFolder(seat.folder).log) if not line.lstrip().startswith("@ ")]
+        last = "\n".join(said[-LAST_WORDS:])
         return max((int(match[1] or 0) for match in _REFUSED.finditer(last)), default=None)
 
     def close(self) -> None:

@@ -169,6 +169,23 @@ def test_torch_is_refused_beyond_the_quota_and_says_how_much():
     assert refused == ["RuntimeError", True, 512 * MIB]
 
 
+@pytest.mark.parametrize("cores", [2, 64])
+def test_four_pools_with_a_native_thread_per_core_fit_beside_a_small_quota(cores):
+    started, held = in_own_process(f"""
+        import ctypes
+        from cotune.sharing.inside.stacks import Stacks
+        os.sched_getaffinity = lambda pid: set(range({cores}))
+        memory.set_quota(memory.start() + 8 * MIB)
+        Stacks().shrink()
+        before = memory.read()[0]
+        libc, thread = ctypes.CDLL(None), ctypes.c_ulong()
+        start = lambda: libc.pthread_create(ctypes.byref(thread), None, libc.pause, None)
+        tell([start() for _ in range(4 * {cores})].count(0), memory.read()[0] - before)
+    """)
+    assert started == 4 * cores
+    assert held < 8 * MIB
+
+
 def test_within_the_quota_nothing_is_refused():
     (refused,) = in_own_process("""
         memory.set_quota(memory.start() + 256 * MIB)

@@ -53,7 +53,7 @@ TENSORFLOW = "F0000 env.cc:84] Check failed: ret == 0 (11 vs. 0) Thread tf_data 
         (signal.SIGABRT, RUST, 120_000_000),
         (signal.SIGABRT, CPP, 0),
         (signal.SIGABRT, THREAD, 0),
-        (signal.SIGABRT, TENSORFLOW, 0),
+        (signal.SIGABRT, TENSORFLOW + "\n    @     0x7fce3d7437e2  tsl::PThread::PThread()" * 2 * LAST_WORDS, 0),
         (signal.SIGABRT, "assertion failed\n", None),
         (signal.SIGABRT, RUST + "what the next attempt has said\n" * LAST_WORDS, None),
         (signal.SIGSEGV, RUST, None),
