@@ -16,6 +16,8 @@ from concurrent.futures import InvalidStateError
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from ray import cloudpickle
+
 from cotune import session
 from cotune.errors import InputError
 from cotune.ray_tune import _private
@@ -276,7 +278,19 @@ def _led_to(told: Exception, error: BaseException) -> Exception:
 
 
 def _encodable(error: Exception) -> Exception:
-    """The error, or its traceback as one where that has characters that Ray cannot encode: the lane would die of it."""
+    """The error, or its traceback as one where Ray cannot tell the driver.
+
+    The lane would die of characters that Ray cannot encode, and the whole experiment of what cannot be unpickled: Tune
+    takes what Ray says then for a crash of its own.
+    """
     text = trace_of(error)
     escaped = text.encode(errors="backslashreplace").decode()
-    return error if escaped == text else RuntimeError(escaped)
+    return error if escaped == text and _can_be_pickled(error) else RuntimeError(escaped)
+
+
+def _can_be_pickled(error: Exception) -> bool:
+    try:
+        cloudpickle.loads(cloudpickle.dumps(error))
+    except Exception:
+        return False
+    return True

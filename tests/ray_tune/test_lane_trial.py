@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import random
 import sys
 import traceback
@@ -78,6 +79,30 @@ def test_an_error_that_ray_cannot_encode_is_told_escaped(tmp_path, kind):
     assert f"{kind.__name__}: caf\\udce9" in text
     assert "raise kind(" in text
     text.encode()
+
+
+class TwoArguments(Exception):
+    """As those of many libraries: unpickling calls the class with the text alone."""
+
+    def __init__(self, code, reason):
+        super().__init__(f"{code} {reason}")
+
+
+class Unpicklable(Exception):
+    def __reduce__(self):
+        raise RuntimeError("holds a connection")
+
+
+@pytest.mark.parametrize("error", [TwoArguments(503, "busy"), Unpicklable("503 busy")])
+def test_an_error_that_the_driver_cannot_unpickle_is_told_as_its_traceback(tmp_path, error):
+    trial = LaneTrial(lane(survives=lambda error: True), 0, 1, tmp_path, dict, Inbox())
+    trial._end, trial._ran_out = [].append, lambda error: (False, None)
+    try:
+        raise error
+    except Exception as raised:
+        told = pickle.loads(pickle.dumps(trial._fails(raised)))
+    assert f"{type(error).__name__}: 503 busy" in str(told)
+    assert "raise error" in str(told)
 
 
 def test_a_trial_that_catches_up_lets_its_lane_mates_run_and_stops_where_it_was(tmp_path):
