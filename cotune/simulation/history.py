@@ -208,7 +208,8 @@ class _Reader:
         attempt = trial.attempts[-1]
         last = attempt.stretches[-1]
         if kind == "ready":
-            if last.start >= self._up_since:
+            # The wall clock may have been set back meanwhile.
+            if self._up_since <= last.start <= time:
                 self.waits.append(time - last.start)
             self._up_since = min(self._up_since, time)
             if "context" in event:

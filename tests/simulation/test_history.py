@@ -107,6 +107,12 @@ def test_a_lane_takes_as_long_to_open_as_those_did_that_were_not_the_first(write
     assert read_history(folder).opening == 0.5
 
 
+def test_no_lane_opens_in_less_than_no_time_where_the_clock_was_set_back_meanwhile(write: Write) -> None:
+    events = [start(0.0), noted("ready", 9.0), start(9.5, 1, 2), noted("ready", 4.9, 1), end(6.0), end(7.0, 1)]
+    folder = write(*session(0.0, "cpu:0"), trial(0), trial(1), *events)
+    assert read_history(folder).opening == 0.0
+
+
 def test_a_share_of_the_device_is_what_was_measured(write: Write) -> None:
     events = [start(0.0, 0), start(0.0, 1, 2), {**end(10.0, 0), "busy": 0.2}, {**end(10.0, 1), "busy": 0.3}]
     workload = from_run(write(*session(0.0, "cpu:0"), trial(0), trial(1), *events))
