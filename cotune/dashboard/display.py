@@ -95,7 +95,7 @@ class Display:
         return None if self._trials is None else max(self._trials, sum(self._records.counts.values()))
 
     def _seconds_left(self, running: Sequence[RunningView]) -> float | None:
-        """How long the rest takes if trials take as long as those that have ended, and as many run at once as before.
+        """How long the rest takes if trials take as long as those that have ended, or run, and as many run at once.
 
         None while trials are held: how far they will go is open.
         """
@@ -104,10 +104,12 @@ class Display:
         if total is None or not done or self._ending or not records.first_start or self._packer.held:
             # Trials may have ended before the first lane is up.
             return None
-        usual = records.ended_seconds / done
+        going = sum(view.seconds for view in running)
+        # Those that have ended first may be the ones that failed at once.
+        usual = max(records.ended_seconds / done, going / max(1, len(running)))
         # One that takes longer than others is not over yet.
         left = [max(usual - view.seconds, usual / 10) for view in running]
-        ran = records.ended_seconds + sum(view.seconds for view in running)
+        ran = records.ended_seconds + going
         at_once = max(1.0, ran / (time.monotonic() - records.first_start))
         waiting = max(0, total - ended - len(running))
         return max([(waiting * usual + sum(left)) / at_once, *left])

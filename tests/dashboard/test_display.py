@@ -48,7 +48,7 @@ def test_the_time_left_goes_by_how_long_the_trials_of_this_session_took(monkeypa
     # The last one takes longer than the others did.
     now.value, records.ended_seconds = 190.0, 110.0
     counts.update(done=19, stopped=1, failed=1)
-    assert display._seconds_left(running([40.0])) == pytest.approx(1.0)
+    assert display._seconds_left(running([40.0])) == pytest.approx(4.0)
     packer.held = 1
     assert display._seconds_left(running([40.0])) is None
     packer.held = 0
@@ -62,6 +62,15 @@ def test_a_last_trial_that_runs_alone_takes_as_long_as_it_takes(monkeypatch):
     records.counts["done"] = 8
     monkeypatch.setattr(time, "monotonic", lambda: 121.0)
     assert display._seconds_left(running([1.0])) == pytest.approx(9.0)
+
+
+def test_one_that_failed_at_once_does_not_say_how_long_trials_take(monkeypatch):
+    records = SimpleNamespace(counts={"failed": 0}, first_start=100.0, ended_seconds=0.1)
+    display = Display(None, "loss", 50, records, SimpleNamespace(held=0))
+    records.counts["failed"] = 1
+    monkeypatch.setattr(time, "monotonic", lambda: 120.1)
+    # Two at once have run for 20 s, and 47 wait.
+    assert display._seconds_left(running([20.0, 20.0])) == pytest.approx(47 * 20 / 2, rel=0.02)
 
 
 def test_a_run_that_ends_early_starts_no_lanes_any_more(tmp_path):
