@@ -322,13 +322,16 @@ def test_processes_that_a_trial_spawns_know_the_functions_and_classes_of_the_scr
         textwrap.dedent(
             f"""
             import concurrent.futures, dataclasses, multiprocessing, cotune
-            STEP = 3
+            STEP, BIAS = 3, 0
+            def bias(by):
+                global BIAS
+                BIAS = by
             @dataclasses.dataclass
             class Sample:
                 x: int
             def up(sample):
                 assert type(sample) is Sample
-                return Sample(sample.x + STEP)
+                return Sample(sample.x + STEP + BIAS)
             def put(queue, sample):
                 queue.put(up(sample))
             def look(sample):
@@ -343,7 +346,7 @@ def test_processes_that_a_trial_spawns_know_the_functions_and_classes_of_the_scr
                     one.start()
                     found.append(queue.get())
                     one.join()
-                    with processes.Pool(1) as pool:
+                    with processes.Pool(1, bias, (10,)) as pool:
                         found += pool.map(up, [Sample(2)])
                     with concurrent.futures.ProcessPoolExecutor(1, mp_context=processes) as pool:
                         found += pool.map(up, [Sample(3)])
@@ -361,7 +364,7 @@ def test_processes_that_a_trial_spawns_know_the_functions_and_classes_of_the_scr
     )
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120, check=True, env=env)
-    assert done.stdout.strip() == " ".join(["[4, 5, 6, 4, 5, 6, 4, 5, 6, 7]"] * 2)
+    assert done.stdout.strip() == " ".join(["[4, 15, 6, 4, 15, 6, 4, 15, 6, 7]"] * 2)
 
 
 def test_output_that_is_not_a_terminal_gets_plain_lines(tmp_path):

@@ -14,6 +14,7 @@ import pickle
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
+from multiprocessing.context import get_spawning_popen
 from typing import Any, TypeVar, cast
 
 import optuna
@@ -62,6 +63,8 @@ class StudyConnection:
         return self
 
     def __reduce__(self) -> Any:
+        if get_spawning_popen() is not None:
+            raise _not_here()
         return connection_in_lane, ()
 
     def ask(self, target: str, name: str, /, *args: Any, **kwargs: Any) -> Any:
@@ -191,11 +194,15 @@ def connection_in_lane() -> StudyConnection:
 def _current_session() -> Session:
     current = session.current()
     if current is None:
-        raise RunError(
-            "a study or a trial was sent to where no trial runs",
-            hint="ask them in the objective itself, and hand over what they answer",
-        )
+        raise _not_here()
     return current
+
+
+def _not_here() -> RunError:
+    return RunError(
+        "a study or a trial was sent to where no trial runs",
+        hint="ask them in the objective itself, and hand over what they answer",
+    )
 
 
 def study_in_lane() -> StudyProxy:

@@ -1,45 +1,59 @@
-"""Functions and classes of the script in processes that a trial spawns.
+"""What processes that a trial spawns know of the script.
 
-Such a process would import the script to find them, but a lane runs no script, and one without a `__main__` guard would
-start another sweep. So they travel by value, as they came to the lane.
+Such a process would import the script, but a lane runs none, and one without a `__main__` guard would start another
+sweep. So what a lane has of the script, which came by value, goes along to the main module of the process, once. There
+as here, multiprocessing then finds functions and classes by name.
 """
 
 from __future__ import annotations
 
+import contextlib
 import pickle
+import sys
+import warnings
 from multiprocessing.context import get_spawning_popen
+from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import ForkingPickler
-from types import FunctionType
 from typing import Any
 
 from cotune.script import by_value
 
-# Whether this process was spawned so, or has spawned one, in which names of the script mean nothing.
-_is_apart = False
-
 
 def send_script_along() -> None:
-    """Has multiprocessing pickle the script's functions and classes by value once a process is spawned."""
+    """Has every process that is spawned from now on get what the main module of this process contains."""
     setattr(ForkingPickler, "reducer_override", _reduced)  # noqa: B010
 
 
 def _reduced(_pickler: ForkingPickler, value: Any) -> Any:
-    global _is_apart
-    if not isinstance(value, type | FunctionType):
-        return NotImplemented
-    _is_apart = _is_apart or get_spawning_popen() is not None
-    if not _is_apart or value.__module__ != "__main__":
-        return NotImplemented
+    # The class comes first of the object that stands for the process.
+    if isinstance(value, type) and issubclass(value, BaseProcess) and get_spawning_popen() is not None:
+        with contextlib.suppress(Exception):
+            # The process's own class by name, which may be one of the script.
+            return _arrive, (_script(), pickle.dumps(value))
+    return NotImplemented
+
+
+def _script() -> bytes:
+    names = {name: one for name, one in vars(sys.modules["__main__"]).items() if not name.startswith("__")}
+    with contextlib.suppress(Exception):
+        return by_value.dumps(names)
+    return by_value.dumps({name: one for name, one in names.items() if _travels(one)})
+
+
+def _travels(value: Any) -> bool:
     try:
-        return _arrive, (by_value.dumps(value),)
+        by_value.dumps(value)
     except Exception:
-        # By name it may still do, in a forked process.
-        return NotImplemented
+        return False
+    return True
 
 
-def _arrive(pickled: bytes) -> Any:
-    """What was sent; this process sends in the same way from now on."""
-    global _is_apart
-    _is_apart = True
+def _arrive(script: bytes, process: bytes) -> Any:
+    """The class of this process, which has just been spawned."""
+    try:
+        vars(sys.modules["__main__"]).update(pickle.loads(script))
+    except Exception as error:
+        # It may need nothing of the script.
+        warnings.warn(f"nothing of the script is known here: {type(error).__name__}: {error}", stacklevel=1)
     send_script_along()
-    return pickle.loads(pickled)
+    return pickle.loads(process)
