@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, SupportsIndex, overload
 
 from cotune.accuracy import LEAST_BYTES, LEAST_SECONDS, Accuracy, accuracy_lines
 from cotune.demand import MIB, format_bytes
-from cotune.errors import CotuneError, InputError, NoResult, printable
+from cotune.errors import CotuneError, InputError, NoResult, first_line, printable
 from cotune.paths import TrialFolder
 from cotune.trial import TrialState
 
@@ -146,7 +146,7 @@ class Results(Sequence[TrialResult]):
 
     def _no_result(self) -> NoResult:
         failed = self.errors
-        why = f"; {failed[0].error.message}" if failed and failed[0].error else ""
+        why = f"; {first_line(failed[0].error.message, 1000)}" if failed and failed[0].error else ""
         hint = "look at results.errors, and at log.txt and error.txt in each trial's folder"
         unfinished = {TrialState.WAITING, TrialState.INTERRUPTED} & {trial.state for trial in self.trials}
         if (unfinished or self.interrupted) and not failed:
