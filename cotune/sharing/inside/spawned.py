@@ -26,15 +26,17 @@ def send_script_along() -> None:
 
 def _reduced(_pickler: ForkingPickler, value: Any) -> Any:
     # The class comes first of the object that stands for the process.
-    if isinstance(value, type) and issubclass(value, BaseProcess) and get_spawning_popen() is not None:
+    if not isinstance(value, type) or not issubclass(value, BaseProcess) or get_spawning_popen() is None:
+        return NotImplemented
+    names = {name: one for name, one in vars(sys.modules["__main__"]).items() if not name.startswith("__")}
+    if names:
         with contextlib.suppress(Exception):
             # The process's own class by name, which may be one of the script.
-            return _arrive, (_script(), pickle.dumps(value))
+            return _arrive, (_packed(names), pickle.dumps(value))
     return NotImplemented
 
 
-def _script() -> bytes:
-    names = {name: one for name, one in vars(sys.modules["__main__"]).items() if not name.startswith("__")}
+def _packed(names: dict[str, Any]) -> bytes:
     with contextlib.suppress(Exception):
         return by_value.dumps(names)
     return by_value.dumps({name: one for name, one in names.items() if _travels(one)})
