@@ -119,7 +119,8 @@ def more_threads(loan: Loan) -> Iterator[None]:
     before = torch.get_num_threads()
     soft, _ = resource.getrlimit(resource.RLIMIT_STACK)
     stack = soft if soft != resource.RLIM_INFINITY else _THREAD_STACK
-    # OpenMP ends the process if it cannot start a thread, and bytes reserved for stacks count against the quota.
+    # OpenMP ends the process if it cannot start a thread, and bytes reserved for stacks count against the quota. In a
+    # lane its threads take less by default (`inside.stacks`), but OMP_STACKSIZE may say otherwise.
     affordable = int(max(0, loan.room() + _THREAD_ROOM) // max(stack, MIB))
     torch.set_num_threads(before + min(before * (loan.concurrency - 1), affordable))
     try:

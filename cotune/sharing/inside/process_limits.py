@@ -25,7 +25,7 @@ class ProcessLimits:
     """The limits of this process as they are now, before any trial.
 
     Attributes:
-        stack: Bytes of the main thread's stack, which are those of other threads by default; 0 if unlimited.
+        stack: Bytes of the main thread's stack, as many as a trial's own thread has; 0 if unlimited.
     """
 
     def __init__(self) -> None:
