@@ -15,9 +15,8 @@ import ray
 from ray import actor, remote_function
 from ray.actor import ActorHandle
 from ray.air.execution._internal.actor_manager import RayActorManager
-from ray.air.execution._internal.tracked_actor_task import TrackedActorTask
 from ray.air.execution.resources.placement_group import PlacementGroupResourceManager
-from ray.air.execution.resources.request import AcquiredResources, ResourceRequest
+from ray.air.execution.resources.request import AcquiredResources
 from ray.air.execution.resources.resource_manager import ResourceManager
 from ray.train._internal import checkpoint_manager
 from ray.train._internal import session as ray_session
@@ -42,9 +41,7 @@ __all__ = [
     "PlacementGroupResourceManager",
     "RayActorManager",
     "ResourceManager",
-    "ResourceRequest",
     "TBXLoggerCallback",
-    "TrackedActorTask",
     "actor",
     "checkpoint_manager",
     "function_trainable",
@@ -59,8 +56,8 @@ _NEEDED: tuple[tuple[Any, tuple[str, ...]], ...] = (
     (ResourceManager, ("request_resources", "cancel_resource_request", "has_resources_ready", "acquire_resources")),
     (ResourceManager, ("free_resources", "get_resource_futures", "update_state", "clear")),
     (AcquiredResources, ("annotate_remote_entities",)),
-    (tune_controller.TuneController, ("add_trial", "_trial_task_failure", "update_pending_trial_resources")),
-    (tune_controller.TuneController, ("get_live_trials", "update_max_pending_trials", "_schedule_trial_pause")),
+    (tune_controller.TuneController, ("update_pending_trial_resources", "get_live_trials")),
+    (tune_controller.TuneController, ("update_max_pending_trials", "_schedule_trial_pause")),
     (ray_session, ("_session", "_TrainSession", "_TrainingResult", "get_session", "init_session", "shutdown_session")),
     (ray_session._TrainSession, ("reset", "report", "get_next", "finish")),
     (function_trainable, ("init_session", "shutdown_session", "get_session", "FunctionTrainable")),
@@ -125,29 +122,14 @@ def free_cpus() -> dict[str, float]:
     return {node: float(resources.get("CPU", 0.0)) for node, resources in found.items()}
 
 
-def _unwrapped(controller: Any) -> Any:
+def unwrapped(controller: Any) -> Any:
     """Tune's controller, which schedulers are given sometimes in a wrapper and sometimes bare."""
     return getattr(controller, "_tune_controller", controller)
 
 
-def controller_behind(controller: Any) -> Any:
-    """Tune's controller, checked for what this package uses.
-
-    Raises:
-        InputError: The controller lacks an attribute that this package uses.
-    """
-    controller = _unwrapped(controller)
-    if not hasattr(controller, "_actor_manager") or not hasattr(controller, "_reuse_actors"):
-        raise InputError(
-            f"Ray {ray.__version__} is not one that colocate() knows: {type(controller).__name__} has no actor manager",
-            hint=f"use Ray {SUPPORTED}",
-        )
-    return controller
-
-
 def reuse_no_actors(controller: Any) -> None:
     """Keeps Tune from reusing an actor for another trial."""
-    controller = _unwrapped(controller)
+    controller = unwrapped(controller)
     if hasattr(controller, "_reuse_actors"):
         controller._reuse_actors = False
 
@@ -155,7 +137,7 @@ def reuse_no_actors(controller: Any) -> None:
 def limit_pending(controller: Any, most: int) -> None:
     """Makes Tune queue at most `most` trials ahead, unless the user has set a number."""
     if "TUNE_MAX_PENDING_TRIALS_PG" not in os.environ:
-        _unwrapped(controller).update_max_pending_trials(most)
+        unwrapped(controller).update_max_pending_trials(most)
 
 
 def most_at_once(controller: Any) -> int | None:

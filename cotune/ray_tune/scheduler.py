@@ -182,7 +182,7 @@ def _colocated(base: Any) -> type[TrialScheduler]:
                 _private.reuse_no_actors(tune_controller)
                 self._cotune_fractions.prepare(trial)
             else:
-                controller = _private.controller_behind(tune_controller)
+                controller = _private.unwrapped(tune_controller)
                 _check_measures(controller._scheduler_alg)
                 mends.keep_awaited_checkpoints(controller)
                 admit(controller, trial, self._cotune_options)
