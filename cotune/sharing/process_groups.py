@@ -7,6 +7,8 @@ import os
 import signal
 from pathlib import Path
 
+from cotune.sharing.cpu import child_processes
+
 
 def kill_group(group: int) -> None:
     """Kills the processes of a lane's group, except resource trackers.
@@ -32,7 +34,7 @@ def kill_group(group: int) -> None:
 def kill_children() -> None:
     """Kills all children of this process, and orphans it adopts as their subreaper; waits for resource trackers."""
     while True:
-        for pid in _children():
+        for pid in child_processes():
             with contextlib.suppress(OSError):
                 if not _is_tracker(pid):
                     os.kill(pid, signal.SIGKILL)
@@ -47,10 +49,3 @@ def _is_tracker(pid: int) -> bool:
         return b"resource_tracker import main" in Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return False
-
-
-def _children() -> list[int]:
-    try:
-        return [int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]
-    except OSError:
-        return []

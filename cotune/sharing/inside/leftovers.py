@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from cotune.script.compiler_settings import default, set_default
-from cotune.sharing.cpu import has_children
+from cotune.sharing.cpu import child_processes, has_children
 from cotune.sharing.inside.dynamo import dynamo_if_loaded
 
 # Name prefixes of threads that may outlive a trial: trials' own, and torch.compile's, which serve the next trial too.
@@ -85,19 +85,7 @@ def has_process_group() -> bool:
 
 def children(known: frozenset[int]) -> list[int]:
     """Living child processes, without the known ones and Python's own helpers."""
-    if not has_children():
-        return []
-    found: list[int] = []
-    try:
-        tasks = os.listdir("/proc/self/task")
-    except OSError:
-        # Without free file descriptors, say; the end of a trial must still be told.
-        return []
-    for task in tasks:
-        with contextlib.suppress(OSError):
-            text = Path(f"/proc/self/task/{task}/children").read_text(encoding="ascii")
-            found.extend(pid for pid in map(int, text.split()) if pid not in known and _counts(pid))
-    return found
+    return [pid for pid in child_processes() if pid not in known and _counts(pid)] if has_children() else []
 
 
 def _counts(pid: int) -> bool:
