@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import resource
+import os
 import sys
 import threading
 from collections.abc import Iterator, Sequence
@@ -16,11 +16,13 @@ from torch.nn.parameter import is_lazy
 
 from cotune.demand import MIB
 from cotune.session import Loan
+from cotune.sharing.inside.stacks import default_size
 from cotune.sharing.splitting import tensors
 
 # As Any: parts of torch.cuda have no types.
 _cuda: Any = torch.cuda
-_THREAD_STACK = 8 * MIB
+# By these a user sets how large the stacks of OpenMP's threads are.
+_STACKS = {"OMP_STACKSIZE", "GOMP_STACKSIZE", "KMP_STACKSIZE"}
 # Most elements of a bool buffer that is no mask.
 _FLAGS = 1024
 _CHANGED = "modified by an inplace operation"
@@ -117,12 +119,10 @@ def more_threads(loan: Loan) -> Iterator[None]:
     change the order in which a loop does things.
     """
     before = torch.get_num_threads()
-    soft, _ = resource.getrlimit(resource.RLIMIT_STACK)
-    stack = soft if soft != resource.RLIM_INFINITY else _THREAD_STACK
-    # OpenMP ends the process if it cannot start a thread, and bytes reserved for stacks count against the quota. In a
-    # lane its threads take less by default (`inside.stacks`), but OMP_STACKSIZE may say otherwise.
-    affordable = int(max(0, loan.room() + _THREAD_ROOM) // max(stack, MIB))
-    torch.set_num_threads(before + min(before * (loan.concurrency - 1), affordable))
+    # OpenMP ends the process if it cannot start a thread, and bytes reserved for stacks count against the quota. Where
+    # the user has sized them, perhaps with gigabytes, there are no more threads.
+    room = 0 if _STACKS & os.environ.keys() else max(0, loan.room() + _THREAD_ROOM)
+    torch.set_num_threads(before + min(before * (loan.concurrency - 1), int(room // max(default_size(), MIB))))
     try:
         yield
     finally:

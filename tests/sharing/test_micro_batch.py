@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 import cotune
 from cotune import session
+from cotune.demand import MIB
 from cotune.errors import InputError
 from cotune.sharing import concurrent
 
@@ -449,6 +450,20 @@ def test_idle_threads_are_used_within_the_loop_only(ungrouped):
     assert torch.get_num_threads() == before
     for _ in cotune.micro_batches(torch.ones(4), 1):
         assert torch.get_num_threads() < 100
+
+
+@pytest.mark.parametrize(("said", "threads"), [(None, 33), ("512M", 1)])
+def test_as_many_threads_are_used_as_stacks_can_be_had_for(said, threads, ungrouped, monkeypatch):
+    monkeypatch.setattr(concurrent, "default_size", lambda: 2 * MIB)
+    monkeypatch.delenv("OMP_STACKSIZE", raising=False)
+    if said:
+        # Of a size that is not known here.
+        monkeypatch.setenv("OMP_STACKSIZE", said)
+    loan = ungrouped(1000)
+    # Those of 64 MiB can be had in any case.
+    loan.left = 0
+    for _ in cotune.micro_batches(torch.ones(4), 1):
+        assert torch.get_num_threads() == threads
 
 
 def test_hooks_behind_accumulation_are_called_once_a_group(grouped):

@@ -150,7 +150,7 @@ class Host(ABC):
         # Without memory for its stack a thread ends before it begins, and start() waits for ever. A lane-mate that
         # computes meanwhile must not get all there is.
         is_alone = self._trials.keys() <= {trial}
-        self.memory.uncap(math.inf if is_alone else THREAD_TAKES + self._limits.stack)
+        self.memory.uncap(math.inf if is_alone else THREAD_TAKES + self.stacks.full_size)
         if is_alone:
             # An ended trial may have set it.
             threading.stack_size(0)

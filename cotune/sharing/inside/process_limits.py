@@ -22,11 +22,7 @@ _LIMITS = (
 
 
 class ProcessLimits:
-    """The limits of this process as they are now, before any trial.
-
-    Attributes:
-        stack: Bytes of the main thread's stack, as many as a trial's own thread has; 0 if unlimited.
-    """
+    """The limits of this process as they are now, before any trial."""
 
     def __init__(self) -> None:
         self._process = os.getpid()
@@ -35,7 +31,6 @@ class ProcessLimits:
         self._limits = {which: resource.getrlimit(which) for which in _LIMITS}
         self._most_data = resource.getrlimit(resource.RLIMIT_DATA)[1]
         self._files = -1
-        self.stack = max(0, self._limits[resource.RLIMIT_STACK][0])
 
     def put_back(self) -> bool:
         """Undoes the changes of an ended trial; False if one cannot be undone."""

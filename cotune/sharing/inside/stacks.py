@@ -31,9 +31,14 @@ class Stacks:
         # Bytes by default before; 0 while that is still so.
         self._full = 0
 
+    @property
+    def full_size(self) -> int:
+        """Bytes of a stack within `full`; 0 if the C library cannot tell."""
+        return self._full or default_size()
+
     def shrink(self) -> None:
         """Makes stacks small from now on."""
-        full = _by_default()
+        full = default_size()
         if full > SMALL:
             self._full = full
             _set_default(SMALL)
@@ -53,8 +58,8 @@ class Stacks:
                 _set_default(SMALL)
 
 
-def _by_default() -> int:
-    """Bytes of a thread's stack by default; 0 if the C library cannot tell."""
+def default_size() -> int:
+    """Bytes of a new thread's stack by default; 0 if the C library cannot tell."""
     attributes, size = ctypes.create_string_buffer(_ATTRIBUTES), ctypes.c_size_t()
     if not hasattr(_libc, "pthread_setattr_default_np") or _libc.pthread_getattr_default_np(attributes):
         return 0
