@@ -353,9 +353,8 @@ class LocalEngine(Engine):
             return
         self._closed = True
         leaving = [lane.lane for lane in self._lanes if lane.is_up and not lane.has_trials]
-        self._lanes.close()
-        self._estimator.close()
-        self._zygote.end(leaving)
-        self._devices.close()
-        self._selector.close()
-        self._more_files.close()
+        # To wait for lanes that leave may be interrupted.
+        with self._more_files, contextlib.closing(self._selector), contextlib.closing(self._devices):
+            self._lanes.close()
+            self._estimator.close()
+            self._zygote.end(leaving)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import selectors
 import signal
@@ -72,8 +73,8 @@ class LocalZygote:
         zygote, self._zygote = self._zygote, None
         if zygote is not None:
             self._selector.unregister(zygote)
-            zygote.await_ends(leaving)
-            zygote.close()
+            with contextlib.closing(zygote):
+                zygote.await_ends(leaving)
 
     def died(self) -> None:
         """Called when the zygote has died; `get()` may start another, even if it was killed before it was up, once.
