@@ -42,7 +42,6 @@ class Cluster:
         self._watch_due = 0.0
         self._missed_at = self.now() + MISSED_AFTER
         self._pending: list[ev.Event] = []
-        self._lost: list[str] = []
 
     @property
     def has_devices(self) -> bool:
@@ -78,7 +77,7 @@ class Cluster:
             kill(lane.actor)
         self._slots.drop(slot, is_useless)
         if slot.site is not None:
-            self._lost.append(slot.name)
+            self._pending.append(ev.DeviceLost(self.now(), slot.name))
 
     # ---- instructions
 
@@ -155,8 +154,6 @@ class Cluster:
         if self.is_watch_due:
             self._watch()
         happened, self._pending = self._pending, []
-        happened += [ev.DeviceLost(self.now(), device) for device in self._lost]
-        self._lost = []
         return happened
 
     def _hear_slot(self, slot: Slot, answer: Any) -> None:

@@ -13,7 +13,7 @@ from ray.exceptions import ActorDiedError, RaySystemError, RayTaskError
 from cotune.demand import GIB
 from cotune.engines.others import SETTLE, OthersOnGpu
 from cotune.errors import RunError
-from cotune.packer import LaneLost
+from cotune.packer import DeviceLost, LaneLost
 from cotune.ray_tune import cluster as module
 from cotune.ray_tune import slots as slots_module
 from cotune.ray_tune.actor_lane import ActorLane
@@ -74,7 +74,7 @@ def test_a_device_on_which_no_lane_comes_up_is_set_aside_unless_it_is_the_last(m
     cluster, slots = object.__new__(Cluster), object.__new__(Slots)
     broken, sound = (Slot(name, 4, 1.0, None, name, site=SimpleNamespace(node="node")) for name in ("gpu:0", "gpu:1"))
     slots.all, slots.useless, slots.uses_gpus, slots._nodes = [broken, sound], [], True, [{"Resources": {"GPU": 2.0}}]
-    cluster._slots, cluster._lanes, cluster._lost = slots, {}, []
+    cluster._slots, cluster._lanes, cluster._pending = slots, {}, []
     broken.lanes = {0: SimpleNamespace(ready=True, lane=0, actor=None, look_away=lambda is_over: None)}
     for _ in range(7):
         cluster._lane_stillborn(broken, "no room beside the one that is up")
@@ -82,7 +82,8 @@ def test_a_device_on_which_no_lane_comes_up_is_set_aside_unless_it_is_the_last(m
     broken.lanes.clear()
     for _ in range(7):
         cluster._lane_stillborn(broken, "no CUDA-capable device is detected")
-    assert (slots.up, slots.useless, cluster._lost) == ([sound], [broken], ["gpu:0"])
+    assert (slots.up, slots.useless) == ([sound], [broken])
+    assert [(type(event), event.device) for event in cluster._pending] == [(DeviceLost, "gpu:0")]
     assert "gpu:0 is given up: 5 lanes in a row died before they were up: no CUDA-capable device" in caplog.text
     for _ in range(4):
         cluster._lane_stillborn(sound, "no room")
