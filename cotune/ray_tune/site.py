@@ -20,8 +20,8 @@ class Site:
         node: Ray's id of the node.
         accelerators: Ray's ids of the GPU it has assigned.
         uuid: The physical GPU's UUID; empty without a physical GPU.
-        total: Bytes on the GPU, or of memory available on the node.
-        free: Bytes of `total` that are free.
+        total: Bytes on the GPU; 0 without one.
+        free: Bytes of these that are free, or that the node has available.
         pid: The process's id.
         host: The machine's name.
         address: The node's IP address.
@@ -48,8 +48,6 @@ def look_round() -> Site:
     gpus = tuple(str(gpu) for gpu in context.get_accelerator_ids().get("GPU", []))
     # For a process without a GPU, Ray leaves CUDA_VISIBLE_DEVICES as it is, which may show all GPUs.
     own = cuda.assigned_gpu(gpus[0]) if gpus and cuda.torch_has_cuda() else None
-    uuid, total, free = "", available_memory(), available_memory()
-    if own is not None:
-        uuid, total, free = own.uuid, own.total, own.total - own.used
+    uuid, total, free = (own.uuid, own.total, own.total - own.used) if own else ("", 0, available_memory())
     host, address = platform.node(), ray.util.get_node_ip_address()
     return Site(context.get_node_id(), gpus, uuid, total, free, os.getpid(), host, address)
