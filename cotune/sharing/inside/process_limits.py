@@ -28,6 +28,7 @@ class ProcessLimits:
         self._process = os.getpid()
         self._cores = os.sched_getaffinity(self._process)
         self._niceness = os.getpriority(os.PRIO_PROCESS, self._process)
+        self._user = _user()
         self._limits = {which: resource.getrlimit(which) for which in _LIMITS}
         self._most_data = resource.getrlimit(resource.RLIMIT_DATA)[1]
         self._files = -1
@@ -38,7 +39,7 @@ class ProcessLimits:
             # Only the main thread's affinity: the trials' threads have ended.
             with contextlib.suppress(OSError):
                 os.sched_setaffinity(self._process, self._cores)
-        if os.getpriority(os.PRIO_PROCESS, self._process) != self._niceness:
+        if os.getpriority(os.PRIO_PROCESS, self._process) != self._niceness or _user() != self._user:
             return False
         for which, before in self._limits.items():
             now = resource.getrlimit(which)
@@ -66,3 +67,8 @@ class ProcessLimits:
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         is_scarce = most != resource.RLIM_INFINITY and count > most // 2
         return is_scarce or (not others_run and count > self._files + MOST_FILES)
+
+
+def _user() -> tuple[tuple[int, int, int], tuple[int, int, int]]:
+    """Whose rights this process has."""
+    return os.getresuid(), os.getresgid()

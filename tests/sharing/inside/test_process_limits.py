@@ -32,6 +32,13 @@ def test_one_that_it_has_lowered_for_good_is_not(limits, monkeypatch):
     assert not limits.put_back()
 
 
+def test_rights_that_it_has_given_up_are_not(limits, monkeypatch):
+    """The trials after it could not write their logs."""
+    assert limits.put_back()
+    monkeypatch.setattr(os, "getresuid", lambda: (65534, 65534, 65534))
+    assert not limits.put_back()
+
+
 def test_files_that_ended_trials_leave_open_are_counted_from_the_first_trial_on(limits):
     assert not limits.are_files_left(others_run=False)
     with contextlib.ExitStack() as stack:
