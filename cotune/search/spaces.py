@@ -156,8 +156,7 @@ class Space:
     def rounded(self, name: str, value: Any) -> Any:
         """A parameter on its domain's steps: Optuna's are inexact (0.30000000000000004), and missing on log scales."""
         domain = self.domains[name]
-        has_steps = not isinstance(domain, Choice) and domain.step is not None and isinstance(value, int | float)
-        return domain.round(value) if has_steps else value  # type: ignore[union-attr]
+        return value if isinstance(domain, Choice) or not isinstance(value, int | float) else domain.round(value)
 
     def _add(self, name: str, leaf: Any) -> None:
         try:
@@ -172,9 +171,6 @@ class Space:
             _check_constant(name, leaf)
             self.constants[name] = leaf
         self._order.append(name)
-
-    def __repr__(self) -> str:
-        return f"Space(domains={self.domains!r}, constants={self.constants!r})"
 
     def _value(self, name: str, params: Mapping[str, Any]) -> Any:
         if name not in params:
