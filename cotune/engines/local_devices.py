@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
 from collections.abc import Sequence
@@ -119,5 +120,7 @@ class LocalDevices:
             gpu.close()
 
     def close(self) -> None:
-        for gpu in self.gpus.values():
-            gpu.close()
+        # Each, even if one that waits for its daemon is interrupted.
+        with contextlib.ExitStack() as closing:
+            for gpu in self.gpus.values():
+                closing.callback(gpu.close)

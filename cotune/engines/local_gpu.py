@@ -45,7 +45,9 @@ class LocalGpu:
             self._watch = cuda.GpuWatch(info.uuid)
             undo.callback(self._watch.close)
             self._mps = _daemon(info, mps)
-            undo.pop_all()
+            if self._mps is not None:
+                undo.callback(self._mps.close)
+            self._opened = undo.pop_all()
         self._clients: set[int] = set()
         self._is_shut = False
         self._others = OthersOnGpu(info.total, info.capacity, lambda free: max(0, free - cuda.RESERVE))
@@ -139,9 +141,7 @@ class LocalGpu:
         return self._watch.utilization() if is_measured else None
 
     def close(self) -> None:
-        self._watch.close()
-        if self._mps:
-            self._mps.close()
+        self._opened.close()
 
 
 def _daemon(info: DeviceInfo, wanted: bool | None) -> MpsDaemon | None:

@@ -2,6 +2,8 @@
 
 import os
 import resource
+from functools import partial
+from types import SimpleNamespace
 
 import pytest
 
@@ -38,3 +40,15 @@ def test_mps_that_was_asked_for_is_refused_where_no_gpu_is_used(tmp_path):
     devices.watch(mps=None)
     with pytest.raises(DeviceError, match=r"MPS cannot be used: .*cpu:0"):
         devices.watch(mps=True)
+
+
+def test_where_one_gpu_is_interrupted_as_it_is_given_back_the_others_are_given_back_too(tmp_path):
+    def closes(number):
+        closed.append(number)
+        raise KeyboardInterrupt
+
+    devices, closed = LocalDevices([], tmp_path), []
+    devices.gpus = {f"cuda:{n}": SimpleNamespace(close=partial(closes, n)) for n in range(2)}
+    with pytest.raises(KeyboardInterrupt):
+        devices.close()
+    assert sorted(closed) == [0, 1]
