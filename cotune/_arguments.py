@@ -172,7 +172,8 @@ def checked_seconds(what: str, value: Any) -> float | None:
         return None
     seconds = real(value.total_seconds() if isinstance(value, timedelta) else value)
     if not 0 < seconds < math.inf:
-        raise InputError(f"{what}={value!r} is not a time", hint=f"give seconds or a timedelta, such as {what}=3600")
+        told = "is not more than 0" if seconds <= 0 else "is not a time"
+        raise InputError(f"{what}={value!r} {told}", hint=f"give seconds or a timedelta, such as {what}=3600")
     return seconds
 
 

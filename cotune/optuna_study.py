@@ -46,7 +46,7 @@ from cotune.search.study_proxy import StudyObjective
 from cotune.search.study_search import StudySearch
 from cotune.sharing.devices import find_devices
 from cotune.sharing.lane_options import TrialOptions
-from cotune.trainable import signature, takes
+from cotune.trainable import name_of, signature, takes
 
 _LANE_MODULE = "cotune.search.study_proxy"
 # Signals after which the driver's loop is no longer waited for.
@@ -294,7 +294,7 @@ def _check(study: Any, objective: Any, catch: Any, name: Any, unsupported: Mappi
     _check_objective(objective)
     caught = tuple(catch) if isinstance(catch, Iterable) else (catch,)
     if not all(isinstance(kind, type) and issubclass(kind, BaseException) for kind in caught):
-        raise InputError(f"catch={catch!r} are not exceptions", hint="write catch=(ValueError,)")
+        raise InputError(f"catch={catch!r} is no exception class, or tuple of them", hint="write catch=(ValueError,)")
     check_run_name(name)
     return caught
 
@@ -307,6 +307,6 @@ def _check_objective(objective: Any) -> None:
         )
     if not takes(objective, 1):
         raise InputError(
-            f"the objective {signature(objective)} cannot be called with one argument",
+            f"the objective {name_of(objective)}{signature(objective)} cannot be called with one argument",
             hint="it is called with the trial; bind others: lambda trial: objective(trial, data)",
         )

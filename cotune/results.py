@@ -218,7 +218,8 @@ class Results(Sequence[TrialResult]):
             if any(t.state is state for t in self.trials)
         ]
         lines = [
-            f"Results {self.name!r}: {len(self.trials)} trials ({', '.join(counts) or 'none'}), "
+            f"Results {self.name!r}: {len(self.trials)} trial{'s' * (len(self.trials) != 1)} "
+            f"({', '.join(counts) or 'none'}), "
             f"makespan {self.makespan:.1f} s"
         ]
         try:

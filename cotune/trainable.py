@@ -61,15 +61,15 @@ def check_trainable(trainable: Any) -> str:
     kinds = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
     if any(is_kind(run) for is_kind in kinds for run in (trainable, type(trainable).__call__)):
         raise InputError(
-            f"{_name(trainable)} is a coroutine or generator function: calling it would run nothing",
+            f"{name_of(trainable)} is a coroutine or generator function: calling it would run nothing",
             hint="pass a plain function; it may call asyncio.run() itself",
         )
     if not takes(trainable, 1):
         raise InputError(
-            f"{_name(trainable)}{signature(trainable)} cannot be called with one argument",
+            f"{name_of(trainable)}{signature(trainable)} cannot be called with one argument",
             hint="it is called with the config, a dict: def train(config): ...",
         )
-    return _name(trainable)
+    return name_of(trainable)
 
 
 def _has_steps(cls: type) -> bool:
@@ -130,7 +130,8 @@ def takes(function: Callable[..., Any], count: int) -> bool:
     return True
 
 
-def _name(trainable: Any) -> str:
+def name_of(trainable: Any) -> str:
+    """What a callable is called in messages: a lambda is named so."""
     inner = called_by(trainable)
     name = getattr(inner, "__name__", type(inner).__name__)
     return "lambda" if name == "<lambda>" else str(name)
@@ -158,7 +159,7 @@ def _run_steps(cls: type, config: Mapping[str, Any]) -> Any:
     own = session.current()
     try:
         trial.setup(config)
-        if hasattr(trial, "load") and (saved := session.restore()) is not None:
+        if getattr(trial, "load", None) is not None and (saved := session.restore()) is not None:
             trial.load(saved)
         last, is_saved, is_done = time.monotonic(), True, False
 
@@ -170,7 +171,7 @@ def _run_steps(cls: type, config: Mapping[str, Any]) -> Any:
 
         while not is_done and (metrics := trial.step()) is not None:
             session.report(metrics)
-            is_done, is_saved = bool(metrics.get("done")), not hasattr(trial, "save")
+            is_done, is_saved = bool(metrics.get("done")), getattr(trial, "save", None) is None
             if own is not None and is_done:
                 own.met_stop_rule = True
             # Saved after the report, so that a restart from this checkpoint does not make the report again.
@@ -182,7 +183,7 @@ def _run_steps(cls: type, config: Mapping[str, Any]) -> Any:
             save()
     finally:
         try:
-            if hasattr(trial, "cleanup"):
+            if getattr(trial, "cleanup", None) is not None:
                 trial.cleanup()
         except Exception:
             # Raised, it would hide why the trial ends, or fail one that has all its results.

@@ -71,6 +71,8 @@ def test_a_number_beyond_all_floats_is_no_time_and_too_many():
     beyond = 10**400
     with pytest.raises(InputError, match="is not a time"):
         checked_seconds("time_budget", beyond)
+    with pytest.raises(InputError, match="is not more than 0"):
+        checked_seconds("time_budget", -beyond)
     with pytest.raises(InputError, match="too many"):
         checked_count("lanes", beyond)
     # As Optuna takes it.

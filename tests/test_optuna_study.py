@@ -885,7 +885,7 @@ def test_an_objective_that_cannot_travel_is_called_the_objective(optimize):
         ({"study": None}, "not an Optuna study"),
         ({"objective": 3}, "cannot be called"),
         ({"objective": None, "func": lambda trial: 3}, "second argument"),
-        ({"objective": lambda: 3}, "one argument"),
+        ({"objective": lambda: 3}, "the objective lambda() cannot be called with one argument"),
         ({"n_trials": 1.5}, "n_trials=1.5"),
         ({"n_trials": "10"}, "n_trials='10'"),
         ({"n_jobs": 4}, "lanes="),

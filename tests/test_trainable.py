@@ -222,6 +222,12 @@ def test_a_step_class_cleans_up_also_after_an_error():
     assert cleaned == [True]
 
 
+def test_an_optional_part_that_is_none_is_not_there(in_session):
+    with cotune.checkpoint() as path:
+        (path / "count").write_text("1")
+    call(type("Bare", (SavingSteps,), {"save": None, "load": None, "cleanup": None}), {"steps": 1})
+
+
 def test_what_cleaning_up_raises_is_told_and_changes_no_outcome(capsys):
     class CannotCleanUp(Steps):
         def cleanup(self):

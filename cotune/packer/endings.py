@@ -170,7 +170,7 @@ class Endings:
         # A system that refuses memory may not say how much was asked for.
         needs = "" if needed is None else f"it needs {format_bytes(max(needed, least))} or more; "
         figures = (
-            f"{needs}it had {format_bytes(had)} in a lane of {format_bytes(lane.asked)}; "
+            f"out of memory: {needs}it had {format_bytes(had)} in a lane of {format_bytes(lane.asked)}; "
             f"the largest device leaves {format_bytes(largest)} to one trial"
         )
         whole = lane.asked >= lane.device.capacity and self._fitting.is_whole(lane.device.capacity)
@@ -184,7 +184,7 @@ class Endings:
             self.conclude(trial, Outcome.FAILED, "TrialTooLarge", f"{figures}; last: {last}" if last else figures)
             return
         self._expect_more(trial, needed, told)
-        self.retry(trial, f"out of memory: {figures}", now)
+        self.retry(trial, figures, now)
 
     def _expect_more(self, trial: Trial, needed: int | None, told: int) -> None:
         """Corrects what is expected of a trial that ran out of memory, and of its siblings, and what room it gets.

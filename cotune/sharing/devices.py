@@ -107,7 +107,9 @@ def with_cores(info: DeviceInfo, cores: int, threads: int | None) -> DeviceInfo:
 def _chosen(gpus: int | Sequence[int | str], visible: list[cuda.Gpu]) -> list[DeviceInfo]:
     if isinstance(gpus, bool) or not isinstance(gpus, (int, list, tuple, range)):
         raise DeviceError(f"gpus={gpus!r} is neither a count nor a list", hint="write gpus=2 or gpus=[0, 3]")
-    wanted: list[int | str] = list(range(min(gpus, len(visible) + 1)) if isinstance(gpus, int) else gpus)
+    if isinstance(gpus, int) and gpus > len(visible):
+        raise _absent(f"gpus={gpus!r} asks for {gpus} GPU{'s' * (gpus > 1)}", visible)
+    wanted: list[int | str] = list(range(gpus) if isinstance(gpus, int) else gpus)
     if not wanted:
         raise DeviceError(f"gpus={gpus!r} names no GPU", hint="write gpus=2, or devices=['cpu:0'] to use the CPU")
     picked = [_picked(entry, visible, len(wanted), f"gpus={gpus!r}") for entry in wanted]
@@ -134,10 +136,15 @@ def _picked(entry: int | str, visible: list[cuda.Gpu], count: int, asked: str) -
             f"{asked} asks for a GPU, but there is no torch here that can use one",
             hint="install a CUDA build of torch, or write devices=['cpu:0'] to use the CPU",
         )
-    raise DeviceError(
-        f"{asked} asks for GPU {entry!r}, but {_count(len(visible))} visible here",
+    raise _absent(f"{asked} asks for GPU {entry!r}", visible)
+
+
+def _absent(asked: str, visible: list[cuda.Gpu]) -> DeviceError:
+    """The error for more GPUs, or another one, than are visible."""
+    return DeviceError(
+        f"{asked}, but {_count(len(visible))} visible here",
         hint=(
-            "leave gpus out to use the CPU, or write devices=['cpu:0@4GiB', 'cpu:1@4GiB']"
+            "write devices=['cpu:0'] to use the CPU, or devices=['cpu:0@4GiB', 'cpu:1@4GiB'] for parts of it"
             if not visible
             else f"write gpus={len(visible)} or fewer; CUDA_VISIBLE_DEVICES is "
             f"{os.environ.get('CUDA_VISIBLE_DEVICES', 'not set')!r}"
@@ -168,7 +175,9 @@ def _gpu(position: int, gpu: cuda.Gpu, count: int) -> DeviceInfo:
 
 
 def _explicit(devices: Sequence[str], threads: int | None) -> list[DeviceInfo]:
-    if not isinstance(devices, list) or not devices:
+    if isinstance(devices, list) and not devices:
+        raise DeviceError("devices=[] names no device", hint="write devices=['cpu:0'], or leave devices out")
+    if not isinstance(devices, list):
         raise DeviceError(f"devices={devices!r} is not a list of devices", hint="write devices=['cpu:0@4GiB']")
     cpus = sum(1 for name in devices if isinstance(name, str) and name.startswith("cpu"))
     cores = max(1, available_cores() // max(cpus, 1))

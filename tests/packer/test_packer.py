@@ -847,7 +847,9 @@ def test_given_up_with_figures_only_after_the_largest_device_was_its_own() -> No
     world.go(0)
     assert world.error(0) == "TrialTooLarge"
     reason = world.concluded[0].reason
-    assert reason == ("it had 974 MiB in a lane of 1.0 GiB; the largest device leaves 974 MiB to one trial")
+    assert reason == (
+        "out of memory: it had 974 MiB in a lane of 1.0 GiB; the largest device leaves 974 MiB to one trial"
+    )
 
 
 def test_devices_found_together_share_the_trials_that_wait() -> None:

@@ -119,9 +119,18 @@ def test_devices_may_come_one_by_one():
     assert [info.name for info in find_devices(devices=(f"cpu:{n}@1GiB" for n in range(2)))] == ["cpu:0", "cpu:1"]
 
 
-@pytest.mark.parametrize("given", ["cpu:0", [], (), 5], ids=repr)
-def test_devices_must_be_a_list_with_something_in_it(given):
-    with pytest.raises(DeviceError, match="is not a list of devices"):
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ("cpu:0", "is not a list of devices"),
+        (5, "is not a list of devices"),
+        ([], "names no device"),
+        ((), "no device"),
+    ],
+    ids=repr,
+)
+def test_devices_must_be_a_list_with_something_in_it(given, told):
+    with pytest.raises(DeviceError, match=told):
         find_devices(devices=given)
 
 
@@ -243,7 +252,7 @@ def test_gpus_and_cpus_go_together_as_devices(four_gpus):
 def test_more_gpus_than_visible_is_refused_with_the_number_to_write(four_gpus):
     with pytest.raises(DeviceError) as refused:
         find_devices(gpus=5)
-    assert "gpus=5 asks for GPU 4" in refused.value.message
+    assert "gpus=5 asks for 5 GPUs" in refused.value.message
     assert "4 GPUs are visible" in refused.value.message
     assert "gpus=4" in refused.value.hint
     assert "CUDA_VISIBLE_DEVICES is 'not set'" in refused.value.hint
