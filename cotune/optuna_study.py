@@ -248,8 +248,7 @@ def _serve(study: optuna.Study, search: StudySearch, sweep: Sweep, interrupts: I
     finally:
         interrupts.serving.clear()
         # Two interrupts end the loop at once; once it has ended they change nothing.
-        sweep.interrupt()
-        sweep.interrupt()
+        sweep.interrupt(2)
         while loop.is_alive() and len(interrupts.received) < LAST:
             loop.join(0.1)
         try:

@@ -111,8 +111,8 @@ class Interrupts:
     def end(self, sweep: Sweep) -> None:
         """Interrupts this sweep from now on."""
         self._sweep = sweep
-        for _ in self.received:
-            sweep.interrupt()
+        if self.received:
+            sweep.interrupt(len(self.received))
 
     def _receive(self, number: int, _frame: FrameType | None) -> None:
         now = time.monotonic()
@@ -122,6 +122,6 @@ class Interrupts:
         self.received.append(number)
         is_setting_up = self._sweep is None
         if self._sweep is not None:
-            self._sweep.interrupt()
+            self._sweep.interrupt(len(self.received))
         if len(self.received) > (1 if is_setting_up or self.serving.is_set() else self._last):
             raise KeyboardInterrupt

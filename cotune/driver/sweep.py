@@ -144,9 +144,13 @@ class Sweep:
 
     # ---- from outside of the loop
 
-    def interrupt(self) -> None:
-        """Handles Ctrl-C: the first stops running trials at their next boundary, the second ends the sweep at once."""
-        self._signals += 1
+    def interrupt(self, signals: int) -> None:
+        """Handles Ctrl-C: the first stops running trials at their next boundary, the second ends the sweep at once.
+
+        Args:
+            signals: How many there have been so far. A count, so that it does no harm to be told of one twice.
+        """
+        self._signals = max(self._signals, signals)
         self._engine.wake()
 
     # ---- the loop

@@ -114,3 +114,22 @@ def test_a_signal_that_is_passed_on_at_once_by_a_program_around_this_one_counts_
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
     assert interrupts.received == [signal.SIGINT] * 2
+
+
+def test_a_signal_that_comes_while_a_sweep_is_told_of_an_earlier_one_counts_once(as_before, monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(signals.time, "monotonic", lambda: now[0])
+    told = []
+
+    class FakeSweep:
+        def interrupt(self, count):
+            told.append(count)
+            if len(told) == 1:
+                now[0] += 1
+                signal.raise_signal(signal.SIGINT)
+
+    interrupts = Interrupts(last=3)
+    with interrupts.handled():
+        signal.raise_signal(signal.SIGINT)
+        interrupts.end(FakeSweep())
+    assert told == [1, 2]
