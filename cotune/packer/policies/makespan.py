@@ -39,7 +39,8 @@ class Makespan(Weighing):
 
     def __init__(self) -> None:
         super().__init__()
-        self._last_was_tall = False
+        # Whether the next start of a judged trial goes by arrival, instead of to the longest tall one.
+        self._by_arrival = False
 
     def key(self, waiting: Waiting) -> tuple[float, ...]:
         if self.judged:
@@ -54,20 +55,21 @@ class Makespan(Weighing):
 
     def rank(self, group: Hashable) -> float:
         assert isinstance(group, float)
-        # After a tall trial, all groups rank alike, and the earliest arrival goes first.
-        is_next = self._is_tall(group) and not (self.judged and self._last_was_tall)
+        # By arrival all groups rank alike, and the earliest goes first.
+        is_next = self._is_tall(group) and not (self.judged and self._by_arrival)
         return -group if is_next else 0.0
 
     def left(self, waiting: Waiting, group: Hashable, started: bool) -> None:
         super().left(waiting, group, started)
         if started:
             assert isinstance(group, float)
-            self._last_was_tall = self._is_tall(group)
+            # A tall trial whose turn it was by arrival is not the longest, which comes next.
+            self._by_arrival = not self._by_arrival and self._is_tall(group)
 
     def resumed(self, waiting: Waiting, group: Hashable) -> None:
-        last_was_tall = self._last_was_tall
+        by_arrival = self._by_arrival
         super().resumed(waiting, group)
-        self._last_was_tall = last_was_tall
+        self._by_arrival = by_arrival
 
     def _is_tall(self, group: float) -> bool:
         total = self.total * (LEFT if self.judged else 1.0)

@@ -74,10 +74,10 @@ def test_makespan_breaks_ties_by_arrival() -> None:
     assert order(Makespan(), [2.0, 3.0, 3.0]) == [1, 2, 0]
 
 
-def test_makespan_goes_by_arrival_but_every_second_is_tall_where_trials_are_judged_by_those_before_them() -> None:
+def test_makespan_goes_by_arrival_but_every_second_is_the_longest_where_trials_are_judged_by_others() -> None:
     policy = Makespan()
     policy.judged = True
-    seconds = [1.0, 2.0, 90.0, 1.5, 160.0, 1.0]
+    seconds = [80.0, 2.0, 90.0, 1.5, 160.0, 1.0]
     waiting = [Waiting(trial, trial, left, (trial % 2) << 30, busy=1.0) for trial, left in enumerate(seconds)]
     for one in waiting:
         policy.joined(one, policy.group(one))
