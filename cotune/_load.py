@@ -75,6 +75,12 @@ def earlier_run(name: str, storage: str | os.PathLike[str] | None) -> RunFolder:
     """
     if not isinstance(name, str):
         raise InputError(f"{name!r} is not the name of a run", hint="`cotune show` lists the names")
+    if os.sep in name:
+        path = Path(name)
+        raise InputError(
+            f"{name!r} is a path, not the name of a run",
+            hint=f"pass the name, {path.name!r}, and as the folder for runs {str(path.parent)!r} ({SAID_BY})",
+        )
     check_run_name(name)
     root = storage_folder(storage)
     folder = RunFolder(root / name)

@@ -6,6 +6,7 @@ import contextlib
 import os
 import secrets
 import signal
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -41,6 +42,7 @@ from cotune.paths import RunFolder, storage_folder
 from cotune.results import Results, TrialResult
 from cotune.script.pickling import Packed, dumps, pack
 from cotune.search import PRUNERS, SAMPLERS
+from cotune.search.codes import shown
 from cotune.search.promotion import AshaPromote
 from cotune.search.spaces import Space
 from cotune.sharing.devices import DeviceInfo, find_devices
@@ -214,6 +216,8 @@ def run(
     wanted = checked_count("trials", trials)
     if wanted is None and budget is None and not is_grid:
         raise InputError("neither trials= nor time_budget= says when to end", hint="pass trials=50, for example")
+    if not tree.domains and wanted != 1:
+        _warn_of_lists(tree)
     threads = checked_threads(threads)
     found = find_devices(gpus, devices, threads) if cluster is None else []
     _check_cluster(cluster, gpus, devices)
@@ -271,6 +275,17 @@ def _engine(
     from cotune.engines.ray import RayEngine
 
     return RayEngine(cluster, packed, gpus, folder.lanes, how)
+
+
+def _warn_of_lists(space: Space) -> None:
+    """Warns of what may have been meant as options, where all trials have the same config."""
+    for name, value in space.constants.items():
+        if isinstance(value, list | tuple) and len(value) > 1:
+            warnings.warn(
+                f"all trials have the same config: {name!r} of the space is the constant {shown(value)}. To search it "
+                "write cotune.choice([...])",
+                stacklevel=3,
+            )
 
 
 def _open_run(name: str, storage: str | os.PathLike[str] | None) -> RunFolder:

@@ -93,6 +93,13 @@ def test_a_run_that_is_removed_while_others_are_looked_for_is_not_among_them(tmp
     assert runs_in(Removed(tmp_path)) == ["stays"]
 
 
+def test_the_path_of_a_run_is_refused_with_the_name_to_pass(tmp_path):
+    with pytest.raises(cotune.InputError, match="is a path") as refused:
+        cotune.load(f"{tmp_path}/mine")
+    assert "'mine'" in refused.value.hint
+    assert f"{str(tmp_path)!r}" in refused.value.hint
+
+
 def test_the_folder_of_a_study_is_not_a_run(tmp_path):
     folder = RunFolder(tmp_path / "study")
     folder.create()

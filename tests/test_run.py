@@ -1533,6 +1533,12 @@ def test_a_run_resumed_with_another_object_as_a_constant_says_so(run):
         goes_on("/data/v2", 3)
 
 
+def test_a_list_in_a_space_where_nothing_is_searched_is_told_to_be_a_constant(run):
+    with pytest.warns(UserWarning, match=r"'x' of the space is the constant \[1, 2\] \(list\).*cotune.choice"):
+        results = run(lambda config: float(config["x"][0]), {"x": [1, 2]}, trials=2)
+    assert [trial.config for trial in results] == [{"x": [1, 2]}] * 2
+
+
 def test_an_unknown_sampler_is_refused_before_a_folder_is_made(run, tmp_path):
     with pytest.raises(cotune.InputError):
         run(quadratic, {"x": 1.0}, trials=1, sampler="best", name="none")

@@ -37,6 +37,8 @@ _FILE = 10
 _complete: weakref.WeakSet[type] = weakref.WeakSet()
 _loading = threading.local()
 _NAMED = (typing.NewType, typing.ParamSpec, typing.TypeVarTuple)
+# Of pydantic's `validate_call`.
+_VALIDATED = ("pydantic._internal._validate_call", "ValidateCallWrapper")
 _SENTINELS = {id(getattr(dataclasses, name)): name for name in ("MISSING", "KW_ONLY")}
 
 
@@ -77,10 +79,11 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     cloudpickle sends others; so are those that only their parent knows, such as `torch._C._functions`, to which
     `once_differentiable` refers. A user's function wrapped by `functools.cache` is sent with an empty cache;
     cloudpickle sends its name, which other processes do not find. Made anew are a `functools.cached_property`, since it
-    holds a lock before Python 3.12, and a `random.SystemRandom`, which has no state (`from secrets import choice` is a
-    method of one). A function that a module's decorator has made of one of the script uses the
-    variables of that module, not a copy of them. Nested classes know which class they are in. A function has what it
-    names in the bodies of its classes. Identities stay (`identities`).
+    holds a lock before Python 3.12, a `random.SystemRandom`, which has no state (`from secrets import choice` is a
+    method of one), and a function's `pydantic.validate_call`, since it holds all variables of the script. A function
+    that a module's decorator has made of one of the script uses the variables of that module, not a copy of them.
+    Nested classes know which class they are in. A function has what it names in the bodies of its classes. Identities
+    stay (`identities`).
 
     Attributes:
         cells: By id, the variables that functions pickled so far share with others, each with what stands for it.
@@ -105,6 +108,8 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             return _cached_property, (type(obj),), {name: it for name, it in vars(obj).items() if name != "lock"}
         if isinstance(obj, ModuleType):
             return self._module(obj)
+        if (type(obj).__module__, type(obj).__name__) == _VALIDATED and hasattr(obj, "config_wrapper"):
+            return type(obj), (obj.function, obj.config_wrapper.config_dict, obj.validate_return, None)
         if type(obj) is weakref.ref:
             return _weakly, (obj(),)
         if type(obj) in (weakref.WeakKeyDictionary, weakref.WeakValueDictionary):

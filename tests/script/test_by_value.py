@@ -263,6 +263,21 @@ def test_what_draws_from_the_system_travels():
     assert 0.0 <= source.random() < 1.0
 
 
+def test_a_function_that_pydantic_validates_travels_without_the_variables_around_it():
+    pydantic = pytest.importorskip("pydantic")
+    around = threading.Lock()
+
+    @pydantic.validate_call(validate_return=True)
+    def double(number: int) -> int:
+        return 2 * number
+
+    there = travelled(double)
+    assert there("4") == 8
+    with pytest.raises(pydantic.ValidationError):
+        there("four")
+    assert not around.locked()
+
+
 def test_a_kind_of_cached_property_travels_as_what_it_is():
     class Kept(functools.cached_property):
         def __init__(self, function, ttl):
