@@ -72,6 +72,11 @@ _INSTEAD = {
     ),
     "scheduler": "pruner= stops trials early: 'asha', 'hyperband', 'median', or one of Optuna's",
     "search_alg": "sampler= proposes: 'tpe', 'random', 'grid', or one of Optuna's",
+    **dict.fromkeys(
+        ("max_t", "max_iter", "max_iterations", "max_epochs", "epochs"),
+        "stop={'training_iteration': 100} ends a trial after its 100th report; or end it in the function",
+    ),
+    **dict.fromkeys(("retries", "max_retries"), "say max_failures="),
     "load_if_exists": "say resume=True",
 }
 

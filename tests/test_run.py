@@ -1137,6 +1137,22 @@ def test_a_checkpoint_ahead_of_a_report_that_will_not_be_made_is_not_kept(run, t
     assert len(list(cut.checkpoint.parent.iterdir())) == 1, "what it wrote of the sixth is gone"
 
 
+def test_a_trial_whose_reports_are_on_record_no_more_does_not_go_on_behind_them(run):
+    def train(config):
+        saved = cotune.restore()
+        for epoch in range(int((saved / "epoch").read_text()) if saved else 0, 3):
+            cotune.report({"loss": float(epoch)})
+            with cotune.checkpoint() as path:
+                (path / "epoch").write_text(str(epoch + 1))
+
+    (first,) = run(train, {"x": 1}, trials=1, name="torn")
+    events = first.folder.parents[1] / "events.jsonl"
+    lines = events.read_text().splitlines(keepends=True)
+    events.write_text("".join(lines[: next(n for n, line in enumerate(lines) if '"report"' in line)]))
+    (again,) = run(train, {"x": 1}, trials=1, name="torn", resume=True)
+    assert (again.state, [entry["loss"] for entry in again.history]) == ("done", [0.0, 1.0, 2.0])
+
+
 def test_a_failing_trial_fails_alone_and_is_retried_as_often_as_asked(run, tmp_path):
     def train(config):
         marker = tmp_path / f"tries-{config['x']}"
@@ -1293,6 +1309,7 @@ def test_bad_input_is_named_with_a_hint(run, options, error, says):
     ("options", "says", "hint"),
     [
         ({"param_space": {"x": 1}, "num_samples": 3}, "takes no param_space=", "as second argument"),
+        ({"max_epochs": 3}, "takes no max_epochs=", "training_iteration"),
         ({"config": {"x": 1}, "metric": "loss"}, "takes no config=", "as second argument"),
         ({"max_concurrent": 2}, "takes no max_concurrent=", "lanes="),
         ({"metric": "loss", "trials": 1}, "a search space is a dict, not None", "name what is searched"),
