@@ -9,7 +9,7 @@ import signal
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Never
 
 from cotune._arguments import (
     check_callbacks,
@@ -115,7 +115,7 @@ def run(
     callbacks: Iterable[Callable[[TrialResult], Any]] | None = None,
     dashboard: bool | None = None,
     iteration_timeout: float | timedelta | None = None,
-    **unsupported: Any,
+    **unsupported: Never,
 ) -> Results:
     """Tunes a trainable: proposes configurations, packs their trials onto the devices, returns the results.
 

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, Never
 
 import optuna
 
@@ -93,7 +93,7 @@ def optimize(
     dashboard: bool | None = None,
     name: str | None = None,
     storage: str | os.PathLike[str] | None = None,
-    **unsupported: Any,
+    **unsupported: Never,
 ) -> None:
     """Runs an Optuna objective as `study.optimize` does, packed onto the devices by measured memory.
 

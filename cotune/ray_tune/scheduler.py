@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, cast
+from typing import Any, Never, cast
 
 import ray
 from ray import cloudpickle
@@ -71,7 +71,7 @@ def colocate(
     iteration_timeout: float | timedelta | None = None,
     priority: float | Callable[[dict[str, Any]], float] = 0.0,
     max_slowdown: float = MAX_SLOWDOWN,
-    **unknown: Any,
+    **unknown: Never,
 ) -> TrialScheduler:
     """Makes the trials of a Ray Tune run share GPUs by measured memory.
 
