@@ -91,12 +91,17 @@ class Interrupts:
         self._leaves_own = leaves_own
         self.received: list[int] = []
         self._last_at: dict[int, float] = {}
+        self._has_raised = False
         self.serving = threading.Event()
         self._sweep: Sweep | None = None
 
     @contextlib.contextmanager
     def handled(self, *again: int) -> Iterator[None]:
-        """Handles signals within a block, and raises the first of those in `again` behind it."""
+        """Handles signals within a block, and raises the first of those in `again` behind it.
+
+        Raises:
+            KeyboardInterrupt: A second signal was received.
+        """
         try:
             with handled_by(self._receive, leaves_own=self._leaves_own):
                 yield
@@ -107,6 +112,9 @@ class Interrupts:
             raise
         for number in [one for one in self.received if one in again][:1]:
             signal.raise_signal(number)
+        if len(self.received) > 1 and not self._has_raised:
+            # The second has come while the sweep was over already, and was being closed.
+            raise KeyboardInterrupt
 
     def end(self, sweep: Sweep) -> None:
         """Interrupts this sweep from now on."""
@@ -124,4 +132,5 @@ class Interrupts:
         if self._sweep is not None:
             self._sweep.interrupt(len(self.received))
         if len(self.received) > (1 if is_setting_up or self.serving.is_set() else self._last):
+            self._has_raised = True
             raise KeyboardInterrupt

@@ -29,7 +29,10 @@ NAMES = {
     "end": ("end", "end_time", "deletion_time"),
     "kind": ("kind", "model", "model_name"),
     "name": ("name", "job_id", "jobid", "job_name", "job", "task_id", "trial_id", "id", "number"),
-    "gpus": ("gpus", "num_gpu", "num_gpus", "gpu_num", "gpu_request", "plan_gpu"),
+    "gpus": (
+        *("gpus", "num_gpu", "num_gpus", "n_gpus", "ngpus", "gpu_num", "gpu_count", "gpu_request", "requested_gpus"),
+        *("scale_factor", "plan_gpu"),
+    ),
     "instances": ("instances", "num_inst", "inst_num", "worker_num", "node_num"),
 }
 _READ = {

@@ -129,7 +129,35 @@ def test_a_signal_that_comes_while_a_sweep_is_told_of_an_earlier_one_counts_once
                 signal.raise_signal(signal.SIGINT)
 
     interrupts = Interrupts(last=3)
-    with interrupts.handled():
-        signal.raise_signal(signal.SIGINT)
-        interrupts.end(FakeSweep())
+
+    def sets_up():
+        with interrupts.handled():
+            signal.raise_signal(signal.SIGINT)
+            interrupts.end(FakeSweep())
+
+    with pytest.raises(KeyboardInterrupt):
+        sets_up()
     assert told == [1, 2]
+
+
+def test_a_second_signal_that_comes_once_the_sweep_is_over_interrupts_too(as_before, monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(signals.time, "monotonic", lambda: now[0])
+    closed = []
+    interrupts = Interrupts(last=2)
+
+    class FakeSweep:
+        def interrupt(self, count):
+            pass
+
+    def runs():
+        with interrupts.handled():
+            interrupts.end(FakeSweep())
+            signal.raise_signal(signal.SIGINT)
+            now[0] += 1
+            signal.raise_signal(signal.SIGINT)
+            closed.append(True)
+
+    with pytest.raises(KeyboardInterrupt):
+        runs()
+    assert closed == [True]
