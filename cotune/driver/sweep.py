@@ -242,33 +242,46 @@ class Sweep:
 
     def _feed(self, *events: Event) -> None:
         self._records.now = time.time()
-        concluded = []
-        for instruction in self._decide([self._noted(event) for event in events]):
-            if isinstance(instruction, StartTrial):
-                device = self._packer.device_of(instruction.trial)
-                spec = self._records.starts(instruction.trial, device, instruction.lane)
-                # A trial must not run whose parameters a kill of this process would lose.
-                self._records.flush()
-                self._engine.execute(instruction, spec)
-            elif isinstance(instruction, ConcludeTrial):
-                concluded.append(instruction)
-            elif isinstance(instruction, RetryTrial):
-                self._retry(instruction)
-            elif isinstance(instruction, ResumeTrial):
-                self._engine.execute(instruction)
-                self._records.goes_on(self._records[instruction.trial])
-            else:
-                self._engine.execute(instruction)
+        decided = self._decide([self._noted(event) for event in events])
+        concluded = [instruction for instruction in decided if isinstance(instruction, ConcludeTrial)]
+        try:
+            for instruction in decided:
+                self._carry_out(instruction)
+        except Exception:
+            # The run ends, as where no lane can be opened. Trials that are over must not run again in the next session.
+            for conclusion in concluded:
+                self._conclude(conclusion)
+            raise
         for event in events:
             if isinstance(event, IterationsDone):
                 self._expectations.compare(self._records[event.trial], self._packer.demand_of(event.trial))
         # Last, so that a freed lane has its next trial before the search thread starts to compute.
         for conclusion in concluded:
-            self._conclusions.reach(conclusion)
-            record = self._records[conclusion.trial]
-            self._expectations.learn(record)
+            record = self._conclude(conclusion)
             if record.lasted is not None:
                 self._arrivals.ran(record.lasted)
+
+    def _carry_out(self, instruction: Instruction) -> None:
+        """Carries out an instruction, but for conclusions."""
+        if isinstance(instruction, StartTrial):
+            device = self._packer.device_of(instruction.trial)
+            spec = self._records.starts(instruction.trial, device, instruction.lane)
+            # A trial must not run whose parameters a kill of this process would lose.
+            self._records.flush()
+            self._engine.execute(instruction, spec)
+        elif isinstance(instruction, RetryTrial):
+            self._retry(instruction)
+        elif isinstance(instruction, ResumeTrial):
+            self._engine.execute(instruction)
+            self._records.goes_on(self._records[instruction.trial])
+        elif not isinstance(instruction, ConcludeTrial):
+            self._engine.execute(instruction)
+
+    def _conclude(self, conclusion: ConcludeTrial) -> Record:
+        self._conclusions.reach(conclusion)
+        record = self._records[conclusion.trial]
+        self._expectations.learn(record)
+        return record
 
     def _noted(self, event: Event) -> Event:
         """The event, on record, with what earlier runs add to it."""

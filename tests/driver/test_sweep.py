@@ -18,7 +18,17 @@ from cotune.driver.sweep import Sweep, _switching_often
 from cotune.engines.simulated import SimulatedEngine, Work
 from cotune.engines.simulated.engine import devices
 from cotune.engines.simulated.model import LastAct
-from cotune.packer import AllTrialsAdded, DeviceFound, DeviceLost, Packer, PackerOptions, TrialAdded, TrialEnded
+from cotune.errors import RunError
+from cotune.packer import (
+    AllTrialsAdded,
+    DeviceFound,
+    DeviceLost,
+    OpenLane,
+    Packer,
+    PackerOptions,
+    TrialAdded,
+    TrialEnded,
+)
 from cotune.paths import RunFolder
 from cotune.record import EventLog, Records
 from cotune.search.proposer import Suggestion, Verdict
@@ -248,3 +258,24 @@ def test_a_sweep_whose_last_device_is_lost_as_a_trial_ends_waits_for_the_next_de
     Sweep(proposer, proposer, packer, body, records, None, SweepOptions("train", "", 2, None, lockstep=True)).run()
     log.close()
     assert [record.state for record in records.values()] == [TrialState.DONE] * 2
+
+
+def test_a_trial_that_ends_as_a_lane_cannot_be_opened_is_on_record(tmp_path):
+    class Full(SimulatedEngine):
+        def execute(self, instruction, spec=None):
+            if isinstance(instruction, OpenLane) and instruction.lane > 2:
+                raise RunError("no more files", hint="raise ulimit -n")
+            super().execute(instruction, spec)
+
+    folder = RunFolder(tmp_path / "run")
+    folder.create()
+    proposer, log = Proposer([1] * 3), EventLog(folder.events)
+    records = Records(folder, log, "", 0)
+    packer, body = Packer(PackerOptions(width=1, reuse=False)), Full(devices(1, GIB), lambda spec: Work(50, 1.0))
+    options = SweepOptions("train", "", 3, None, lockstep=False)
+    with pytest.raises(RunError, match="no more files"):
+        Sweep(proposer, proposer, packer, body, records, None, options).run()
+    log.close()
+    events = [json.loads(line) for line in folder.events.read_text().splitlines()]
+    ends = [(event["trial"], event["state"]) for event in events if event["event"] == "end"]
+    assert ends == [(0, "done"), (1, "done")]
