@@ -19,16 +19,18 @@ class Parking:
 
     def __init__(self, device: str = "cuda") -> None:
         self._device = device
-        # With the ids of the parameters that its first step has trained. Others may belong to an object of
-        # `cotune.shared`, which lane-mates use during the pause.
-        self._optimizers: weakref.WeakKeyDictionary[Any, set[int]] = weakref.WeakKeyDictionary()
+        # By id, since one that is a dataclass has no hash; with the ids of the parameters that its first step has
+        # trained. Others may belong to an object of `cotune.shared`, which lane-mates use during the pause.
+        self._optimizers: dict[int, tuple[weakref.ref[Any], set[int]]] = {}
         self._parked: list[tuple[Any, Any]] = []
 
     def saw(self, optimizer: Any) -> None:
         """Notes an optimizer of the trial, after a step."""
-        if optimizer not in self._optimizers:
+        known, number = self._optimizers, id(optimizer)
+        if number not in known:
             parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-            self._optimizers[optimizer] = {id(parameter) for parameter in parameters if parameter.grad is not None}
+            trained = {id(parameter) for parameter in parameters if parameter.grad is not None}
+            known[number] = weakref.ref(optimizer, lambda _: known.pop(number, None)), trained
 
     @property
     def movable(self) -> int:
@@ -76,7 +78,9 @@ class Parking:
         return [storage for storage in found.values() if storage.resizable()]
 
     def _tensors(self) -> Iterator[Any]:
-        for optimizer, trained in list(self._optimizers.items()):
+        for reference, trained in list(self._optimizers.values()):
+            if (optimizer := reference()) is None:
+                continue
             import torch
 
             for group in optimizer.param_groups:

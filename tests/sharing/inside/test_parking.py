@@ -81,6 +81,20 @@ def test_an_optimizer_that_is_gone_is_not_moved():
     assert parking.park() == 0
 
 
+def test_an_optimizer_without_a_hash_is_moved_like_any_other():
+    class Unhashable(torch.optim.SGD):
+        __hash__ = None
+
+    parking = Parking("cpu")
+    model, optimizer = model_and_optimizer(optimizer=Unhashable)
+    step(model, optimizer, 0)
+    parking.saw(optimizer)
+    assert parking.movable > 0
+    del optimizer
+    gc.collect()
+    assert parking.movable == 0
+
+
 def test_tensors_elsewhere_stay_where_they_are():
     model, optimizer = model_and_optimizer()
     step(model, optimizer, 0)
