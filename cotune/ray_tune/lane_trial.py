@@ -26,7 +26,7 @@ from cotune.session import Session, TrialStopped
 from cotune.sharing import wire
 from cotune.sharing.inside.ending import Ending, own_stop
 from cotune.sharing.inside.resident import ResidentTrial
-from cotune.sharing.raised import clear_frames, text_of
+from cotune.sharing.raised import clear_frames, text_of, with_class
 from cotune.trainable import trace_of
 from cotune.trial import Outcome, TrialSpec
 
@@ -224,7 +224,7 @@ class LaneTrial(ResidentTrial):
         if is_memory:
             self._end(Ending(Outcome.OUT_OF_MEMORY, needed, "TrialFailed", text[:500]))
             return _led_to(OutOfMemory(text), error)
-        words = f"{type(error).__name__}: {text}" if text else type(error).__name__
+        words = with_class(type(error).__name__, text)
         self._end(Ending(Outcome.FAILED, None, "TrialFailed", words))
         return _encodable(error if isinstance(error, Exception) else _led_to(RuntimeError(words), error))
 

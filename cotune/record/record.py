@@ -173,7 +173,7 @@ def error_of(conclusion: ConcludeTrial) -> CotuneError:
     kind = errors.class_named(conclusion.error)
     message, hint = errors.message_and_hint(conclusion.reason)
     if not hint:
-        hint = _PRUNED if message.startswith("TrialPruned:") else _HINTS.get(conclusion.error, "")
+        hint = _PRUNED if message.partition(":")[0] == "TrialPruned" else _HINTS.get(conclusion.error, "")
     return kind(f"trial {conclusion.trial}: {message}", hint=hint)
 
 

@@ -64,6 +64,11 @@ def text_of(error: BaseException) -> str:
         return f"(its text could not be made: {type(another).__name__})"
 
 
+def with_class(kind: str, text: str) -> str:
+    """What an exception of this class says, as Python prints it: without a text it is its class alone."""
+    return f"{kind}: {text}" if text else kind
+
+
 def causes(error: BaseException, *, hidden: bool = False) -> Iterator[BaseException]:
     """An exception, its causes, its contexts (also `hidden` by a cause), and the members of groups; itself first."""
     seen: set[int] = set()

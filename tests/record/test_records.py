@@ -257,7 +257,8 @@ def test_how_long_a_trial_would_have_run_alone_is_without_the_turns_of_its_lane_
     assert record.seconds == 1.5
 
 
-def test_a_trial_that_raises_optunas_exception_for_pruning_is_told_how_trials_are_stopped():
-    raised = ConcludeTrial(3, Outcome.FAILED, reason="TrialPruned: ", error="TrialFailed")
+@pytest.mark.parametrize("said", ["TrialPruned", "TrialPruned: at step 3"])
+def test_a_trial_that_raises_optunas_exception_for_pruning_is_told_how_trials_are_stopped(said):
+    raised = ConcludeTrial(3, Outcome.FAILED, reason=said, error="TrialFailed")
     assert "pruner=" in error_of(raised).hint
     assert "cotune.optimize" in error_of(raised).hint

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from cotune.errors import CotuneError, InputError, NoReport
 from cotune.session import TrialStopped
-from cotune.sharing.raised import causes, clear_frames, text_of
+from cotune.sharing.raised import causes, clear_frames, text_of, with_class
 from cotune.trial import Outcome
 
 
@@ -43,7 +43,7 @@ def ended_by(error: BaseException, is_memory: bool, needed: int | None) -> Endin
     name = kind if is_ours else "TrialFailed"
     if is_memory:
         return Ending(Outcome.OUT_OF_MEMORY, needed, name, text[:500])
-    detail = text if is_ours else f"{kind}: {text[:2000]}"
+    detail = text if is_ours else with_class(kind, text[:2000])
     return Ending(Outcome.FAILED, None, name, detail, final=isinstance(error, (InputError, NoReport)))
 
 

@@ -25,6 +25,7 @@ class MetricError(Exception):
         (Ours("no"), "MetricError", "no", True),
         (NoReport("no"), "NoReport", "no", True),
         (SystemExit(3), "TrialFailed", "SystemExit: sys.exit(3) was called", False),
+        (AssertionError(), "TrialFailed", "AssertionError", False),
     ],
 )
 def test_errors_of_cotune_keep_their_names(error: BaseException, name: str, detail: str, final: bool) -> None:
