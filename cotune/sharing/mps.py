@@ -157,6 +157,9 @@ class MpsDaemon:
             said = done.stdout.strip() or done.stderr.strip()[-200:] or f"exit status {done.returncode}"
         except subprocess.TimeoutExpired:
             said = f"no answer in {CLIENT_WITHIN:g} s"
+        except OSError as error:
+            # For want of processes or files, say.
+            said = error.strerror or str(error)
         if said != "0":
             raise _refused(f"a client of it cannot use the GPU ({said}){self._last_words()}")
         if not self.servers():

@@ -108,6 +108,9 @@ def refusal():
 def test_it_is_said_why_there_is_no_daemon(orders, monkeypatch, tmp_path):
     monkeypatch.setattr(mps, "_CLIENT", "print(805)")
     assert "(805)" in refusal()
+    with monkeypatch.context() as without:
+        without.setattr(sys, "executable", str(tmp_path / "gone"))
+        assert "(No such file or directory)" in refusal()
     monkeypatch.setattr(mps, "_CLIENT", "print(0)")
     assert "started no server" in refusal()
     monkeypatch.setattr(mps, "CLIENT_WITHIN", 0.2)
