@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import sys
@@ -378,6 +379,16 @@ def test_lanes_come_up_one_after_the_other_where_nvml_cannot_tell_them_apart(lan
     fake.cuda.init = init
     memory.start()
     assert bool(held) is alone
+
+
+def test_a_lane_comes_up_where_the_file_system_has_no_locks(lane, monkeypatch):
+    def flock(file, operation):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    memory, _ = lane
+    monkeypatch.setattr(cuda_memory, "FIRST_NAMESPACE", 0)
+    monkeypatch.setattr(fcntl, "flock", flock)
+    assert memory.start() > 0
 
 
 def test_a_peak_that_the_trial_has_the_allocator_forget_is_still_its_peak(lane):
