@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from cotune import errors
@@ -243,21 +243,17 @@ class Sweep:
     def _feed(self, *events: Event) -> None:
         self._records.now = time.time()
         decided = self._decide([self._noted(event) for event in events])
-        concluded = [instruction for instruction in decided if isinstance(instruction, ConcludeTrial)]
         try:
             for instruction in decided:
                 self._carry_out(instruction)
         except Exception:
-            # The run ends, as where no lane can be opened. Trials that are over must not run again in the next session.
-            for conclusion in concluded:
-                self._conclude(conclusion)
+            self._save_ends(decided)
             raise
         for event in events:
             if isinstance(event, IterationsDone):
                 self._expectations.compare(self._records[event.trial], self._packer.demand_of(event.trial))
         # Last, so that a freed lane has its next trial before the search thread starts to compute.
-        for conclusion in concluded:
-            record = self._conclude(conclusion)
+        for record in self._save_ends(decided):
             if record.lasted is not None:
                 self._arrivals.ran(record.lasted)
 
@@ -277,11 +273,17 @@ class Sweep:
         elif not isinstance(instruction, ConcludeTrial):
             self._engine.execute(instruction)
 
-    def _conclude(self, conclusion: ConcludeTrial) -> Record:
-        self._conclusions.reach(conclusion)
-        record = self._records[conclusion.trial]
-        self._expectations.learn(record)
-        return record
+    def _save_ends(self, decided: Iterable[Instruction]) -> list[Record]:
+        """Carries out the conclusions, also if an error ends the run: a later session must not run these trials again.
+
+        Returns:
+            The records of the trials that are over.
+        """
+        concluded = [instruction for instruction in decided if isinstance(instruction, ConcludeTrial)]
+        for conclusion in concluded:
+            self._conclusions.reach(conclusion)
+            self._expectations.learn(self._records[conclusion.trial])
+        return [self._records[conclusion.trial] for conclusion in concluded]
 
     def _noted(self, event: Event) -> Event:
         """The event, on record, with what earlier runs add to it."""
@@ -299,6 +301,7 @@ class Sweep:
             policy = self._packer.options.policy
             if not isinstance(error, errors.CotuneError) and type(policy) not in POLICIES.values():
                 error.add_note(f"policy={policy!r} was asked; what has run so far is kept, resume=True goes on with it")
+            self._save_ends(self._packer.hand_over())
             raise
 
     def _send_verdicts(self) -> None:

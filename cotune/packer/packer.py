@@ -103,6 +103,10 @@ class Packer:
         if self.options.residents > 1:
             self._turns.review()
         self._ledger.stirred.clear()
+        return self.hand_over()
+
+    def hand_over(self) -> list[do.Instruction]:
+        """Returns, once, what a call of `handle()` had decided when it raised, as a user's policy may."""
         out, self._ledger.out = self._ledger.out, []
         return out
 

@@ -29,6 +29,7 @@ from cotune.packer import (
     TrialAdded,
     TrialEnded,
 )
+from cotune.packer.policies import Fifo
 from cotune.paths import RunFolder
 from cotune.record import EventLog, Records
 from cotune.search.proposer import Suggestion, Verdict
@@ -260,22 +261,44 @@ def test_a_sweep_whose_last_device_is_lost_as_a_trial_ends_waits_for_the_next_de
     assert [record.state for record in records.values()] == [TrialState.DONE] * 2
 
 
-def test_a_trial_that_ends_as_a_lane_cannot_be_opened_is_on_record(tmp_path):
+@pytest.fixture
+def ends(tmp_path):
+    """The trials whose ends are on record once a sweep of three has ended with an error."""
+
+    def of(body, packer, error):
+        folder = RunFolder(tmp_path / "run")
+        folder.create()
+        proposer, log = Proposer([1] * 3), EventLog(folder.events)
+        records, options = Records(folder, log, "", 0), SweepOptions("train", "", 3, None, lockstep=False)
+        with pytest.raises(error):
+            Sweep(proposer, proposer, packer, body, records, None, options).run()
+        log.close()
+        events = [json.loads(line) for line in folder.events.read_text().splitlines()]
+        return [(event["trial"], event["state"]) for event in events if event["event"] == "end"]
+
+    return of
+
+
+def test_a_trial_that_ends_as_a_lane_cannot_be_opened_is_on_record(ends):
     class Full(SimulatedEngine):
         def execute(self, instruction, spec=None):
             if isinstance(instruction, OpenLane) and instruction.lane > 2:
                 raise RunError("no more files", hint="raise ulimit -n")
             super().execute(instruction, spec)
 
-    folder = RunFolder(tmp_path / "run")
-    folder.create()
-    proposer, log = Proposer([1] * 3), EventLog(folder.events)
-    records = Records(folder, log, "", 0)
-    packer, body = Packer(PackerOptions(width=1, reuse=False)), Full(devices(1, GIB), lambda spec: Work(50, 1.0))
-    options = SweepOptions("train", "", 3, None, lockstep=False)
-    with pytest.raises(RunError, match="no more files"):
-        Sweep(proposer, proposer, packer, body, records, None, options).run()
-    log.close()
-    events = [json.loads(line) for line in folder.events.read_text().splitlines()]
-    ends = [(event["trial"], event["state"]) for event in events if event["event"] == "end"]
-    assert ends == [(0, "done"), (1, "done")]
+    body = Full(devices(1, GIB), lambda spec: Work(50, 1.0))
+    assert ends(body, Packer(PackerOptions(width=1, reuse=False)), RunError) == [(0, "done"), (1, "done")]
+
+
+def test_a_trial_whose_end_leads_to_an_error_of_the_policy_is_on_record(ends):
+    class Breaks(Fifo):
+        is_broken = False
+
+        def ended(self, trial, group):
+            self.is_broken = True
+
+        def key(self, waiting):
+            return (waiting.arrival / (not self.is_broken),)
+
+    body = SimulatedEngine(devices(1, GIB), lambda spec: Work(50, 1.0))
+    assert ends(body, Packer(PackerOptions(width=1, policy=Breaks())), ZeroDivisionError) == [(0, "done")]
