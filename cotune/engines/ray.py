@@ -60,6 +60,8 @@ class RayEngine(Engine):
         # Ends of trials whose configs could not be sent.
         self._unsent: list[News] = []
         self._arrived: queue.SimpleQueue[tuple[Membership, Future[Any]] | None] = queue.SimpleQueue()
+        # Raised once what had happened before has been returned: trials may have ended.
+        self._failure: Exception | None = None
         self._tick_due = 0.0
         self._closed = False
         self._ray, self._is_ours = _connect(cluster)
@@ -163,16 +165,21 @@ class RayEngine(Engine):
         return happened
 
     def _gather(self, timeout: float) -> list[News]:
+        if self._failure is not None:
+            raise self._failure
         happened: list[News] = []
-        with contextlib.suppress(queue.Empty):
-            arrived = self._arrived.get(timeout=timeout)
-            while True:
-                if arrived is not None and arrived[0] in self._roster.members:
-                    happened += self._hear(*arrived)
-                arrived = self._arrived.get_nowait()
+        try:
+            with contextlib.suppress(queue.Empty):
+                arrived = self._arrived.get(timeout=timeout)
+                while True:
+                    if arrived is not None and arrived[0] in self._roster.members:
+                        happened.extend(self._hear(*arrived))
+                    arrived = self._arrived.get_nowait()
+        except Exception as error:
+            self._failure = error
         return happened
 
-    def _hear(self, member: Membership, answer: Future[Any]) -> list[News]:
+    def _hear(self, member: Membership, answer: Future[Any]) -> Iterator[News]:
         from ray.exceptions import RayError
 
         try:
@@ -180,19 +187,17 @@ class RayEngine(Engine):
         except RayError as error:
             self._forget(member)
             self._roster.leave(member, errors.first_line(error) or type(error).__name__)
-            return []
+            return
         self._listen(member)
-        happened: list[News] = []
         for item in items:
             if isinstance(item, Joined):
-                happened.append(self._roster.joined(member, item, self.now()))
+                yield self._roster.joined(member, item, self.now())
             elif isinstance(item, Down):
                 self._forget(member)
                 self._roster.refuse(member, item.error)
-                break
+                return
             else:
-                happened += self._translate(member, item)
-        return happened
+                yield from self._translate(member, item)
 
     def _forget(self, member: Membership) -> None:
         """Forgets a lost member's lanes and trials."""

@@ -1,15 +1,19 @@
 """The Ray engine on a real cluster of this machine."""
 
+from concurrent.futures import Future
+from queue import SimpleQueue
 from types import SimpleNamespace
 
 import pytest
 
 from cotune.engines import ray as engine_module
 from cotune.engines.ray import RayEngine
-from cotune.errors import StorageError
-from cotune.packer import DeviceFound
+from cotune.engines.ray_member import Down
+from cotune.errors import RunError, StorageError
+from cotune.packer import DeviceFound, TrialEnded
 from cotune.script.pickling import pack
 from cotune.testing import EngineUnderTest, RealEngineConformance, behave
+from cotune.trial import Outcome
 
 pytestmark = pytest.mark.ray
 
@@ -70,3 +74,19 @@ def test_where_the_only_node_with_room_cannot_go_on_the_start_says_why(monkeypat
     engine._roster.look = engine._roster.warn_if_short = engine._roster.gpus_missing = lambda: None
     with pytest.raises(StorageError, match="no folder"):
         engine.start()
+
+
+def test_what_the_last_node_has_said_counts_before_its_failure_ends_the_run():
+    def refuse(member, error):
+        raise error
+
+    member, answer, ended = SimpleNamespace(), Future(), TrialEnded(0.0, 3, Outcome.DONE)
+    answer.set_result([ended, Down(RunError("no lane comes up", hint=""))])
+    engine = object.__new__(RayEngine)
+    engine._roster = SimpleNamespace(members=[member], refuse=refuse)
+    engine._by_lane, engine._by_trial, engine._failure, engine._listen = {}, {}, None, lambda member: None
+    engine._arrived = SimpleQueue()
+    engine._arrived.put((member, answer))
+    assert [(event.trial, event.outcome) for event in engine._gather(0)] == [(3, Outcome.DONE)]
+    with pytest.raises(RunError, match="no lane comes up"):
+        engine._gather(0)
