@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
+from numbers import Integral
 from typing import Any, Never
 
 import optuna
@@ -156,8 +157,9 @@ def optimize(
         )  # fmt: skip
         mps = checked_mps(mps, lanes)
         # A caller that goes on with `n_trials=100 - len(study.trials)` may have more than 100 already.
-        past = isinstance(n_trials, int) and n_trials < 0
-        wanted, seconds = checked_count("n_trials", 0 if past else n_trials, least=0), checked_timeout(timeout)
+        asked: Any = n_trials
+        past = isinstance(asked, Integral) and asked < 0
+        wanted, seconds = checked_count("n_trials", 0 if past else asked, least=0), checked_timeout(timeout)
         base = secrets.randbits(32) if seed is None else checked_seed(seed) or 0
         threads = checked_threads(threads)
         found = find_devices(gpus, devices, threads)

@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import cloudpickle
+import numpy as np
 import optuna
 import pytest
 from optuna.trial import TrialState
@@ -137,7 +138,7 @@ def test_a_decorator_may_supply_arguments_of_an_objective_and_of_a_callback(opti
     assert [trial.value for trial in heard] == [3.0]
 
 
-@pytest.mark.parametrize("n_trials", [0, -2])
+@pytest.mark.parametrize("n_trials", [0, -2, np.int64(-2)])
 def test_no_trials_are_none(optimize, n_trials):
     study = optuna.create_study()
     optimize(study, lambda trial: 0.0, n_trials=n_trials)
