@@ -134,10 +134,10 @@ def reuse_no_actors(controller: Any) -> None:
         controller._reuse_actors = False
 
 
-def limit_pending(controller: Any, most: int) -> None:
-    """Makes Tune queue at most `most` trials ahead, unless the user has set a number."""
+def queue_one_ahead(controller: Any) -> None:
+    """Makes Tune queue one trial ahead, unless the user has set a number."""
     if "TUNE_MAX_PENDING_TRIALS_PG" not in os.environ:
-        unwrapped(controller).update_max_pending_trials(most)
+        unwrapped(controller).update_max_pending_trials(1)
 
 
 def most_at_once(controller: Any) -> int | None:

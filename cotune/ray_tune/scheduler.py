@@ -177,7 +177,7 @@ def _colocated(base: Any) -> type[TrialScheduler]:
         def on_trial_add(self, tune_controller: Any, trial: Any, **kwargs: Any) -> None:
             if self._cotune_options.isolation == "process":
                 # A request made long before its trial starts would be based on old measurements.
-                _private.limit_pending(tune_controller, 1)
+                _private.queue_one_ahead(tune_controller)
                 # A process runs one trial only, so that its peak is that trial's.
                 _private.reuse_no_actors(tune_controller)
                 self._cotune_fractions.prepare(trial)

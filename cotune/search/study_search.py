@@ -79,7 +79,7 @@ class StudySearch(Proposer):
         catch: tuple[type[BaseException], ...] = (),
         callbacks: Iterable[Callable[[optuna.Study, FrozenTrial], Any]] = (),
         prepare: Callable[[int], None] = lambda _: None,
-        wake: Callable[[], None] = lambda: None,
+        wake: Callable[[], None],
     ) -> None:
         super().__init__(prepare, wake)
         self._study = study
