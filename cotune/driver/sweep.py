@@ -186,8 +186,7 @@ class Sweep:
         # While there is no device, no trial may be left and none be asked for, and yet more are to come.
         while self._packer.unfinished or self._supply.asked or self._arrivals or not self._supply.is_over:
             happened = self._engine.poll(SHOW_EVERY)
-            for one in happened:
-                self._take_in(one)
+            self._take_in_all(happened)
             only_reports = not self._hear() and all(type(one) in (Report, Question) for one in happened)
             # Before `_send_verdicts`, which writes: a caller that gave up on this loop may have closed the files.
             self._check_end()
@@ -224,6 +223,17 @@ class Sweep:
             time.sleep(0.001)
             self._hear()
         self._records.flush()
+
+    def _take_in_all(self, happened: Iterable[Happened]) -> None:
+        """Takes in all of it even if an error is to end the run: a later session must not run again what has ended."""
+        raised: list[Exception] = []
+        for one in happened:
+            try:
+                self._take_in(one)
+            except Exception as error:
+                raised.append(error)
+        if raised:
+            raise raised[0]
 
     def _take_in(self, happened: Happened) -> None:
         if isinstance(happened, Report):

@@ -279,18 +279,37 @@ def ends(tmp_path):
     return of
 
 
-def test_a_trial_that_ends_as_a_lane_cannot_be_opened_is_on_record(ends):
-    class Full(SimulatedEngine):
-        def execute(self, instruction, spec=None):
-            if isinstance(instruction, OpenLane) and instruction.lane > 2:
-                raise RunError("no more files", hint="raise ulimit -n")
-            super().execute(instruction, spec)
+class Full(SimulatedEngine):
+    """Opens two lanes."""
 
+    def execute(self, instruction, spec=None):
+        if isinstance(instruction, OpenLane) and instruction.lane > 2:
+            raise RunError("no more files", hint="raise ulimit -n")
+        super().execute(instruction, spec)
+
+
+def test_a_trial_that_ends_as_a_lane_cannot_be_opened_is_on_record(ends):
     body = Full(devices(1, GIB), lambda spec: Work(50, 1.0))
     assert ends(body, Packer(PackerOptions(width=1, reuse=False)), RunError) == [(0, "done"), (1, "done")]
 
 
-def test_a_trial_whose_end_leads_to_an_error_of_the_policy_is_on_record(ends):
+class Late(Full):
+    """Tells the ends of two trials together."""
+
+    def poll(self, timeout):
+        happened = super().poll(timeout)
+        while sum(1 for event in happened if isinstance(event, TrialEnded)) == 1:
+            happened += super().poll(timeout)
+        return happened
+
+
+def test_a_trial_whose_end_is_told_together_with_that_of_another_that_leads_to_an_error_is_on_record(ends):
+    body = Late(devices(1, GIB), lambda spec: Work(50, 1.0))
+    assert ends(body, Packer(PackerOptions(width=2, reuse=False)), RunError) == [(0, "done"), (1, "done")]
+
+
+@pytest.mark.parametrize(("kind", "on_record"), [(SimulatedEngine, [(0, "done")]), (Late, [(0, "done"), (1, "done")])])
+def test_a_trial_whose_end_leads_to_an_error_of_the_policy_is_on_record_once(ends, kind, on_record):
     class Breaks(Fifo):
         is_broken = False
 
@@ -300,5 +319,5 @@ def test_a_trial_whose_end_leads_to_an_error_of_the_policy_is_on_record(ends):
         def key(self, waiting):
             return (waiting.arrival / (not self.is_broken),)
 
-    body = SimulatedEngine(devices(1, GIB), lambda spec: Work(50, 1.0))
-    assert ends(body, Packer(PackerOptions(width=1, policy=Breaks())), ZeroDivisionError) == [(0, "done")]
+    body = kind(devices(1, GIB), lambda spec: Work(50, 1.0))
+    assert ends(body, Packer(PackerOptions(width=len(on_record), policy=Breaks())), ZeroDivisionError) == on_record
