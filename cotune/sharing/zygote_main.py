@@ -24,6 +24,7 @@ import socket
 import sys
 import tempfile
 import warnings
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -202,19 +203,22 @@ class Zygote:
         self._libc = libc
         self._pid = os.getpid()
         self._lanes: dict[int, int] = {}
+        # Messages for which the driver has no room yet: it may itself wait for room in our socket, and hear nothing.
+        self._unsent: deque[bytes] = deque()
 
     def serve(self) -> NoReturn:
         # Not select(), which fails above descriptor 1,023: inherited ones keep their numbers from the driver.
         control, poller = self._sock.fileno(), select.poll()
-        for fd in (control, self._wake):
-            poller.register(fd, select.POLLIN)
+        poller.register(self._wake, select.POLLIN)
         while not _terminated:
-            ready = [fd for fd, _ in poller.poll()]
+            poller.register(control, select.POLLIN | (select.POLLOUT if self._unsent else 0))
+            ready = dict(poller.poll())
             if self._wake in ready:
                 with contextlib.suppress(BlockingIOError):
                     os.read(self._wake, 4096)
                 self._reap()
-            if control in ready and not self._request():
+            self._send()
+            if ready.get(control, 0) & ~select.POLLOUT and not self._request():
                 break
         for pid in self._lanes:
             kill_group(pid)
@@ -310,5 +314,12 @@ class Zygote:
                 self._tell("gone", lane, status)
 
     def _tell(self, what: str, lane: int, value: int) -> None:
+        self._unsent.append(pickle.dumps((what, lane, value)))
+        self._send()
+
+    def _send(self) -> None:
+        # It has no room for more, or is gone.
         with contextlib.suppress(OSError):
-            self._sock.send(pickle.dumps((what, lane, value)))
+            while self._unsent:
+                self._sock.send(self._unsent[0], socket.MSG_DONTWAIT)
+                self._unsent.popleft()

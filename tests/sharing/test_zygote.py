@@ -603,6 +603,39 @@ def test_a_fork_that_fails_is_told_and_costs_no_other_lane_anything(world, monke
     theirs.close()
 
 
+def test_however_many_lanes_a_driver_asks_for_at_once_it_and_the_zygote_do_not_wait_for_each_other(
+    tmp_path, monkeypatch
+):
+    made = socket.socketpair
+
+    def narrow(*kind):
+        pair = made(*kind)
+        for side in pair:
+            # The least that there can be: room for a few messages.
+            side.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
+        return pair
+
+    def ask():
+        for lane in range(40):
+            ours, theirs = made()
+            with ours, theirs:
+                world.zygote.fork(lane, theirs, page, [])
+
+    monkeypatch.setattr(socket, "socketpair", narrow)
+    world, page = World(tmp_path), os.memfd_create("page")
+    os.ftruncate(page, 4096)
+    asking = threading.Thread(target=ask)
+    asking.start()
+    asking.join(PATIENCE)
+    try:
+        assert not asking.is_alive()
+        assert sorted(world.message("gone")[1] for _ in range(40)) == list(range(40))
+    finally:
+        world.close()
+        asking.join()
+        os.close(page)
+
+
 def test_a_driver_that_is_sent_no_sigchld_hears_of_a_lane_that_dies(tmp_path):
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
     try:
