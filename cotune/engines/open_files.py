@@ -14,8 +14,12 @@ OTHER_FILES = 64
 
 
 def files_of_a_lane(seats: int) -> int:
-    """How many files a lane takes in this process: a socket, and an eventfd per seat."""
-    return 1 + seats
+    """How many files a lane takes: a socket and an eventfd per seat stay open here.
+
+    Until the zygote has them, those of the lane's process are on their way there: its socket, its page, the eventfds.
+    Linux counts all that are on their way against the same limit.
+    """
+    return 2 + seats
 
 
 def files_left() -> int:

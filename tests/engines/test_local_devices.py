@@ -20,7 +20,7 @@ from cotune.sharing.devices import DeviceInfo
 )
 def test_a_device_has_no_more_lanes_than_there_are_files_for(tmp_path, monkeypatch, seats, lanes_that_fit, widths):
     used = len(os.listdir("/proc/self/fd")) + OTHER_FILES
-    files = resource.RLIM_INFINITY if lanes_that_fit is None else used + lanes_that_fit * (1 + seats)
+    files = resource.RLIM_INFINITY if lanes_that_fit is None else used + lanes_that_fit * (2 + seats)
     infos = [DeviceInfo(f"cpu:{n}", GIB, 0, max_width=4, cores=4, idle_width=32) for n in range(2)]
     monkeypatch.setattr("cotune.engines.open_files.resource.getrlimit", lambda what: (100, files))
     for found in LocalDevices(infos, tmp_path).found(0.0, seats):

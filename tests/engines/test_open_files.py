@@ -5,7 +5,10 @@ import resource
 
 import pytest
 
-from cotune.engines.open_files import OTHER_FILES, are_scarce, files_left, raised_limit
+from cotune.demand import GIB
+from cotune.engines.open_files import OTHER_FILES, are_scarce, files_left, files_of_a_lane, raised_limit
+from cotune.sharing.lane import LaneHandle
+from cotune.sharing.lane_options import LaneOptions
 
 
 @pytest.fixture
@@ -38,3 +41,14 @@ def test_within_a_raised_limit_as_many_can_be_opened_as_the_system_allows(limit)
             pass
         assert not are_scarce(min(room, 1000))
     assert resource.getrlimit(resource.RLIMIT_NOFILE) == lowered
+
+
+def test_a_lane_counts_for_what_is_on_its_way_to_its_process_and_for_what_stays_open():
+    class Zygote:
+        def fork(self, lane, sock, page, verdicts):
+            self.sent = 2 + len(verdicts)
+
+    zygote, before = Zygote(), len(os.listdir("/proc/self/fd"))
+    lane = LaneHandle(zygote, LaneOptions(0, "cpu:0", "", cores=1, quota=GIB, threads=1, seats=5))
+    assert max(zygote.sent, len(os.listdir("/proc/self/fd")) - before) == files_of_a_lane(5)
+    lane.close()
