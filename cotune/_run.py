@@ -163,7 +163,7 @@ def run(
         pruner: `asha`, `hyperband`, `median`, or any Optuna pruner; none if left out. With `asha-promote` (or an
             `AshaPromote`) trials wait at rungs until they are among the best there, instead of being stopped for good.
         seed: Makes suggestions and every trial repeatable (suggestions exactly with `lanes=1, lockstep=True` on one
-            device); an integer from 0 to 2**32 - 1.
+            device, and not of a sampler that is an object, which has its own); an integer from 0 to 2**32 - 1.
         name: Name of the run; generated if left out.
         storage: The folder for runs; `COTUNE_STORAGE` or `~/cotune_runs` if left out.
         resume: Go on with the run of this name, if there is one.

@@ -12,7 +12,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 
 class Asha(BasePruner):
-    """Successive halving with its first rung at the step of the first report, or at 1.
+    """Successive halving with its first rung at the first step above 0 that is reported.
 
     (Li et al., "A system for massively parallel hyperparameter tuning", MLSys'20.)
     """
@@ -22,8 +22,12 @@ class Asha(BasePruner):
 
     def prune(self, study: Study, trial: FrozenTrial) -> bool:
         if self._pruner is None:
-            steps = [step for one in study.get_trials(deepcopy=False) for step in one.intermediate_values]
-            self._pruner = SuccessiveHalvingPruner(min_resource=max(1, min(steps, default=1)))
+            steps = (step for one in study.get_trials(deepcopy=False) for step in one.intermediate_values)
+            first = min((step for step in steps if step > 0), default=None)
+            if first is None:
+                # How far apart reports are is not known yet: a rung at 1 could be many rungs before the next one.
+                return False
+            self._pruner = SuccessiveHalvingPruner(min_resource=first)
         return self._pruner.prune(study, trial)
 
 

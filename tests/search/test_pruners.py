@@ -28,6 +28,14 @@ def test_trials_are_judged_at_their_rungs_before_any_is_complete(apart: int) -> 
     assert [trial.system_attrs["completed_rung_0"] for trial in study.trials] == [2.0, 3.0, 1.0]
 
 
+def test_a_report_at_step_0_is_on_no_rung() -> None:
+    study = optuna.create_study(pruner=Asha())
+    for worth in (2.0, 1.0, 3.0):
+        report(study.ask({}), [0, 10, 20], worth)
+    rungs = [sorted(name for name in one.system_attrs if "rung" in name) for one in study.trials]
+    assert rungs == [["completed_rung_0"]] * 3, "the next rung is at 40"
+
+
 def test_a_run_that_is_resumed_has_the_rungs_it_had() -> None:
     study = optuna.create_study(pruner=Asha())
     trial = study.ask({})
