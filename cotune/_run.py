@@ -163,16 +163,17 @@ def run(
         pruner: `asha`, `hyperband`, `median`, or any Optuna pruner; none if left out. With `asha-promote` (or an
             `AshaPromote`) trials wait at rungs until they are among the best there, instead of being stopped for good.
         seed: Makes suggestions and every trial repeatable (suggestions exactly with `lanes=1, lockstep=True` on one
-            device, and not of a sampler that is an object, which has its own); an integer from 0 to 2**32 - 1.
+            device; a sampler that is an object has a seed of its own); an integer from 0 to 2**32 - 1.
         name: Name of the run; generated if left out.
         storage: The folder for runs; `COTUNE_STORAGE` or `~/cotune_runs` if left out.
         resume: Go on with the run of this name, if there is one.
-        time_budget: Seconds, or a timedelta, after which the run ends; trials that are running then can be resumed.
+        time_budget: Seconds, or a timedelta, after which the run ends; trials that are running then can be resumed,
+            with a budget of their own.
         max_failures: How often a trial that raised is tried again. Out-of-memory and lost lanes do not count.
         lockstep: Wait for the verdict on each report, and suggest a trial only when it can start: slower; reproducible
             with `lanes=1`, one device and one resident.
-        callbacks: Each is called with the result of every trial that has ended. An exception from a callback is shown
-            once; the run goes on.
+        callbacks: Each is called with the result of every trial that has ended; meanwhile no other trial starts. An
+            exception from a callback is shown once; the run goes on.
         dashboard: False shows nothing; otherwise a live table in a terminal, and plain lines elsewhere.
         iteration_timeout: Seconds, or a timedelta, without an iteration boundary after which a trial is overdue and
             killed; by default, from its third iteration on, 1,800 s or twenty times its longest iteration, whichever

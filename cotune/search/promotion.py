@@ -20,15 +20,16 @@ class AshaPromote:
     waits, before new trials, not when a worker asks for work.
 
     Args:
-        min_resource: Step of the first rung.
+        min_resource: Step of the first rung; if left out, the first step above 0 that is reported.
         reduction_factor: One in so many trials that reach a rung goes on.
 
     Raises:
         InputError: `min_resource` is not a whole number of 1 or more, or `reduction_factor` not one of 2 or more.
     """
 
-    def __init__(self, min_resource: int = 1, reduction_factor: int = 4) -> None:
-        for name, value, least in (("min_resource", min_resource, 1), ("reduction_factor", reduction_factor, 2)):
+    def __init__(self, min_resource: int | None = None, reduction_factor: int = 4) -> None:
+        first = 1 if min_resource is None else min_resource
+        for name, value, least in (("min_resource", first, 1), ("reduction_factor", reduction_factor, 2)):
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise InputError(f"{name}={value!r} is not a whole number of {least} or more", hint=f"write {name}=4")
         self.min_resource = min_resource
@@ -45,6 +46,7 @@ class Rungs:
 
     def __init__(self, rule: AshaPromote, sign: float) -> None:
         self._rule = rule
+        self._first = rule.min_resource
         self._sign = sign
         # For each rung: value and trial, the best first; and the trials that have gone on from there, or are over.
         self._entries: defaultdict[int, list[tuple[float, int]]] = defaultdict(list)
@@ -67,8 +69,7 @@ class Rungs:
         """
         if math.isnan(value):
             return trial in self._waiting, []
-        self._at.setdefault(trial, 0)
-        self._last[trial] = step, value
+        self._note(trial, step, value)
         promoted = dict.fromkeys(self._climb(trial))
         return trial in self._waiting, [other for other in promoted if other not in (trial, *self._waiting)]
 
@@ -80,8 +81,7 @@ class Rungs:
             if trial in self._last:
                 # A report after another shows that the trial was promoted from the rungs up to that one.
                 self._pass(trial)
-            self._at.setdefault(trial, 0)
-            self._last[trial] = step, value
+            self._note(trial, step, value)
         if trial in self._last and self._is_on_rung(trial):
             self._enter(trial)
         if is_over:
@@ -110,8 +110,16 @@ class Rungs:
                     return trial
         return None
 
+    def _note(self, trial: int, step: int, value: float) -> None:
+        if self._first is None and step > 0:
+            # A rung before it would be passed with the same report.
+            self._first = step
+        self._at.setdefault(trial, 0)
+        self._last[trial] = step, value
+
     def _is_on_rung(self, trial: int) -> bool:
-        return self._last[trial][0] >= self._step(self._at[trial])
+        first = self._first
+        return first is not None and self._last[trial][0] >= first * self._rule.reduction_factor ** self._at[trial]
 
     def _enter(self, trial: int) -> None:
         """Has the trial wait on its rung, with the value of its last report."""
@@ -142,6 +150,3 @@ class Rungs:
         self._gone[rung].add(trial)
         self._waiting.discard(trial)
         self._at[trial] = rung + 1
-
-    def _step(self, rung: int) -> int:
-        return self._rule.min_resource * int(self._rule.reduction_factor**rung)

@@ -23,6 +23,24 @@ def test_a_trial_waits_at_its_rung_until_it_is_among_the_best_third():
     assert found.report(0, 3, 0.3) == (True, [])
 
 
+def test_without_a_first_rung_it_is_at_the_first_step_above_0_that_is_reported():
+    found = rungs(first=None)
+    assert found.report(0, 0, 0.5) == (False, [])
+    assert found.report(0, 100, 0.5) == (True, [])
+    assert found.report(1, 100, 0.7) == (True, [])
+    assert found.report(2, 100, 0.9) == (True, [0])
+    assert found.report(0, 200, 0.4) == (False, [])
+    assert found.report(0, 300, 0.3) == (True, [])
+
+
+def test_a_later_session_finds_the_first_rung_where_it_was():
+    found = rungs(first=None)
+    found.restore(0, [(0, 0.5), (100, 0.4)], is_over=False)
+    found.settle()
+    assert found.waiting == {0}
+    assert found.report(1, 10, 0.6) == (False, [])
+
+
 def test_the_trial_that_reports_goes_on_itself_if_it_is_the_best():
     found = rungs()
     found.report(0, 1, 0.5)
