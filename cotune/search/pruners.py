@@ -22,13 +22,16 @@ class Asha(BasePruner):
 
     def prune(self, study: Study, trial: FrozenTrial) -> bool:
         if self._pruner is None:
-            steps = (step for one in study.get_trials(deepcopy=False) for step in one.intermediate_values)
-            first = min((step for step in steps if step > 0), default=None)
-            if first is None:
-                # How far apart reports are is not known yet: a rung at 1 could be many rungs before the next one.
+            if (first := _first_step(study)) is None:
                 return False
             self._pruner = SuccessiveHalvingPruner(min_resource=first)
         return self._pruner.prune(study, trial)
+
+
+def _first_step(study: Study) -> int | None:
+    """The first step above 0 that trials report: with rungs before it, one report would pass several at once."""
+    steps = (step for one in study.get_trials(deepcopy=False) for step in one.intermediate_values)
+    return min((step for step in steps if step > 0), default=None)
 
 
 _EARLY = "cotune:early"
@@ -37,8 +40,13 @@ _EARLY = "cotune:early"
 class Hyperband(HyperbandPruner):
     """Hyperband, which needs the number of steps: trials that report before it is known are never pruned.
 
-    (Li et al., "Hyperband: a novel bandit-based approach to hyperparameter optimization", JMLR 18, 2018.)
+    (Li et al., "Hyperband: a novel bandit-based approach to hyperparameter optimization", JMLR 18, 2018.) Its first
+    rung is where that of `Asha` is.
     """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._knows_first = False
 
     def prune(self, study: Study, trial: FrozenTrial) -> bool:
         if _EARLY in trial.system_attrs:
@@ -48,4 +56,7 @@ class Hyperband(HyperbandPruner):
             # In the study, so that it still holds when a run is resumed.
             study._storage.set_trial_system_attr(trial._trial_id, _EARLY, True)
             return False
+        if not self._knows_first and (first := _first_step(study)) is not None:
+            self._knows_first = True
+            super().__init__(min_resource=first)
         return super().prune(study, trial)

@@ -59,6 +59,19 @@ def test_hyperband_leaves_those_alone_that_ran_before_it_knew_how_many_steps_the
     assert stopped[0] is None, "nobody it could be held against was judged"
 
 
+def test_a_report_passes_one_rung_of_hyperband_however_far_apart_reports_are() -> None:
+    study = optuna.create_study(pruner=Hyperband(), study_name="fixed")
+    first = study.ask({})
+    report(first, range(0, 900, 100), 2.0)
+    study.tell(first, 0.25)
+    passed = []
+    for _ in range(12):
+        trial = study.ask({})
+        report(trial, [0, 100], 3.0)
+        passed.append(sum("completed_rung" in name for name in study.trials[trial.number].system_attrs))
+    assert set(passed) == {0, 1}, "a bracket may begin later"
+
+
 def test_hyperband_leaves_those_alone_also_once_their_run_is_resumed() -> None:
     study = optuna.create_study(pruner=Hyperband(), study_name="fixed")
     first, early = study.ask({}), study.ask({})
