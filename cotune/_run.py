@@ -233,7 +233,7 @@ def run(
     promotes = isinstance(pruner, AshaPromote) or pruner == "asha-promote"
     # The first signal stops trials at their next boundary, the second ends the loop, which a callback may hold up.
     interrupts = Interrupts(last=2)
-    with folder.locked():
+    with folder.locked(is_named=name is not None):
         saved = _saved(folder, resume)
         if saved is not None:
             seed = int(saved.settings["seed"])

@@ -170,7 +170,7 @@ def optimize(
             dashboard = show_progress_bar or (
                 optuna.logging.get_verbosity() > optuna.logging.INFO and is_terminal(sys.stderr)
             )
-        stack.enter_context(folder.locked())
+        stack.enter_context(folder.locked(is_named=name is not None))
         stack.enter_context(_in_optimize_loop(study))
         # Only around pack(): callbacks may pickle the study itself, as Optuna's guide does.
         with study_as_proxy(study):

@@ -162,8 +162,12 @@ class RunFolder:
         return False
 
     @contextlib.contextmanager
-    def locked(self) -> Iterator[None]:
+    def locked(self, *, is_named: bool = True) -> Iterator[None]:
         """Holds the run's lock, which one driver at a time can have; it is released when this process dies, too.
+
+        Args:
+            is_named: Whether the user has named the run. Otherwise nobody else waits for it, and where the block raises
+                before it writes anything the folder is removed.
 
         Raises:
             RunNameInUse: Another driver holds the lock.
@@ -193,10 +197,22 @@ class RunFolder:
             os.ftruncate(fd, 0)
             os.pwrite(fd, str(os.getpid()).encode(), 0)
             yield
+        except BaseException:
+            if not is_named:
+                self._remove_unused()
+            raise
         finally:
             if fd in _locks:
                 _locks.remove(fd)
                 os.close(fd)
+
+    def _remove_unused(self) -> None:
+        """Removes the folder if it has but the lock."""
+        with contextlib.suppress(OSError):
+            self.lanes.rmdir()
+            if os.listdir(self.path) == [self.lock.name]:
+                self.lock.unlink()
+                self.path.rmdir()
 
 
 def _lock(fd: int) -> None:

@@ -1323,11 +1323,12 @@ def test_a_space_or_a_metric_that_is_left_out_or_has_another_name_is_named_with_
     assert hint in raised.value.hint
 
 
-def test_a_trainable_that_cannot_travel_is_refused_before_anything_starts(run):
+def test_a_trainable_that_cannot_travel_is_refused_before_anything_starts(run, tmp_path):
     lock = threading.Lock()
     with pytest.raises(cotune.NotPicklable) as raised:
         run(lambda config: lock.acquire(), {"x": 1}, trials=1)
     assert raised.value.hint
+    assert not list(tmp_path.iterdir()), "a folder that nothing was written to is removed"
 
 
 def test_what_the_space_and_the_trainable_both_hold_is_one_object_in_a_trial_too(run):

@@ -35,24 +35,24 @@ def run(tmp_path):
 
 
 @pytest.mark.parametrize("address", ["nonsense", "127.0.0.1:1", "ray://127.0.0.1:1"])
-def test_a_cluster_that_is_not_there_is_named(address, in_ray):
+def test_a_cluster_that_is_not_there_is_named(address, in_ray, tmp_path):
     # A process is in one cluster only.
     in_ray.leave()
     with pytest.raises(cotune.DeviceError, match=address) as caught:
-        cotune.run(lambda config: None, {"x": 1}, metric="loss", trials=1, cluster=address, dashboard=False)
+        cotune.run(lambda config: None, {"x": 1}, metric="loss", trials=1, cluster=address, storage=tmp_path)
     assert "ray start" in caught.value.hint
 
 
-def test_a_cluster_that_the_environment_names_and_that_is_not_there_is_told_at_once(in_ray, monkeypatch):
+def test_a_cluster_that_the_environment_names_and_that_is_not_there_is_told_at_once(in_ray, monkeypatch, tmp_path):
     in_ray.leave()
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
     # Ray would try for 80 s, and then end the process.
     monkeypatch.delattr("ray.init")
     with pytest.raises(cotune.DeviceError, match=r"at '127.0.0.1:1': .*refused"):
-        cotune.run(lambda config: None, {"x": 1}, metric="loss", trials=1, cluster="auto", dashboard=False)
+        cotune.run(lambda config: None, {"x": 1}, metric="loss", trials=1, cluster="auto", storage=tmp_path)
 
 
-def test_a_cluster_that_asks_for_a_token_says_so(in_ray, monkeypatch):
+def test_a_cluster_that_asks_for_a_token_says_so(in_ray, monkeypatch, tmp_path):
     import ray
 
     def init(**options):
@@ -63,7 +63,7 @@ def test_a_cluster_that_asks_for_a_token_says_so(in_ray, monkeypatch):
     in_ray.leave()
     monkeypatch.setattr(ray, "init", init)
     with pytest.raises(cotune.DeviceError, match="token") as caught:
-        cotune.run(lambda config: None, {"x": 1}, metric="loss", trials=1, cluster="auto", dashboard=False)
+        cotune.run(lambda config: None, {"x": 1}, metric="loss", trials=1, cluster="auto", storage=tmp_path)
     assert "RAY_AUTH_MODE" in caught.value.hint
 
 
