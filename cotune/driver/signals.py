@@ -71,6 +71,17 @@ def _is_own(handler: Any) -> bool:
     return name == "__main__" or (name in sys.modules and is_own(sys.modules[name]))
 
 
+def _raise(number: int) -> None:
+    """Has a signal do what it does to this process, also where it is the first of a container.
+
+    Raises:
+        SystemExit: The signal ends other processes. To the first one the kernel gives only those that it handles.
+    """
+    signal.raise_signal(number)
+    if signal.getsignal(number) is signal.SIG_DFL:
+        raise SystemExit(128 + number)
+
+
 class Interrupts:
     """Lets Ctrl-C and SIGTERM end a sweep in order, also those that come before it is set up.
 
@@ -108,10 +119,10 @@ class Interrupts:
         except KeyboardInterrupt:
             # A script may catch this and go on, which SIGTERM does not mean.
             if signal.SIGTERM in self.received:
-                signal.raise_signal(signal.SIGTERM)
+                _raise(signal.SIGTERM)
             raise
         for number in [one for one in self.received if one in again][:1]:
-            signal.raise_signal(number)
+            _raise(number)
         if len(self.received) > 1 and not self._has_raised:
             # The second has come while the sweep was over already, and was being closed.
             raise KeyboardInterrupt

@@ -161,3 +161,17 @@ def test_a_second_signal_that_comes_once_the_sweep_is_over_interrupts_too(as_bef
     with pytest.raises(KeyboardInterrupt):
         runs()
     assert closed == [True]
+
+
+def test_the_first_process_of_a_container_ends_by_a_signal_that_the_kernel_keeps_from_it(as_before, monkeypatch):
+    interrupts = Interrupts(last=2)
+
+    def runs():
+        with interrupts.handled(signal.SIGTERM):
+            signal.raise_signal(signal.SIGTERM)
+            monkeypatch.setattr(signals.signal, "raise_signal", lambda number: None)
+
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    with pytest.raises(SystemExit) as ended:
+        runs()
+    assert ended.value.code == 128 + signal.SIGTERM
