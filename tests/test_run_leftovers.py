@@ -357,6 +357,26 @@ def test_where_no_further_thread_can_be_had_a_trial_is_tried_again(run, tmp_path
     assert [(str(trial.state), trial.attempts) for trial in results] == [("done", 1), ("done", 2)]
 
 
+def test_a_trial_that_lacks_threads_and_not_memory_fails_with_what_it_has_raised(run):
+    def train(config):
+        import threading
+
+        def refuse(*given, **named):
+            raise RuntimeError("can't start new thread")
+
+        # As where the limit of processes is reached, and stays so.
+        setattr(
+            threading,
+            "_start_joinable_thread" if hasattr(threading, "_start_joinable_thread") else "_start_new_thread",
+            refuse,
+        )
+        threading.Thread(target=print).start()
+
+    (trial,) = run(train, {"x": 1}, trials=1)
+    assert (str(trial.state), trial.attempts) == ("failed", 1)
+    assert trial.error.message == "trial 0: RuntimeError: can't start new thread"
+
+
 def test_a_sweep_whose_trainable_hangs_in_an_import_ends_with_its_time(run, tmp_path, monkeypatch):
     (tmp_path / "hangs_here.py").write_text("import threading\nthreading.Event().wait()\n")
     monkeypatch.syspath_prepend(tmp_path)

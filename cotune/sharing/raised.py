@@ -20,11 +20,12 @@ _REFUSED_IN_CPP = (
     "[CUDA] out of memory",
     "OOM when allocating tensor",
 )
+_THREAD = "can't start new thread"
 _REFUSALS = (
     "out of memory",
     "can't allocate memory",
     "cannot allocate memory",
-    "can't start new thread",
+    _THREAD,
     "CUBLAS_STATUS_ALLOC_FAILED",
     "CUDNN_STATUS_ALLOC_FAILED",
     "CUSOLVER_STATUS_ALLOC_FAILED",
@@ -112,6 +113,11 @@ def out_of_memory(error: BaseException, is_short: Callable[[], bool] = lambda: F
             return True, _refused(cause, text)
     texts = [text_of(cause).lower() for cause in causes(error) if isinstance(cause, RuntimeError)]
     return any(perhaps.lower() in text for text in texts for perhaps in _PERHAPS) and is_short(), None
+
+
+def says_no_thread(error: BaseException) -> bool:
+    """Whether an exception or one of its causes says that a thread was refused, for want of memory or of processes."""
+    return any(isinstance(cause, RuntimeError) and text_of(cause) == _THREAD for cause in causes(error))
 
 
 def _refused(error: BaseException, text: str) -> int | None:

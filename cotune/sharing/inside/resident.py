@@ -20,10 +20,11 @@ from cotune.sharing.inside.context import Context, note_left
 from cotune.sharing.inside.ending import Ending
 from cotune.sharing.inside.leftovers import live_on
 from cotune.sharing.inside.loan import TrialLoan
+from cotune.sharing.inside.stacks import can_start_thread
 from cotune.sharing.inside.trial_meter import TrialMeter
 from cotune.sharing.inside.trial_waits import TrialWaits
 from cotune.sharing.page import BOUNDARY, HOLDER, NOBODY
-from cotune.sharing.raised import out_of_memory
+from cotune.sharing.raised import out_of_memory, says_no_thread
 from cotune.trial import Outcome, TrialSpec
 
 if TYPE_CHECKING:
@@ -356,6 +357,9 @@ class ResidentTrial(session.Session):
         needed = self._meter.wanted(refused) if refused is not None else None
         if is_memory:
             self.host.memory.relax()
+        if is_memory and says_no_thread(error) and not can_start_thread():
+            # There is all memory now: what the trial lacks is processes, and it would lack them in any lane.
+            is_memory = False
         return is_memory, needed
 
     def _end(self, ending: Ending) -> None:

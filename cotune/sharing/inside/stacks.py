@@ -74,3 +74,14 @@ def _set_default(size: int) -> None:
         _libc.pthread_attr_setstacksize(attributes, ctypes.c_size_t(size))
         _libc.pthread_setattr_default_np(attributes)
         _libc.pthread_attr_destroy(attributes)
+
+
+def can_start_thread() -> bool:
+    """Whether this process can start a thread now."""
+    thread = threading.Thread(target=lambda: None, daemon=True)
+    try:
+        thread.start()
+    except RuntimeError:
+        return False
+    thread.join()
+    return True
