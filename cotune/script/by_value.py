@@ -14,6 +14,7 @@ import functools
 import importlib
 import inspect
 import io
+import pickle
 import random
 import sys
 import threading
@@ -83,7 +84,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     method of one), and a function's `pydantic.validate_call`, since it holds all variables of the script. A function
     that a module's decorator has made of one of the script uses the variables of that module, not a copy of them.
     Nested classes know which class they are in. A function has what it names in the bodies of its classes. Identities
-    stay (`identities`).
+    stay (`identities`). A function that is wrapped by wrapt stays so.
 
     Attributes:
         cells: By id, the variables that functions pickled so far share with others, each with what stands for it.
@@ -97,6 +98,8 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         self._singles = identities.singles()
 
     def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, (FunctionType, type)) and not issubclass(type(obj), (FunctionType, type)):
+            return _proxy(obj)
         if type(obj) is CodeType:
             make, args = self.dispatch_table[CodeType](obj)
             return make, (*args[:_FILE], obj.co_filename, *args[_FILE + 1 :])
@@ -161,6 +164,23 @@ def _named_in_classes(function: FunctionType) -> Iterator[str]:
         if not code.co_flags & inspect.CO_OPTIMIZED:
             steps = dis.get_instructions(code)
             yield from (step.argval for step in steps if step.opname in ("LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"))
+
+
+def _proxy(obj: Any) -> Any:
+    """How a wrapper is pickled that says it is the function or class which it wraps, as those of wrapt do."""
+    if is_found_by_name(obj):
+        return obj.__qualname__
+    wrapt: Any = sys.modules.get("wrapt")
+    if wrapt is not None and type(obj) is wrapt.FunctionWrapper:
+        return _wrapper, (obj.__wrapped__, obj._self_wrapper, obj._self_enabled)
+    # cloudpickle would send what is wrapped, without the wrapper.
+    return obj.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+
+
+def _wrapper(*args: Any) -> Any:
+    # Its class may be one of a module that is not found by its name.
+    made: Any = importlib.import_module("wrapt")
+    return made.FunctionWrapper(*args)
 
 
 class _Cell:
