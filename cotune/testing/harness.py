@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
@@ -84,6 +85,8 @@ class EngineUnderTest:
         self.heard: list[Happened] = []
         self._folder = folder
         self._attempts: dict[int, int] = {}
+        # Reports of each trial, as a driver stores them.
+        self._stored: Counter[int] = Counter()
         self._lanes: set[int] = set()
 
     def __enter__(self) -> EngineUnderTest:
@@ -107,6 +110,7 @@ class EngineUnderTest:
             self.wait(LaneLost)
         self.heard.clear()
         self._attempts.clear()
+        self._stored.clear()
         self._folder = folder
 
     def open(self, lane: int = 1, quota: int = 1024 * MIB) -> LaneReady:
@@ -124,7 +128,8 @@ class EngineUnderTest:
     def begin(self, trial: int, lane: int = 1, **config: Any) -> None:
         attempt = self._attempts.get(trial, 0)
         self._attempts[trial] = attempt + 1
-        spec = TrialSpec(trial, attempt, config, seed=trial, folder=self._folder / str(trial))
+        folder, stored = self._folder / str(trial), self._stored[trial]
+        spec = TrialSpec(trial, attempt, config, seed=trial, folder=folder, reports=stored)
         self.engine.execute(StartTrial(trial, lane), spec)
 
     def wait(self, kind: type[E], that: Callable[[E], bool] = lambda _: True) -> E:
@@ -138,6 +143,7 @@ class EngineUnderTest:
             arrived = self.engine.poll(0.5)
             for item in arrived:
                 if isinstance(item, Report):
+                    self._stored[item.trial] += 1
                     self.engine.verdict(item.trial, item.attempt)
                 elif isinstance(item, LaneLost):
                     self._lanes.discard(item.lane)

@@ -231,9 +231,9 @@ class TrialSession(ResidentTrial):
             # Only here: an attempt that restores nothing makes all its reports again.
             # The report that a checkpoint was saved ahead of may never have been made.
             at_checkpoint = self._folder.reports_at_checkpoint()
-            if at_checkpoint > self._spec.reports + 1:
+            if self._spec.reports == 0 and at_checkpoint > 1:
                 # Reports are on record before a checkpoint behind them is: a power failure has taken their record. A
-                # trial that goes on behind them would lack them for good.
+                # trial that goes on behind them might make no other.
                 return None
             self._tally.reports = min(at_checkpoint, self._spec.reports)
             if not self._tally.has_saved:
