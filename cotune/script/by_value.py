@@ -14,7 +14,6 @@ import functools
 import importlib
 import inspect
 import io
-import pickle
 import random
 import sys
 import threading
@@ -27,7 +26,7 @@ from typing import Any
 
 import cloudpickle
 
-from cotune.script import identities
+from cotune.script import identities, wrapped
 from cotune.script.class_hooks import above_superfluous, is_found_by_name, without_superfluous_hooks
 from cotune.script.installed import is_unfinished
 from cotune.trainable import codes
@@ -38,8 +37,6 @@ _FILE = 10
 _complete: weakref.WeakSet[type] = weakref.WeakSet()
 _loading = threading.local()
 _NAMED = (typing.NewType, typing.ParamSpec, typing.TypeVarTuple)
-# Of pydantic's `validate_call`.
-_VALIDATED = ("pydantic._internal._validate_call", "ValidateCallWrapper")
 _SENTINELS = {id(getattr(dataclasses, name)): name for name in ("MISSING", "KW_ONLY")}
 
 
@@ -75,16 +72,14 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 
     Functions share the variables that they share (`nonlocal`), and know their file, by which tracebacks and
     `inspect.getsource` find the source: cloudpickle 3.1.3 leaves it out. Enums keep aliases, named combinations,
-    members that are functions, and attributes that `__init__` or `__new__` gave members. Weak references are sent
-    with what they refer to. Modules of a subclass of `ModuleType`, such as `optuna.integration`, are sent by name, as
+    members that are functions, and attributes that `__init__` or `__new__` gave members. Weak references are sent with
+    what they refer to. Modules of a subclass of `ModuleType`, such as `optuna.integration`, are sent by name, as
     cloudpickle sends others; so are those that only their parent knows, such as `torch._C._functions`, to which
-    `once_differentiable` refers. A user's function wrapped by `functools.cache` is sent with an empty cache;
-    cloudpickle sends its name, which other processes do not find. Made anew are a `functools.cached_property`, since it
-    holds a lock before Python 3.12, a `random.SystemRandom`, which has no state (`from secrets import choice` is a
-    method of one), and a function's `pydantic.validate_call`, since it holds all variables of the script. A function
-    that a module's decorator has made of one of the script uses the variables of that module, not a copy of them.
-    Nested classes know which class they are in. A function has what it names in the bodies of its classes. Identities
-    stay (`identities`). A function that is wrapped by wrapt stays so.
+    `once_differentiable` refers. What a library has wrapped stays wrapped (`wrapped`). Made anew are a
+    `functools.cached_property`, since it holds a lock before Python 3.12, and a `random.SystemRandom`, which has no
+    state (`from secrets import choice` is a method of one). A function that a module's decorator has made of one of the
+    script uses the variables of that module, not a copy of them. Nested classes know which class they are in. A
+    function has what it names in the bodies of its classes. Identities stay (`identities`).
 
     Attributes:
         cells: By id, the variables that functions pickled so far share with others, each with what stands for it.
@@ -98,21 +93,17 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         self._singles = identities.singles()
 
     def reducer_override(self, obj: Any) -> Any:
-        if isinstance(obj, (FunctionType, type)) and not issubclass(type(obj), (FunctionType, type)):
-            return _proxy(obj)
         if type(obj) is CodeType:
             make, args = self.dispatch_table[CodeType](obj)
             return make, (*args[:_FILE], obj.co_filename, *args[_FILE + 1 :])
-        if isinstance(obj, functools._lru_cache_wrapper) and not is_found_by_name(obj):
-            return _cached, (obj.__wrapped__, obj.cache_parameters()), dict(vars(obj))
+        if (found := wrapped.reduced(obj)) is not NotImplemented:
+            return found
         if type(obj) is random.SystemRandom:
             return random.SystemRandom, ()
         if isinstance(obj, functools.cached_property):
             return _cached_property, (type(obj),), {name: it for name, it in vars(obj).items() if name != "lock"}
         if isinstance(obj, ModuleType):
             return self._module(obj)
-        if (type(obj).__module__, type(obj).__name__) == _VALIDATED and hasattr(obj, "config_wrapper"):
-            return type(obj), (obj.function, obj.config_wrapper.config_dict, obj.validate_return, None)
         if type(obj) is weakref.ref:
             return _weakly, (obj(),)
         if type(obj) in (weakref.WeakKeyDictionary, weakref.WeakValueDictionary):
@@ -166,23 +157,6 @@ def _named_in_classes(function: FunctionType) -> Iterator[str]:
             yield from (step.argval for step in steps if step.opname in ("LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"))
 
 
-def _proxy(obj: Any) -> Any:
-    """How a wrapper is pickled that says it is the function or class which it wraps, as those of wrapt do."""
-    if is_found_by_name(obj):
-        return obj.__qualname__
-    wrapt: Any = sys.modules.get("wrapt")
-    if wrapt is not None and type(obj) is wrapt.FunctionWrapper:
-        return _wrapper, (obj.__wrapped__, obj._self_wrapper, obj._self_enabled)
-    # cloudpickle would send what is wrapped, without the wrapper.
-    return obj.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
-
-
-def _wrapper(*args: Any) -> Any:
-    # Its class may be one of a module that is not found by its name.
-    made: Any = importlib.import_module("wrapt")
-    return made.FunctionWrapper(*args)
-
-
 class _Cell:
     """Stands for a variable that functions share; cloudpickle sets it once the functions are there."""
 
@@ -220,10 +194,6 @@ def _function(make: Callable[..., FunctionType], *args: Any) -> FunctionType:
     if made.__globals__.get("__name__") == "__main__":
         getattr(_loading, "functions", []).append(made)
     return made
-
-
-def _cached(function: Any, parameters: dict[str, Any]) -> Any:
-    return functools.lru_cache(**parameters)(function)
 
 
 def _cached_property(cls: Any) -> Any:

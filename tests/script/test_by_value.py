@@ -263,61 +263,6 @@ def test_what_draws_from_the_system_travels():
     assert 0.0 <= source.random() < 1.0
 
 
-def test_a_function_that_pydantic_validates_travels_without_the_variables_around_it():
-    pydantic = pytest.importorskip("pydantic")
-    around = threading.Lock()
-
-    @pydantic.validate_call(validate_return=True)
-    def double(number: int) -> int:
-        return 2 * number
-
-    there = travelled(double)
-    assert there("4") == 8
-    with pytest.raises(pydantic.ValidationError):
-        there("four")
-    assert not around.locked()
-
-
-class Wrapper:
-    """As wrapt's: it says that it is what it wraps."""
-
-    def __init__(self, wrapped, wrapper, enabled=None):
-        self.__wrapped__, self._self_wrapper, self._self_enabled = wrapped, wrapper, enabled
-        self.__module__, self.__qualname__ = wrapped.__module__, wrapped.__qualname__
-
-    @property
-    def __class__(self):
-        return type(self.__wrapped__)
-
-    def __call__(self, *args):
-        return self._self_wrapper(self.__wrapped__, None, args, {})
-
-    def __reduce_ex__(self, protocol):
-        raise NotImplementedError("object proxy must define __reduce__()")
-
-
-def plain(value):
-    return value
-
-
-wrapped_here = Wrapper(plain, lambda wrapped, instance, args, kwargs: -wrapped(*args))
-wrapped_here.__qualname__ = "wrapped_here"
-
-
-def test_what_is_wrapped_by_wrapt_travels_with_its_wrapper(monkeypatch):
-    fake = ModuleType("wrapt")
-    fake.FunctionWrapper = Wrapper
-    monkeypatch.setitem(sys.modules, "wrapt", fake)
-    assert isinstance(wrapped_here, FunctionType)
-    assert travelled(wrapped_here) is wrapped_here, "another process imports it"
-
-    there = travelled(Wrapper(lambda value: value, lambda wrapped, instance, args, kwargs: -wrapped(*args)))
-    assert (type(there), there(3)) == (Wrapper, -3)
-    fake.FunctionWrapper = object
-    with pytest.raises(NotImplementedError, match="object proxy"):
-        by_value.dumps(there)
-
-
 def test_a_kind_of_cached_property_travels_as_what_it_is():
     class Kept(functools.cached_property):
         def __init__(self, function, ttl):
