@@ -353,8 +353,11 @@ class LocalEngine(Engine):
             return
         self._closed = True
         leaving = [lane.lane for lane in self._lanes if lane.is_up and not lane.has_trials]
-        # To wait for lanes that leave may be interrupted.
-        with self._more_files, contextlib.closing(self._selector), contextlib.closing(self._devices):
+        # Each of it, even if a Ctrl-C interrupts one of the others.
+        with contextlib.ExitStack() as closing:
+            closing.enter_context(self._more_files)
+            closing.callback(self._selector.close)
+            closing.callback(self._devices.close)
+            closing.callback(self._zygote.end, leaving)
+            closing.callback(self._estimator.close)
             self._lanes.close()
-            self._estimator.close()
-            self._zygote.end(leaving)

@@ -188,14 +188,16 @@ def test_a_lane_that_could_not_come_up_or_leave_while_nobody_ran_has_the_time_it
     lane.page.excuse.assert_called_once_with(100.0)
 
 
-def test_a_close_that_is_interrupted_while_lanes_leave_ends_all_the_same(tmp_path, monkeypatch):
+@pytest.mark.parametrize("where", ["lanes leave", "their files are closed"])
+def test_a_close_that_is_interrupted_ends_all_the_same(tmp_path, monkeypatch, where):
     """By the third Ctrl-C, after which the process may live on, as a notebook's does."""
     engine = LocalEngine(pack(behave), find_devices(devices=["cpu:0@4GiB"]), tmp_path, HOW)
     given_back = []
     engine._more_files.callback(given_back.append, "files")
     monkeypatch.setattr(engine._devices, "close", lambda: given_back.append("devices"))
     zygote = engine._zygote.get()
-    monkeypatch.setattr(zygote, "await_ends", mock.Mock(side_effect=KeyboardInterrupt))
+    interrupted = (zygote, "await_ends") if where == "lanes leave" else (engine._lanes, "close")
+    monkeypatch.setattr(*interrupted, mock.Mock(side_effect=KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         engine.close()
     with pytest.raises(ProcessLookupError):
