@@ -60,6 +60,7 @@ class LocalEngine(Engine):
 
     Raises:
         DeviceError: MPS was requested and cannot be used (raised by `start()`).
+        RunError: All its GPUs are lost (raised by `start()`), or no process can be started.
     """
 
     def __init__(self, packed: Packed, devices: Sequence[DeviceInfo], folder: Path, options: LocalOptions) -> None:

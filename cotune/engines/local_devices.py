@@ -14,6 +14,7 @@ from cotune.engines.local_gpu import LocalGpu
 from cotune.engines.open_files import files_left, files_of_a_lane
 from cotune.engines.stillborn import Stillborn
 from cotune.packer import DeviceFound
+from cotune.sharing import cuda
 from cotune.sharing.devices import DeviceInfo
 
 # Lanes that come up on a GPU at once. CUDA's driver sets up contexts one after the other, a part of each by turns: on
@@ -42,10 +43,11 @@ class LocalDevices:
         self._useless: dict[str, errors.RunError] = {}
 
     def watch(self, mps: bool | None) -> None:
-        """Starts to watch the GPUs.
+        """Starts to watch the GPUs; gives up those that are lost since they were found.
 
         Raises:
             DeviceError: MPS was requested and cannot be used.
+            RunError: No device is left.
         """
         infos = [info for info in self.there.values() if info.is_cuda]
         if mps and not infos:
@@ -56,8 +58,12 @@ class LocalDevices:
         with ThreadPoolExecutor(max(1, len(infos))) as pool:
             begun = {info.name: pool.submit(LocalGpu, info, mps) for info in infos}
         self.gpus = {name: made.result() for name, made in begun.items() if made.exception() is None}
-        for made in begun.values():
-            made.result()
+        for name, made in begun.items():
+            try:
+                made.result()
+            except errors.RunError as error:
+                self._useless[name] = error
+        self.give_up()
 
     def found(self, now: float, seats: int) -> list[DeviceFound]:
         """The events of the devices, with no more lanes than there are files for.
@@ -93,8 +99,7 @@ class LocalDevices:
         gpu = self.gpus.get(device)
         if gpu is None or not gpu.is_lost():
             return False
-        hint = "see `nvidia-smi` and the kernel's log; what has run is kept"
-        self._useless[device] = errors.RunError("the driver has lost it", hint=hint)
+        self._useless[device] = cuda.lost_gpu()
         return True
 
     def give_up(self) -> list[str]:

@@ -37,6 +37,7 @@ class LocalGpu:
 
     Raises:
         DeviceError: MPS was requested and cannot be used.
+        RunError: The GPU is lost.
     """
 
     def __init__(self, info: DeviceInfo, mps: bool | None) -> None:

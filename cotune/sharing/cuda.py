@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from cotune.demand import MIB
-from cotune.errors import DeviceError
+from cotune.errors import DeviceError, RunError
 from cotune.script.installed import spec_of
 
 CONTEXT_GUESS = 600 * MIB
@@ -153,14 +153,22 @@ def torch_has_cuda() -> bool:
 
 
 class GpuWatch:
-    """NVML's figures of one GPU during a run."""
+    """NVML's figures of one GPU during a run.
+
+    Raises:
+        RunError: NVML does not know the GPU any more.
+    """
 
     def __init__(self, uuid: str) -> None:
         import pynvml
 
-        self._nvml = pynvml
-        pynvml.nvmlInit()
-        self._handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
+        with contextlib.ExitStack() as undo:
+            try:
+                self._nvml = undo.enter_context(nvml_started())
+                self._handle = self._nvml.nvmlDeviceGetHandleByUUID(uuid)
+            except pynvml.NVMLError as error:
+                raise lost_gpu() from error
+            self._opened = undo.pop_all()
 
     def used(self) -> int | None:
         """Bytes in use by all processes; None if the driver cannot tell, as when the GPU was lost."""
@@ -185,7 +193,12 @@ class GpuWatch:
             return None
 
     def close(self) -> None:
-        self._nvml.nvmlShutdown()
+        self._opened.close()
+
+
+def lost_gpu() -> RunError:
+    """The error of a run that goes on without a GPU, or ends with the last one."""
+    return RunError("the driver has lost it", hint="see `nvidia-smi` and the kernel's log; what has run is kept")
 
 
 def lane_environment(uuid: str) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -12,7 +13,7 @@ from cotune.engines import local_gpu
 from cotune.engines.local_devices import LocalDevices
 from cotune.engines.local_gpu import BUSY_AFTER, LocalGpu
 from cotune.engines.others import SETTLE
-from cotune.errors import DeviceError
+from cotune.errors import DeviceError, RunError
 from cotune.sharing import cuda
 from cotune.sharing.devices import DeviceInfo
 
@@ -141,6 +142,39 @@ def test_where_one_gpu_of_two_refuses_mps_that_was_asked_for_the_other_is_left_i
     watch = devices.gpus["cuda:0"]._watch
     devices.close()
     assert (daemons, watch.closed) == ([], 1)
+
+
+class LosesOne:
+    """A `pynvml` whose driver has lost a GPU."""
+
+    NVMLError = type("NVMLError", (Exception,), {})
+
+    def __init__(self):
+        self.started = 0
+
+    def nvmlInit(self):
+        self.started += 1
+
+    def nvmlShutdown(self):
+        self.started -= 1
+
+    def nvmlDeviceGetHandleByUUID(self, uuid):
+        if uuid == "GPU-1":
+            raise self.NVMLError("GPU is lost")
+
+
+def test_a_gpu_that_is_lost_before_it_is_watched_is_given_up_unless_it_is_the_last(monkeypatch, tmp_path, caplog):
+    nvml = LosesOne()
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    lost, other = (replace(info(), name=f"cuda:{number}", uuid=f"GPU-{number}") for number in (1, 0))
+    devices = LocalDevices([lost, other], tmp_path)
+    devices.watch(mps=False)
+    assert [found.device for found in devices.found(0.0, 1)] == list(devices.gpus) == ["cuda:0"]
+    assert "cuda:1 is given up: the driver has lost it" in caplog.text
+    devices.close()
+    with pytest.raises(RunError, match="cuda:1: the driver has lost it"):
+        LocalDevices([lost], tmp_path).watch(mps=False)
+    assert nvml.started == 0
 
 
 @pytest.mark.parametrize("fails", ["GpuWatch", "MpsDaemon"])
