@@ -226,14 +226,7 @@ class Sweep:
 
     def _take_in_all(self, happened: Iterable[Happened]) -> None:
         """Takes in all of it even if an error is to end the run: a later session must not run again what has ended."""
-        raised: list[Exception] = []
-        for one in happened:
-            try:
-                self._take_in(one)
-            except Exception as error:
-                raised.append(error)
-        if raised:
-            raise raised[0]
+        _each(self._take_in, happened)
 
     def _take_in(self, happened: Happened) -> None:
         if isinstance(happened, Report):
@@ -290,10 +283,12 @@ class Sweep:
             The records of the trials that are over.
         """
         concluded = [instruction for instruction in decided if isinstance(instruction, ConcludeTrial)]
-        for conclusion in concluded:
-            self._conclusions.reach(conclusion)
-            self._expectations.learn(self._records[conclusion.trial])
+        _each(self._save_end, concluded)
         return [self._records[conclusion.trial] for conclusion in concluded]
+
+    def _save_end(self, conclusion: ConcludeTrial) -> None:
+        self._conclusions.reach(conclusion)
+        self._expectations.learn(self._records[conclusion.trial])
 
     def _noted(self, event: Event) -> Event:
         """The event, on record, with what earlier runs add to it."""
@@ -430,3 +425,21 @@ class Sweep:
         self._arrivals.put_off()
         for record in self._records.unfinished():
             self._withdraw(record, TrialState.INTERRUPTED)
+
+
+def _each(call: Callable[[Any], None], items: Iterable[Any]) -> None:
+    """Calls a function with each item also after it has raised, as a callback does with `sys.exit()`.
+
+    Raises:
+        BaseException: What it has raised first; KeyboardInterrupt at once, since then the user does not want to wait.
+    """
+    raised: list[BaseException] = []
+    for item in items:
+        try:
+            call(item)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            raised.append(error)
+    if raised:
+        raise raised[0]

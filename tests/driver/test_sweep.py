@@ -265,11 +265,12 @@ def test_a_sweep_whose_last_device_is_lost_as_a_trial_ends_waits_for_the_next_de
 def ends(tmp_path):
     """The trials whose ends are on record once a sweep of three has ended with an error."""
 
-    def of(body, packer, error):
+    def of(body, packer, error, *callbacks):
         folder = RunFolder(tmp_path / "run")
         folder.create()
         proposer, log = Proposer([1] * 3), EventLog(folder.events)
-        records, options = Records(folder, log, "", 0), SweepOptions("train", "", 3, None, lockstep=False)
+        records = Records(folder, log, "", 0)
+        options = SweepOptions("train", "", 3, None, lockstep=False, callbacks=callbacks)
         with pytest.raises(error):
             Sweep(proposer, proposer, packer, body, records, None, options).run()
         log.close()
@@ -306,6 +307,11 @@ class Late(Full):
 def test_a_trial_whose_end_is_told_together_with_that_of_another_that_leads_to_an_error_is_on_record(ends):
     body = Late(devices(1, GIB), lambda spec: Work(50, 1.0))
     assert ends(body, Packer(PackerOptions(width=2, reuse=False)), RunError) == [(0, "done"), (1, "done")]
+
+
+def test_a_trial_whose_end_is_told_together_with_that_of_another_for_which_a_callback_exits_is_on_record(ends):
+    body = Late(devices(1, GIB), lambda spec: Work(50, 1.0))
+    assert ends(body, Packer(PackerOptions(width=2)), SystemExit, sys.exit) == [(0, "done"), (1, "done")]
 
 
 @pytest.mark.parametrize(("kind", "on_record"), [(SimulatedEngine, [(0, "done")]), (Late, [(0, "done"), (1, "done")])])
