@@ -171,7 +171,7 @@ def _apply(record: Record, event: dict[str, Any], line: bytes, metric: str) -> N
         record.state = TrialState(event["state"])
         record.end = event["time"]
         record.goes_on(event["time"])
-        get, (demand, seconds) = event.get, measured_in(event)
+        get, (demand, seconds, record.lasted) = event.get, measured_in(event)
         demand, expected_seconds = demand or record.measures.demand, _figure(get("expected_seconds"))
         record.measures = Measures(
             demand, get("expected"), seconds, expected_seconds, get("slowdown"), get("speed", 1.0)
@@ -186,8 +186,10 @@ def is_put_off(end: dict[str, Any]) -> bool:
     return end["error"] is not None and bool(end["error"][0] == errors.StorageError.__name__)
 
 
-def measured_in(end: Mapping[str, Any]) -> tuple[Demand | None, float | None]:
-    """The demand of a trial and the seconds it ran, each None if not measured, according to its `end` event.
+def measured_in(end: Mapping[str, Any]) -> tuple[Demand | None, float | None, float | None]:
+    """A trial's demand, how long it had the turn, and how long its last attempt took, according to its `end` event.
+
+    Each is None if it was not measured.
 
     Raises:
         LookupError: One of them is missing.
@@ -201,7 +203,7 @@ def measured_in(end: Mapping[str, Any]) -> tuple[Demand | None, float | None]:
         if min(held, taken) < 0:
             raise ValueError(min(held, taken))
         demand = Demand(held, taken, _figure(end.get("busy")))
-    return demand, _figure(end.get("seconds"))
+    return demand, _figure(end.get("seconds")), _figure(end.get("lasted"))
 
 
 def _figure(value: Any) -> float | None:

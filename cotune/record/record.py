@@ -35,7 +35,7 @@ class Record:
         estimate: The estimate made before it ran, if there is one.
         rested: Seconds it was paused.
         paused_at: When the present pause began; None if it is not paused.
-        lasted: Seconds of its last attempt, by the monotonic clock; None if that was in an earlier session.
+        lasted: Seconds of its last attempt, by the monotonic clock; None if it has not ended, or that is not recorded.
         measures: What the brain has measured of it, and what it had expected.
         withdrawn: The state it will end in, `stopped` or `interrupted`, if it was told to stop.
         failures: Failures after which it was tried again.
@@ -163,6 +163,7 @@ def end_event(record: Record) -> dict[str, Any]:
         "slowdown": measures.slowdown,
         "speed": round(measures.speed, 4),
         "seconds": measures.seconds,
+        "lasted": None if record.lasted is None else round(record.lasted, 6),
         "expected_seconds": measures.expected_seconds,
         "error": None if error is None else [type(error).__name__, error.message, error.hint],
     }

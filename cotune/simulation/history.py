@@ -184,7 +184,7 @@ class _Reader:
                 _stop(attempt, self._now)
 
     def _of_trial(self, trial: Past, event: dict[str, Any]) -> None:
-        kind, time = event["event"], event["time"]
+        kind, time, lasted = event["event"], event["time"], None
         if kind == "start":
             if not self.there:
                 raise ValueError("there is no device yet")
@@ -201,7 +201,7 @@ class _Reader:
             trial.priority = float(event["priority"])
         elif kind == "end" and not is_put_off(event):
             trial.state = TrialState(event["state"])
-            demand, trial.seconds = measured_in(event)
+            demand, trial.seconds, lasted = measured_in(event)
             trial.demand = demand or trial.demand
         if not trial.attempts:
             return
@@ -221,6 +221,10 @@ class _Reader:
             attempt.stretches.append(Stretch(last.device, last.lane, time, time))
             attempt.is_running = True
         elif kind in ("pause", "retry", "end"):
+            if attempt.is_running and lasted is not None:
+                # The wall clock goes on while the machine is suspended, and may be set. `lasted` counts the attempt's
+                # earlier stretches and pauses, too, so it is the most that the last stretch can have taken.
+                last.start = max(last.start, time - lasted)
             _stop(attempt, time)
 
     def _reported(self, trial: Past, step: int, time: float) -> None:

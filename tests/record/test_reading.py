@@ -205,10 +205,11 @@ def test_an_error_named_like_something_else_in_the_module_is_a_failed_trial(writ
 def test_what_an_end_says_reads_back_the_same(written, tmp_path, state):
     error = LaneDied("trial 0: killed by SIGSEGV", hint="see log.txt") if state == "failed" else None
     measures = Measures(Demand(7, 3), expected=12, seconds=3.0, expected_seconds=2.5, slowdown=1.2, speed=0.5)
-    before = new_record(tmp_path, state=TrialState(state), measures=measures, error=error)
+    before = new_record(tmp_path, state=TrialState(state), measures=measures, error=error, lasted=8.0)
     written.run().trial().add("end", **end_event(before))
     after = written.record()
-    assert (after.state, after.measures, type(after.error)) == (before.state, before.measures, type(before.error))
+    assert (after.state, after.measures, after.lasted) == (before.state, before.measures, before.lasted)
+    assert type(after.error) is type(before.error)
     assert str(after.error) == str(before.error)
 
 

@@ -99,6 +99,11 @@ def test_pauses_and_what_a_lane_took_to_open_are_no_work(write: Write) -> None:
     assert history.context == MIB
 
 
+def test_while_the_machine_was_suspended_a_trial_did_not_work(write: Write) -> None:
+    events = [start(0.0), noted("ready", 3.0), {**end(NEXT + 9.0), "lasted": 6.0}]
+    assert seconds(read_history(write(*session(0.0, "cpu:0"), trial(), *events))) == [6.0]
+
+
 def test_a_lane_takes_as_long_to_open_as_those_did_that_were_not_the_first(write: Write) -> None:
     first = [trial(0), start(0.0, 0), start(0.0, 1, 2), noted("ready", 9.0, 0), noted("ready", 9.1, 1), end(20.0, 1)]
     events = [*session(0.0, "cpu:0"), *(trial(number) for number in (1, 2)), *first]
@@ -249,6 +254,7 @@ _DEVICE = {**session(1.0, "cpu:1")[1], "capacity": GIB}
         {**_END, "ephemeral": -1},
         {**_END, "busy": "much"},
         {**_END, "seconds": "1"},
+        {**_END, "lasted": -1.0},
     ],
 )
 def test_a_line_that_makes_no_sense_is_named(write: Write, wrong: Event) -> None:
