@@ -64,9 +64,13 @@ class RayEngine(Engine):
         self._failure: Exception | None = None
         self._tick_due = 0.0
         self._closed = False
-        self._ray, self._is_ours = _connect(cluster)
-        sent = replace(packed, own={}, series=None)
-        self._roster = Roster(self._ray, gpus, sent, folder, options, self._listen)
+        self._ray, is_ours = _connect(cluster)
+        with contextlib.ExitStack() as undo:
+            if is_ours:
+                undo.callback(self._ray.shutdown)
+            sent = replace(packed, own={}, series=None)
+            self._roster = Roster(self._ray, gpus, sent, folder, options, self._listen)
+            self._connected = undo.pop_all()
         self.uses_gpus = self._roster.on_gpus
 
     def start(self, is_over: Callable[[], bool] = lambda: False) -> list[ev.DeviceFound]:
@@ -220,11 +224,8 @@ class RayEngine(Engine):
         if self._closed:
             return
         self._closed = True
-        try:
+        with self._connected:
             self._roster.close()
-        finally:
-            if self._is_ours:
-                self._ray.shutdown()
 
 
 def _tell(member: Membership | None, call: str, *arguments: Any) -> None:

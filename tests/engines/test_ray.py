@@ -3,15 +3,18 @@
 from concurrent.futures import Future
 from queue import SimpleQueue
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
 from cotune.engines import ray as engine_module
+from cotune.engines.local_options import LocalOptions
 from cotune.engines.ray import RayEngine
 from cotune.engines.ray_member import Down
 from cotune.errors import RunError, StorageError
 from cotune.packer import DeviceFound, TrialEnded
 from cotune.script.pickling import pack
+from cotune.sharing.lane_options import TrialOptions
 from cotune.testing import EngineUnderTest, RealEngineConformance, behave
 from cotune.trial import Outcome
 
@@ -21,9 +24,6 @@ pytestmark = pytest.mark.ray
 @pytest.fixture(scope="module")
 def started(in_ray, tmp_path_factory):
     """An engine on a cluster of one node, with this process in it."""
-    from cotune.engines.local_options import LocalOptions
-    from cotune.sharing.lane_options import TrialOptions
-
     in_ray.start(gpus=0)
     folder = tmp_path_factory.mktemp("engine")
     engine = RayEngine("auto", pack(behave), 0, folder, LocalOptions(TrialOptions("loss"), residents=2))
@@ -90,3 +90,14 @@ def test_what_the_last_node_has_said_counts_before_its_failure_ends_the_run():
     assert [(event.trial, event.outcome) for event in engine._gather(0)] == [(3, Outcome.DONE)]
     with pytest.raises(RunError, match="no lane comes up"):
         engine._gather(0)
+
+
+@pytest.mark.parametrize(("is_ours", "shutdowns"), [(True, 1), (False, 0)])
+def test_a_connection_of_its_own_is_closed_again_where_the_cluster_takes_nothing(
+    tmp_path, monkeypatch, is_ours, shutdowns
+):
+    ray = Mock(**{"put.side_effect": OSError("no room in the object store")})
+    monkeypatch.setattr(engine_module, "_connect", lambda cluster: (ray, is_ours))
+    with pytest.raises(OSError, match="no room"):
+        RayEngine("auto", pack(behave), 0, tmp_path, LocalOptions(TrialOptions("loss")))
+    assert ray.shutdown.call_count == shutdowns
