@@ -53,10 +53,11 @@ def script_imports() -> tuple[list[str], list[str]]:
 def _trees(main: Any) -> Iterator[ast.Module]:
     """Syntax trees of the script, or of a notebook's cells."""
     file = getattr(main, "__file__", None)
-    sources = getattr(main, "In", None) if file is None else None
+    sources: Any = getattr(main, "In", None) if file is None else None
     if isinstance(file, str):
-        with contextlib.suppress(OSError, UnicodeError):
-            sources = [Path(file).read_text(encoding="utf-8")]
+        with contextlib.suppress(OSError):
+            # Bytes: it may begin with a byte order mark, or say itself how it is encoded.
+            sources = [Path(file).read_bytes()]
     for source in sources if isinstance(sources, list) else []:
         if (tree := parsed(source)) is not None:
             yield tree

@@ -22,8 +22,8 @@ def own_imports(tmp_path):
     (tmp_path / "package/__init__.py").write_text("")
     (tmp_path / "package/plugin.py").write_text("")
 
-    def of(script, how=(), show=SHOW):
-        (tmp_path / "script.py").write_text(textwrap.dedent(script) + show)
+    def of(script, how=(), show=SHOW, encoding="utf-8"):
+        (tmp_path / "script.py").write_text(textwrap.dedent(script) + show, encoding=encoding)
         command = [sys.executable, *(how or ["script.py"])]
         done = subprocess.run(
             command, cwd=tmp_path, env={"PYTHONPATH": f"{ROOT}:{tmp_path}"}, capture_output=True, text=True, timeout=60
@@ -53,6 +53,11 @@ def own_imports(tmp_path):
 )
 def test_modules_whose_names_a_script_does_not_use_are_imported_for_what_that_does(own_imports, script, found):
     assert own_imports(script) == str(found)
+
+
+@pytest.mark.parametrize(("line", "encoding"), [("", "utf-8-sig"), ("# coding: latin-1\n", "latin-1")])
+def test_a_script_may_be_encoded_in_any_way_that_python_reads(own_imports, line, encoding):
+    assert own_imports(f"{line}import patches  # für später", encoding=encoding) == "['patches']"
 
 
 def test_of_installed_modules_those_without_effect_are_left_out(own_imports):
