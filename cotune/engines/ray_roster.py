@@ -275,9 +275,10 @@ class Roster:
     def close(self) -> None:
         """Ends all lanes, then all actors."""
         members, self.members = self.members, set()
-        leaving = [member.actor.leave.remote() for member in members if member.device]
         try:
+            # Over ray://, each call raises once the connection is lost.
             with contextlib.suppress(Exception):
+                leaving = [member.actor.leave.remote() for member in members if member.device]
                 self._ray.wait(leaving, num_returns=len(leaving), timeout=LEAVE_WITHIN)
         finally:
             # Also if a Ctrl-C ends the wait.

@@ -189,3 +189,18 @@ def test_the_last_device_that_is_lost_is_said_to_be(roster, cluster, clock):
     roster.leave(join(roster, "only"), "the node is gone")
     assert [lost.device for lost in roster.losses(clock.time)] == ["only"]
     assert roster.losses(clock.time) == []
+
+
+def test_a_lost_connection_does_not_keep_a_run_from_being_closed(roster, cluster):
+    """Or that error would hide the one that ends the run."""
+
+    def lost():
+        raise ConnectionError("Client is shutting down.")
+
+    cluster.cores = {"n1": 4, "n2": 4}
+    roster.look()
+    for node in cluster.cores:
+        join(roster, node).actor = SimpleNamespace(leave=SimpleNamespace(remote=lost))
+    roster.close()
+    assert len(cluster.killed) == 2
+    assert not roster.members
