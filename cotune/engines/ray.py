@@ -158,9 +158,14 @@ class RayEngine(Engine):
         self._arrived.put(None)
 
     def poll(self, timeout: float) -> list[News]:
-        self._flush()
-        self._roster.look()
-        happened = self._gather(max(0.0, min(timeout, self._tick_due - self.now())))
+        wait, lost = max(0.0, min(timeout, self._tick_due - self.now())), None
+        try:
+            self._flush()
+            self._roster.look()
+        except ConnectionError as error:
+            wait, lost = 0.0, error
+        happened = self._gather(wait)
+        self._failure = self._failure or lost
         happened, self._unsent = self._unsent + happened, []
         if self.now() >= self._tick_due:
             self._tick_due = self.now() + 1.0
@@ -169,18 +174,25 @@ class RayEngine(Engine):
         return happened
 
     def _gather(self, timeout: float) -> list[News]:
+        if isinstance(self._failure, ConnectionError):
+            # Over ray://, every call raises it from then on.
+            raise errors.RunError(
+                f"the connection to the cluster is lost: {errors.first_line(self._failure)}",
+                hint="what has run is kept; once the cluster can be reached, resume=True goes on with it",
+            ) from self._failure
         if self._failure is not None:
             raise self._failure
         happened: list[News] = []
-        try:
-            with contextlib.suppress(queue.Empty):
-                arrived = self._arrived.get(timeout=timeout)
-                while True:
-                    if arrived is not None and arrived[0] in self._roster.members:
+        with contextlib.suppress(queue.Empty):
+            arrived = self._arrived.get(timeout=timeout)
+            while True:
+                if arrived is not None and arrived[0] in self._roster.members:
+                    try:
                         happened.extend(self._hear(*arrived))
-                    arrived = self._arrived.get_nowait()
-        except Exception as error:
-            self._failure = error
+                    except Exception as error:
+                        # What others have said counts all the same.
+                        self._failure = self._failure or error
+                arrived = self._arrived.get_nowait()
         return happened
 
     def _hear(self, member: Membership, answer: Future[Any]) -> Iterator[News]:
@@ -192,7 +204,6 @@ class RayEngine(Engine):
             self._forget(member)
             self._roster.leave(member, errors.first_line(error) or type(error).__name__)
             return
-        self._listen(member)
         for item in items:
             if isinstance(item, Joined):
                 yield self._roster.joined(member, item, self.now())
@@ -202,6 +213,8 @@ class RayEngine(Engine):
                 return
             else:
                 yield from self._translate(member, item)
+        # Last, since it may raise.
+        self._listen(member)
 
     def _forget(self, member: Membership) -> None:
         """Forgets a lost member's lanes and trials."""

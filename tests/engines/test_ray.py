@@ -92,6 +92,23 @@ def test_what_the_last_node_has_said_counts_before_its_failure_ends_the_run():
         engine._gather(0)
 
 
+@pytest.mark.parametrize("calls", ["_listen", "_flush"])
+def test_what_nodes_have_said_counts_before_a_lost_connection_ends_the_run(calls):
+    members, engine = ["one node", "another"], object.__new__(RayEngine)
+    engine._roster = SimpleNamespace(members=members, look=bool, losses=lambda now: [])
+    engine._by_lane, engine._by_trial, engine._failure, engine._unsent, engine._tick_due = {}, {}, None, [], 1e12
+    engine._listen, engine._flush, engine._arrived = Mock(), Mock(), SimpleQueue()
+    getattr(engine, calls).side_effect = ConnectionError("Client is shutting down.")
+    for trial, member in enumerate(members):
+        answer: Future[list[TrialEnded]] = Future()
+        answer.set_result([TrialEnded(0.0, trial, Outcome.DONE)])
+        engine._arrived.put((member, answer))
+    assert [(event.trial, event.outcome) for event in engine.poll(0)] == [(0, Outcome.DONE), (1, Outcome.DONE)]
+    with pytest.raises(RunError, match="connection to the cluster is lost: Client is shutting down") as lost:
+        engine.poll(0)
+    assert "resume=True" in lost.value.hint
+
+
 @pytest.mark.parametrize(("is_ours", "shutdowns"), [(True, 1), (False, 0)])
 def test_a_connection_of_its_own_is_closed_again_where_the_cluster_takes_nothing(
     tmp_path, monkeypatch, is_ours, shutdowns
