@@ -34,7 +34,7 @@ def script_imports() -> tuple[list[str], list[str]]:
     """
     main = sys.modules.get("__main__")
     trees = list(_trees(main))
-    used = {node.id for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    used = {name for tree in trees for node in ast.walk(tree) if (name := _name_in(node))}
     installed: list[str] = []
     own: list[str] = []
     for module, bound in (found for tree in trees for one in _at_its_top(tree.body) for found in _imports(one, main)):
@@ -82,7 +82,8 @@ def _imports(statement: ast.stmt, main: ModuleType | None) -> Iterator[tuple[str
     """Modules that a statement imports, each with the name that this binds; an empty name for `*`."""
     if isinstance(statement, ast.Import):
         for alias in statement.names:
-            yield alias.name, alias.asname or alias.name.partition(".")[0]
+            # A submodule is used where its full name is: of its package, which this binds, others may be used.
+            yield alias.name, alias.asname or alias.name
     elif isinstance(statement, ast.ImportFrom):
         module = statement.module or ""
         if statement.level:
@@ -93,3 +94,11 @@ def _imports(statement: ast.stmt, main: ModuleType | None) -> Iterator[tuple[str
             bound = "" if alias.name == "*" else alias.asname or alias.name
             yield module, bound
             yield f"{module}.{alias.name}", bound
+
+
+def _name_in(node: ast.AST) -> str:
+    """The name that an expression is, such as `package.module`; empty if it is none."""
+    if isinstance(node, ast.Attribute):
+        owner = _name_in(node.value)
+        return owner and f"{owner}.{node.attr}"
+    return node.id if isinstance(node, ast.Name) else ""

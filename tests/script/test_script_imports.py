@@ -42,6 +42,8 @@ def own_imports(tmp_path):
         ("from starred import *", ["starred"]),
         ("from package import plugin", ["package", "package.plugin"]),
         ("import package.plugin", ["package.plugin"]),
+        ("import package\nimport package.plugin\nprint(end=package.__name__[:0])", ["package.plugin"]),
+        ("import package.plugin\nprint(end=package.plugin.__name__[:0])", []),
         ("try:\n    import tried\nexcept ImportError:\n    pass", ["tried"]),
         ("import plain\nprint(end='' if plain.value else '')", []),
         ("from taken import value\nprint(end='' if value else '')", []),
