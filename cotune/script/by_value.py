@@ -37,6 +37,7 @@ _FILE = 10
 _complete: weakref.WeakSet[type] = weakref.WeakSet()
 _loading = threading.local()
 _NAMED = (typing.NewType, typing.ParamSpec, typing.TypeVarTuple)
+_SCALARS = (str, bytes, bool, int, float, type(None))
 _SENTINELS = {id(getattr(dataclasses, name)): name for name in ("MISSING", "KW_ONLY")}
 
 
@@ -134,6 +135,8 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if isinstance(obj, enum.EnumType):
             return _enum(obj, *found)
         self.classes.append(obj)
+        # Hooks of bases and metaclasses in modules, such as those that keep tables of classes, look at these.
+        args[3].update({name: it for name, it in vars(obj).items() if type(it) in _SCALARS and name[:2] != "__"})
         if "<locals>" not in obj.__qualname__:
             # With it, what is pickled in a lane now could not be: such a class is not found by name.
             args[3]["__qualname__"] = obj.__qualname__

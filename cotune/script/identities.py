@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
+import cloudpickle
+
 # Objects that functions of their module work on, too.
 _SINGLE = (
     ("os", "environ"),
@@ -43,9 +45,19 @@ def reduced(value: Any, singles: Mapping[int, tuple[ModuleType, str]]) -> Any:
     except Exception:
         # It has none, or cannot be pickled, which the usual way will say.
         return NotImplemented
+    if not variables:
+        return _sentinel(value)
     if len(found) < 3 or found[2] is not variables:
         return NotImplemented
     return *found, *(None,) * (5 - len(found)), _have_variables
+
+
+def _sentinel(value: Any) -> Any:
+    """How to pickle an object without a state: by name where its class's module has it, to compare others with it."""
+    module = sys.modules.get(type(value).__module__)
+    if module is None or module.__name__ in ("__main__", *cloudpickle.list_registry_pickle_by_value()):
+        return NotImplemented
+    return next(((getattr, (module, name)) for name, one in list(vars(module).items()) if one is value), NotImplemented)
 
 
 def _have_variables(value: Any, variables: dict[str, Any]) -> None:

@@ -263,6 +263,40 @@ def test_what_draws_from_the_system_travels():
     assert 0.0 <= source.random() < 1.0
 
 
+def test_a_table_of_classes_in_a_module_finds_the_names_that_classes_of_the_script_give_themselves(
+    tmp_path, monkeypatch
+):
+    (tmp_path / "tables.py").write_text(
+        "MODELS, LOSSES = {}, {}\n"
+        "class Model:\n"
+        "    name = 'base'\n"
+        "    def __init_subclass__(cls): MODELS[cls.name] = cls\n"
+        "class Table(type):\n"
+        "    def __new__(cls, name, bases, given):\n"
+        "        LOSSES[given.get('kind')] = made = super().__new__(cls, name, bases, given)\n"
+        "        return made\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    tables = importlib.import_module("tables")
+    monkeypatch.setitem(sys.modules, "tables", tables)
+
+    class Large(tables.Model):
+        name = "large"
+
+    class Hinge(metaclass=tables.Table):
+        kind = "hinge"
+
+    blobs = by_value.dumps(Large), by_value.dumps(Hinge)
+    tables.MODELS.clear()
+    tables.LOSSES.clear()
+    here, there = ScriptClasses(inherits=False), ScriptClasses(inherits=False)
+    here.leave()
+    there.enter()
+    large, hinge = map(pickle.loads, blobs)
+    here.enter()
+    assert ({"large": large}, {"hinge": hinge}) == (tables.MODELS, tables.LOSSES)
+
+
 def test_a_kind_of_cached_property_travels_as_what_it_is():
     class Kept(functools.cached_property):
         def __init__(self, function, ttl):

@@ -54,6 +54,14 @@ def test_a_function_taken_from_a_module_draws_from_the_generator_that_is_seeded(
     assert draw(*there["args"]) == first
 
 
+def test_what_a_module_compares_by_identity_is_that_of_the_process():
+    @np.errstate(divide="ignore")
+    def divides():
+        return np.float64(1.0) / np.float64(0.0)
+
+    assert sent(divides)() == np.inf
+
+
 @pytest.mark.parametrize("first", [0, 1])
 def test_attributes_and_the_dictionary_of_them_stay_one(first):
     args = argparse.Namespace(lr=0.1, itself=None)
