@@ -224,7 +224,7 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
         yield from _parts(value.func)
     elif isinstance(value, MethodType):
         yield from _parts(value.__self__)
-    elif isinstance(value, FunctionType):
+    elif type(value) is FunctionType:
         for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
             with contextlib.suppress(ValueError):
                 yield name, cell.cell_contents
