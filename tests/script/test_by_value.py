@@ -263,6 +263,33 @@ def test_what_draws_from_the_system_travels():
     assert 0.0 <= source.random() < 1.0
 
 
+def test_a_class_keeps_its_slots():
+    @dataclasses.dataclass(slots=True)
+    class Point:
+        x: int = 1
+
+    class Private:
+        __slots__ = ("__value", "__weakref__")
+
+        def __init__(self):
+            self.__value = 2
+
+        def value(self):
+            return self.__value
+
+    class Loose(Private):
+        pass
+
+    point, private, loose = map(as_elsewhere, (Point, Private, Loose))
+    assert (point(3).x, private().value(), loose().value()) == (3, 2, 2)
+    assert weakref.ref(made := private())() is made
+    for one in (point(), private()):
+        with pytest.raises(AttributeError):
+            one.typo = 1
+    loose().typo = 1
+    assert pickle.loads(by_value.dumps([Point(4)]))[0].x == 4
+
+
 def test_a_table_of_classes_in_a_module_finds_the_names_that_classes_of_the_script_give_themselves(
     tmp_path, monkeypatch
 ):
