@@ -107,6 +107,9 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             return self._module(obj)
         if type(obj) is weakref.ref:
             return _weakly, (obj(),)
+        if type(obj) is weakref.WeakMethod:
+            # By name: the class of what has the method may be there already, with a function of its own.
+            return _weakly, (None, "method") if (there := obj()) is None else (there.__self__, _attribute(there))
         if type(obj) in (weakref.WeakKeyDictionary, weakref.WeakValueDictionary):
             return type(obj), (dict(obj),)
         if id(obj) in _SENTINELS:
@@ -211,13 +214,23 @@ def _cached_property(cls: Any) -> Any:
     return made
 
 
-def _weakly(referent: Any) -> Any:
+def _weakly(referent: Any, method: str | None = None) -> Any:
     # A reference to what is gone is one to what goes at once.
-    return weakref.ref(_Gone() if referent is None else referent)
+    referent = _Gone() if referent is None else referent
+    return weakref.WeakMethod(getattr(referent, method)) if method else weakref.ref(referent)
+
+
+def _attribute(method: Any) -> str:
+    """The name by which an object has a method; `__name__` lacks what Python puts before private names."""
+    bases = type(method.__self__).__mro__
+    names = (name for base in bases for name, value in vars(base).items() if value is method.__func__)
+    return next(names, method.__name__)
 
 
 class _Gone:
     """What dead references refer to."""
+
+    def method(self) -> None: ...
 
 
 def _made_once(make: Any, *args: Any) -> Any:

@@ -232,19 +232,26 @@ def test_functions_that_go_by_type_travel():
 
 def test_weak_references_travel_with_what_they_refer_to():
     class Node:
-        pass
+        def __itself(self):
+            return self
+
+        def weakly(self):
+            return weakref.WeakMethod(self.__itself)
 
     node, gone = Node(), Node()
     weak = [
         weakref.ref(node),
         weakref.ref(gone),
+        node.weakly(),
+        gone.weakly(),
         weakref.WeakKeyDictionary({node: 1}),
         weakref.WeakValueDictionary(a=node),
     ]
     del gone
-    there, (alive, dead, by_key, values) = travelled((node, weak))
+    there, (alive, dead, method, dead_method, by_key, values) = travelled((node, weak))
     gc.collect()
     assert (alive(), dead(), by_key[there], values["a"]) == (there, None, 1, there)
+    assert (method()(), dead_method()) == (there, None)
 
 
 def test_functions_with_a_cache_keep_their_attributes_and_need_no_name():
