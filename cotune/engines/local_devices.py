@@ -6,7 +6,7 @@ import contextlib
 import logging
 import sys
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from cotune import errors
@@ -55,8 +55,16 @@ class LocalDevices:
                 f"MPS cannot be used: mps=True is for GPUs, this run uses {', '.join(self.there)}", hint="leave mps out"
             )
         # In parallel: a daemon takes half a second to start, and half a minute to be given up.
-        with ThreadPoolExecutor(max(1, len(infos))) as pool:
-            begun = {info.name: pool.submit(LocalGpu, info, mps) for info in infos}
+        begun: dict[str, Future[LocalGpu]] = {}
+        try:
+            with ThreadPoolExecutor(max(1, len(infos))) as pool:
+                for info in infos:
+                    begun[info.name] = pool.submit(LocalGpu, info, mps)
+        except BaseException:
+            # A Ctrl-C ends the wait, and not the starts: their daemons would outlive this run.
+            for made in begun.values():
+                made.add_done_callback(_close)
+            raise
         self.gpus = {name: made.result() for name, made in begun.items() if made.exception() is None}
         for name, made in begun.items():
             try:
@@ -129,3 +137,8 @@ class LocalDevices:
         with contextlib.ExitStack() as closing:
             for gpu in self.gpus.values():
                 closing.callback(gpu.close)
+
+
+def _close(made: Future[LocalGpu]) -> None:
+    if made.exception() is None:
+        made.result().close()

@@ -2,7 +2,9 @@
 
 import os
 import resource
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from threading import Event, Semaphore
 from types import SimpleNamespace
 
 import pytest
@@ -10,7 +12,7 @@ import pytest
 from cotune.demand import GIB
 from cotune.engines.local_devices import CONTEXTS_AT_ONCE, LocalDevices
 from cotune.engines.open_files import OTHER_FILES
-from cotune.errors import DeviceError
+from cotune.errors import DeviceError, RunError
 from cotune.sharing.devices import DeviceInfo
 
 
@@ -40,6 +42,27 @@ def test_mps_that_was_asked_for_is_refused_where_no_gpu_is_used(tmp_path):
     devices.watch(mps=None)
     with pytest.raises(DeviceError, match=r"MPS cannot be used: .*cpu:0"):
         devices.watch(mps=True)
+
+
+def test_gpus_that_come_up_once_the_wait_for_them_is_interrupted_are_given_back(tmp_path, monkeypatch):
+    class Interrupted(ThreadPoolExecutor):
+        def __exit__(self, *raised):
+            raise KeyboardInterrupt
+
+    def comes_up(info, mps):
+        assert may_come_up.wait(10)
+        if info.name == "cuda:0":
+            raise RunError("the GPU is lost", hint="")
+        return SimpleNamespace(close=closed.release)
+
+    may_come_up, closed = Event(), Semaphore(0)
+    monkeypatch.setattr("cotune.engines.local_devices.ThreadPoolExecutor", Interrupted)
+    monkeypatch.setattr("cotune.engines.local_devices.LocalGpu", comes_up)
+    gpus = [DeviceInfo(f"cuda:{n}", GIB, 0, max_width=2, cores=4, uuid=f"GPU-{n}") for n in range(2)]
+    with pytest.raises(KeyboardInterrupt):
+        LocalDevices(gpus, tmp_path).watch(mps=None)
+    may_come_up.set()
+    assert closed.acquire(timeout=10)
 
 
 def test_where_one_gpu_is_interrupted_as_it_is_given_back_the_others_are_given_back_too(tmp_path):
