@@ -80,8 +80,15 @@ class RayEngine(Engine):
 
         Raises:
             DeviceError: The cluster gave us no device in time.
+            RunError: The connection to the cluster is lost.
             BaseException: The error of the last actor, if the bodies of all actors have failed.
         """
+        try:
+            return self._join(is_over)
+        except ConnectionError as error:
+            raise _connection_lost(error) from error
+
+    def _join(self, is_over: Callable[[], bool]) -> list[ev.DeviceFound]:
         roster = self._roster
         roster.warn_if_short()
         found: list[ev.DeviceFound] = []
@@ -175,11 +182,7 @@ class RayEngine(Engine):
 
     def _gather(self, timeout: float) -> list[News]:
         if isinstance(self._failure, ConnectionError):
-            # Over ray://, every call raises it from then on.
-            raise errors.RunError(
-                f"the connection to the cluster is lost: {errors.first_line(self._failure)}",
-                hint="what has run is kept; once the cluster can be reached, resume=True goes on with it",
-            ) from self._failure
+            raise _connection_lost(self._failure) from self._failure
         if self._failure is not None:
             raise self._failure
         happened: list[News] = []
@@ -245,6 +248,14 @@ def _tell(member: Membership | None, call: str, *arguments: Any) -> None:
     """Adds a call to the next batch for a member's engine; does nothing for None."""
     if member is not None:
         member.commands.append((call, arguments))
+
+
+def _connection_lost(error: ConnectionError) -> errors.RunError:
+    """What to say of the error that every call over ray:// raises from then on."""
+    return errors.RunError(
+        f"the connection to the cluster is lost: {errors.first_line(error)}",
+        hint="what has run is kept; once the cluster can be reached, resume=True goes on with it",
+    )
 
 
 def _counts(resources: dict[str, float]) -> str:

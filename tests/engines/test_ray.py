@@ -109,6 +109,15 @@ def test_what_nodes_have_said_counts_before_a_lost_connection_ends_the_run(calls
     assert "resume=True" in lost.value.hint
 
 
+@pytest.mark.parametrize("call", ["warn_if_short", "look"])
+def test_a_connection_that_is_lost_while_nodes_join_is_said_to_be(call):
+    engine = object.__new__(RayEngine)
+    engine._roster = Mock(by_device={}, members=[], sets_up=False)
+    getattr(engine._roster, call).side_effect = ConnectionError("Client is shutting down.")
+    with pytest.raises(RunError, match="connection to the cluster is lost: Client is shutting down"):
+        engine.start()
+
+
 @pytest.mark.parametrize(("is_ours", "shutdowns"), [(True, 1), (False, 0)])
 def test_a_connection_of_its_own_is_closed_again_where_the_cluster_takes_nothing(
     tmp_path, monkeypatch, is_ours, shutdowns
