@@ -135,8 +135,9 @@ class Broker:
             if lane is None or ticket.over or not has_begun:
                 return self.answer(ticket)
             return self._send(lane, ticket, "stop", (), {})
-        if method == "get_auto_filled_metrics":
-            # All that Tune shows of a trial that never reports; answered at once, whatever the lane is doing.
+        if method == "get_auto_filled_metrics" and kwargs.get("debug_metrics_only"):
+            # All that Tune shows of a trial that never reports; answered at once, whatever the lane is doing. Only Tune
+            # passes that argument, and takes a value for a future.
             known = {"trial_id": ticket.trial.trial_id, "config": dict(ticket.trial.config)} | _when_and_where(lane)
             if lane is not None and lane.pid is None:
                 lane.unsigned.append(known)

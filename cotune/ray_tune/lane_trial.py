@@ -38,6 +38,8 @@ UNWIND_WITHIN = 5.0
 NO_SEAT = -1
 # Calls that need the state the trial has been trained to.
 _SAVES = ("save", "export_model")
+# Calls of Tune itself. What others call, such as a callback, may fail without harm to the trial, as in Ray.
+_TUNES = ("train", "train_buffered", "restore", "reset", *_SAVES)
 
 log = logging.getLogger(__name__)
 
@@ -206,7 +208,7 @@ class LaneTrial(ResidentTrial):
     # ---- the end
 
     def _fails(self, error: BaseException) -> BaseException:
-        """Ends the attempt after a call raised; returns the error for Tune."""
+        """Ends the attempt after a call raised, unless it was not one of Tune's; returns the error for the caller."""
         if isinstance(error, TrialStopped) and not self._stop:
             # The trainable raised it by itself. Tune would take it for a call to make again, for ever.
             error = own_stop(error)
@@ -215,9 +217,13 @@ class LaneTrial(ResidentTrial):
             self._end(Ending(Outcome.STOPPED))
             return NotHere("stopped")
         is_memory, needed = self._ran_out(error)
-        text = text_of(error)[:2000]
-        if self.host.survives(error):
+        text, is_sound = text_of(error)[:2000], self.host.survives(error)
+        if is_sound:
             clear_frames(error)
+        if isinstance(error, Exception) and is_sound and not is_memory and self._is_asked_by_others():
+            # The cap may have been lifted to look into the error.
+            self.host.memory.trim(others_run=True)
+            return _encodable(error)
         self._shut_down()
         if self.host.survives(error):
             clear_frames(error)
@@ -227,6 +233,10 @@ class LaneTrial(ResidentTrial):
         words = with_class(type(error).__name__, text)
         self._end(Ending(Outcome.FAILED, None, "TrialFailed", words))
         return _encodable(error if isinstance(error, Exception) else _led_to(RuntimeError(words), error))
+
+    def _is_asked_by_others(self) -> bool:
+        """Whether the present call is not one of Tune's own, to a Trainable that is there."""
+        return self._call is not None and self._call.method not in _TUNES and self._trainable is not None
 
     def _shut_down(self) -> None:
         """Lets the Trainable clean up, and its thread end."""

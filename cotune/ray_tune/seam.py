@@ -8,6 +8,8 @@ calls it. Here the brain decides when the resources are ready, the "actor class"
 from __future__ import annotations
 
 import copy
+import inspect
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -95,8 +97,9 @@ class TrialHandle(_private.ActorHandle):  # type: ignore[misc]
 
     @property
     def _ray_actor_id(self) -> Any:
-        """Read by `ray.kill`: evicts the trial, and gives Ray an unused actor to kill."""
-        self.broker.evict(self.ticket)
+        """The id of an unused actor; to `ray.kill`, which reads it, too, the trial is evicted."""
+        if sys._getframe(1).f_code is inspect.unwrap(ray.kill).__code__:
+            self.broker.evict(self.ticket)
         return _Decoy.id()
 
     @property
@@ -115,6 +118,9 @@ class TrialHandle(_private.ActorHandle):  # type: ignore[misc]
 
     def __del__(self) -> None: ...
 
+    # Ray's asks for signatures of methods, which only the trial's lane knows.
+    __dir__ = object.__dir__
+
     def __repr__(self) -> str:
         return f"TrialHandle({self.ticket.number})"
 
@@ -126,6 +132,9 @@ class TrialHandle(_private.ActorHandle):  # type: ignore[misc]
 
     def __reduce__(self) -> Any:
         raise TypeError("the handle of a trial in a lane stays with Tune: it cannot be sent to other processes")
+
+    # What Ray calls instead of pickling a handle.
+    _serialization_helper = __reduce__
 
 
 class _Decoy:

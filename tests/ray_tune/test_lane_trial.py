@@ -15,7 +15,7 @@ pytest.importorskip("ray")
 torch = pytest.importorskip("torch")
 
 from cotune.errors import InputError
-from cotune.ray_tune.inbox import Inbox
+from cotune.ray_tune.inbox import Call, Inbox
 from cotune.ray_tune.lane_trial import LaneTrial
 from cotune.session import TrialStopped
 from cotune.sharing.inside.context import Context, Home
@@ -119,3 +119,28 @@ def test_a_trial_that_catches_up_lets_its_lane_mates_run_and_stops_where_it_was(
     trial._trainable.train = train
     trial._catch_up()
     assert (trial._trainable.iteration, passed) == (3, [trial, trial])
+
+
+def test_what_a_callback_calls_may_raise_without_an_end_of_the_trial(tmp_path):
+    class Steps(SimpleNamespace):
+        def bad(self):
+            raise ValueError("a method of the user's")
+
+        train = save = bad
+
+    turns, caps = SimpleNamespace(take=bool, give_up=bool), []
+    memory = SimpleNamespace(trim=lambda others_run: caps.append(others_run))
+    host = lane(survives=lambda error: True, turns=turns, memory=memory)
+    trial = LaneTrial(host, 0, 1, tmp_path, dict, Inbox())
+    trial._make, trial._trainable, ended = None, Steps(stop=lambda: None), []
+    trial._end, trial._ran_out, trial._unwinds = ended.append, lambda error: (False, None), lambda error: None
+    for method, kind in [("bad", ValueError), ("missing", AttributeError)]:
+        call = Call(method, (), {})
+        trial._serve(call)
+        assert isinstance(call.answer.exception(), kind)
+        assert not ended
+    assert caps == [True, True], "to look into an error may have lifted the cap"
+    call = Call("train", (), {})
+    trial._serve(call)
+    assert isinstance(call.answer.exception(), ValueError)
+    assert [ending.outcome for ending in ended] == ["failed"]

@@ -156,6 +156,48 @@ def test_ray_kill_takes_one_trial_and_not_its_lane_mates(run_config):
     )
 
 
+class Counts(tune.Trainable):
+    def step(self):
+        time.sleep(0.05)
+        return {"score": 1}
+
+    def bad(self):
+        raise ValueError("a method of the user's")
+
+    def save_checkpoint(self, checkpoint_dir): ...
+
+
+def test_a_callback_may_use_the_handle_of_a_trial_as_in_ray(run_config):
+    found = {}
+
+    class Uses(tune.Callback):
+        def on_trial_result(self, iteration, trials, trial, result, **info):
+            handle = trial.temporary_state.ray_actor
+            if result["training_iteration"] == 2 and handle is not None:
+                for method in ("bad", "missing"):
+                    try:
+                        ray.get(getattr(handle, method).remote(), timeout=20)
+                    except Exception as error:
+                        found[method] = type(getattr(error, "cause", error))
+                metrics = ray.get(handle.get_auto_filled_metrics.remote(), timeout=20)
+                found["iterations"] = metrics["iterations_since_restore"]
+                found["id"] = len(handle._actor_id.hex())
+                with pytest.raises(TypeError, match="stays with Tune"):
+                    ray.put(handle)
+
+    results = tune.Tuner(
+        Counts,
+        tune_config=tune.TuneConfig(scheduler=colocate(gpus=1, lanes=1)),
+        run_config=run_config(callbacks=[Uses()], stop={"training_iteration": 4}),
+    ).fit()
+    assert results.num_errors == 0
+    assert [result.metrics["training_iteration"] for result in results] == [4]
+    assert found["bad"] is ValueError
+    assert found["missing"] is AttributeError
+    assert found["iterations"] == 2
+    assert found["id"] > 0
+
+
 def hangs(config):
     tune.report({"score": 0, "pid_": os.getpid()})
     if config["hangs"]:
