@@ -58,7 +58,7 @@ class Learning:
             device.width.changed(event.time)
         speed = common_speed([trial, *neighbours(trial, device)])
         trial.progress.add(event.count, event.seconds, speed, event.busy)
-        self._ledger.stirred.add(device)
+        self._ledger.stirred[device] = None
         self._policy.ran(trial.id, trial.group, event.seconds)
         if event.count:
             trial.longest = max(trial.longest, event.seconds / event.count)

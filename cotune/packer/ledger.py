@@ -23,7 +23,8 @@ class Ledger:
         version: Counts changes to the largest device or the largest room.
         changes: Counts changes to any device or lane.
         capacity: Bytes of all devices.
-        stirred: Devices that have changed since this set was cleared.
+        stirred: Devices that have changed since this was cleared; in order, so that the same events lead to the same
+            instructions.
         out: Instructions that were not collected yet.
         now: Time of the latest event.
 
@@ -39,7 +40,7 @@ class Ledger:
         self.pool = Pool(fitting)
         self.version = self.changes = 0
         self.capacity = 0
-        self.stirred: set[Device] = set()
+        self.stirred: dict[Device, None] = {}
         self.out: list[do.Instruction] = []
         self.now = 0.0
         self._fitting = fitting
@@ -99,7 +100,7 @@ class Ledger:
             return
         if device.taken > device.capacity:
             self.reclaim(device, device.taken - device.capacity, partly=True)
-        self.stirred.add(device)
+        self.stirred[device] = None
         self.changes += 1
         _learn_lanes(device)
         device.holes = None

@@ -255,7 +255,7 @@ class Packer:
         else:
             self._ledger.out.append(do.StopTrial(trial.id))
             # It needs the turn to leave.
-            self._ledger.stirred.add(trial.lane.device)
+            self._ledger.stirred[trial.lane.device] = None
 
     def _progressed(self, trial: Trial, event: ev.IterationsDone) -> None:
         if trial.lane is not None and not trial.is_paused:

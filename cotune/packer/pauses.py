@@ -175,9 +175,9 @@ class Pauses:
         """Has paused trials make room: on devices that have shrunk or are kept free, and for the first in line."""
         if not self._paused:
             return
-        devices = {trial.lane.device for trial in self._paused.values() if trial.lane is not None}
+        devices = list(dict.fromkeys(trial.lane.device for trial in self._paused.values() if trial.lane is not None))
         # While anything runs, only devices that have changed need another look.
-        looked = devices & self._ledger.stirred if self._anything_runs else devices
+        looked = [one for one in devices if one in self._ledger.stirred] if self._anything_runs else devices
         for device in looked:
             if device.taken > device.capacity and not device.is_returning:
                 self._free(device, device.taken - device.capacity, partly=True)

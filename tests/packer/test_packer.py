@@ -1667,3 +1667,16 @@ def test_one_of_which_nothing_is_known_tries_a_device_that_shared_objects_fill()
     world.settle()
     world.add(1, 10 * MIB)
     assert world.lane_of(1).device == "cpu:0"
+
+
+def test_devices_are_looked_at_in_the_order_in_which_they_changed() -> None:
+    """By their place in memory, as a set has them, the same events would lead to other instructions each time."""
+    world = make()
+    for number in range(1, 30):
+        world.device(f"gpu {number}", GIB, CONTEXT)
+    ledger = world.packer._ledger
+    changed = sorted(ledger.devices.values(), key=lambda device: device.name, reverse=True)
+    ledger.stirred.clear()
+    for device in changed:
+        ledger.touch(device)
+    assert list(ledger.stirred) == changed
