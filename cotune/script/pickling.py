@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dis
 import functools
 import inspect
 import io
@@ -19,6 +20,7 @@ from cotune.demand import MIB, format_bytes
 from cotune.errors import NotPicklable
 from cotune.process_wide import process_wide
 from cotune.script import by_value, torch_pickling
+from cotune.script.class_hooks import is_found_by_name
 from cotune.script.compiler_settings import COMPILER
 from cotune.script.installed import found_behind, is_unfinished
 from cotune.script.named import Named, named_by
@@ -26,7 +28,7 @@ from cotune.script.own_modules import OwnModule, own_modules
 from cotune.script.preload import TORCH, modules_to_preload
 from cotune.script.script_imports import script_imports
 from cotune.script.settings import of_script
-from cotune.trainable import called_by
+from cotune.trainable import called_by, codes
 
 # Bytes of a trainable above which there is a warning: loading them takes a tenth of a second at every trial's start.
 LARGE = 64 * MIB
@@ -75,6 +77,13 @@ def pack(trainable: Any, *, plainly: bool = False, what: str = "the trainable", 
         warnings.warn(
             f"{what} takes {format_bytes(len(blob))} along{_most_of(trainable, len(blob))}, which every trial loads "
             "anew; data made with cotune.shared() is there once per lane",
+            stacklevel=_level(),
+        )
+    if (unseen := _unseen(trainable if blamed is None else blamed)) is not None:
+        name, setter, module = unseen
+        warnings.warn(
+            f"{what} uses {name!r}, which {setter}() sets in {module}: trials import that module anew, and do not see "
+            "the new value. Bind it to the function, as with functools.partial",
             stacklevel=_level(),
         )
     rehearses = isinstance(trainable, type) and callable(getattr(trainable, "rehearse", None))
@@ -214,6 +223,26 @@ def _most_of(trainable: Any, total: int) -> str:
             if part.nbytes > total // 2:
                 return f", most of it {name!r}"
     return ""
+
+
+def _unseen(trainable: Any) -> tuple[str, str, str] | None:
+    """A global variable that a trainable of a module uses, and that a function of the module which runs now has set.
+
+    Returns:
+        The variable, the function, the module; None if there is none.
+    """
+    function = called_by(trainable)
+    if type(function) is not FunctionType or not is_found_by_name(function):
+        return None
+    used = {name for code in codes(function.__code__) for name in code.co_names}
+    frame = inspect.currentframe()
+    while frame is not None:
+        if frame.f_globals is function.__globals__ and frame.f_code.co_flags & inspect.CO_NEWLOCALS:
+            steps = dis.get_instructions(frame.f_code)
+            for name in sorted({step.argval for step in steps if step.opname == "STORE_GLOBAL"} & used):
+                return name, frame.f_code.co_name, function.__module__
+        frame = frame.f_back
+    return None
 
 
 def _parts(value: Any) -> Iterator[tuple[str, Any]]:
