@@ -24,7 +24,7 @@ from cotune.plain import real
 from cotune.process_wide import IN_LANE
 from cotune.results import SHORT
 from cotune.search.spaces import apart
-from cotune.trainable import takes, unwrapped
+from cotune.trainable import globals_set_by, takes, unwrapped
 
 T = TypeVar("T")
 
@@ -287,10 +287,8 @@ def assigned_outside(function: Any) -> list[str]:
     code = getattr(inner.__call__ if isinstance(inner, type) else inner, "__code__", None)
     if code is None:
         return []
-    steps = list(dis.get_instructions(code))
-    names = {step.argval for step in steps if step.opname == "STORE_GLOBAL"}
-    names |= {step.argval for step in steps if step.opname == "STORE_DEREF" and step.argval in code.co_freevars}
-    return sorted(names)
+    outer = {step.argval for step in dis.get_instructions(code) if step.opname == "STORE_DEREF"}
+    return sorted(globals_set_by(code) | (outer & set(code.co_freevars)))
 
 
 def check_callbacks(callbacks: Any, *passed: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 import functools
 import inspect
 import os
@@ -188,6 +189,11 @@ def _run_steps(cls: type, config: Mapping[str, Any]) -> Any:
         except Exception:
             # Raised, it would hide why the trial ends, or fail one that has all its results.
             traceback.print_exc()
+
+
+def globals_set_by(code: types.CodeType) -> set[str]:
+    """The global variables that a function's own bytecode assigns."""
+    return {step.argval for step in dis.get_instructions(code) if step.opname == "STORE_GLOBAL"}
 
 
 def codes(code: types.CodeType) -> Iterator[types.CodeType]:

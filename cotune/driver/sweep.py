@@ -23,6 +23,7 @@ from cotune.driver.expectations import Expectations
 from cotune.driver.options import SweepOptions
 from cotune.driver.profile import Profile
 from cotune.driver.supply import Supply
+from cotune.driver.verdicts import Verdicts
 from cotune.engines.base import Engine, Happened
 from cotune.packer import (
     POLICIES,
@@ -128,9 +129,7 @@ class Sweep:
         )
         self._supply = Supply(search, packer, options, proposed=len(records))
         self._signals = 0
-        self._verdicts_due: list[tuple[int, int]] = []
-        # Attempts of trials whose last report is with the search, and whether they wait for its verdict.
-        self._with_search: dict[tuple[int, int], bool] = {}
+        self._verdicts = Verdicts()
         self._began = time.monotonic()
         self._on_answer: dict[type[Answer], Callable[[Any], None]] = {
             Suggestion: self._suggested,
@@ -186,7 +185,8 @@ class Sweep:
         # While there is no device, no trial may be left and none be asked for, and yet more are to come.
         while self._packer.unfinished or self._supply.asked or self._arrivals or not self._supply.is_over:
             happened = self._engine.poll(SHOW_EVERY)
-            self._take_in_all(happened)
+            # All of it even if an error is to end the run: a later session must not run again what has ended.
+            _each(self._take_in, happened)
             only_reports = not self._hear() and all(type(one) in (Report, Question) for one in happened)
             # Before `_send_verdicts`, which writes: a caller that gave up on this loop may have closed the files.
             self._check_end()
@@ -218,15 +218,11 @@ class Sweep:
     def _hear_out(self) -> None:
         """Waits for verdicts that an interruption came before: a later session must not go on with what is stopped."""
         until = time.monotonic() + HEAR_OUT_WITHIN
-        while self._with_search and self._signals < 2 and time.monotonic() < until:
+        while self._verdicts.are_to_come and self._signals < 2 and time.monotonic() < until:
             # The engine is not polled: nothing runs there any more.
             time.sleep(0.001)
             self._hear()
         self._records.flush()
-
-    def _take_in_all(self, happened: Iterable[Happened]) -> None:
-        """Takes in all of it even if an error is to end the run: a later session must not run again what has ended."""
-        _each(self._take_in, happened)
 
     def _take_in(self, happened: Happened) -> None:
         if isinstance(happened, Report):
@@ -311,9 +307,8 @@ class Sweep:
 
     def _send_verdicts(self) -> None:
         self._records.flush()
-        for trial, attempt in self._verdicts_due:
+        for trial, attempt in self._verdicts.take():
             self._engine.verdict(trial, attempt)
-        self._verdicts_due.clear()
 
     # ---- answers of the search
 
@@ -335,8 +330,7 @@ class Sweep:
                 self._hold(record)
         elif verdict.stop and record.state is TrialState.INTERRUPTED:
             self._records.withdrawn(record, TrialState.STOPPED)
-        self._give_verdict(verdict.trial, verdict.attempt)
-        self._with_search.pop((verdict.trial, verdict.attempt), None)
+        self._verdicts.answered(verdict.trial, verdict.attempt)
 
     def _replied(self, reply: Reply) -> None:
         record = self._records[reply.trial]
@@ -368,13 +362,7 @@ class Sweep:
         self._records.withdrawn(record, state)
         self._feed(TrialWithdrawn(self._engine.now(), record.trial))
         # The search may take long to answer, as while it makes a suggestion; a stop does not wait for that.
-        self._give_verdict(record.trial, record.attempts - 1)
-
-    def _give_verdict(self, trial: int, attempt: int) -> None:
-        """Gives an attempt the verdict on its report that is with the search: once, since a lane adds verdicts up."""
-        if self._with_search.get((trial, attempt)):
-            self._with_search[trial, attempt] = False
-            self._verdicts_due.append((trial, attempt))
+        self._verdicts.give_early(record.trial, record.attempts - 1)
 
     def _hold(self, record: Record) -> None:
         if record.state is TrialState.RUNNING:
@@ -389,10 +377,10 @@ class Sweep:
             return
         record = self._records.reported(report)
         if self._search.judges and not record.withdrawn:
-            self._with_search[report.trial, report.attempt] = True
+            self._verdicts.ask(report.trial, report.attempt)
             self._search.report(report.trial, report.attempt, report.step, report.value)
         else:
-            self._verdicts_due.append((report.trial, report.attempt))
+            self._verdicts.give(report.trial, report.attempt)
 
     def _retry(self, retry: RetryTrial) -> None:
         record = self._records[retry.trial]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dis
 import functools
 import inspect
 import io
@@ -28,7 +27,7 @@ from cotune.script.own_modules import OwnModule, own_modules
 from cotune.script.preload import TORCH, modules_to_preload
 from cotune.script.script_imports import script_imports
 from cotune.script.settings import of_script
-from cotune.trainable import called_by, codes
+from cotune.trainable import called_by, codes, globals_set_by
 
 # Bytes of a trainable above which there is a warning: loading them takes a tenth of a second at every trial's start.
 LARGE = 64 * MIB
@@ -238,8 +237,7 @@ def _unseen(trainable: Any) -> tuple[str, str, str] | None:
     frame = inspect.currentframe()
     while frame is not None:
         if frame.f_globals is function.__globals__ and frame.f_code.co_flags & inspect.CO_NEWLOCALS:
-            steps = dis.get_instructions(frame.f_code)
-            for name in sorted({step.argval for step in steps if step.opname == "STORE_GLOBAL"} & used):
+            for name in sorted(globals_set_by(frame.f_code) & used):
                 return name, frame.f_code.co_name, function.__module__
         frame = frame.f_back
     return None
