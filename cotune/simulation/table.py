@@ -22,12 +22,14 @@ from cotune.simulation.workload import Job, Workload, features
 
 # Our name first, then the names that published traces use.
 NAMES = {
-    "seconds": ("seconds", "duration", "duration_s", "runtime", "jct_s", "time_total_s"),
+    "seconds": (
+        *("seconds", "duration", "duration_s", "runtime", "run_time", "jct_s", "time_total_s", "elapsed", "elapsedraw"),
+    ),
     "peak_mib": ("peak_mib", "peak_mem_mb"),
-    "arrival": ("arrival", "arrival_time", "submit", "submit_time", "submitted_time", "creation_time"),
+    "arrival": ("arrival", "arrival_time", "submit", "submit_time", "submitted_time", "creation_time", "time"),
     "start": ("start", "start_time", "scheduled_time"),
     "end": ("end", "end_time", "deletion_time"),
-    "kind": ("kind", "model", "model_name"),
+    "kind": ("kind", "model", "model_name", "application"),
     "name": ("name", "job_id", "jobid", "job_name", "job", "task_id", "trial_id", "id", "number"),
     "gpus": (
         *("gpus", "num_gpu", "num_gpus", "n_gpus", "ngpus", "gpu_num", "gpu_count", "gpu_request", "requested_gpus"),
@@ -50,8 +52,8 @@ _PERCENT = "plan_gpu"
 _PARAMETERS = ("params_", "config/")
 _NOTHING = ("none", "null", "nan", "na", "n/a", "\\n", "unknown")
 _STEPS = 100
-# A duration as pandas and Python write it.
-_SPAN = re.compile(r"(?:(\d+) days?(?:,? |$))?(?:(\d+):(\d\d):(\d\d(?:\.\d+)?))?")
+# A duration as pandas, Python and Slurm write it.
+_SPAN = re.compile(r"(?:(\d+)(?: days?(?:,? |$)|-(?=\d)))?(?:(\d+):(\d\d):(\d\d(?:\.\d+)?))?")
 
 
 def from_csv(path: Path) -> Workload:

@@ -91,6 +91,17 @@ def test_a_table_of_slurm_says_when_jobs_were_submitted(tmp_path: Path) -> None:
     text += "2,2026-01-01T00:00:10,2026-01-01T00:07:00,2026-01-01T00:09:00\n"
     jobs = from_csv(table(tmp_path, text)).jobs
     assert [(job.arrival, job.seconds) for job in jobs] == [(0.0, pytest.approx(60.0)), (10.0, pytest.approx(120.0))]
+    text = "JobID,Submit,Elapsed\n1,2026-01-01T00:00:00,00:01:00\n2,2026-01-01T00:00:10,1-00:02:00\n"
+    assert [job.seconds for job in from_csv(table(tmp_path, text)).jobs] == pytest.approx([60.0, 86520.0])
+
+
+def test_the_time_of_a_job_that_has_a_length_is_when_it_comes(tmp_path: Path) -> None:
+    text = "time,name,application,num_replicas,run_time\n5,a,bert,1,60\n35,b,yolo,1,90\n"
+    jobs = from_csv(table(tmp_path, text)).jobs
+    assert [(job.arrival, job.kind, job.seconds) for job in jobs] == [
+        (0.0, "bert", pytest.approx(60.0)),
+        (30.0, "yolo", pytest.approx(90.0)),
+    ]
 
 
 def test_parts_of_a_gpu_in_percent_and_jobs_of_several_instances(tmp_path: Path) -> None:
