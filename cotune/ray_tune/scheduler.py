@@ -130,7 +130,10 @@ def _scheduler(scheduler: TrialScheduler | str | None) -> TrialScheduler:
                 hint="pass the scheduler itself, such as colocate(ASHAScheduler())",
             ) from None
     if not isinstance(scheduler, TrialScheduler):
-        raise InputError(f"scheduler={scheduler!r} is no scheduler of Ray Tune", hint="write colocate(ASHAScheduler())")
+        raise InputError(
+            f"scheduler={scheduler!r} is no scheduler of Ray Tune",
+            hint="write Tuner(trainable, tune_config=TuneConfig(scheduler=colocate(ASHAScheduler()), ...))",
+        )
     _check_measures(scheduler)
     return scheduler
 

@@ -10,10 +10,10 @@ import re
 import statistics
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from pathlib import Path
 
 from cotune.demand import MIB, format_bytes
@@ -74,7 +74,7 @@ def from_csv(path: Path) -> Workload:
     header, single, jobs = None, 0, []
     count = 0
     forms: dict[str, bool] = {}
-    for row in _rows(path):
+    for row in _ends_of_trials(_rows(path)):
         header = header or _checked(path, row)
         count += 1
         row.check_times(forms)
@@ -101,6 +101,15 @@ def from_csv(path: Path) -> Workload:
     jobs, remark = _with_memory(jobs, header)
     note += remark
     return Workload(path.stem, jobs, note)
+
+
+def _ends_of_trials(rows: Iterator[Row]) -> Iterable[Row]:
+    """The last row of each trial, where Ray Tune has written one a report, each with the time since the beginning."""
+    first = next(rows)
+    rows = chain([first], rows)
+    if not {"trial_id", "time_total_s"} <= first.cells.keys():
+        return rows
+    return {row.cells["trial_id"] or row.where: row for row in rows}.values()
 
 
 def _with_memory(jobs: list[Job], header: Row) -> tuple[list[Job], str]:

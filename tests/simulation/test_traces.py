@@ -201,6 +201,14 @@ def test_a_table_of_ray_tunes_results(tmp_path: Path) -> None:
     assert (job.name, job.seconds, job.features) == ("a1b2_00000", pytest.approx(12.5), {"config/lr": 0.01})
 
 
+def test_of_the_reports_of_a_trial_of_ray_tune_the_last_says_how_long_it_took(tmp_path: Path) -> None:
+    text = "loss,trial_id,time_total_s\n0.5,a,1.5\n0.6,b,1.0\n0.4,a,3.0\n"
+    assert [(job.name, job.seconds) for job in from_csv(table(tmp_path, text)).jobs] == [
+        ("a", pytest.approx(3.0)),
+        ("b", pytest.approx(1.0)),
+    ]
+
+
 def test_jobs_that_do_not_say_what_they_need_take_the_median_of_the_others(tmp_path: Path) -> None:
     workload = from_csv(table(tmp_path, "seconds,peak_mib\n1,100\n1,300\n1,\n1,NaN\n1,900\n"))
     assert [job.peak for job in workload.jobs] == [100 * MIB, 300 * MIB, 300 * MIB, 300 * MIB, 900 * MIB]
