@@ -143,8 +143,8 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if "<locals>" not in obj.__qualname__:
             # With it, what is pickled in a lane now could not be: such a class is not found by name.
             args[3]["__qualname__"] = obj.__qualname__
-        if "__slots__" in vars(obj) and not issubclass(obj, tuple):
-            # cloudpickle leaves them out, so that objects take any attribute. Named tuples are made without them.
+        if "__slots__" in vars(obj) and typing.NamedTuple not in vars(obj).get("__orig_bases__", ()):
+            # cloudpickle leaves them out, so that objects take any attribute. `NamedTuple` gives them itself.
             args[3]["__slots__"] = vars(obj)["__slots__"]
             for name in [name for name, it in state[0].items() if type(it) is types.MemberDescriptorType]:
                 del state[0][name]

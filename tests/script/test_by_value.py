@@ -1,6 +1,7 @@
 """Objects of a script reach another process and come back without changing the classes there."""
 
 import abc
+import collections
 import dataclasses
 import enum
 import functools
@@ -287,10 +288,16 @@ def test_a_class_keeps_its_slots():
     class Loose(Private):
         pass
 
-    point, private, loose = map(as_elsewhere, (Point, Private, Loose))
+    class Typed(typing.NamedTuple):
+        x: int = 1
+
+    class Pair(collections.namedtuple("Pair", "left right")):
+        __slots__ = ()
+
+    point, private, loose, typed, pair = map(as_elsewhere, (Point, Private, Loose, Typed, Pair))
     assert (point(3).x, private().value(), loose().value()) == (3, 2, 2)
     assert weakref.ref(made := private())() is made
-    for one in (point(), private()):
+    for one in (point(), private(), typed(), pair(1, 2)):
         with pytest.raises(AttributeError):
             one.typo = 1
     loose().typo = 1
