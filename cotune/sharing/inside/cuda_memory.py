@@ -120,7 +120,11 @@ class CudaMemory(LaneMemory):
         return max(quota, self._context + reserved)
 
     def _cap(self) -> None:
-        self._torch.cuda.set_per_process_memory_fraction(self._fraction, 0)
+        put = None
+        # Another thread may have changed the quota since it was read, so it is read again after it is set.
+        while put != (wanted := self._fraction):
+            self._torch.cuda.set_per_process_memory_fraction(wanted, 0)
+            put = wanted
 
     def room(self) -> int:
         return self._room - self.read()[0]

@@ -326,6 +326,24 @@ def test_a_quota_beyond_the_gpu_caps_nothing(lane):
     assert fake.limit == fake.TOTAL
 
 
+@pytest.mark.parametrize("later", [50 * MIB, 500 * MIB])
+def test_of_two_threads_that_change_the_cap_at_once_none_leaves_it_as_it_was_before(lane, later):
+    memory, fake = lane
+    context = memory.start() - cuda.ROUNDING
+    memory.set_quota(context + 100 * MIB)
+    put, in_between = fake.set_fraction, [lambda: memory.set_quota(context + later)]
+
+    def set_fraction(fraction, device):
+        # Between a trial's end and its call, the lane's main thread has heard of another quota.
+        while in_between:
+            in_between.pop()()
+        put(fraction, device)
+
+    fake.cuda.set_per_process_memory_fraction = set_fraction
+    memory.trim(others_run=True)
+    assert fake.limit == pytest.approx(later, abs=1)
+
+
 def test_a_shrinking_quota_gives_the_cache_back_and_says_what_is_still_held(lane):
     memory, fake = lane
     context = memory.start() - cuda.ROUNDING
