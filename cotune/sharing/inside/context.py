@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import multiprocessing.context
 import os
 import sys
 import time
@@ -22,7 +21,7 @@ from cotune.paths import working_directory
 from cotune.script.named import Named
 from cotune.script.settings import filters_changed
 from cotune.sharing.inside.cupy_pool import CupyRandom
-from cotune.sharing.inside.interpreter import Interpreter, current_umask
+from cotune.sharing.inside.interpreter import current_umask, put_settings, settings_now
 from cotune.sharing.inside.library_state import LibraryState
 from cotune.sharing.inside.main_module import MainModule
 from cotune.sharing.inside.numpy_random import NumpyRandom
@@ -47,14 +46,11 @@ class Context:
         self._numpy = NumpyRandom(seed)
         self._torch: TorchState | None = None
         self._cupy: CupyRandom | None = None
-        self._directory = home.directory
-        self._environment = home.environment
+        self._home = home
+        self._own = home.in_place
         self._path = home.path
         self._filters: Any = list(home.filters)
         self._first_filters = self._filters
-        self._start_method = home.start_method
-        self._interpreter = self._home_interpreter = home.interpreter
-        self._mask = self._home_mask = home.mask
         self._main: MainModule | None = None
         self._libraries = LibraryState()
         self._classes = ScriptClasses(inherits=inherits)
@@ -80,36 +76,32 @@ class Context:
         """Releases what is kept for this trial; called while it has the turn.
 
         Args:
-            handlers: Handlers of the root logger that stay open for later trials.
+            handlers: Handlers that were added to the root logger and stay open for later trials.
         """
-        self._home_interpreter.close_logs(handlers)
+        for handler in [handler for handler in logging.root.handlers if handler not in self._home.handlers]:
+            logging.root.removeHandler(handler)
+            if handler not in handlers:
+                with contextlib.suppress(Exception):
+                    handler.close()
         if self._main is not None:
             self._main.leave()
 
     def enter(self) -> None:
         """Puts this trial's state in place."""
         global _left
-        # What the previous holder has left is known, and need not be read again.
-        left, _left = _left, None
         self._python.apply()
         self._numpy.apply()
         self.torch_loaded()
+        # As a rule it is known what the previous holder has left, and need not be read again.
+        left, _left = _left or _InPlace.now(), None
         if self._torch is not None:
-            self._torch.apply(left.flags if left is not None else None)
+            self._torch.apply(left.flags)
         self.cupy_loaded()
-        if (left.directory if left is not None else working_directory()) != self._directory:
-            with contextlib.suppress(OSError):
-                os.chdir(self._directory)
-        if (left.environment if left is not None else encoded_environment()) != self._environment:
-            set_environment(self._environment)
+        self._own.put_back(left)
         if sys.path != self._path:
             _set_path(self._path)
         if warnings.filters is not self._filters:
             _set_filters(self._filters)
-        processes._actual_context = self._start_method
-        self._interpreter.apply(left.interpreter if left is not None else None)
-        if left is None or left.mask != self._mask:
-            os.umask(self._mask)
         self._libraries.enter()
         self._classes.enter()
         sys.stdout, sys.stderr = self._streams
@@ -122,21 +114,19 @@ class Context:
         self._python.capture()
         self._numpy.capture()
         self.torch_loaded()
-        self._mask = os.umask(self._home_mask)
-        left = _Left.now(self._home_mask)
+        home = self._home.in_place
+        mask = os.umask(home.mask)
+        left = _InPlace.now(home.mask)
         if self._torch is not None:
             self._torch.capture(left.flags)
         if self._cupy is not None:
             self._cupy.leave()
-        self._directory = left.directory or self._directory
-        self._environment = left.environment
+        self._own = left._replace(directory=left.directory or self._own.directory, mask=mask)
         path: Any = sys.path
         if path != self._path and isinstance(path, (list, tuple)):
             self._path = list(path)
         # The list itself: a trial inside `catch_warnings` gets the list from before back at its end.
         self._filters = warnings.filters
-        self._start_method = processes._actual_context
-        self._interpreter = left.interpreter
         self._libraries.leave()
         self._classes.leave()
         self._streams = _streams()
@@ -204,44 +194,52 @@ class Context:
 def note_left() -> None:
     """Notes what an ended trial has left in place, while nobody waits: the next one then need not read it."""
     global _left
-    _left = _Left.now(None)
+    _left = _InPlace.now()
 
 
-class _Left(NamedTuple):
-    """State that takes long to read, as it is in place; the umask is None if not known."""
+class _InPlace(NamedTuple):
+    """State that takes long to read; the umask is -1 if not known, since reading it means setting it."""
 
     directory: str
     environment: dict[Any, Any]
-    interpreter: Interpreter
+    settings: list[Any]
     flags: list[Any]
-    mask: int | None
+    mask: int
 
     @classmethod
-    def now(cls, mask: int | None) -> _Left:
-        return cls(working_directory(), dict(encoded_environment()), Interpreter.now(), flags_now(), mask)
+    def now(cls, mask: int = -1) -> _InPlace:
+        return cls(working_directory(), dict(encoded_environment()), settings_now(), flags_now(), mask)
+
+    def put_back(self, left: _InPlace) -> None:
+        """Puts all of it in place of what is `left` there, but for torch's flags."""
+        if left.directory != self.directory:
+            with contextlib.suppress(OSError):
+                os.chdir(self.directory)
+        if left.environment != self.environment:
+            set_environment(self.environment)
+        if left.settings != self.settings:
+            put_settings(self.settings)
+        if left.mask != self.mask:
+            os.umask(self.mask)
 
 
 _environ: Any = os.environ
-# Holds the chosen start method, which can be set only once.
-processes: Any = multiprocessing.context._default_context
 # What is in place; None while a trial runs, which may change anything.
-_left: _Left | None = None
+_left: _InPlace | None = None
 
 
 class Home:
-    """Working directory, environment and other process-wide state, as the lane found them."""
+    """The process-wide state as the lane found it."""
 
     def __init__(self) -> None:
+        found = _InPlace.now(current_umask())
         # The directory where the script was started may have been removed.
-        self.directory = working_directory() or "/"
-        self.environment = dict(encoded_environment())
+        self.in_place = found._replace(directory=found.directory or "/")
         self.path = list(sys.path)
         self.filters = list(warnings.filters)
-        self.start_method = processes._actual_context
-        self.interpreter = Interpreter.now()
+        self.handlers = list(logging.root.handlers)
         streams = _streams()
         self.streams: Callable[[], tuple[Any, Any]] = lambda: streams
-        self.mask = current_umask()
 
 
 def _streams() -> tuple[Any, Any]:

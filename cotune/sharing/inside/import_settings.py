@@ -19,15 +19,8 @@ from cotune.script.compiler_settings import compiler_settings
 from cotune.script.settings import OF_PYTHON, filters_changed, has_come, of_thread
 from cotune.script.torch_flags import Setting
 from cotune.sharing.inside import torch_state
-from cotune.sharing.inside.context import encoded_environment, processes, set_environment
+from cotune.sharing.inside.context import encoded_environment, set_environment
 from cotune.sharing.inside.interpreter import OF_LANE
-
-# Those of the script do not travel: in a lane its way to log and its processes are others, too.
-_OF_LANE: dict[str, Setting] = {
-    **OF_LANE,
-    "level": (lambda: logging.root.level, logging.root.setLevel),
-    "start method": (lambda: processes._actual_context, lambda value: setattr(processes, "_actual_context", value)),
-}
 
 
 class ImportSettings:
@@ -115,7 +108,7 @@ class ImportSettings:
 
 
 def _settings() -> dict[str, Setting]:
-    found = _OF_LANE | OF_PYTHON | torch_state.flags() | of_thread()
+    found = OF_LANE | OF_PYTHON | torch_state.flags() | of_thread()
     torch: Any = sys.modules.get("torch")
     if hasattr(torch, "set_num_threads"):
         found["threads"] = torch.get_num_threads, torch.set_num_threads

@@ -6,17 +6,31 @@ import contextlib
 import gc
 import locale
 import logging
+import multiprocessing.context
 import operator
 import os
 import sys
 import tempfile
 import threading
 import warnings
-from collections.abc import Collection
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 
 from cotune.script.settings import OF_PYTHON
 from cotune.script.torch_flags import Setting
+
+# Holds the chosen start method, which can be set only once.
+_processes: Any = multiprocessing.context._default_context
+
+
+def _attribute(owner: Any, name: str) -> Setting:
+    # A trial may have deleted it, such as `sys.stdin`.
+    return lambda: getattr(owner, name, None), partial(setattr, owner, name)
+
+
+def _content(owner: Any, name: str) -> Setting:
+    """A list that others hold, too."""
+    return lambda: list(getattr(owner, name)), lambda value: getattr(owner, name).__setitem__(slice(None), value)
 
 
 def _stack_size() -> int:
@@ -26,84 +40,46 @@ def _stack_size() -> int:
     return size
 
 
-# Those of the script do not travel: a lane has its own, since its globals are others.
+# Those of the script do not travel: a lane has its own, since its globals, its way to log and its processes are others.
 OF_LANE: dict[str, Setting] = {
     "switch": (sys.getswitchinterval, sys.setswitchinterval),
     "collects": (gc.isenabled, lambda value: (gc.enable if value else gc.disable)()),
     "thresholds": (gc.get_threshold, lambda value: gc.set_threshold(*value)),
     "debugs": (gc.get_debug, gc.set_debug),
-    "called at collections": (lambda: list(gc.callbacks), lambda value: gc.callbacks.__setitem__(slice(None), value)),
+    "called at collections": _content(gc, "callbacks"),
     "stacks": (_stack_size, threading.stack_size),
+    "level": (lambda: logging.root.level, logging.root.setLevel),
+    "start method": _attribute(_processes, "_actual_context"),
 }
-_GETTERS, _SETTERS = zip(*(OF_PYTHON | OF_LANE).values(), strict=True)
+# What modules set of these when they are imported counts as the trial's own.
+_OF_TRIAL: list[Setting] = [
+    (lambda: list(getattr(sys, "argv", None) or ()), lambda value: setattr(sys, "argv", list(value))),
+    (lambda: locale.setlocale(locale.LC_ALL), lambda value: locale.setlocale(locale.LC_ALL, value)),
+    _content(logging.root, "handlers"),
+    _attribute(logging.root.manager, "disable"),
+    *(_attribute(sys, name) for name in ("stdin", "excepthook", "unraisablehook", "displayhook", "breakpointhook")),
+    _attribute(threading, "excepthook"),
+    # The directory of temporary files is what Python found in the environment.
+    _attribute(tempfile, "tempdir"),
+    *(_attribute(warnings, name) for name in ("showwarning", "_showwarnmsg_impl")),
+    # There while warnings are logged (`captureWarnings`).
+    _attribute(logging, "_warnings_showwarning"),
+]
+# The umask is not among them: reading it means setting it, and another thread may create a file meanwhile.
+_GETTERS, _SETTERS = zip(*OF_PYTHON.values(), *OF_LANE.values(), *_OF_TRIAL, strict=True)
 
-_warnings: Any = warnings
-_logging: Any = logging
+
+def settings_now() -> list[Any]:
+    """The values of all of these."""
+    return list(map(operator.call, _GETTERS))
 
 
-def _shows_warnings() -> tuple[Any, ...]:
-    # The last is there while warnings are logged (`captureWarnings`).
-    return _warnings.showwarning, _warnings._showwarnmsg_impl, _logging._warnings_showwarning
-
-
-class Interpreter(NamedTuple):
-    """Settings of the interpreter and the process.
-
-    The umask is not among them: reading it means setting it, and another thread may create a file meanwhile.
-
-    Attributes:
-        values: The values of `OF_PYTHON` and `OF_LANE`, in this order.
-        variables: Those of modules; the directory of temporary files is what Python found in the environment.
-    """
-
-    values: list[Any]
-    variables: tuple[Any, ...]
-    arguments: tuple[Any, ...]
-    logs: tuple[int, int, tuple[logging.Handler, ...]]
-    words: str
-
-    @classmethod
-    def now(cls) -> Interpreter:
-        hooks = sys.excepthook, sys.unraisablehook, sys.displayhook, sys.breakpointhook, threading.excepthook
-        variables = getattr(sys, "stdin", None), tempfile.tempdir, *hooks, *_shows_warnings()
-        root = logging.root
-        arguments = tuple(getattr(sys, "argv", None) or ())
-        return cls(
-            list(map(operator.call, _GETTERS)),
-            variables,
-            arguments,
-            (root.level, root.manager.disable, tuple(root.handlers)),
-            locale.setlocale(locale.LC_ALL),
-        )
-
-    def apply(self, left: Interpreter | None) -> None:
-        """Puts these settings in place.
-
-        Args:
-            left: The settings in place now, if known.
-        """
-        if (left or Interpreter.now()) == self:
-            return
-        for put, value in zip(_SETTERS, self.values, strict=True):
-            with contextlib.suppress(RecursionError):
-                put(value)
-        sys.stdin, tempfile.tempdir, *hooks = self.variables
-        sys.excepthook, sys.unraisablehook, sys.displayhook, sys.breakpointhook, threading.excepthook, *shows = hooks
-        _warnings.showwarning, _warnings._showwarnmsg_impl, _logging._warnings_showwarning = shows
-        sys.argv = list(self.arguments)
-        level, logging.root.manager.disable, handlers = self.logs
-        logging.root.setLevel(level)
-        logging.root.handlers[:] = handlers
-        with contextlib.suppress(locale.Error):
-            locale.setlocale(locale.LC_ALL, self.words)
-
-    def close_logs(self, kept: Collection[logging.Handler]) -> None:
-        """Removes the log handlers that were added to the root logger since, and closes all but the `kept` ones."""
-        for handler in [handler for handler in logging.root.handlers if handler not in self.logs[2]]:
-            logging.root.removeHandler(handler)
-            if handler not in kept:
-                with contextlib.suppress(Exception):
-                    handler.close()
+def put_settings(values: list[Any]) -> None:
+    """Puts values that `settings_now` told in place."""
+    for put, value in zip(_SETTERS, values, strict=True):
+        # Where the stack is too deep for a limit, or the words of a language have been removed.
+        with contextlib.suppress(RecursionError, locale.Error):
+            put(value)
 
 
 def current_umask() -> int:

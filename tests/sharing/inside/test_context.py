@@ -688,7 +688,7 @@ def test_the_working_directory_is_swapped(tmp_path):
     os.chdir(tmp_path)
     one.leave()
     other.enter()
-    assert os.getcwd() == home.directory
+    assert os.getcwd() == home.in_place.directory
     other.leave()
     one.enter()
     assert os.getcwd() == str(tmp_path)
@@ -714,7 +714,7 @@ def test_what_an_ended_trial_has_left_is_read_before_the_next_one_begins_and_put
         monkeypatch.setattr(torch_state, "flags_now", lambda: pytest.fail("torch's flags were read again"))
     other.enter()
     monkeypatch.undo()
-    assert os.getcwd() == home.directory
+    assert os.getcwd() == home.in_place.directory
     assert "LEFT_BEHIND" not in os.environ
     assert not torch.are_deterministic_algorithms_enabled()
     assert sys.getrecursionlimit() == recursion
@@ -730,7 +730,7 @@ def test_a_working_directory_that_is_gone_can_be_left(tmp_path):
     try:
         one.leave()
     finally:
-        os.chdir(home.directory)
+        os.chdir(home.in_place.directory)
 
 
 def test_a_working_directory_that_an_ended_trial_removed_is_no_harm_to_the_next_one(tmp_path):
@@ -741,9 +741,9 @@ def test_a_working_directory_that_an_ended_trial_removed_is_no_harm_to_the_next_
     (tmp_path / "gone").rmdir()
     try:
         Context(2, home).enter()
-        assert os.getcwd() == home.directory
+        assert os.getcwd() == home.in_place.directory
     finally:
-        os.chdir(home.directory)
+        os.chdir(home.in_place.directory)
 
 
 def test_the_import_path_is_swapped_in_place():
