@@ -187,10 +187,10 @@ class Results(Sequence[TrialResult]):
             {
                 "trial": t.id,
                 "state": str(t.state),
-                **_apart(t.metrics, _COLUMNS),
-                **{f"config/{name}": value for name, value in flat(t.config)},
+                **{_writable(name): _writable(value) for name, value in _apart(t.metrics, _COLUMNS).items()},
+                **{_writable(f"config/{name}"): _writable(value) for name, value in flat(t.config)},
                 **{name: getattr(t, name) for name in MEASURES},
-                "error": None if t.error is None else str(t.error.message),
+                "error": None if t.error is None else _writable(str(t.error.message)),
             }
             for t in self.trials
         ]
@@ -249,6 +249,16 @@ def flat(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield from flat(value, f"{prefix}{name}/")
         else:
             yield f"{prefix}{name}", value
+
+
+def _writable(value: Any) -> Any:
+    """A value, with escapes if it is text that UTF-8 cannot express, as a file's name may be: pandas refuses that."""
+    if isinstance(value, str):
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            return value.encode("utf-8", "backslashreplace").decode()
+    return value
 
 
 def _apart(metrics: Mapping[str, Any], taken: Container[str]) -> dict[str, Any]:

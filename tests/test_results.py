@@ -1,6 +1,7 @@
 """What a run gives back."""
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -190,6 +191,14 @@ def test_a_metric_named_like_a_column_is_not_lost_and_hides_nothing(name):
     values = {column: frame.iloc[0][column] for column in frame.columns}
     assert 0.25 in [value for value in values.values() if isinstance(value, float)], values
     assert (values["trial"], values["state"]) == (0, "done")
+
+
+def test_the_dataframe_takes_text_that_utf8_cannot_express():
+    name = os.fsdecode(b"caf\xe9")
+    found = trial(0, line(1, **{"loss": 1.0, "file": name, name: 2.0}), config={"path": name})
+    row = results(found, failed(1, name)).dataframe().iloc
+    assert (row[0]["file"], row[0]["config/path"], row[0]["caf\\udce9"]) == ("caf\\udce9", "caf\\udce9", 2.0)
+    assert row[1]["error"] == "trial 1: caf\\udce9"
 
 
 def test_a_run_without_trials_has_an_empty_dataframe():
