@@ -3,35 +3,29 @@
 from __future__ import annotations
 
 import contextlib
-import random
-import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-# As Any: parts of torch.cuda have no types.
-_cuda: Any = torch.cuda
+from cotune.sharing.inside.numpy_random import NumpyRandom
+from cotune.sharing.inside.python_random import PythonRandom
+from cotune.sharing.inside.torch_state import TorchRandom
 
 
 class Generators:
     """Saved states of the random generators of torch, Python and numpy."""
 
     def __init__(self) -> None:
-        self._torch = torch.get_rng_state()
-        self._cuda = _cuda.get_rng_state() if _cuda.is_initialized() else None
-        self._python = random.getstate()
-        numpy = sys.modules.get("numpy.random")
-        self._numpy = numpy.get_state(legacy=False) if numpy is not None else None
+        # Captured at once: their seeds count for nothing.
+        self._kept = PythonRandom(0), NumpyRandom(0), TorchRandom(torch, 0)
+        for generator in self._kept:
+            generator.capture()
 
     def restore(self) -> None:
-        torch.set_rng_state(self._torch)
-        if self._cuda is not None:
-            _cuda.set_rng_state(self._cuda)
-        random.setstate(self._python)
-        if self._numpy is not None:
-            sys.modules["numpy.random"].set_state(self._numpy)
+        for generator in self._kept:
+            generator.apply()
 
 
 class Leaves:
