@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -342,8 +343,12 @@ def _explained() -> Iterator[None]:
 
 
 def _loan(count: int) -> Loan | None:
+    """The running trial's loan, to which a batch of so many micro-batches is announced; None if it can have none."""
     running = session.current()
-    return running.micro_batches(count) if running is not None else None
+    # CuPy does not follow torch to other streams: its memory would be refused, and what it computes come too late.
+    if running is None or (sys.modules.get("cupy") is not None and running.device() != "cpu"):
+        return None
+    return running.micro_batches(count)
 
 
 def micro_batches(batch: Any, size: int, *, reduction: str = "mean") -> MicroBatches:

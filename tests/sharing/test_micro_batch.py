@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections import OrderedDict, defaultdict, namedtuple
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -1080,6 +1081,32 @@ def test_a_stream_of_the_users_within_a_loop_changes_nothing_behind_it(grouped, 
         cuda.now.wait_stream(side)
     assert cuda.now is home
     assert home.done >= {f"forward {n}" for n in range(4)}
+
+
+@pytest.mark.parametrize("loop", [True, False])
+@pytest.mark.parametrize(("device", "is_plain"), [("cuda:0", True), ("cpu", False)])
+def test_where_cupy_is_loaded_all_stays_on_the_stream_that_it_shares_with_torch(
+    grouped, cuda, monkeypatch, loop, device, is_plain
+):
+    monkeypatch.setitem(sys.modules, "cupy", ModuleType("cupy"))
+    grouped(2)
+    running = session.current()
+    running.device = lambda: device
+    home, used = cuda.now, []
+    weight = nn.Parameter(torch.ones(()))
+
+    def forward(x):
+        used.append(cuda.now)
+        return (weight * x).mean()
+
+    if loop:
+        for micro in cotune.micro_batches(torch.ones(4), 1):
+            micro.backward(forward(micro.data))
+    else:
+        cotune.micro_batches(torch.ones(4), 1).backward(forward)
+    assert weight.grad == 1.0
+    # Nor does the packer lend anything to a trial that seems to split no batch.
+    assert (set(used) == {home}, running.counts) == (is_plain, [] if is_plain else [4])
 
 
 @pytest.mark.gpu
