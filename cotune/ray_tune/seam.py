@@ -23,7 +23,7 @@ from cotune.ray_tune.ticket import Held, Ticket
 
 
 class LaneRequest(PlacementGroupFactory):  # type: ignore[misc]
-    """The resource request of one trial. Unlike its base it equals only itself: the brain places trials, not amounts.
+    """The resource request of one trial. It equals no other trial's: the brain places trials, not amounts.
 
     Pickling, as in the state of an experiment, makes it a plain `PlacementGroupFactory` again.
     """
@@ -38,7 +38,7 @@ class LaneRequest(PlacementGroupFactory):  # type: ignore[misc]
         return request
 
     def __eq__(self, other: object) -> bool:
-        return self is other
+        return self is other if isinstance(other, LaneRequest) else bool(super().__eq__(other))
 
     def __hash__(self) -> int:
         return id(self)

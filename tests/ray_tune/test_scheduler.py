@@ -137,6 +137,14 @@ def test_the_brain_is_told_whether_trials_are_judged_by_those_before_them(base, 
     assert colocate(colocate(made))._cotune_options.judged == judged
 
 
+def test_requests_of_two_trials_differ_and_each_equals_the_amounts_that_its_trial_asked_for():
+    asked = PlacementGroupFactory([{"CPU": 1}])
+    one, other = (LaneRequest.of(SimpleNamespace(placement_group_factory=asked)) for _ in range(2))
+    assert one != other
+    assert one == asked == one
+    assert one != PlacementGroupFactory([{"CPU": 2}])
+
+
 def test_what_a_policy_raises_is_not_hidden_by_what_tune_cancels_because_of_it():
     def ask(trial):
         raise ZeroDivisionError
