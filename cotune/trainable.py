@@ -6,6 +6,7 @@ import dis
 import functools
 import inspect
 import os
+import sys
 import time
 import traceback
 import types
@@ -15,10 +16,17 @@ from typing import Any
 from cotune import session
 from cotune.errors import InputError
 
+if sys.version_info >= (3, 14):
+    import annotationlib
+
 CHECKPOINT_EVERY = 5.0
 # Methods that a step class may have, and the number of arguments each is called with.
 _STEP_METHODS = {"setup": 1, "step": 0, "save": 1, "load": 1, "rehearse": 1, "cleanup": 0}
 _OURS = os.path.dirname(__file__) + os.sep
+# From Python 3.14 on annotations are computed when asked for, and may name what is there for type checkers only.
+_LENIENT: dict[str, Any] = {}
+if sys.version_info >= (3, 14):
+    _LENIENT["annotation_format"] = annotationlib.Format.FORWARDREF
 
 
 def check_trainable(trainable: Any) -> str:
@@ -117,7 +125,7 @@ def unwrapped(trainable: Any) -> Any:
 
 def signature(function: Callable[..., Any]) -> inspect.Signature:
     """What a function itself is called with: a decorator may supply arguments of the function behind it."""
-    return inspect.signature(function, follow_wrapped=False)
+    return inspect.signature(function, follow_wrapped=False, **_LENIENT)
 
 
 def takes(function: Callable[..., Any], count: int) -> bool:

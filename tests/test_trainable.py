@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import itertools
+import sys
 
 import optuna
 import pytest
@@ -107,6 +108,13 @@ def test_what_cannot_be_called_with_a_config_is_refused(what, said):
         check_trainable(what)
     assert said in refused.value.message
     assert "def train(config)" in refused.value.hint
+
+
+@pytest.mark.skipif(sys.version_info < (3, 14), reason="until Python 3.13 annotations were computed at once")
+def test_a_function_annotated_with_a_name_for_type_checkers_only_can_be_tuned():
+    variables = {}
+    exec("def train(config: Settings) -> Loss: pass", variables)
+    assert check_trainable(variables["train"]) == "train"
 
 
 @pytest.mark.parametrize("what", ["train", 5, None, {"x": 1}, Steps()], ids=lambda what: type(what).__name__)

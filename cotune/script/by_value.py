@@ -26,7 +26,7 @@ from typing import Any
 
 import cloudpickle
 
-from cotune.script import identities, wrapped
+from cotune.script import annotated, identities, wrapped
 from cotune.script.class_hooks import above_superfluous, is_found_by_name, without_superfluous_hooks
 from cotune.script.installed import is_unfinished
 from cotune.trainable import codes
@@ -101,6 +101,8 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             return found
         if type(obj) is random.SystemRandom:
             return random.SystemRandom, ()
+        if type(obj) is functools.partialmethod:
+            return _partialmethod, (obj.func, obj.args, obj.keywords)
         if isinstance(obj, functools.cached_property):
             return _cached_property, (type(obj),), {name: it for name, it in vars(obj).items() if name != "lock"}
         if isinstance(obj, ModuleType):
@@ -117,7 +119,10 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if type(obj) in _NAMED and not is_found_by_name(obj):
             supertype = (obj.__supertype__,) if type(obj) is typing.NewType else ()
             return type(obj), (obj.__name__, *supertype)
-        found = super().reducer_override(obj)
+        if isinstance(obj, FunctionType) and not is_found_by_name(obj):
+            found = super().reducer_override(annotated.readable(obj))
+        else:
+            found = super().reducer_override(obj)
         if found is NotImplemented and type(obj) not in self.dispatch_table:
             return identities.reduced(obj, self._singles)
         if found is NotImplemented or len(found) != 6:
@@ -135,6 +140,9 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             closure = closure and tuple(map(self._cell, obj.__closure__ or ()))
             return _function, (make, code, variables, *args, closure), state, *rest, fill
         _complete.add(obj)
+        state[0].pop("__annotations_cache__", None)
+        if texts := annotated.of_class(obj):
+            state[0]["__annotations__"] = texts
         if isinstance(obj, enum.EnumType):
             return _enum(obj, *found)
         self.classes.append(obj)
@@ -212,6 +220,11 @@ def _cached_property(cls: Any) -> Any:
     if sys.version_info < (3, 12):
         made.lock = threading.RLock()
     return made
+
+
+def _partialmethod(function: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+    # From Python 3.14 on it cannot be made without these, as pickle does.
+    return functools.partialmethod(function, *args, **keywords)
 
 
 def _weakly(referent: Any, method: str | None = None) -> Any:

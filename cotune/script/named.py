@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from types import ModuleType
 from typing import Any, NamedTuple
 
+from cotune.script import annotated
 from cotune.script.class_hooks import is_found_by_name
 
 
@@ -65,7 +66,7 @@ def load(named: Mapping[str, Named]) -> dict[str, Any]:
 
 
 def _globals_named_by(cls: type) -> dict[str, Any]:
-    texts = [it for it in (vars(cls).get("__annotations__") or {}).values() if isinstance(it, str)]
+    texts = [it for it in annotated.of_class(cls).values() if isinstance(it, str)]
     namespace = vars(sys.modules["__main__"])
     return {name: namespace[name] for text in texts for name in _names_in(text) if name in namespace}
 

@@ -304,6 +304,47 @@ def test_a_class_keeps_its_slots():
     assert pickle.loads(by_value.dumps([Point(4)]))[0].x == 4
 
 
+def test_a_class_keeps_its_annotations():
+    class Plain:
+        left: int
+        right: "Plain"
+
+    class Typed(typing.TypedDict, total=False):
+        left: int
+
+    class Kind(enum.Enum):
+        LEFT = 1
+        text: str
+
+    plain, typed, kind = map(as_elsewhere, (Plain, Typed, Kind))
+    assert plain.__annotations__ == {"left": int, "right": "Plain"}
+    assert typing.get_type_hints(typed) == {"left": int}
+    assert kind.__annotations__ == {"text": str}
+
+
+@pytest.mark.skipif(sys.version_info < (3, 14), reason="until Python 3.13 annotations were computed at once")
+def test_what_is_annotated_with_a_name_for_type_checkers_only_travels():
+    variables = {"__name__": "__main__"}
+    text = "class Step:\n    of: Net\n    number: int\ndef train(net: Net, *, number: int = 3) -> Step: return number"
+    exec(text, variables)
+    train, step = travelled(variables["train"]), as_elsewhere(variables["Step"])
+    assert train(None) == 3
+    assert train.__annotations__ == {"net": "Net", "number": "int", "return": "Step"}
+    assert step.__annotations__ == {"of": "Net", "number": "int"}
+    with pytest.raises(NameError):
+        variables["train"].__annotations__  # noqa: B018 - the script's own are as they were
+
+
+def test_a_class_keeps_methods_with_some_arguments_filled_in():
+    class Scale:
+        def by(self, factor, offset):
+            return factor + offset
+
+        double = functools.partialmethod(by, 2, offset=1)
+
+    assert as_elsewhere(Scale)().double() == 3
+
+
 def test_a_table_of_classes_in_a_module_finds_the_names_that_classes_of_the_script_give_themselves(
     tmp_path, monkeypatch
 ):

@@ -88,3 +88,9 @@ def test_what_nothing_but_an_annotation_needs_is_not_imported(script, monkeypatc
 
 def test_classes_that_come_anyway_are_sent_once(script):
     assert Series((Outer, Inner, Last), "it").named().keys() == {"typing", "Folder"}
+
+
+def test_a_text_counts_also_where_other_annotations_are_none(script):
+    variables = {"__name__": "__main__"}
+    exec(compile('class Quoted:\n    number: int\n    last: "Last"', "", "exec", dont_inherit=True), variables)
+    assert "Last" in Series((variables["Quoted"],), "it").named()
