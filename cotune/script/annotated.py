@@ -1,15 +1,18 @@
 """Annotations of what the script defines, as values that can be pickled.
 
 From Python 3.14 on they are computed when somebody asks for them. cloudpickle asks functions, and fails where a name is
-there for type checkers only; of classes it leaves them out.
+there for type checkers only; of classes it leaves them out. What `type` names, from Python 3.12 on, it sends by name.
 """
 
 from __future__ import annotations
 
 import contextlib
 import sys
+import typing
 from types import FunctionType
 from typing import Any
+
+from cotune.script.class_hooks import is_found_by_name
 
 if sys.version_info >= (3, 14):
     from annotationlib import Format, get_annotations
@@ -42,3 +45,25 @@ else:
     def readable(function: FunctionType) -> FunctionType:
         """The function."""
         return function
+
+
+if sys.version_info >= (3, 12):
+
+    def alias(obj: Any) -> Any:
+        """What `reducer_override` returns for a type alias of the script; `NotImplemented` for any other object."""
+        if type(obj) is not typing.TypeAliasType or is_found_by_name(obj):
+            return NotImplemented
+        # What cannot be computed here could not be there.
+        value: Any = obj.__name__
+        with contextlib.suppress(NameError):
+            value = obj.__value__
+        return _alias, (obj.__name__, value, obj.__type_params__)
+
+    def _alias(name: str, value: Any, parameters: Any) -> Any:
+        return typing.TypeAliasType(name, value, type_params=parameters)  # type: ignore[misc]
+
+else:
+
+    def alias(obj: Any) -> Any:
+        """`NotImplemented`."""
+        return NotImplemented

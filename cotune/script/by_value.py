@@ -97,8 +97,9 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if type(obj) is CodeType:
             make, args = self.dispatch_table[CodeType](obj)
             return make, (*args[:_FILE], obj.co_filename, *args[_FILE + 1 :])
-        if (found := wrapped.reduced(obj)) is not NotImplemented:
-            return found
+        for reduced in wrapped.reduced, annotated.alias:
+            if (found := reduced(obj)) is not NotImplemented:
+                return found
         if type(obj) is random.SystemRandom:
             return random.SystemRandom, ()
         if type(obj) is functools.partialmethod:
@@ -138,6 +139,8 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
                 names = obj.__globals__
                 state[1]["__globals__"] |= {name: names[name] for name in _named_in_classes(obj) if name in names}
             closure = closure and tuple(map(self._cell, obj.__closure__ or ()))
+            if parameters := getattr(obj, "__type_params__", ()):
+                state[1]["__type_params__"] = parameters
             return _function, (make, code, variables, *args, closure), state, *rest, fill
         _complete.add(obj)
         state[0].pop("__annotations_cache__", None)

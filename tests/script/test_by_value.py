@@ -335,6 +335,19 @@ def test_what_is_annotated_with_a_name_for_type_checkers_only_travels():
         variables["train"].__annotations__  # noqa: B018 - the script's own are as they were
 
 
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="`type` came with Python 3.12")
+def test_what_type_names_and_parameters_of_types_travel():
+    variables = {"__name__": "__main__"}
+    text = "type Pair[T] = tuple[T, T]\ntype Row = list[Pair[int]]\ntype Late = Missing\n"
+    exec(text + "def first[T](pair: Pair[T], late: Late, row: Row) -> T: return pair[0]", variables)
+    first = travelled(variables["first"])
+    pair, late, row, result = first.__annotations__.values()
+    (parameter,) = first.__type_params__
+    assert first((1, 2), None, None) == 1
+    assert (pair.__args__, result) == ((parameter,), parameter)
+    assert (pair.__origin__.__name__, late.__name__, row.__value__.__args__[0].__args__) == ("Pair", "Late", (int,))
+
+
 def test_a_class_keeps_methods_with_some_arguments_filled_in():
     class Scale:
         def by(self, factor, offset):
