@@ -6,65 +6,26 @@ their values of that moment for their first rungs, and all later trials are comp
 
 from __future__ import annotations
 
-from bisect import insort
-from collections import defaultdict
-from itertools import count
-
 from optuna import Study
-from optuna.pruners import BasePruner, HyperbandPruner
-from optuna.study import StudyDirection
+from optuna.pruners import BasePruner, HyperbandPruner, SuccessiveHalvingPruner
 from optuna.trial import FrozenTrial, TrialState
-
-# One in so many trials that come to a rung goes on.
-REDUCTION_FACTOR = 4
-# What Optuna's pruner notes a trial's value at a rung under, the rung's number behind it.
-_RUNG = "completed_rung_"
 
 
 class Asha(BasePruner):
     """Successive halving with its first rung at the first step above 0 that is reported.
 
-    (Li et al., "A system for massively parallel hyperparameter tuning", MLSys'20.) Its verdicts and its notes are those
-    of Optuna's `SuccessiveHalvingPruner`, which goes through all trials at every rung: 10 ms each at ten thousand
-    trials. This one remembers the values on each rung, so no other process may judge trials of the study.
+    (Li et al., "A system for massively parallel hyperparameter tuning", MLSys'20.)
     """
 
     def __init__(self) -> None:
-        self._first: int | None = None
-        # For each rung, the values that trials had there, in order.
-        self._rungs: defaultdict[int, list[float]] = defaultdict(list)
+        self._pruner: BasePruner | None = None
 
     def prune(self, study: Study, trial: FrozenTrial) -> bool:
-        step, rung = trial.last_step, _next_rung(trial)
-        if step is None or step <= 0:
-            return False
-        if self._first is None:
-            self._first = _first_step(study) or step
-            self._take_up(study)
-        while step >= self._first * REDUCTION_FACTOR**rung:
-            value = trial.intermediate_values[step]
-            study._storage.set_trial_system_attr(trial._trial_id, _RUNG + str(rung), value)
-            values = self._rungs[rung]
-            insort(values, value)
-            # As long as nobody is among the best quarter, the best trial goes on.
-            place = max(0, len(values) // REDUCTION_FACTOR - 1)
-            maximizes = study.direction is StudyDirection.MAXIMIZE
-            if value < values[-1 - place] if maximizes else value > values[place]:
-                return True
-            rung += 1
-        return False
-
-    def _take_up(self, study: Study) -> None:
-        """Takes up the values of earlier sessions."""
-        for one in study.get_trials(deepcopy=False):
-            for rung in range(_next_rung(one)):
-                insort(self._rungs[rung], one.system_attrs[_RUNG + str(rung)])
-
-
-def _next_rung(trial: FrozenTrial) -> int:
-    """The rung that a trial comes to next."""
-    noted = trial.system_attrs
-    return next(rung for rung in count() if _RUNG + str(rung) not in noted)
+        if self._pruner is None:
+            if (first := _first_step(study)) is None:
+                return False
+            self._pruner = SuccessiveHalvingPruner(min_resource=first)
+        return self._pruner.prune(study, trial)
 
 
 def _first_step(study: Study) -> int | None:

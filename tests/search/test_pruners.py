@@ -1,11 +1,9 @@
 """Optuna's pruners as they are called by name."""
 
-import random
 from collections.abc import Sequence
 
 import optuna
 import pytest
-from optuna.pruners import SuccessiveHalvingPruner
 
 from cotune.search.pruners import Asha, Hyperband
 
@@ -83,28 +81,3 @@ def test_hyperband_leaves_those_alone_also_once_their_run_is_resumed() -> None:
     study.pruner = Hyperband()
     assert report(early, range(3, 9), 9.0) is None
     assert "completed_rung_0" not in study.trials[1].system_attrs
-
-
-@pytest.mark.parametrize("direction", ["minimize", "maximize"])
-def test_asha_gives_the_verdicts_and_leaves_the_notes_of_optunas_pruner(direction: str) -> None:
-    dice, told = random.Random(1), []
-    for pruner in (Asha(), SuccessiveHalvingPruner(min_resource=2)):
-        study, verdicts = optuna.create_study(pruner=pruner, direction=direction), []
-        dice.seed(1)
-        for number in range(300):
-            # Few different values, so that some are equal, and steps that pass several rungs at once.
-            trial, worth = study.ask(), dice.choice([1.0, 2.0, 3.0, 4.0, dice.random()])
-            verdicts.append(report(trial, [0, 2, 3, 5, 40, 200][: dice.randint(2, 6)], worth))
-            if number == 150 and isinstance(pruner, Asha):
-                study.pruner = Asha()
-        told.append((verdicts, [one.system_attrs for one in study.trials]))
-    assert told[0] == told[1]
-    assert any("completed_rung_3" in attrs for attrs in told[0][1])
-
-
-def test_asha_looks_at_other_trials_once_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    study, looks = optuna.create_study(pruner=Asha()), []
-    monkeypatch.setattr(study, "get_trials", lambda *args, **kwargs: looks.append(1) or study._get_trials(False))
-    for _ in range(20):
-        report(study.ask(), [1, 4], 1.0)
-    assert len(looks) <= 2
