@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from bisect import insort
+from bisect import bisect_left, insort
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
@@ -48,8 +48,10 @@ class Rungs:
         self._rule = rule
         self._first = rule.min_resource
         self._sign = sign
-        # For each rung: value and trial, the best first; and the trials that have gone on from there, or are over.
+        # For each rung: value and trial, the best first; those of them that still stand there, and perhaps some that do
+        # not any more; and the trials that have gone on from there, or are over.
         self._entries: defaultdict[int, list[tuple[float, int]]] = defaultdict(list)
+        self._standing: defaultdict[int, list[tuple[float, int]]] = defaultdict(list)
         self._gone: defaultdict[int, set[int]] = defaultdict(set)
         # The rung that a trial waits on or will come to next, and its last report: step and value.
         self._at: dict[int, int] = {}
@@ -71,7 +73,8 @@ class Rungs:
             return trial in self._waiting, []
         self._note(trial, step, value)
         promoted = dict.fromkeys(self._climb(trial))
-        return trial in self._waiting, [other for other in promoted if other not in (trial, *self._waiting)]
+        waiting = self._waiting
+        return trial in waiting, [other for other in promoted if other != trial and other not in waiting]
 
     def restore(self, trial: int, values: Iterable[tuple[int, float]], is_over: bool) -> None:
         """Takes in a trial of an earlier session; which waiting trials go on is decided in `settle`."""
@@ -123,7 +126,9 @@ class Rungs:
 
     def _enter(self, trial: int) -> None:
         """Has the trial wait on its rung, with the value of its last report."""
-        insort(self._entries[self._at[trial]], (self._sign * self._last[trial][1], trial))
+        rung, entry = self._at[trial], (self._sign * self._last[trial][1], trial)
+        insort(self._entries[rung], entry)
+        insort(self._standing[rung], entry)
         self._waiting.add(trial)
 
     def _pass(self, trial: int) -> None:
@@ -139,12 +144,15 @@ class Rungs:
             yield from self._promote(self._at[trial])
 
     def _promote(self, rung: int) -> Iterator[int]:
-        entries, gone = self._entries[rung], self._gone[rung]
+        entries, standing, gone = self._entries[rung], self._standing[rung], self._gone[rung]
         room = len(entries) // self._rule.reduction_factor
-        for trial in [trial for _, trial in entries[:room] if trial not in gone]:
-            self._go_on(trial, rung)
-            yield trial
-            yield from self._climb(trial)
+        # All in the room would be looked at again at every report, and they become more with every trial.
+        while standing and (standing[0][1] in gone or bisect_left(entries, standing[0]) < room):
+            _, trial = standing.pop(0)
+            if trial not in gone:
+                self._go_on(trial, rung)
+                yield trial
+                yield from self._climb(trial)
 
     def _go_on(self, trial: int, rung: int) -> None:
         self._gone[rung].add(trial)

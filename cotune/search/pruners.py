@@ -6,9 +6,74 @@ their values of that moment for their first rungs, and all later trials are comp
 
 from __future__ import annotations
 
+from bisect import insort
+from collections import defaultdict
+from itertools import count
+
 from optuna import Study
 from optuna.pruners import BasePruner, HyperbandPruner, SuccessiveHalvingPruner
+from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
+
+# Optuna's default: one in so many trials that come to a rung goes on.
+REDUCTION_FACTOR = 4
+# What Optuna's pruner notes a trial's value at a rung under, the rung's number behind it.
+_RUNG = "completed_rung_"
+_EARLY = "cotune:early"
+
+
+class _Halving(SuccessiveHalvingPruner):
+    """Optuna's pruner, with the same verdicts and the same notes, but it remembers the values on each rung.
+
+    Optuna's goes through all trials at every rung: 20 ms a trial once there are 16,000. This one does so once, so no
+    other process may judge trials of the study.
+
+    Args:
+        first: The step of the first rung.
+        factor: One in so many trials goes on.
+        skipped: Rungs that are left out at the beginning.
+    """
+
+    def __init__(self, first: int, factor: int = REDUCTION_FACTOR, skipped: int = 0) -> None:
+        super().__init__(first, factor, skipped)
+        self._first = first * factor**skipped
+        self._factor = factor
+        # For each rung, the values that trials had there, in order.
+        self._rungs: defaultdict[int, list[float]] | None = None
+
+    def prune(self, study: Study, trial: FrozenTrial) -> bool:
+        if self._rungs is None:
+            self._rungs = _values(study)
+        step, rung = trial.last_step, _next_rung(trial)
+        while step is not None and step >= self._first * self._factor**rung:
+            value = trial.intermediate_values[step]
+            study._storage.set_trial_system_attr(trial._trial_id, _RUNG + str(rung), value)
+            values = self._rungs[rung]
+            insort(values, value)
+            # As long as no share of them is a whole trial, the best one goes on.
+            place = max(0, len(values) // self._factor - 1)
+            maximizes = study.direction is StudyDirection.MAXIMIZE
+            if value < values[-1 - place] if maximizes else value > values[place]:
+                return True
+            rung += 1
+        return False
+
+
+def _values(study: Study) -> defaultdict[int, list[float]]:
+    """The values that trials had on each rung, in order."""
+    found: defaultdict[int, list[float]] = defaultdict(list)
+    for trial in study.get_trials(deepcopy=False):
+        for rung in range(_next_rung(trial)):
+            found[rung].append(trial.system_attrs[_RUNG + str(rung)])
+    for values in found.values():
+        values.sort()
+    return found
+
+
+def _next_rung(trial: FrozenTrial) -> int:
+    """The rung that a trial comes to next."""
+    noted = trial.system_attrs
+    return next(rung for rung in count() if _RUNG + str(rung) not in noted)
 
 
 class Asha(BasePruner):
@@ -22,19 +87,21 @@ class Asha(BasePruner):
 
     def prune(self, study: Study, trial: FrozenTrial) -> bool:
         if self._pruner is None:
-            if (first := _first_step(study)) is None:
+            if (first := _first_step(study, trial)) is None:
                 return False
-            self._pruner = SuccessiveHalvingPruner(min_resource=first)
+            self._pruner = _Halving(first)
         return self._pruner.prune(study, trial)
 
 
-def _first_step(study: Study) -> int | None:
-    """The first step above 0 that trials report: with rungs before it, one report would pass several at once."""
+def _first_step(study: Study, trial: FrozenTrial) -> int | None:
+    """The first step above 0 that trials report: with rungs before it, one report would pass several at once.
+
+    None before this trial has reported one, too: others are not looked through at every report.
+    """
+    if trial.last_step is None or trial.last_step <= 0:
+        return None
     steps = (step for one in study.get_trials(deepcopy=False) for step in one.intermediate_values)
     return min((step for step in steps if step > 0), default=None)
-
-
-_EARLY = "cotune:early"
 
 
 class Hyperband(HyperbandPruner):
@@ -46,17 +113,23 @@ class Hyperband(HyperbandPruner):
 
     def __init__(self) -> None:
         super().__init__()
-        self._knows_first = False
+        self._knows_first = self._has_complete = False
 
     def prune(self, study: Study, trial: FrozenTrial) -> bool:
         if _EARLY in trial.system_attrs:
             return False
-        is_first = len(trial.intermediate_values) == 1
-        if is_first and not study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,)):
+        if not self._has_complete:
+            self._has_complete = bool(study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,)))
+        if len(trial.intermediate_values) == 1 and not self._has_complete:
             # In the study, so that it still holds when a run is resumed.
             study._storage.set_trial_system_attr(trial._trial_id, _EARLY, True)
             return False
-        if not self._knows_first and (first := _first_step(study)) is not None:
+        if not self._knows_first and (first := _first_step(study, trial)) is not None:
             self._knows_first = True
             super().__init__(min_resource=first)
         return super().prune(study, trial)
+
+    def _try_initialization(self, study: Study) -> None:
+        super()._try_initialization(study)
+        for bracket in range(len(self._pruners)):
+            self._pruners[bracket] = _Halving(self._min_resource, self._reduction_factor, bracket)

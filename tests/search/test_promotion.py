@@ -133,6 +133,14 @@ def test_one_that_reports_rarely_is_taken_up_on_the_rung_where_it_waited():
     assert found.report(1, 20, 0.6) == (True, [])
 
 
+def test_one_that_is_over_keeps_its_place_among_the_best_and_leaves_it_to_nobody():
+    found = rungs()
+    found.report(0, 1, 0.1)
+    found.over(0)
+    assert [found.report(trial, 1, 0.1 * (trial + 1)) for trial in (1, 2, 3, 4)] == [(True, [])] * 4
+    assert found.report(5, 1, 0.6) == (True, [1])
+
+
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=60), st.integers(2, 4))
 def test_as_many_go_on_as_the_rule_says_and_all_of_them_the_best(values, factor):
     found = rungs(factor)

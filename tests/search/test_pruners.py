@@ -1,11 +1,16 @@
 """Optuna's pruners as they are called by name."""
 
+import random
 from collections.abc import Sequence
 
 import optuna
 import pytest
+from optuna.pruners import SuccessiveHalvingPruner
 
+from cotune.search import pruners
 from cotune.search.pruners import Asha, Hyperband
+
+PRUNED = optuna.trial.TrialState.PRUNED
 
 
 def report(trial: optuna.Trial, steps: Sequence[int], worth: float) -> int | None:
@@ -81,3 +86,42 @@ def test_hyperband_leaves_those_alone_also_once_their_run_is_resumed() -> None:
     study.pruner = Hyperband()
     assert report(early, range(3, 9), 9.0) is None
     assert "completed_rung_0" not in study.trials[1].system_attrs
+
+
+@pytest.mark.parametrize("direction", ["minimize", "maximize"])
+@pytest.mark.parametrize("kind", [Asha, Hyperband])
+def test_verdicts_and_notes_are_those_of_optunas_pruner(kind, direction, monkeypatch) -> None:
+    def run() -> tuple[list[int | None], list[dict[str, object]]]:
+        dice, verdicts = random.Random(1), []
+        study = optuna.create_study(pruner=kind(), direction=direction, study_name="fixed")
+        for number in range(300):
+            # Few different values, so that some are equal, and steps that pass several rungs at once.
+            trial, worth = study.ask(), dice.choice([1.0, 2.0, 3.0, 4.0, dice.random()])
+            verdicts.append(report(trial, [0, 2, 3, 5, 40, 200][: dice.randint(2, 6)], worth))
+            study.tell(trial, worth if verdicts[-1] is None else None, state=None if verdicts[-1] is None else PRUNED)
+            if number == 150:
+                study.pruner = kind()
+        return verdicts, [one.system_attrs for one in study.trials]
+
+    ours = run()
+    monkeypatch.setattr(pruners, "_Halving", SuccessiveHalvingPruner)
+    assert ours == run()
+    assert any("completed_rung_3" in attrs for attrs in ours[1])
+    assert {2, 40} <= set(ours[0])
+
+
+@pytest.mark.parametrize("kind", [Asha, Hyperband])
+def test_others_are_not_looked_through_at_every_report(kind, monkeypatch) -> None:
+    study, looks = optuna.create_study(pruner=kind(), study_name="fixed"), []
+    get_trials = study._storage.get_all_trials
+    first = study.ask()
+    report(first, range(9), 1.0)
+    study.tell(first, 1.0)
+    monkeypatch.setattr(
+        study._storage, "get_all_trials", lambda *args, **kwargs: looks.append(1) or get_trials(*args, **kwargs)
+    )
+    for _ in range(100):
+        trial = study.ask()
+        # It looks for trials that are enqueued.
+        report(trial, range(9), 1.0)
+    assert len(looks) < 120
