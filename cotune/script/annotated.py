@@ -49,7 +49,7 @@ else:
 
 if sys.version_info >= (3, 12):
 
-    def alias(obj: Any) -> Any:
+    def reduced(obj: Any) -> Any:
         """What `reducer_override` returns for a type alias of the script; `NotImplemented` for any other object."""
         if type(obj) is not typing.TypeAliasType or is_found_by_name(obj):
             return NotImplemented
@@ -64,6 +64,6 @@ if sys.version_info >= (3, 12):
 
 else:
 
-    def alias(obj: Any) -> Any:
+    def reduced(obj: Any) -> Any:
         """`NotImplemented`."""
         return NotImplemented

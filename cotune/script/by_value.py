@@ -26,7 +26,7 @@ from typing import Any
 
 import cloudpickle
 
-from cotune.script import annotated, identities, wrapped
+from cotune.script import annotated, identities, streams, wrapped
 from cotune.script.class_hooks import above_superfluous, is_found_by_name, without_superfluous_hooks
 from cotune.script.installed import is_unfinished
 from cotune.trainable import codes
@@ -80,7 +80,8 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     `functools.cached_property`, since it holds a lock before Python 3.12, and a `random.SystemRandom`, which has no
     state (`from secrets import choice` is a method of one). A function that a module's decorator has made of one of the
     script uses the variables of that module, not a copy of them. Nested classes know which class they are in. A
-    function has what it names in the bodies of its classes. Identities stay (`identities`).
+    function has what it names in the bodies of its classes. Identities stay (`identities`). Standard streams, and what
+    prints to them, are those of the other process (`streams`).
 
     Attributes:
         cells: By id, the variables that functions pickled so far share with others, each with what stands for it.
@@ -97,7 +98,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if type(obj) is CodeType:
             make, args = self.dispatch_table[CodeType](obj)
             return make, (*args[:_FILE], obj.co_filename, *args[_FILE + 1 :])
-        for reduced in wrapped.reduced, annotated.alias:
+        for reduced in wrapped.reduced, streams.reduced, annotated.reduced:
             if (found := reduced(obj)) is not NotImplemented:
                 return found
         if type(obj) is random.SystemRandom:

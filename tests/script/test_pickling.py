@@ -4,6 +4,7 @@ import functools
 import importlib
 import importlib.util
 import pickle
+import socket
 import subprocess
 import sys
 import threading
@@ -210,8 +211,8 @@ def test_a_module_that_the_user_has_registered_stays_so(stray_module):
 
 @pytest.mark.parametrize(
     "unfit",
-    [threading.Lock(), (n for n in ()), sys.stdout, threading.current_thread()],
-    ids=["lock", "generator", "open file", "thread"],
+    [threading.Lock(), (n for n in ()), socket.socket(), threading.current_thread()],
+    ids=["lock", "generator", "socket", "thread"],
 )
 def test_what_cannot_leave_the_process_is_refused_by_name_with_a_way_out(unfit):
     def train(config):
