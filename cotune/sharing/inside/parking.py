@@ -53,7 +53,8 @@ class Parking:
         for storage in storages:
             on_device = _bytes_of(storage)
             try:
-                host = torch.empty(storage.nbytes(), dtype=torch.uint8, pin_memory=self._device == "cuda")
+                # By its name: a trial may have made its GPU the default device.
+                host = torch.empty(storage.nbytes(), dtype=torch.uint8, device="cpu", pin_memory=self._device == "cuda")
             except RuntimeError:
                 break
             host.copy_(on_device)

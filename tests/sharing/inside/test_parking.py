@@ -44,6 +44,18 @@ def test_training_goes_on_bit_for_bit_after_parking():
     assert losses("cpu", Parking("cpu")) == losses("cpu")
 
 
+def test_what_is_parked_is_in_host_memory_whatever_the_default_device_is():
+    model, optimizer = model_and_optimizer()
+    step(model, optimizer, 0)
+    before = model[0].weight.detach().clone()
+    parking = Parking("cpu")
+    parking.saw(optimizer)
+    with torch.device("meta"):
+        assert parking.park() > 0
+        parking.fetch()
+    assert torch.equal(model[0].weight, before)
+
+
 def test_parameters_gradients_and_state_are_moved_once_each():
     model, optimizer = model_and_optimizer()
     step(model, optimizer, 0)
