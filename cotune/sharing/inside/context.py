@@ -120,7 +120,7 @@ class Context:
         if self._torch is not None:
             self._torch.capture(left.flags)
         if self._cupy is not None:
-            self._cupy.leave()
+            self._cupy.capture()
         self._own = left._replace(directory=left.directory or self._own.directory, mask=mask)
         path: Any = sys.path
         if path != self._path and isinstance(path, (list, tuple)):
@@ -144,7 +144,7 @@ class Context:
         if self._cupy is None and cupy is not None and hasattr(cupy, "random"):
             self._cupy = CupyRandom(cupy, self._seed)
         if self._cupy is not None:
-            self._cupy.enter()
+            self._cupy.apply()
 
     @property
     def catches_warnings(self) -> bool:
@@ -160,12 +160,12 @@ class Context:
         Args:
             seed: Seeds them first; None to leave them as they are.
         """
-        own, had_torch = self._seed, self._torch is not None
+        own, had_torch, had_cupy = self._seed, self._torch is not None, self._cupy is not None
         kept = self._generators(own)
         for generator in kept:
             generator.capture()
         if seed is not None:
-            # Should torch be imported meanwhile, this is its seed until the end.
+            # Should torch or CuPy be imported meanwhile, this is its seed until the end.
             self._seed = seed
             for generator in self._generators(seed):
                 generator.apply()
@@ -176,13 +176,20 @@ class Context:
             if self._torch is not None and not had_torch:
                 self._torch.random.restart(own)
                 self._torch.random.apply()
+            if self._cupy is not None and not had_cupy:
+                self._cupy = None
+                self.cupy_loaded()
             for generator in kept:
                 generator.apply()
 
-    def _generators(self, seed: int) -> list[PythonRandom | NumpyRandom | TorchRandom]:
+    def _generators(self, seed: int) -> list[PythonRandom | NumpyRandom | TorchRandom | CupyRandom]:
         """Generators of those that are loaded, which start from a seed."""
-        made: list[PythonRandom | NumpyRandom | TorchRandom] = [PythonRandom(seed), NumpyRandom(seed)]
-        return made if self._torch is None else [*made, TorchRandom(self._torch.random.torch, seed)]
+        made: list[PythonRandom | NumpyRandom | TorchRandom | CupyRandom] = [PythonRandom(seed), NumpyRandom(seed)]
+        if self._torch is not None:
+            made.append(TorchRandom(self._torch.random.torch, seed))
+        if self._cupy is not None:
+            made.append(CupyRandom(sys.modules["cupy"], seed))
+        return made
 
     def seed_torch(self) -> None:
         """Seeds torch after this trial has imported it."""

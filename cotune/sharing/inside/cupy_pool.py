@@ -6,6 +6,7 @@ torch or with CuPy.
 
 from __future__ import annotations
 
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -50,13 +51,15 @@ class CupyRandom:
 
     def __init__(self, cupy: Any, seed: int) -> None:
         self._module = cupy.random._generator
-        self._states: dict[int, Any] = _Seeded(cupy.random.RandomState, seed)
+        self._make = partial(_Seeded, cupy.random.RandomState, seed)
+        self._states: dict[int, Any] = self._make()
 
-    def enter(self) -> None:
+    def apply(self) -> None:
         self._module._random_states = self._states
 
-    def leave(self) -> None:
-        self._states = self._module._random_states
+    def capture(self) -> None:
+        """Takes the generators away; what is drawn until they are back in place comes from others."""
+        self._states, self._module._random_states = self._module._random_states, self._make()
 
 
 class _Seeded(dict[int, Any]):

@@ -102,20 +102,64 @@ def test_each_trial_has_generators_of_its_own(tmp_path, monkeypatch):
     alone = []
     for seed in (1, 2):
         trial = CupyRandom(cupy, seed)
-        trial.enter()
+        trial.apply()
         alone.append([cupy.random.rand() for _ in range(4)])
-        trial.leave()
+        trial.capture()
     first, second = (CupyRandom(cupy, seed) for seed in (1, 2))
     mixed = [[], []]
     for _ in range(4):
         for trial, drawn in zip((first, second), mixed, strict=True):
-            trial.enter()
+            trial.apply()
             drawn.append(cupy.random.rand())
-            trial.leave()
+            trial.capture()
     for name in [name for name in sys.modules if name == "cupy" or name.startswith("cupy.")]:
         del sys.modules[name]
     assert mixed == alone
     assert alone[0] != alone[1]
+
+
+def three_trials(train, folder, **options):
+    return cotune.run(
+        train,
+        {"x": cotune.choice([0, 1, 2])},
+        metric="loss",
+        sampler="grid",
+        devices=["cpu:0@4GiB"],
+        lanes=1,
+        seed=5,
+        storage=folder,
+        dashboard=False,
+        **options,
+    )
+
+
+@pytest.mark.parametrize("is_first", [False, True])
+def test_what_a_shared_object_draws_from_cupy_is_no_draw_of_the_trial_and_the_same_in_every_lane(tmp_path, is_first):
+    stand_in(tmp_path)
+
+    def build():
+        import cupy
+
+        return cupy.random.rand()
+
+    def train(config):
+        sys.path.insert(0, str(tmp_path))
+        if not is_first:
+            import cupy
+
+            cupy.random.rand()
+        data = cotune.shared("data", build)
+        import cupy
+
+        cotune.report({"loss": cupy.random.rand(), "data": data})
+
+    apart, reused = (
+        [(trial.metrics["loss"], trial.metrics["data"]) for trial in three_trials(train, tmp_path, reuse=reuse)]
+        for reuse in (False, True)
+    )
+    assert reused == apart
+    assert len({data for _, data in apart}) == 1
+    assert len({loss for loss, _ in apart}) == 3
 
 
 def test_trials_that_share_a_lane_draw_from_cupy_what_they_draw_alone(tmp_path):
@@ -128,23 +172,11 @@ def test_trials_that_share_a_lane_draw_from_cupy_what_they_draw_alone(tmp_path):
         for step in range(40):
             cotune.report({"loss": cupy.random.rand()}, step=step)
 
-    def draw(**options):
-        results = cotune.run(
-            train,
-            {"x": cotune.choice([0, 1, 2])},
-            metric="loss",
-            sampler="grid",
-            devices=["cpu:0@4GiB"],
-            lanes=1,
-            seed=5,
-            storage=tmp_path,
-            dashboard=False,
-            **options,
-        )
-        return [[report["loss"] for report in trial.history] for trial in results]
-
-    alone = draw()
-    assert draw(residents=3) == alone
+    alone, shared = (
+        [[report["loss"] for report in trial.history] for trial in three_trials(train, tmp_path, residents=residents)]
+        for residents in (1, 3)
+    )
+    assert shared == alone
     assert len({drawn[0] for drawn in alone}) == 3
 
 
