@@ -46,7 +46,8 @@ def keep_graphs_apart(torch: Any) -> None:
     @functools.wraps(make)
     def made(self: Any, *args: Any, **options: Any) -> None:
         make(self, *args, **options)
-        trial: Any = session.bound()
+        # Also in a thread that the trial has started.
+        trial: Any = session.current()
         self._cotune_attempt = None if trial is None else (trial.trial, trial.attempt)
 
     @functools.wraps(equals)

@@ -40,6 +40,23 @@ def test_what_a_trial_has_compiled_with_cuda_graphs_serves_no_other(backend_of, 
     assert backend_of(1, mode) != backend_of(1, mode, attempt=1)
 
 
+def test_nor_does_what_a_thread_of_the_trial_has_compiled(backend_of):
+    made = []
+
+    def compiled(trial):
+        thread = threading.Thread(
+            target=lambda: made.append(torch._TorchCompileInductorWrapper("max-autotune", None, 0))
+        )
+        # As a thread that a trial has started carries it (`session.mark_threads`).
+        vars(thread)["_cotune_session"] = SimpleNamespace(trial=trial, attempt=0)
+        thread.start()
+        thread.join()
+        return made[-1]
+
+    assert compiled(1) == compiled(1) == backend_of(1, "max-autotune")
+    assert compiled(1) != compiled(2)
+
+
 def test_what_was_compiled_without_cuda_graphs_serves_lane_mates_too(backend_of):
     assert backend_of(1, "default") == backend_of(2, "default")
     assert backend_of(1, "default") != backend_of(1)
