@@ -11,7 +11,7 @@
   trials/0007/
     log.txt             what the trial printed
     error.txt           the traceback of its last failure
-    checkpoints/000012-001/   taken after 12 reports, published by rename
+    checkpoints/000012-000001/   the first, taken after 12 reports, published by rename
 """
 
 from __future__ import annotations
