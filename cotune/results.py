@@ -225,7 +225,7 @@ class Results(Sequence[TrialResult]):
         try:
             best = self.best
             lines.append(
-                f"  best {self.metric}={best.metrics[self.metric]:.6g} (trial {best.id}): {SHORT.repr(best.config)}"
+                f"  best {self.metric}={best.last(self.metric):.6g} (trial {best.id}): {SHORT.repr(best.config)}"
             )
             if best.persistent is not None and best.ephemeral is not None:
                 held, above = format_bytes(best.persistent), format_bytes(best.ephemeral)

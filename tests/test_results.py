@@ -275,3 +275,11 @@ def test_what_is_set_aside_for_tiny_trials_is_no_prediction():
 def test_what_is_expected_of_trials_of_less_than_a_second_is_no_prediction():
     found = results(trial(0, line(1, loss=1.0), seconds=0.1, expected_seconds=2.2))
     assert found.predicted_seconds is None
+
+
+def test_to_print_results_reads_no_long_history(monkeypatch):
+    found = results(trial(0, *(line(step, loss=1.0 / step) for step in range(1, 1001))))
+    decoded, loads = [], json.loads
+    monkeypatch.setattr(json, "loads", lambda text: decoded.append(text) or loads(text))
+    assert "loss=0.001" in str(found)
+    assert len(decoded) < 10

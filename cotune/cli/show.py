@@ -83,8 +83,9 @@ def _summary(name: str, root: Path) -> dict[str, Any]:
 def _ranked(results: Results) -> list[TrialResult]:
     """The trials that have reported the metric, the best first; done trials before all others."""
     sign = 1.0 if results.mode == "min" else -1.0
-    told = [trial for trial in results if isinstance(trial.metrics.get(results.metric), int | float)]
-    return sorted(told, key=lambda trial: (trial.state != "done", sign * float(trial.metrics[results.metric])))
+    told = [(trial, trial.last(results.metric)) for trial in results]
+    ended = [(trial, float(value)) for trial, value in told if isinstance(value, int | float)]
+    return [trial for trial, _ in sorted(ended, key=lambda it: (it[0].state != "done", sign * it[1]))]
 
 
 def _lines(results: Results, ranked: Sequence[TrialResult]) -> Iterator[str]:
@@ -96,7 +97,7 @@ def _lines(results: Results, ranked: Sequence[TrialResult]) -> Iterator[str]:
     wide = len(str(len(results)))
     for trial in ranked:
         told = [f"{name}={_short(configs[trial.id].get(name))}" for name in searched]
-        value = f"{float(trial.metrics[results.metric]):.6g}"
+        value = f"{float(trial.last(results.metric)):.6g}"
         yield f"  {trial.id:>{wide}} {trial.state:<11} {results.metric}={value:<12} {' '.join(told)}".rstrip()
 
 
