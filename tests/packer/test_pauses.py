@@ -105,6 +105,22 @@ def test_a_released_trial_with_a_checkpoint_does_not_wait_for_a_busy_lane_beside
     assert runs(world, second)
 
 
+def test_a_trial_that_goes_on_has_its_peak_set_aside_again() -> None:
+    world = make(capacity=GIB)
+    world.add(0, 100 * MIB, 500 * MIB, steps=20, hint=1.0)
+    world.settle()
+    world.go(0, 2)
+    pause(world, 0)
+    other = add(world, 700, steps=5, lane_deaths=1)
+    assert runs(world, other), "in the room of the first one's peak"
+    world.finish(other)
+    world.release(0)
+    world.settle()
+    world.go(0)
+    assert runs(world, 0)
+    assert not world.retries
+
+
 def test_a_trial_released_before_it_has_paused_goes_on_at_once() -> None:
     world = make()
     first, second = add(world), add(world)
@@ -279,6 +295,19 @@ def test_a_trial_that_paused_before_anything_was_measured_goes_on() -> None:
     assert do.ResumeTrial(1) in brain.handle(ev.TrialReleased(3.0, 1))
 
 
+def test_a_trial_is_told_once_to_park_however_long_that_takes() -> None:
+    world = make(width=2, capacity=GIB)
+    first, other = add(world, 600, movable=0.9), add(world, 100)
+    world.go(first, 2)
+    pause(world, first)
+    world.add(2, 600 * MIB, 0, hint=1.0)
+    world.step(other)
+    world.deliver(world.lane_of(other).lane)
+    assert world.log.count(do.ParkTrial(first)) == 1
+    world.settle()
+    assert runs(world, 2)
+
+
 def test_a_trial_that_would_not_make_enough_room_by_being_parked_leaves_its_lane() -> None:
     world = make(capacity=GIB)
     first = add(world, 500, saves=True, movable=0.2)
@@ -328,6 +357,20 @@ def test_the_device_that_is_kept_free_goes_to_one_with_priority() -> None:
     world.run_some(2)
     assert runs(world, first_of_all)
     assert not runs(world, large)
+
+
+def test_no_room_is_made_where_one_with_priority_tolerates_no_neighbour() -> None:
+    world = World(PackerOptions(width=2))
+    world.device("gpu 0", GIB)
+    first = add(world, 500, saves=True, busy=1.0)
+    world.go(first, 2)
+    pause(world, first)
+    urgent = add(world, 100, busy=1.0, knows_busy=True, priority=1.0)
+    world.go(urgent, 4)
+    other = add(world, 500, busy=1.0, knows_busy=True)
+    world.run_some(3)
+    assert not runs(world, other)
+    assert rests(world, first)
 
 
 def test_one_without_a_checkpoint_stays_while_anything_runs() -> None:
