@@ -84,7 +84,12 @@ def test_a_grant_that_has_become_slower_than_none_is_taken_back():
     made.run_some(8)
     assert at_once(made) == 2
     paces(made, 0, c1=1.0, c2=1.1)
+    made.run_some(1)
+    paces(made, 0, c1=1.0, c2=0.6)
     made.run_some(4)
+    assert told(made) == [2], "slower once, as anything may be"
+    paces(made, 0, c1=1.0, c2=1.1)
+    made.run_some(7)
     assert at_once(made) == 1
     assert told(made) == [2, 1]
 
@@ -135,6 +140,16 @@ def test_idle_lanes_make_room_for_a_grant():
     assert told(made)[-1] == 4
     assert at_once(made) == 4
     assert made.held("gpu 0") <= 400 * MIB
+
+
+def test_an_idle_lane_returns_nothing_for_a_grant_that_even_so_has_no_room():
+    made = world(400, lanes=2)
+    made.add(0, 10 * MIB, 200 * MIB, steps=1000, splits=2, hint=1.0)
+    made.add(1, 50 * MIB, 30 * MIB, steps=6, hint=1.0)
+    made.run_some(20)
+    assert told(made) == []
+    assert len(made.lanes) == 2
+    assert made.outcome(1) is Outcome.DONE
 
 
 def test_the_longest_is_first():
