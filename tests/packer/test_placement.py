@@ -18,12 +18,12 @@ GIB = 1024 * MIB
 CONTEXT = 20 * MIB
 
 
-def hinted(world: World, trial: int, persistent: int, ephemeral: int = 0, seconds: float = 1.0) -> None:
+def hinted(world: World, trial: int, persistent: int, ephemeral: int = 0, seconds: float = 1.0, kind: str = "") -> None:
     """Adds a trial whose owner knows what it needs."""
     world.jobs[trial] = world.jobs.get(trial) or Job(trial, persistent * MIB, ephemeral * MIB)
     world.where[trial] = None
     expected = Demand(persistent * MIB, ephemeral * MIB)
-    world.send(ev.TrialAdded(world.time, trial, "", expected=expected, seconds=seconds))
+    world.send(ev.TrialAdded(world.time, trial, kind, expected=expected, seconds=seconds))
 
 
 def test_a_trial_with_a_hint_needs_no_probe() -> None:
@@ -56,6 +56,25 @@ def test_hints_that_cost_several_trials_their_memory_cost_no_other_before_one_of
     assert 1 <= len(world.retries) <= 4
 
 
+def test_hints_found_too_low_where_there_was_room_enough_are_not_believed_either() -> None:
+    world = World(PackerOptions(width=1))
+    world.device("gpu 0", 8 * GIB, CONTEXT)
+    for trial, hint in enumerate([1000, 100, 100, 100, 1000]):
+        world.jobs[trial] = Job(trial, 1000 * MIB, 0, steps=10)
+        hinted(world, trial, hint, kind="" if trial else "measured once")
+        if trial < 4:
+            world.finish(trial)
+    assert not world.retries, "they ran where the first had been"
+    world.device("gpu 1", 500 * MIB, CONTEXT)
+    for name in ("gpu 2", "gpu 3"):
+        world.device(name, 2000 * MIB, CONTEXT)
+    for trial, (needs, hint) in enumerate([(1000, 100), (3000, 3000)], start=5):
+        world.jobs[trial] = Job(trial, needs * MIB, 0)
+        hinted(world, trial, hint, kind="measured once")
+    assert world.lane_of(5).device == "gpu 2", "as much as its sibling needed"
+    assert world.waiting() == [6], "what its owner says is more than that"
+
+
 def test_the_fullest_device_that_fits_is_taken_among_those_with_as_many_lanes() -> None:
     world = World(PackerOptions(width=4))
     for name, capacity in (("large", 8), ("small", 2), ("medium", 4)):
@@ -64,6 +83,17 @@ def test_the_fullest_device_that_fits_is_taken_among_those_with_as_many_lanes() 
     hinted(world, 1, 3000)
     hinted(world, 2, 7000)
     assert [world.lane_of(trial).device for trial in (0, 1, 2)] == ["small", "medium", "large"]
+
+
+def test_what_a_lane_holds_is_known_by_the_first_that_is_up_while_others_still_come_up() -> None:
+    world = World(PackerOptions(width=3))
+    world.device("gpu 0", GIB, 300 * MIB, real_context=CONTEXT)
+    hinted(world, 0, 100)
+    hinted(world, 1, 100)
+    hinted(world, 2, 100)
+    assert world.running() == [0, 1]
+    world.deliver(1)
+    assert world.running() == [0, 1, 2]
 
 
 def test_the_first_in_line_that_fits_starts_however_many_large_ones_are_before_it() -> None:
