@@ -58,6 +58,29 @@ def test_what_leaves_room_goes_first_however_long_it_takes() -> None:
     assert world.running() == [1, small]
 
 
+def test_by_when_there_must_be_room_is_not_put_off_by_those_that_go_on_longer_than_expected() -> None:
+    world = kept_free()
+    short = hinted(world, 145, 50.0)
+    world.go(0)
+    world.wait(150.0)
+    world.finish(short)
+    late = hinted(world, 145, 50.0)
+    world.go(0)
+    assert world.waiting() == [1, late]
+
+
+def test_one_that_whoever_runs_there_does_not_tolerate_does_not_start_there() -> None:
+    world = World(PackerOptions(width=2, patience=0))
+    world.device("gpu 0", 1000 * MIB, CONTEXT)
+    world.add(0, 600 * MIB, 0, steps=50, busy=1.0, knows_busy=True, hint=1.0, priority=1.0)
+    world.settle()
+    world.go(0, 3)
+    for trial, size in ((1, 800), (2, 50)):
+        world.add(trial, size * MIB, 0, busy=1.0, knows_busy=True, hint=1.0)
+    world.go(0)
+    assert world.running() == [0]
+
+
 def test_nothing_starts_there_as_long_as_nobody_knows_when_there_will_be_room() -> None:
     world = kept_free(None)
     hinted(world, 90, 1.0)
