@@ -289,6 +289,40 @@ def test_the_measured_slowdown_is_told_while_it_runs_and_at_its_end() -> None:
     assert world.concluded[wanted].measures.slowdown == pytest.approx(1.1)
 
 
+def test_once_it_has_run_alone_that_is_what_its_speed_beside_others_is_compared_with() -> None:
+    world = make(width=2, max_slowdown=4.0)
+    teach(world, 0.5)
+    first = add(world, 0.5)
+    world.go(first, 2)
+    wanted = add(world, 0.5, 1.0)
+    slow_down(world, wanted, 2.0, 4)
+    world.withdraw(first)
+    world.go(first)
+    slow_down(world, wanted, 1.0, 3)
+    add(world, 0.5)
+    slow_down(world, wanted, 2.0, 4)
+    assert world.packer.slowdown_of(wanted) == pytest.approx((3 * 2.0 + 2 * 1.0 + 3 * 2.0) / 8)
+
+
+def test_what_was_measured_of_a_pair_of_kinds_is_forgotten_little_by_little() -> None:
+    world = make(width=2, max_slowdown=1.25)
+    teach(world, 0.1)
+    beside = []
+    for _ in range(4):
+        wanted = add(world, 0.1, 1.0)
+        world.go(wanted, 2)
+        other = add(world, 0.1)
+        beside.append(runs(world, other))
+        if runs(world, other):
+            slow_down(world, wanted, 2.0, 3)
+        world.withdraw(wanted)
+        world.withdraw(other)
+        world.go(wanted)
+        if runs(world, other):
+            world.go(other)
+    assert beside == [True, False, False, True]
+
+
 def test_a_trial_without_priority_has_no_slowdown() -> None:
     world = make()
     teach(world, 0.1)
