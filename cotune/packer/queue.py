@@ -27,6 +27,7 @@ class Queue:
     def __init__(self) -> None:
         self.least = 0
         self._blocks: list[list[Entry]] = []
+        # Of each block, at least its last mark, and less than the first of the next block.
         self._lasts: list[Mark] = []
         self._least: list[int] = []
 
@@ -57,10 +58,8 @@ class Queue:
         _, _, size, _ = block.pop(bisect_left(block, mark))
         if not block:
             del self._blocks[number], self._lasts[number], self._least[number]
-        else:
-            self._lasts[number] = block[-1][:2]
-            if size == self._least[number]:
-                self._least[number] = _least(block)
+        elif size == self._least[number]:
+            self._least[number] = _least(block)
         if size == self.least:
             self.least = min(self._least, default=0)
 
