@@ -131,7 +131,7 @@ class Grants:
     def changed(self, trial: Trial, event: ev.GrantChanged) -> None:
         """A trial has confirmed its new concurrency, or has given its grant back."""
         grant = self._grants.get(trial.id)
-        if grant is None or trial.lane is None:
+        if grant is None:
             return
         if event.ran_out:
             trial.refused = min(trial.refused or event.ran_out, event.ran_out)
@@ -174,7 +174,7 @@ class Grants:
             for grant in grants:
                 grant.best = 1
                 self._tell(grant, 1)
-        elif grants and not any(grant.unanswered for grant in grants):
+        elif not any(grant.unanswered for grant in grants):
             self._search(device, grants)
 
     def _search(self, device: Device, grants: list[Grant]) -> None:
