@@ -729,6 +729,19 @@ def test_what_a_trial_comes_to_need_later_is_kept_for_it_once_another_has_shown_
     assert not world.retries
 
 
+def test_trials_stopped_before_they_come_to_need_more_do_not_tell_that_others_will_not() -> None:
+    world = make()
+    world.add(0, 50 * MIB, 50 * MIB, steps=8, late=250 * MIB)
+    world.finish(0)
+    for trial in range(10, 16):
+        world.add(trial, 50 * MIB, 50 * MIB, steps=8, late=250 * MIB)
+        world.go(trial, 2)
+        world.withdraw(trial)
+        world.go(trial)
+    run_six(world)
+    assert not world.retries
+
+
 def test_what_an_earlier_run_has_seen_is_kept_though_first_iterations_show_little() -> None:
     world = make()
     run_six(world, hint=3.5)
@@ -1214,6 +1227,17 @@ def test_grace_is_longer_where_others_share_the_lane_and_they_are_not_charged() 
     world.settle()
     assert world.outcome(1) is Outcome.STOPPED
     assert world.retries[-1] == do.RetryTrial(2, "its lane was closed")
+
+
+def test_lanes_that_die_after_they_have_come_up_leave_their_device_as_many() -> None:
+    world = make(4)
+    for trial in range(4):
+        world.add(trial, 50 * MIB, 50 * MIB, steps=99, hint=1.0)
+    world.settle()
+    for trial in (0, 1):
+        world.crash(world.lane_of(trial).lane, trial)
+    world.settle()
+    assert world.running() == [0, 1, 2, 3]
 
 
 def test_grace_grows_with_the_longest_iteration() -> None:
