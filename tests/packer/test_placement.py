@@ -85,6 +85,19 @@ def test_the_fullest_device_that_fits_is_taken_among_those_with_as_many_lanes() 
     assert [world.lane_of(trial).device for trial in (0, 1, 2)] == ["small", "medium", "large"]
 
 
+def test_a_policy_is_told_how_many_devices_there_are_also_when_they_go() -> None:
+    policy = make_policy("fluid")
+    world = World(PackerOptions(policy=policy))
+    counts = []
+    for name in ("gpu 0", "gpu 1"):
+        world.device(name, GIB, CONTEXT)
+        counts.append(policy.devices)
+    for name in ("gpu 0", "gpu 1"):
+        world.lose(name)
+        counts.append(policy.devices)
+    assert counts == [1, 2, 1, 1]
+
+
 def test_what_a_lane_holds_is_known_by_the_first_that_is_up_while_others_still_come_up() -> None:
     world = World(PackerOptions(width=3))
     world.device("gpu 0", GIB, 300 * MIB, real_context=CONTEXT)
