@@ -107,7 +107,7 @@ class Rungs:
         """Promotes the best waiting trial on the highest rung, whatever its share; None if no trial waits."""
         for rung in sorted(self._entries, reverse=True):
             for _, trial in self._entries[rung]:
-                if trial in self._waiting and self._at.get(trial) == rung:
+                if trial in self._waiting:
                     self._go_on(trial, rung)
                     self._pass(trial)
                     return trial
