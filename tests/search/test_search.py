@@ -12,19 +12,21 @@ from cotune.search import search as module
 from cotune.search.domains import choice, randint, uniform
 from cotune.search.proposer import Suggestion, Verdict
 from cotune.search.pruners import Asha
-from cotune.search.search import FLUSH_EVERY, Search
+from cotune.search.search import FLUSH_EVERY, MAX_VALUES, Search
 from cotune.search.spaces import Space
+from cotune.trial import TrialState
 
 
 @pytest.fixture
 def search(tmp_path, request):
-    """A search that judges; `await_answer()` returns its next answer. A parameter is its space and its sampler."""
+    """A search that judges; `await_answer()` returns its next answer. A parameter changes what it is made of."""
     answered = threading.Semaphore(0)
-    space, sampler = getattr(request, "param", ({"x": uniform(0, 1)}, RandomSampler()))
+    made_of = {"space": {"x": uniform(0, 1)}, "sampler": RandomSampler(), "pruner": Asha()}
+    made_of.update(getattr(request, "param", {}))
     made = Search(
-        Space(space),
-        sampler,
-        Asha(),
+        Space(made_of["space"]),
+        made_of["sampler"],
+        made_of["pruner"],
         direction="minimize",
         journal=tmp_path / "journal",
         name="it",
@@ -78,9 +80,21 @@ class Fixed(RandomSampler):
 SPACE = {"n": randint(1, 5), "x": uniform(0, 1), "whole": uniform(0, 1), "size": choice([8, 16])}
 
 
-@pytest.mark.parametrize("search", [(SPACE, Fixed())], indirect=True)
+@pytest.mark.parametrize("search", [{"space": SPACE, "sampler": Fixed()}], indirect=True)
 def test_what_a_sampler_returns_has_the_type_of_its_domain(search):
     search.ask(1)
     params = search.await_answer().params
     assert params == Fixed.params
     assert [type(value) for value in params.values()] == [int, float, float, int]
+
+
+@pytest.mark.parametrize("search", [{"pruner": None}], indirect=True)
+def test_of_many_reports_that_nobody_judges_the_study_has_some_and_the_last(search):
+    search.ask(1)
+    number = search.await_answer().trial
+    reports = [(-1, 0.5), *((step, 1.0 / (step + 1)) for step in range(3 * MAX_VALUES)), (3 * MAX_VALUES, float("nan"))]
+    search.tell(number, TrialState.STOPPED, reports, None)
+    search.close()
+    (trial,) = search.study.trials
+    assert MAX_VALUES / 2 < len(trial.intermediate_values) <= MAX_VALUES + 1
+    assert (min(trial.intermediate_values), trial.last_step) == (0, 3 * MAX_VALUES - 1)
