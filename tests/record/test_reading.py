@@ -77,6 +77,18 @@ def test_the_settings_are_those_of_the_first_session(written):
     assert written.run(seed=5).run(seed=6).read().settings["seed"] == 5
 
 
+def test_the_time_in_which_a_trial_was_paused_is_not_its_own(written):
+    written.run().trial().start().add("pause", trial=0).report(0, loss=1.0).add("resume", trial=0).end()
+    record = written.record()
+    assert record.rested == 2.0
+    assert record.seconds == record.end - record.start - 2.0
+
+
+def test_a_pause_ends_where_a_trial_that_has_made_room_starts_again(written):
+    record = written.run().trial().start().add("pause", trial=0).retry().start().end().record()
+    assert (record.rested, record.paused_at) == (2.0, None)
+
+
 def test_a_trial_that_never_started_waits(written):
     record = written.run().trial(3, x=1).record()
     assert (record.trial, record.params, record.seed, record.state) == (3, {"x": 1}, 103, TrialState.WAITING)

@@ -175,12 +175,31 @@ def test_the_best_is_the_best_that_is_done(driver):
     assert driver.records.best is driver.records[2]
 
 
-def test_one_that_is_paused_and_has_made_room_is_still_paused(driver):
+@pytest.mark.parametrize(("steps", "state"), [(["start", "pause", "retry"], PAUSED), (["start", "retry"], WAITING)])
+def test_one_that_is_to_start_again_waits_unless_it_was_paused_and_has_made_room(driver, steps, state):
     driver.propose()
-    for step in ("start", "pause", "retry"):
+    for step in steps:
         driver.happens(step, 0)
-    assert driver.records[0].state is PAUSED
+    assert driver.records[0].state is state
     assert not list(driver.records.running())
+
+
+def test_one_that_is_stopped_is_not_put_off_when_the_run_is_interrupted(driver):
+    for trial, steps in enumerate((["start", "stop"], ["start"])):
+        driver.propose(trial)
+        for step in steps:
+            driver.happens(step, trial)
+        driver.records.withdrawn(driver.records[trial], TrialState.INTERRUPTED)
+    assert [record.withdrawn for record in driver.records.values()] == [TrialState.STOPPED, TrialState.INTERRUPTED]
+
+
+def test_reports_of_an_earlier_session_count_too(driver):
+    driver.propose()
+    driver.happens("start", 0)
+    driver.happens("report", 0)
+    driver.log.close()
+    later = [Records(driver.folder, driver.log, "min", 5, earlier) for earlier in ([], read_run(driver.folder).records)]
+    assert [records.have_reports for records in later] == [False, True]
 
 
 def test_every_attempt_at_a_trial_has_its_seed(driver):
