@@ -84,6 +84,25 @@ def test_the_time_in_which_a_trial_was_paused_is_not_its_own(written):
     assert record.seconds == record.end - record.start - 2.0
 
 
+@pytest.mark.parametrize(("sessions", "makespan"), [(1, 2.0), (2, 1.0)])
+def test_a_run_takes_from_the_first_trial_that_is_ready_to_the_last_event_of_its_last_session(
+    written, sessions, makespan
+):
+    written.run().trial().start().add("ready", trial=0, context=0).report(0, loss=1.0).end()
+    if sessions == 2:
+        written.run().trial(1).start(1).add("ready", trial=1, context=0).end(1)
+    assert written.read().makespan == makespan
+
+
+def test_how_long_a_trial_that_was_stopped_would_have_run_is_not_known(written):
+    assert written.run().trial().start().report(0, loss=1.0).end(state="stopped").record().seconds is None
+
+
+def test_what_a_driver_notes_for_others_to_read_is_passed_over(written):
+    written.run().trial().add("priority", trial=0, priority=1.0).start().add("seen by a later cotune", trial=0).end()
+    assert written.record().state is TrialState.DONE
+
+
 def test_a_pause_ends_where_a_trial_that_has_made_room_starts_again(written):
     record = written.run().trial().start().add("pause", trial=0).retry().start().end().record()
     assert (record.rested, record.paused_at) == (2.0, None)
