@@ -126,6 +126,20 @@ def turns(log: list[do.Instruction]) -> list[int]:
     return [instruction.trial for instruction in log if isinstance(instruction, do.GiveTurn)]
 
 
+def test_a_lane_keeps_what_the_largest_peak_takes_of_those_that_have_turns_in_it() -> None:
+    world = World(PackerOptions(width=1, residents=2))
+    world.device("gpu 0", GIB, CONTEXT)
+    hinted(world, 0, 100, 500)
+    hinted(world, 1, 100, 50)
+    world.settle()
+    assert world.lane_of(0) is world.lane_of(1)
+    world.change("gpu 0", 500 * MIB)
+    world.settle()
+    assert world.lane_of(0).quota >= CONTEXT + 700 * MIB
+    world.run_some(1)
+    assert not world.retries
+
+
 def test_srtf_gives_the_turns_to_the_shortest_and_lets_no_longer_one_in() -> None:
     world = World(PackerOptions(width=1, residents=4, policy=Srtf()))
     world.device("gpu 0", GIB, CONTEXT)
