@@ -12,7 +12,7 @@ from cotune.search import search as module
 from cotune.search.domains import choice, randint, uniform
 from cotune.search.proposer import Suggestion, Verdict
 from cotune.search.pruners import Asha
-from cotune.search.search import FLUSH_EVERY, MAX_VALUES, Search
+from cotune.search.search import FLUSH_EVERY, MAX_VALUES, PastTrial, Search
 from cotune.search.spaces import Space
 from cotune.trial import TrialState
 
@@ -21,7 +21,7 @@ from cotune.trial import TrialState
 def search(tmp_path, request):
     """A search that judges; `await_answer()` returns its next answer. A parameter changes what it is made of."""
     answered = threading.Semaphore(0)
-    made_of = {"space": {"x": uniform(0, 1)}, "sampler": RandomSampler(), "pruner": Asha()}
+    made_of = {"space": {"x": uniform(0, 1)}, "sampler": RandomSampler(), "pruner": Asha(), "past": []}
     made_of.update(getattr(request, "param", {}))
     made = Search(
         Space(made_of["space"]),
@@ -30,7 +30,7 @@ def search(tmp_path, request):
         direction="minimize",
         journal=tmp_path / "journal",
         name="it",
-        past=[],
+        past=made_of["past"],
         prepare=lambda number: None,
         wake=answered.release,
     )
@@ -98,3 +98,12 @@ def test_of_many_reports_that_nobody_judges_the_study_has_some_and_the_last(sear
     (trial,) = search.study.trials
     assert MAX_VALUES / 2 < len(trial.intermediate_values) <= MAX_VALUES + 1
     assert (min(trial.intermediate_values), trial.last_step) == (0, 3 * MAX_VALUES - 1)
+
+
+ENDS = (TrialState.DONE, TrialState.STOPPED, TrialState.FAILED)
+PAST = [PastTrial(number, {"x": 0.5}, [(1, 0.7), (2, 0.6)], state, 1.0, 2.0) for number, state in enumerate(ENDS)]
+
+
+@pytest.mark.parametrize("search", [{"past": PAST}], indirect=True)
+def test_trials_of_an_earlier_session_have_their_last_value_unless_they_failed(search):
+    assert [trial.value for trial in search.study.trials] == [0.6, 0.6, None]
