@@ -36,6 +36,12 @@ def test_what_has_not_come_cannot_be_done() -> None:
     assert bounds.memory == pytest.approx(250.0)
 
 
+def test_when_it_begins_says_nothing_of_how_long_it_takes() -> None:
+    jobs = [Job(100, 1.0, 0, GIB, busy=0.5, arrival=arrival) for arrival in (0.0, 10.0, 150.0)]
+    later = [replace(job, arrival=job.arrival + 1000.0) for job in jobs]
+    assert lower_bounds(of(*later)) == lower_bounds(of(*jobs))
+
+
 def test_a_trial_runs_no_faster_than_alone_however_idle_the_device() -> None:
     jobs = [Job(100, 1.0, 0, 0, busy=0.5), *[Job(100, 1.0, 0, 0, busy=1.0, arrival=50.0)] * 4]
     assert lower_bounds(of(*jobs)).device_time == pytest.approx(50.0 + 425.0 / BEST_LOAD)
