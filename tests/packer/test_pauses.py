@@ -465,16 +465,17 @@ def test_no_more_wait_in_a_lane_than_it_has_seats_for() -> None:
     assert world.packer.held == MOST_PAUSED + 3
 
 
-def test_no_more_wait_in_processes_of_their_own_than_would_in_lanes() -> None:
-    world = make(capacity=64 * GIB, reuse=False)
-    for number in range(MOST_PAUSED + 3):
+@pytest.mark.parametrize("width", [1, 2])
+def test_no_more_wait_in_processes_of_their_own_than_would_in_lanes(width: int) -> None:
+    world = make(width, capacity=64 * GIB, reuse=False)
+    for number in range(width * MOST_PAUSED + 3):
         trial = add(world, 10, saves=number != 0)
         pause(world, trial)
         world.run_some(1)
     lanes = world.packer._ledger.lanes.values()
-    assert [len(lane.paused) for lane in lanes] == [1] * MOST_PAUSED
+    assert [len(lane.paused) for lane in lanes] == [1] * width * MOST_PAUSED
     assert any(0 in lane.paused for lane in lanes)
-    assert world.packer.held == MOST_PAUSED + 3
+    assert world.packer.held == width * MOST_PAUSED + 3
 
 
 def test_the_turn_that_a_paused_trial_was_given_is_free() -> None:
@@ -567,6 +568,39 @@ def test_a_released_trial_whose_device_has_become_too_small_goes_on_where_there_
     world.run_some(2)
     assert runs(world, 0)
     assert world.lane_of(0).device == "gpu 1"
+
+
+def test_with_a_checkpoint_a_trial_leaves_a_device_too_small_for_it_though_others_run_elsewhere() -> None:
+    world = World(PackerOptions(width=2))
+    world.device("gpu 0", 600 * MIB, 20 * MIB)
+    world.add(0, 100 * MIB, 200 * MIB, steps=20, hint=1.0, saves=True)
+    world.settle()
+    world.go(0, 2)
+    pause(world, 0)
+    world.device("gpu 1", 600 * MIB, 20 * MIB)
+    world.change("gpu 0", 200 * MIB)
+    other = add(world, 100)
+    assert world.lane_of(other).device == "gpu 1"
+    world.release(0)
+    world.run_some(2)
+    assert runs(world, 0)
+    assert world.lane_of(0).device == "gpu 1"
+
+
+def test_a_trial_keeps_what_it_has_in_its_lane_until_those_that_run_there_leave_it_room() -> None:
+    world = make(width=2, capacity=GIB)
+    world.add(0, 100 * MIB, 500 * MIB, steps=20, hint=1.0, saves=True)
+    world.settle()
+    world.go(0, 2)
+    pause(world, 0)
+    other = add(world, 650, lane_deaths=1)
+    world.release(0)
+    world.run_some(3)
+    assert rests(world, 0)
+    world.finish(other)
+    world.settle()
+    assert runs(world, 0)
+    assert not world.retries
 
 
 def test_room_is_made_for_the_next_in_line_while_no_device_can_hold_the_first() -> None:
