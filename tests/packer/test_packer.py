@@ -351,6 +351,15 @@ def test_imports_of_the_first_two_trials_are_no_leak() -> None:
     assert not any(isinstance(i, do.CloseLane) for i in world.log)
 
 
+def test_a_lane_in_which_the_first_trial_leaves_more_than_a_quarter_of_the_device_is_recycled() -> None:
+    world = make(1)
+    world.add(0, 10 * MIB)
+    world.settle()
+    world.leave_behind(1, GIB // 4 + MIB)
+    world.finish(0)
+    assert do.CloseLane(1) in world.log
+
+
 def test_residue_is_part_of_what_the_next_trial_needs() -> None:
     world = taught()
     world.change("gpu 0", 300 * MIB)
@@ -448,6 +457,9 @@ def test_a_trial_that_is_to_run_alone_after_two_deaths_gets_a_new_lane_too() -> 
         world.settle()
     world.finish(2)
     assert world.running() == [1]
+    assert [retry.lane_died for retry in world.retries if retry.trial == 1] == [True, True], (
+        "as later sessions must know"
+    )
     assert do.OpenLane(world.lane_of(1).lane, "gpu 0", ANY, True) in world.log
 
 
