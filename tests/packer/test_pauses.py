@@ -373,6 +373,20 @@ def test_no_room_is_made_where_one_with_priority_tolerates_no_neighbour() -> Non
     assert rests(world, first)
 
 
+def test_a_released_trial_does_not_go_on_beside_one_with_priority_that_it_would_slow() -> None:
+    world = make(width=2)
+    first = add(world, busy=1.0)
+    world.go(first, 2)
+    pause(world, first)
+    urgent = add(world, busy=1.0, knows_busy=True, priority=1.0, lane_deaths=1)
+    world.go(urgent, 4)
+    world.release(first)
+    world.run_some(2)
+    assert rests(world, first)
+    world.finish(urgent)
+    assert runs(world, first)
+
+
 def test_one_without_a_checkpoint_stays_while_anything_runs() -> None:
     world = make(2, capacity=GIB)
     other, first = add(world, 100), add(world, 600)
