@@ -540,3 +540,10 @@ def test_a_function_has_what_it_names_in_the_bodies_of_its_classes():
     exec(source, made)
     net = travelled(made["train"])()
     assert (net.width, net.Part.half) == (3, 1.5)
+
+
+def test_a_class_that_equinox_would_make_without_its_fields_is_refused():
+    meta = type("_ModuleMeta", (type,), {"__module__": "equinox._module"})
+    model = meta("Model", (), {"__module__": "__main__", "__qualname__": "Model"})
+    with pytest.raises(pickle.PicklingError, match="put class Model into a module"):
+        by_value.dumps(model)
