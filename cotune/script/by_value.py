@@ -27,7 +27,7 @@ from typing import Any
 
 import cloudpickle
 
-from cotune.script import annotated, identities, streams, wrapped
+from cotune.script import annotated, identities, pytrees, streams, wrapped
 from cotune.script.class_hooks import above_superfluous, is_found_by_name, without_superfluous_hooks
 from cotune.script.installed import is_unfinished
 from cotune.trainable import codes
@@ -166,6 +166,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             args[3]["__slots__"] = vars(obj)["__slots__"]
             for name in [name for name, it in state[0].items() if type(it) is types.MemberDescriptorType]:
                 del state[0][name]
+        state = *state, pytrees.known(obj)
         return _made_once, (make, *args), state, *rest, functools.partial(_complete_class, fill)
 
     def _module(self, module: ModuleType) -> Any:
@@ -275,13 +276,13 @@ def _made_once(make: Any, *args: Any) -> Any:
         return cloudpickle.cloudpickle._lookup_class_or_track(number, made)
 
 
-def _complete_class(fill: Callable[[type, Any], Any], cls: type, state: tuple[dict[str, Any], Any]) -> None:
+def _complete_class(fill: Callable[[type, Any], Any], cls: type, state: tuple[dict[str, Any], Any, Any]) -> None:
     """Gives a class its attributes, unless it has them.
 
     Args:
         fill: cloudpickle's function for it.
         cls: The class, just made or found.
-        state: Its attributes by name, without its slots; and nothing.
+        state: Its attributes by name, without its slots; nothing; and what JAX knows of it (`pytrees`).
     """
     if cls in _complete:
         return
@@ -289,8 +290,10 @@ def _complete_class(fill: Callable[[type, Any], Any], cls: type, state: tuple[di
         # What an earlier trial has added. A slot is an attribute that knows its class.
         if name not in state[0] and not name.startswith("__") and not hasattr(value, "__objclass__"):
             delattr(cls, name)
-    fill(cls, state)
+    fill(cls, state[:2])
     _complete.add(cls)
+    if state[2] is not None:
+        pytrees.tell(cls, state[2])
 
 
 def _enum(cls: Any, make: Any, args: Any, state: Any, *rest: Any) -> Any:
