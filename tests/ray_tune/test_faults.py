@@ -199,7 +199,7 @@ class Counts(tune.Trainable):
 
 
 @pytest.mark.parametrize("every", [0, 3])
-def test_a_checkpoint_whose_lane_died_is_made_of_what_it_belongs_to(cpus, run_config, tmp_path, every):
+def test_a_checkpoint_whose_lane_died_is_made_of_what_it_belongs_to(cpus, run_config, tmp_path, monkeypatch, every):
     results = tune.Tuner(
         Counts,
         param_space={"mark": str(tmp_path / "died")},
@@ -212,6 +212,8 @@ def test_a_checkpoint_whose_lane_died_is_made_of_what_it_belongs_to(cpus, run_co
     assert results.num_errors == 0
     assert (tmp_path / "died").exists()
     (result,) = results
+    # Else an object of its own makes a folder below the home directory.
+    monkeypatch.setattr("ray.tune.trainable.trainable.DEFAULT_STORAGE_PATH", str(tmp_path))
     restored = Counts({"mark": str(tmp_path / "died")})
     restored.restore(result.checkpoint.path)
     assert (result.metrics["n"], restored.n) == (5, 5)
