@@ -14,7 +14,6 @@ import functools
 import importlib
 import inspect
 import io
-import pickle
 import random
 import sys
 import threading
@@ -144,15 +143,10 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             if parameters := getattr(obj, "__type_params__", ()):
                 state[1]["__type_params__"] = parameters
             return _function, (make, code, variables, *args, closure), state, *rest, fill
-        if type(obj).__module__.partition(".")[0] == "equinox":
-            # It would have none of its fields: its metaclass tells JAX of those when it makes the class.
-            raise pickle.PicklingError(
-                f"put class {obj.__qualname__} into a module, as all subclasses of equinox.Module"
-            )
         _complete.add(obj)
         state[0].pop("__annotations_cache__", None)
-        if texts := annotated.of_class(obj):
-            state[0]["__annotations__"] = texts
+        if own := annotated.of_class(obj):
+            state[0]["__annotations__"] = own
         if isinstance(obj, enum.EnumType):
             return _enum(obj, *found)
         self.classes.append(obj)

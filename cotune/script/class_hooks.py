@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dis
+import inspect
 import sys
 from collections.abc import Iterable, Iterator
 from types import CellType, FunctionType, ModuleType
@@ -15,7 +16,7 @@ from typing import Any
 
 import cloudpickle
 
-from cotune.trainable import codes, signature
+from cotune.trainable import codes
 
 _HOOK = "__init_subclass__"
 
@@ -60,7 +61,7 @@ def _superfluous_hooks(bases: Iterable[type]) -> dict[type, Any]:
 
 def _wants_keywords(hook: Any) -> bool:
     try:
-        parameters = list(signature(hook.__func__).parameters.values())[1:]
+        parameters = list(inspect.signature(hook.__func__).parameters.values())[1:]
     except (AttributeError, TypeError, ValueError):
         return False
     return any(one.default is one.empty and one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL) for one in parameters)

@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import importlib
 import inspect
+import pickle
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -32,7 +33,14 @@ class Functions(NamedTuple):
 
 
 def known(cls: type) -> Fields | Functions | None:
-    """What JAX knows of a class; None if nothing."""
+    """What JAX knows of a class; None if nothing.
+
+    Raises:
+        PicklingError: The class would have none of its fields elsewhere.
+    """
+    if type(cls).__module__.partition(".")[0] == "equinox":
+        # Its metaclass tells JAX of the fields when it makes the class.
+        raise pickle.PicklingError(f"put class {cls.__qualname__} into a module, as all subclasses of equinox.Module")
     table = getattr(sys.modules.get(_TABLE), "_registry", None)
     with contextlib.suppress(Exception):
         if table is not None and cls in table:
