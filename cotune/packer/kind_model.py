@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from cotune.demand import MIB, Demand
 from cotune.packer.growth import Growth
-from cotune.packer.prediction import Changes, Prediction
+from cotune.packer.prediction import TINY, Changes, Prediction
 
 
 class KindModel:
@@ -37,6 +38,8 @@ class KindModel:
         self._pace = Prediction(upper=False, changes=changes)
         self._steps = Prediction(upper=False, changes=changes)
         self._was_wrong = False
+        # How far expected durations were off at most, in logarithms.
+        self._furthest_off = 0.0
 
     def assume(self, demand: Demand) -> None:
         """Assumes a demand until one is measured, unless an assumption was proved wrong before."""
@@ -69,6 +72,10 @@ class KindModel:
         """Notes how many iterations a trial made that was not stopped."""
         self._steps.observe(trial, features, iterations)
 
+    def observe_expected(self, expected: float, seconds: float) -> None:
+        """Notes how long a trial took alone, from beginning to end, and how long its owner expected it to take."""
+        self._furthest_off = max(self._furthest_off, _distance(expected, seconds))
+
     @property
     def is_fitted(self) -> bool:
         """Whether there are enough measurements to tell trials apart by their features."""
@@ -90,6 +97,10 @@ class KindModel:
         """Whether the number of iterations is known, and not just guessed."""
         return self._steps.is_sharp
 
+    def may_take(self, expected: float, seconds: float) -> bool:
+        """Whether a trial that is expected to take `expected` may take `seconds`, as far as others were off."""
+        return not self._furthest_off or _distance(expected, seconds) <= self._furthest_off
+
     def steps(self, features: Mapping[str, float]) -> float | None:
         """Predicted iterations of a trial that is not stopped."""
         return self._steps.estimate(features)
@@ -103,3 +114,7 @@ class KindModel:
         steps = steps or self.steps(features)
         pace = self._pace.estimate(features)
         return None if steps is None or pace is None else steps * pace
+
+
+def _distance(one: float, other: float) -> float:
+    return abs(math.log(max(one, TINY) / max(other, TINY)))

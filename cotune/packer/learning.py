@@ -144,6 +144,8 @@ class Learning:
             # A trial that went on from a checkpoint has made more iterations than were seen.
             if not stopped and trial.attempts == 1:
                 model.observe_steps(trial.id, trial.features, made.iterations)
+                if trial.seconds_hint is not None:
+                    model.observe_expected(trial.seconds_hint, made.alone_seconds)
         self._company.ended(trial, stopped)
         if made.iterations == 1:
             # There is no later iteration to measure, and all trials of its kind include their set-up.

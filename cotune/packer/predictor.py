@@ -92,7 +92,10 @@ class Predictor:
         if made.iterations > 1 and made.alone_seconds:
             known = steps or (model.steps(trial.features) if hint is None or model.is_sure_of_steps else None)
             if known:
-                return made.first_seconds + made.pace * (known - made.first_iterations)
+                found = made.first_seconds + made.pace * (known - made.first_iterations)
+                # Siblings that have ended are the short ones at first: a trial may well be longer than all of these.
+                if steps or hint is None or model.may_take(hint, found):
+                    return found
         return hint if hint is not None else model.seconds(trial.features, steps)
 
     def usual_pace(self, trial: Trial) -> float | None:

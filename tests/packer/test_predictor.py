@@ -52,6 +52,21 @@ def test_how_long_a_trial_goes_on_follows_from_its_own_pace_and_the_steps_that_o
     assert predictor.seconds_left(trial) == 40.0
 
 
+def test_a_trial_that_is_expected_to_be_longer_than_all_that_have_ended_is_not_taken_for_one_of_them() -> None:
+    predictor = Predictor(cast(Fitting, None))
+    usual, long = (Trial(number, number, "", {}, 0.0, seconds_hint=hint) for number, hint in enumerate((90.0, 1000.0)))
+    for trial in (usual, long):
+        trial.progress = Progress(11, alone_seconds=50.0, first_iterations=1, first_seconds=0.0)
+    for other in range(2, 5):
+        predictor.model(long).observe_steps(other, {}, 21)
+    assert predictor.whole(long) == pytest.approx(100.0), "nobody knows yet what expectations are worth"
+    predictor.model(long).observe_expected(110.0, 95.0)
+    assert predictor.whole(usual) == pytest.approx(100.0)
+    assert predictor.whole(long) == 1000.0
+    predictor.model(long).observe_expected(2000.0, 100.0)
+    assert predictor.whole(long) == pytest.approx(100.0)
+
+
 @pytest.mark.parametrize("is_all", [True, False])
 def test_what_a_sibling_ended_with_replaces_the_guess_after_out_of_memory(is_all: bool) -> None:
     predictor = Predictor(cast(Fitting, SimpleNamespace(largest_room=4096 * MIB)))
