@@ -167,7 +167,6 @@ class LocalEngine(Engine):
             environment=mps or {},
             imports=self._packed.imports,
             named=self._packed.named,
-            is_mps_client=mps is not None,
         )
         files = files_of_a_lane(options.seats)
         try:

@@ -75,7 +75,6 @@ class LaneHandle:
         self.is_up = self.is_killed = False
         self.leaves_since = self.forked_at = math.inf
         self._dismiss = dismiss
-        self._is_dismissed = False
         # Queue of a sending thread, from the first frame on that the socket did not take at once.
         self._unsent: queue.SimpleQueue[memoryview | None] | None = None
         self._zygote = zygote
@@ -187,13 +186,12 @@ class LaneHandle:
         self._zygote.kill(self.lane)
 
     def kill(self) -> None:
-        self.is_killed = True
         process = self._zygote.process_of(self.lane)
         if self._dismiss is None or process is None:
             self._zygote.kill(self.lane)
-        elif not self._is_dismissed:
-            self._is_dismissed = True
+        elif not self.is_killed:
             threading.Thread(target=self._dismiss_and_kill, args=(self._dismiss, process), daemon=True).start()
+        self.is_killed = True
 
     def _dismiss_and_kill(self, dismiss: Callable[[int], None], process: int) -> None:
         try:

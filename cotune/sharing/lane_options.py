@@ -43,10 +43,10 @@ class LaneOptions:
         seats: Trials it may host at once, paused ones included.
         trials: What holds for its trials; Ray Tune's have the defaults.
         log: File for output that belongs to no trial.
-        environment: Environment variables, set before the device is touched.
+        environment: Environment variables, set before the device is touched, that make the lane an MPS client; empty
+            if it is none.
         imports: Modules to import before the trainable is loaded.
         named: What annotations of the script's classes name.
-        is_mps_client: Whether the lane is an MPS client, which shares its device context, and faults, with others.
     """
 
     lane: int
@@ -61,4 +61,8 @@ class LaneOptions:
     environment: dict[str, str] = field(default_factory=dict)
     imports: tuple[str, ...] = ()
     named: Mapping[str, Named] = field(default_factory=dict)
-    is_mps_client: bool = False
+
+    @property
+    def is_mps_client(self) -> bool:
+        """Whether the lane shares its device context, and faults, with others."""
+        return bool(self.environment)
