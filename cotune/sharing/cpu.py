@@ -64,12 +64,11 @@ class CpuMemory(LaneMemory):
             self._length *= 2
         self._context = self._quota = self._bare = 0
         self._limit = math.inf
-        # Reasons to lift the cap: a trial unwinds, libraries are being loaded, threads are being started.
+        # Reasons to lift the cap: a trial unwinds; libraries are being loaded, or threads and processes started.
         self._is_relaxed = False
         self._spare = bytes(SPARE)
-        self._loading = 0
-        # For each start under way, by how much it raises the cap. A heap, since its changes are atomic.
-        self._starting: list[float] = []
+        # For each of the latter, by how much it raises the cap. A heap, since its changes are atomic.
+        self._raised: list[float] = []
         self._resident = 0
 
     def start(self) -> int:
@@ -115,26 +114,25 @@ class CpuMemory(LaneMemory):
     def uncap(self, spare: float = math.inf) -> None:
         # What has been loaded without a cap may exceed it.
         raised = spare if spare == math.inf else spare + max(0.0, self._reserved() - self._limit)
-        heapq.heappush(self._starting, raised)
+        heapq.heappush(self._raised, raised)
         self._apply()
 
     def cap(self) -> None:
         with contextlib.suppress(IndexError):
             # Of the others the one that needs most may still be under way.
-            heapq.heappop(self._starting)
+            heapq.heappop(self._raised)
         self._apply()
 
     @contextlib.contextmanager
     def loading(self) -> Iterator[None]:
         # A CUDA build of torch reserves 700 MB when imported, uses 280 MB, and crashes if refused any of it.
-        self._loading += 1
-        self._apply()
+        self.uncap()
         try:
             yield
         finally:
-            # A count, since one library may load another.
-            self._loading -= 1
+            # In this order: what has been loaded may already take more than the cap from before.
             self._tighten()
+            self.cap()
 
     def trim(self, *, others_run: bool) -> None:
         for give_back in self._gives_back:
@@ -167,9 +165,8 @@ class CpuMemory(LaneMemory):
             put = soft
 
     def _wanted(self, hard: int) -> int:
-        limit = self._limit + max(self._starting, default=0.0)
-        is_lifted = self._is_relaxed or self._loading or limit == math.inf
-        soft = resource.RLIM_INFINITY if is_lifted else int(limit)
+        limit = self._limit + max(self._raised, default=0.0)
+        soft = resource.RLIM_INFINITY if self._is_relaxed or limit == math.inf else int(limit)
         if hard != resource.RLIM_INFINITY and (soft == resource.RLIM_INFINITY or soft > hard):
             return hard
         return soft
