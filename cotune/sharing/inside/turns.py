@@ -82,22 +82,31 @@ class Turns:
             if self.holder is None:
                 self.holder = resident
             else:
-                waiter = self._enqueue(resident)
+                waiter = Waiter()
+                self._queue.append((resident, waiter))
                 self.holder.turn_wanted()
         if waiter is not None:
             self._wait(resident, waiter)
         resident.turn_begins()
 
-    def give_up(self, resident: ResidentTrial) -> bool:
-        """Gives the turn to `first` or to the longest waiting resident; False if `resident` did not have it."""
+    def give_up(self, resident: ResidentTrial, waiter: Waiter | None = None) -> bool:
+        """Gives the turn to `first` or to the longest waiting resident; False if `resident` did not have it.
+
+        Args:
+            resident: The resident.
+            waiter: Joins the queue for the resident's next turn.
+        """
         with self._leaving:
             if resident is not self.holder:
                 return False
             resident.turn_ends()
             with self._mutex:
                 # The turn may have been revoked meanwhile.
-                if resident is self.holder:
-                    self._hand_on()
+                if resident is not self.holder:
+                    return False
+                if waiter is not None:
+                    self._queue.append((resident, waiter))
+                self._hand_on()
         return True
 
     def leave(self, resident: ResidentTrial) -> None:
@@ -108,19 +117,9 @@ class Turns:
 
     def pass_on(self, resident: ResidentTrial) -> None:
         """Gives the turn to a waiting resident, if there is one, and waits for it again; `first` keeps it."""
-        if not self._queue or resident is self.first:
-            return
-        with self._leaving:
-            if resident is not self.holder:
-                return
-            resident.turn_ends()
-            with self._mutex:
-                if resident is not self.holder:
-                    return
-                waiter = self._enqueue(resident)
-                self._hand_on()
-        self._wait(resident, waiter)
-        resident.turn_begins()
+        if self._queue and resident is not self.first and self.give_up(resident, waiter := Waiter()):
+            self._wait(resident, waiter)
+            resident.turn_begins()
 
     def revoke(self, resident: ResidentTrial) -> None:
         """Takes the turn, or the place in line, away from a resident that must not run again."""
@@ -130,11 +129,6 @@ class Turns:
                 del self._queue[place]
             elif self.holder is resident:
                 self._hand_on()
-
-    def _enqueue(self, resident: ResidentTrial) -> Waiter:
-        waiter = Waiter()
-        self._queue.append((resident, waiter))
-        return waiter
 
     def _place_of(self, resident: ResidentTrial | None) -> int | None:
         return next((place for place, (one, _) in enumerate(self._queue) if one is resident), None)
