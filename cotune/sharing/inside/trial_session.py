@@ -79,8 +79,7 @@ class TrialSession(ResidentTrial):
         Raises:
             TrialStopped: The trial has ended.
         """
-        if self.host.turns.holder is not self:
-            self._has_turn.wait()
+        self._has_turn.wait()
         if self._over:
             raise TrialStopped
 
