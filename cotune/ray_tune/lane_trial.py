@@ -209,10 +209,10 @@ class LaneTrial(ResidentTrial):
 
     def _fails(self, error: BaseException) -> BaseException:
         """Ends the attempt after a call raised, unless it was not one of Tune's; returns the error for the caller."""
-        if isinstance(error, TrialStopped) and not self._stop:
+        if isinstance(error, TrialStopped) and not self.is_stopping:
             # The trainable raised it by itself. Tune would take it for a call to make again, for ever.
             error = own_stop(error)
-        if self._stop:
+        if self.is_stopping:
             self._shut_down()
             self._end(Ending(Outcome.STOPPED))
             return NotHere("stopped")
@@ -264,7 +264,7 @@ class LaneTrial(ResidentTrial):
         with self._booking:
             if self._over or self.host.turns.holder is not self:
                 return False
-            self._stop = self._over = self._abandoned = True
+            self.is_stopping = self._over = self._abandoned = True
         self._context = None
         host = self.host
         host.trial_over(self, is_stuck=True)

@@ -239,7 +239,7 @@ class Host(ABC):
         residents = list(self._trials.values())
         if not self._wreckage:
             self._tidy(others_run=bool(residents))
-        others = sum(max(0, other.persistent) for other in residents)
+        others = sum(other.persistent for other in residents)
         self.level = self.memory.read()[0]
         if residents:
             self.memory.reset_peak()

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from cotune.sharing import wire
 
 if TYPE_CHECKING:
-    from cotune.sharing.inside.host import Host
+    from cotune.sharing.inside.resident import ResidentTrial
 
 
 class TrialLoan:
     """How many micro-batches a trial may run at once; a grant of the driver holds from the next boundary on.
 
     Args:
-        host: The lane.
-        trial: The trial's number.
-        is_stopping: Whether the trial is to stop.
-        hasten: Has the next boundary look at the loan.
+        resident: The trial.
 
     Attributes:
         concurrency: The number now.
@@ -30,17 +26,15 @@ class TrialLoan:
         is_open: Whether a batch runs under the grant, which does not change before the batch is over.
     """
 
-    def __init__(self, host: Host, trial: int, is_stopping: Callable[[], bool], hasten: Callable[[], None]) -> None:
+    def __init__(self, resident: ResidentTrial) -> None:
         self.concurrency = 1
         self.need = 0
         self.splits = 0
         self.most = 1
         self.failure: Exception | None = None
         self.is_open = False
-        self._host = host
-        self._trial = trial
-        self._is_stopping = is_stopping
-        self._hasten = hasten
+        self._resident = resident
+        self._host = resident.host
         self._asked: int | None = None
 
     # ---- asked for by the lane's main thread
@@ -77,7 +71,7 @@ class TrialLoan:
         if asked is not None:
             self._use(asked)
             self.most = asked
-            self._host.send(wire.encode_object(wire.Kind.GRANTED, (self._trial, asked)))
+            self._host.send(wire.encode_object(wire.Kind.GRANTED, (self._resident.trial, asked)))
 
     def lapse(self) -> None:
         """Voids the grant, and any that was not taken up yet, because the trial pauses."""
@@ -94,7 +88,7 @@ class TrialLoan:
 
     @property
     def is_stopping(self) -> bool:
-        return self._is_stopping()
+        return self._resident.is_stopping
 
     def room(self) -> int:
         return self._host.memory.room()
@@ -104,8 +98,8 @@ class TrialLoan:
         gc.collect()
         self._use(1)
         self._host.memory.trim(others_run=True)
-        self._host.send(wire.encode_object(wire.Kind.GRANTED, (self._trial, 1, with_so_many)))
+        self._host.send(wire.encode_object(wire.Kind.GRANTED, (self._resident.trial, 1, with_so_many)))
 
     def fail(self, error: Exception) -> None:
         self.failure = error
-        self._hasten()
+        self._resident.hasten()

@@ -48,6 +48,9 @@ class ResidentTrial(session.Session):
         host: The lane.
         verdicts: The eventfd of the trial's seat.
         spec: The attempt.
+
+    Attributes:
+        is_stopping: Whether it is to stop at its next boundary.
     """
 
     def __init__(self, host: Host, verdicts: int, spec: TrialSpec) -> None:
@@ -63,7 +66,7 @@ class ResidentTrial(session.Session):
         self._booking = threading.Lock()
         self._over = False
         self.met_stop_rule = False
-        self._stop = False
+        self.is_stopping = False
         # The trainable has been told so, and may catch that.
         self._was_stopped = False
         self._threads: set[threading.Thread] = set()
@@ -85,8 +88,8 @@ class ResidentTrial(session.Session):
         self._iterations = 0
         self._sent_iterations = 0
         self._meter = TrialMeter(host)
-        self._loan = TrialLoan(host, spec.trial, lambda: self._stop, self._hasten)
-        self._waits = TrialWaits(self, host, verdicts, self._meter)
+        self._loan = TrialLoan(self)
+        self._waits = TrialWaits(self, verdicts, self._meter)
 
     @property
     def builds(self) -> bool:
@@ -95,7 +98,8 @@ class ResidentTrial(session.Session):
 
     @property
     def persistent(self) -> int:
-        return self._meter.persistent
+        """Bytes that the trial holds between iterations."""
+        return max(0, self._meter.persistent)
 
     def left_threads(self, known: frozenset[threading.Thread], residents: Sequence[session.Session]) -> bool:
         """Whether threads started since this trial began live on.
@@ -111,13 +115,13 @@ class ResidentTrial(session.Session):
     # ---- asked for by the lane's main thread
 
     def stop(self) -> None:
-        self._stop = True
-        self._due = 0.0
+        self.is_stopping = True
+        self.hasten()
         self._waits.wake()
 
     def pause(self) -> None:
         self._waits.pause()
-        self._due = 0.0
+        self.hasten()
 
     def resume(self) -> None:
         self._waits.resume()
@@ -130,15 +134,16 @@ class ResidentTrial(session.Session):
 
     def grant(self, concurrency: int) -> None:
         self._loan.grant(concurrency)
-        self._hasten()
+        self.hasten()
 
-    def _hasten(self) -> None:
+    def hasten(self) -> None:
+        """Has the next boundary look at all that it may have to do."""
         self._due = 0.0
 
     def turn_wanted(self) -> None:
         """Called when another resident waits: the next boundary must check whether the turn is over."""
         self._turn_due = 0.0
-        self._due = 0.0
+        self.hasten()
         self._waits.wake()
 
     def torch_loaded(self) -> None:
@@ -243,7 +248,7 @@ class ResidentTrial(session.Session):
         # from a lane-mate's generators.
         may_leave = self.runs_here() or self.is_waiting_here()
         rests = may_leave and self._waits.is_pausing and not self._loan.is_open and not self._goes_on
-        if self._stop and not self._goes_on:
+        if self.is_stopping and not self._goes_on:
             # `_end` sends the last progress.
             self._meter.read(now)
             self.leave_if_over()
@@ -269,18 +274,18 @@ class ResidentTrial(session.Session):
                 turns.pass_on(self)
                 self.leave_if_over()
         self._due = 0.0 if self._iterations < FIRST_MEASURED else min(self._measure_due, self._turn_due)
-        if self._stop or self._turn_due == 0.0 or self._loan.is_asked or self._waits.is_pausing:
+        if self.is_stopping or self._turn_due == 0.0 or self._loan.is_asked or self._waits.is_pausing:
             self._due = 0.0
 
     def _rest(self) -> None:
         saved = self._folder.latest_checkpoint() is not None
-        self._waits.rest(max(0, self._meter.persistent), saved, lambda: self._stop)
+        self._waits.rest(saved)
         # After the pause: the driver may have granted something before it heard of it.
         self._loan.lapse()
         self.leave_if_over()
 
     def leave_if_over(self) -> None:
-        if self._stop and not self._goes_on:
+        if self.is_stopping and not self._goes_on:
             self._leave()
 
     def _leave(self) -> NoReturn:

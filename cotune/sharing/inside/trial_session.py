@@ -102,7 +102,7 @@ class TrialSession(ResidentTrial):
         if is_last:
             # The trial ends at its next boundary, so that it can still save the checkpoint of this last report.
             self.met_stop_rule = True
-            self._due = 0.0
+            self.hasten()
             self._folder.note_last_report(number)
 
     def observe(self, value: float, step: int) -> None:
@@ -155,7 +155,7 @@ class TrialSession(ResidentTrial):
             self._waits.forget_answers()
             self._say(wire.encode_question(wire.Kind.ASK, self.trial, self.attempt, payload))
             while (answer := self._waits.answer()) is None:
-                if self._stop:
+                if self.is_stopping:
                     self._meter.read(time.monotonic())
                     self._leave()
         self._boundary()
@@ -170,7 +170,7 @@ class TrialSession(ResidentTrial):
         """Waits for the verdict on the last report, and raises `TrialStopped` if it is to stop."""
         is_judged_out = self._hear_verdict()
         # Once the trainable has returned, Ctrl-C or the time budget saves nothing.
-        is_over = is_judged_out if self._has_returned else self._stop
+        is_over = is_judged_out if self._has_returned else self.is_stopping
         if is_over and not self._owes_report:
             self._meter.read(time.monotonic())
             self._leave()
@@ -180,7 +180,7 @@ class TrialSession(ResidentTrial):
         with self._reporting:
             is_judged_out = self._waits.verdict()
             if is_judged_out:
-                self._stop = True
+                self.is_stopping = True
             return is_judged_out
 
     def _settle_reports(self) -> tuple[int, bool]:
@@ -199,7 +199,7 @@ class TrialSession(ResidentTrial):
             is_ahead = self._tally.is_ahead and not self.met_stop_rule
             if is_ahead and not self._tally.has_saved:
                 # In doubt no checkpoint may be lost.
-                if self._stop and self.host.habit.saves_ahead:
+                if self.is_stopping and self.host.habit.saves_ahead:
                     self._leave()
                 # The next attempt may begin with the checkpoint before this one.
                 self._pause_here()
@@ -311,7 +311,7 @@ class TrialSession(ResidentTrial):
             self._leave_if_forked(error)
             if not isinstance(error, TrialStopped):
                 return self._explain(error)
-            if not self._stop:
+            if not self.is_stopping:
                 # Told as a stop, it would look like a pause to the driver, which would start the trial again and again.
                 return self._explain(own_stop(error))
             traceback.clear_frames(error.__traceback__)

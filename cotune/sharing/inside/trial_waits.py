@@ -19,7 +19,6 @@ from cotune.sharing.inside.trial_meter import TrialMeter
 from cotune.sharing.page import BOUNDARY, HOLDER, NOBODY
 
 if TYPE_CHECKING:
-    from cotune.sharing.inside.host import Host
     from cotune.sharing.inside.resident import ResidentTrial
 
 T = TypeVar("T")
@@ -35,7 +34,6 @@ class TrialWaits:
 
     Args:
         resident: The waiting trial.
-        host: The lane.
         verdicts: The eventfd of its seat.
         meter: Its measurements, from which waits that keep the turn are left out.
 
@@ -45,12 +43,12 @@ class TrialWaits:
         parking: Moves the trial's state to the host during a pause.
     """
 
-    def __init__(self, resident: ResidentTrial, host: Host, verdicts: int, meter: TrialMeter) -> None:
+    def __init__(self, resident: ResidentTrial, verdicts: int, meter: TrialMeter) -> None:
         self.unjudged = False
         self.is_pausing = False
         self.parking = Parking()
         self._resident = resident
-        self._host = host
+        self._host = resident.host
         self._verdicts = verdicts
         self._meter = meter
         self._thread = 0
@@ -122,13 +120,12 @@ class TrialWaits:
 
     def is_judged_within(self, seconds: float) -> bool:
         """Waits up to `seconds` for the verdict on the last report; returns whether it is there."""
-        wait = select.poll()
-        wait.register(self._verdicts, select.POLLIN)
+        if _is_readable(self._verdicts):
+            return True
         # poll() takes whole milliseconds and rounds fractions up.
         milliseconds = min(int(1000 * seconds), MOST_MILLISECONDS)
-        if wait.poll(0):
-            return True
-        return bool(milliseconds and self._wait(partial(wait.poll, milliseconds), self._host.others_may_run))
+        is_there = partial(_is_readable, self._verdicts, milliseconds)
+        return milliseconds > 0 and self._wait(is_there, self._host.others_may_run)
 
     def forget_answers(self) -> None:
         self._answers.clear()
@@ -139,25 +136,29 @@ class TrialWaits:
             self._wait(self._look.acquire, self._host.others_may_run)
         return self._answers.pop() if self._answers else None
 
-    def rest(self, persistent: int, saved: bool, is_stopping: Callable[[], bool]) -> None:
-        """Pauses: waits without the turn until `resume()` or a stop; parks the trial's state if asked to."""
-        host, turns = self._host, self._host.turns
-        if turns.first is self._resident:
+    def rest(self, saved: bool) -> None:
+        """Pauses: waits without the turn until `resume()` or a stop; parks the trial's state if asked to.
+
+        Args:
+            saved: Whether the trial has a checkpoint.
+        """
+        resident, host, turns = self._resident, self._host, self._host.turns
+        if turns.first is resident:
             turns.prefer(None)
         movable = self.parking.movable if host.memory.torch_device != "cpu" else 0
-        told = (self._resident.trial, persistent, saved, movable)
-        turns.give_up(self._resident)
+        told = (resident.trial, resident.persistent, saved, movable)
+        turns.give_up(resident)
         self._is_resumed = False
         host.send(wire.encode_object(wire.Kind.PAUSED, told))
-        while not self._is_resumed and not is_stopping():
+        while not self._is_resumed and not resident.is_stopping:
             self._look.acquire()
             if self._parks:
                 self._parks = False
-                turns.take(self._resident)
+                turns.take(resident)
                 moved = self.parking.park()
-                turns.give_up(self._resident)
-                host.send(wire.encode_object(wire.Kind.PARKED, (self._resident.trial, moved)))
-        turns.take(self._resident)
+                turns.give_up(resident)
+                host.send(wire.encode_object(wire.Kind.PARKED, (resident.trial, moved)))
+        turns.take(resident)
         if self.unjudged and _is_readable(self._verdicts):
             # The verdict that said to pause, which has been done.
             os.eventfd_read(self._verdicts)
@@ -166,7 +167,7 @@ class TrialWaits:
             self.parking.fetch()
         except RuntimeError:
             # Out of memory. A trial that is stopped needs no memory: it unwinds with empty tensors.
-            if not is_stopping():
+            if not resident.is_stopping:
                 raise
 
     def _wait(self, wait: Callable[[], T], others_run: bool) -> T:
@@ -206,7 +207,8 @@ def _future_of(frame: FrameType | None) -> Any:
     return None
 
 
-def _is_readable(fd: int) -> bool:
+def _is_readable(fd: int, milliseconds: int = 0) -> bool:
+    """Whether there is something to read, or comes within that time."""
     poll = select.poll()
     poll.register(fd, select.POLLIN)
-    return bool(poll.poll(0))
+    return bool(poll.poll(milliseconds))

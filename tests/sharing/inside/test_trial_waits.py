@@ -2,13 +2,14 @@
 
 import os
 import threading
+from types import SimpleNamespace
 
 from cotune.sharing.inside.trial_waits import TrialWaits
 
 
 def waits_of_this_thread():
     seat = os.eventfd(1)
-    waits = TrialWaits(None, None, seat, None)
+    waits = TrialWaits(SimpleNamespace(host=None), seat, None)
     waits.begin()
     os.close(seat)
     return waits
