@@ -119,24 +119,29 @@ def _chosen(gpus: int | Sequence[int | str], visible: list[cuda.Gpu]) -> list[De
 
 
 def _picked(entry: int | str, visible: list[cuda.Gpu], count: int, asked: str) -> DeviceInfo:
+    """One of `count` GPUs that share the cores."""
     position = _position(entry, visible)
-    if position is not None and visible[position].sliced:
+    if position is None:
+        raise _absent(f"{asked} asks for GPU {entry!r}", visible)
+    gpu = visible[position]
+    if gpu.sliced:
         raise DeviceError(
             f"GPU {position} is divided into slices (MIG), which cotune cannot measure yet", hint=cuda.WITHOUT_MIG
         )
-    if position is not None and not visible[position].total:
+    if not gpu.total:
         raise DeviceError(
-            f"cotune cannot measure GPU {position} yet, a {visible[position].name}: NVML does not tell its memory",
+            f"cotune cannot measure GPU {position} yet, a {gpu.name}: NVML does not tell its memory",
             hint="name other GPUs, or write gpus=0 to use the CPU",
         )
-    if position is not None and cuda.torch_has_cuda():
-        return _gpu(position, visible[position], count)
-    if position is not None:
+    if not cuda.torch_has_cuda():
         raise DeviceError(
             f"{asked} asks for a GPU, but there is no torch here that can use one",
             hint="install a CUDA build of torch, or write devices=['cpu:0'] to use the CPU",
         )
-    raise _absent(f"{asked} asks for GPU {entry!r}", visible)
+    capacity = gpu.total - gpu.used - cuda.RESERVE
+    context, width = cuda.CONTEXT_GUESS + cuda.ROUNDING, 1 if gpu.exclusive else MAX_WIDTH
+    cores = max(1, available_cores() // count)
+    return DeviceInfo(f"cuda:{position}", max(capacity, 0), context, width, cores, gpu.uuid, gpu.total)
 
 
 def _absent(asked: str, visible: list[cuda.Gpu]) -> DeviceError:
@@ -165,13 +170,6 @@ def _position(entry: object, visible: list[cuda.Gpu]) -> int | None:
     except TypeError:
         return None
     return position if 0 <= position < len(visible) else None
-
-
-def _gpu(position: int, gpu: cuda.Gpu, count: int) -> DeviceInfo:
-    capacity = gpu.total - gpu.used - cuda.RESERVE
-    cores = max(1, available_cores() // max(count, 1))
-    context, width = cuda.CONTEXT_GUESS + cuda.ROUNDING, 1 if gpu.exclusive else MAX_WIDTH
-    return DeviceInfo(f"cuda:{position}", max(capacity, 0), context, width, cores, gpu.uuid, gpu.total)
 
 
 def _explicit(devices: Sequence[str], threads: int | None) -> list[DeviceInfo]:
