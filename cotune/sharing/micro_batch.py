@@ -104,17 +104,16 @@ class MicroBatches:
         """
         loan = _loan(len(self))
         done: list[Tensor] = []
-        micros = list(self._micros)
-        if loan is not None and loan.concurrency > 1 and not loan.is_open:
-            from cotune.sharing.concurrent import in_use, more_threads, on_gpu
+        with contextlib.ExitStack() as opened:
+            if loan is not None and loan.concurrency > 1 and not loan.is_open:
+                from cotune.sharing.concurrent import in_use, more_threads, on_gpu
 
-            with in_use(loan):
+                opened.enter_context(in_use(loan))
                 if on_gpu():
-                    done = self._grouped(micros, loan, loss_of)
+                    done = self._grouped(loan, loss_of)
                 else:
-                    with more_threads(loan):
-                        done = [_forward_and_backward(micro, loss_of) for micro in micros]
-        done += [_forward_and_backward(micro, loss_of) for micro in micros[len(done) :]]
+                    opened.enter_context(more_threads(loan))
+            done += [_forward_and_backward(micro, loss_of) for micro in self._micros[len(done) :]]
         return _total(done)
 
     # ---- under a grant
@@ -176,14 +175,14 @@ class MicroBatches:
         for micro in self._micros:
             micro._run = last if micro.is_last else run
 
-    def _grouped(self, micros: Sequence[MicroBatch], loan: Loan, loss_of: Callable[..., Any]) -> list[Tensor]:
+    def _grouped(self, loan: Loan, loss_of: Callable[..., Any]) -> list[Tensor]:
         """Runs groups as long as there is a grant; returns the losses of the micro-batches that were run."""
         from cotune.sharing.concurrent import Buffers, streams
 
         done: list[Tensor] = []
         with streams(loan) as made, Buffers(keeps=True) as buffers:
-            while len(done) < len(micros) and loan.concurrency > 1:
-                done += _run_group(micros[len(done) :], loan, made, buffers, loss_of)
+            while len(done) < len(self) and loan.concurrency > 1:
+                done += _run_group(self._micros[len(done) :], loan, made, buffers, loss_of)
         return done
 
 
