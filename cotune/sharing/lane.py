@@ -134,7 +134,7 @@ class LaneHandle:
     def stop(self, trial: int) -> None:
         if trial in self._taken:
             self._taken[trial].stop = True
-            self._send(wire.encode_object(Kind.STOP, trial))
+            self._send(wire.encode_object(Kind.STOP, (trial,)))
 
     def verdict(self, trial: int, attempt: int) -> None:
         """Lets an attempt at a trial go on after its last report, or stops it there if `stop()` was called."""
@@ -165,7 +165,7 @@ class LaneHandle:
         if trial in self._taken:
             # A pause also goes with the next verdict: the trial may pass a report or two before it gets this message.
             self._taken[trial].rest = kind is Kind.PAUSE
-            self._send(wire.encode_object(kind, trial))
+            self._send(wire.encode_object(kind, (trial,)))
 
     def resize(self, quota: int) -> None:
         self.quota = quota

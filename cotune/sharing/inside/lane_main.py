@@ -15,7 +15,7 @@ import pickle
 import select
 import socket
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
 from cotune.errors import NotPicklable
@@ -39,12 +39,13 @@ HANG_UP_WITHIN = 5.0
 LOOK_EVERY = 1.0
 # Smallest size in bytes of a frame for which the cap is lifted.
 LARGE = 1 << 20
-# Messages to a trial that carry only its number.
-_TOLD = {
+# What messages with a trial's number, and perhaps more, tell it.
+_TOLD: dict[int, Callable[..., None]] = {
     Kind.STOP: ResidentTrial.stop,
     Kind.PAUSE: ResidentTrial.pause,
     Kind.RESUME: ResidentTrial.resume,
     Kind.PARK: ResidentTrial.park,
+    Kind.GRANT: ResidentTrial.grant,
 }
 
 
@@ -130,14 +131,10 @@ class ForkedHost(Host):
             self.output.put_back()
             self.begin(trial.trial, trial.run)
         elif kind in _TOLD:
-            resident = self._trials.get(pickle.loads(payload))
-            if resident is not None:
-                _TOLD[Kind(kind)](resident)
-        elif kind == Kind.GRANT:
-            number, concurrency = pickle.loads(payload)
+            number, *more = pickle.loads(payload)
             resident = self._trials.get(number)
             if resident is not None:
-                resident.grant(concurrency)
+                _TOLD[kind](resident, *more)
         elif kind == Kind.TURN:
             self.turns.prefer(self._trials.get(pickle.loads(payload)))
         elif kind == Kind.RESIZE:
