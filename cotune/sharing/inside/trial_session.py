@@ -289,14 +289,9 @@ class TrialSession(ResidentTrial):
             returned = self._call(function, config)
             self._leave_if_forked()
             self._loan.check()
-            del config
-            del function
+            del config, function
             self._has_returned = True
-            is_result = returned is not None and (
-                isinstance(returned, Mapping) or self._tally.reports == 0 or is_number(returned)
-            )
-            if is_result:
-                self.report(returned if isinstance(returned, Mapping) else {host.options.trials.metric: returned}, None)
+            is_result = self._report_result(returned)
             if self._tally.reports == 0 and host.options.trials.metric:
                 raise NoReport(
                     "the trainable ended without a report",
@@ -344,6 +339,16 @@ class TrialSession(ResidentTrial):
             # The trainable has caught it and returned; what it has done is not all it would have.
             raise TrialStopped
         return returned
+
+    def _report_result(self, returned: Any) -> bool:
+        """Reports what the trainable has returned, if that is a result; returns whether it is."""
+        if isinstance(returned, Mapping):
+            self.report(returned, None)
+        elif returned is not None and (self._tally.reports == 0 or is_number(returned)):
+            self.report({self.host.options.trials.metric: returned}, None)
+        else:
+            return False
+        return True
 
     def leave_if_over(self) -> None:
         super().leave_if_over()
