@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 from cotune.demand import parse_bytes
 from cotune.errors import InputError
@@ -82,18 +82,13 @@ def causes(error: BaseException, *, hidden: bool = False) -> Iterator[BaseExcept
             if hidden or cause.__cause__ is None:
                 todo.append(cause.__context__)
             todo.append(cause.__cause__)
-            todo += reversed(_grouped(cause))
+            todo += reversed(cause.exceptions if isinstance(cause, BaseExceptionGroup) else ())
 
 
 def clear_frames(error: BaseException) -> None:
     """Releases the locals, and so the tensors, in the traceback frames of an exception and of all its causes."""
     for cause in causes(error, hidden=True):
         traceback.clear_frames(cause.__traceback__)
-
-
-def _grouped(error: BaseException) -> Sequence[BaseException]:
-    """The exceptions of a group."""
-    return error.exceptions if isinstance(error, BaseExceptionGroup) else ()
 
 
 def out_of_memory(error: BaseException, is_short: Callable[[], bool] = lambda: False) -> tuple[bool, int | None]:

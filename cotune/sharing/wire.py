@@ -139,7 +139,7 @@ def decode_question(payload: bytes) -> Question:
 
 
 def encode_report(trial: int, attempt: int, step: int, value: float, line: bytes) -> bytes:
-    return _HEADER.pack(_REPORT.size + len(line), Kind.REPORT) + _REPORT.pack(trial, attempt, step, value) + line
+    return encode(Kind.REPORT, _REPORT.pack(trial, attempt, step, value) + line)
 
 
 def decode_report(payload: bytes) -> Report:
