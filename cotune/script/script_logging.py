@@ -1,6 +1,6 @@
 """Loggers that a script has set up itself, such as `logging.getLogger("app")` with a handler, print in its trials, too.
 
-What root handlers a script has is told to the zygote (`zygote.py`).
+Where the script's root logger has handlers, all loggers print, by a handler of Python's own for the root logger.
 """
 
 from __future__ import annotations
@@ -32,6 +32,24 @@ class Told(NamedTuple):
     level: int
     propagate: bool
     handlers: list[Handler]
+
+
+def levels() -> dict[str, int] | None:
+    """Levels of all loggers of this process; None if its root logger has no handlers."""
+    root = logging.getLogger()
+    if not root.handlers:
+        return None
+    # Of a copy: a module that another thread imports may add its logger.
+    loggers = [logger for logger in root.manager.loggerDict.copy().values() if isinstance(logger, logging.Logger)]
+    return {logger.name: logger.level for logger in [root, *loggers] if logger.level}
+
+
+def set_levels(told: dict[str, int] | None) -> None:
+    """Has loggers print what they print where `levels` told that."""
+    if told is not None:
+        logging.basicConfig()
+        for name, level in told.items():
+            logging.getLogger(name).setLevel(level)
 
 
 def loggers_of_script() -> dict[str, Told]:

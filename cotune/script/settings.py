@@ -20,7 +20,7 @@ from importlib.machinery import ModuleSpec
 from typing import Any
 
 from cotune.script.compiler_settings import compiler_settings
-from cotune.script.script_logging import loggers_of_script, set_up
+from cotune.script.script_logging import levels, loggers_of_script, set_levels, set_up
 from cotune.script.torch_flags import Setting, torch_flags
 
 _LOGGERS = "loggers"
@@ -96,6 +96,7 @@ def _take_over(settings: Mapping[str, Setting]) -> list[str]:
 
 def _of_process() -> dict[str, Setting]:
     found: dict[str, Setting] = {"filters of warnings": (_filters, _set_filters), "script": (_file, _set_file)}
+    found["levels of loggers"] = levels, set_levels
     return found | OF_PYTHON | _of_torch()
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import array
 import contextlib
 import json
-import logging
 import os
 import pickle
 import select
@@ -34,8 +33,8 @@ LEAVE_WITHIN = 4.0
 _START = (
     "import sys, os, json; control, payload = map(int, sys.argv[1:]); "
     "size = int.from_bytes(os.pread(payload, 8, 0), 'little'); "
-    "sys.path[:], levels = json.loads(os.pread(payload, size, 8)); "
-    "from cotune.sharing.zygote_main import main; main(control, payload, levels)"
+    "sys.path[:] = json.loads(os.pread(payload, size, 8)); "
+    "from cotune.sharing.zygote_main import main; main(control, payload)"
 )
 
 
@@ -67,8 +66,6 @@ class ZygoteHandle:
     ) -> None:
         # Imports ignore entries of sys.path that are not strings, such as a pathlib.Path.
         path = [entry or working_directory() for entry in sys.path if isinstance(entry, str)]
-        # Not on the command line: some paths are longer than an argument may be.
-        first = json.dumps([path, _levels()]).encode()
         environment = ALLOCATORS | os.environ
         # torch.cuda.is_available() in the zygote must not start CUDA, or no lane could be forked any more.
         environment["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
@@ -85,7 +82,7 @@ class ZygoteHandle:
             undo.enter_context(self._sock)
             opened.enter_context(theirs)
             self._sock.settimeout(None)
-            payload = ZygotePayload(first, modules, sys.argv, own, settings, trainable).write()
+            payload = ZygotePayload(json.dumps(path).encode(), modules, sys.argv, own, settings, trainable).write()
             opened.callback(os.close, payload)
             output = opened.enter_context(open(log, "ab"))
             self._process = subprocess.Popen(
@@ -191,13 +188,3 @@ class ZygoteHandle:
         if self._scratch:
             # A zygote that was killed has not removed it.
             shutil.rmtree(self._scratch, ignore_errors=True)
-
-
-def _levels() -> dict[str, int] | None:
-    """Levels of all loggers of this process; None if its root logger has no handlers."""
-    root = logging.getLogger()
-    if not root.handlers:
-        return None
-    # Of a copy: a module that another thread imports may add its logger.
-    loggers = [logger for logger in root.manager.loggerDict.copy().values() if isinstance(logger, logging.Logger)]
-    return {logger.name: logger.level for logger in [root, *loggers] if logger.level}

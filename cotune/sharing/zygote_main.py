@@ -11,7 +11,6 @@ import ctypes
 import functools
 import gc
 import importlib
-import logging
 import mmap
 import multiprocessing.context
 import multiprocessing.process
@@ -25,7 +24,7 @@ import sys
 import tempfile
 import warnings
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from cotune.script import settings
@@ -44,14 +43,12 @@ _MAX_FDS = 253
 _SAFE = ("numpy", "cloudpickle", "cotune", "torch")
 
 
-def main(control: int, payload: int, levels: Mapping[str, int] | None) -> NoReturn:
+def main(control: int, payload: int) -> NoReturn:
     """Serves fork requests until the control socket ends.
 
     Args:
         control: A sequenced-packet socket to the driver.
         payload: A file in memory with a `ZygotePayload`.
-        levels: Levels of the driver's loggers by name, so that trials log alike, to their logs; None if the driver has
-            no log handlers.
     """
     # The driver's thread may have blocked signals, which is inherited.
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
@@ -80,10 +77,6 @@ def main(control: int, payload: int, levels: Mapping[str, int] | None) -> NoRetu
     # An imported package may have replaced them.
     signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, _note)
-    if levels is not None:
-        logging.basicConfig()
-        for name, level in levels.items():
-            logging.getLogger(name).setLevel(level)
     settings.take_over(told.script)
     safe = [name for name in told.modules if name.split(".")[0] in _SAFE]
     if safe != told.modules and _touched_cuda():

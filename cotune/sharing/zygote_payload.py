@@ -15,7 +15,8 @@ class ZygotePayload(NamedTuple):
     """The content of the file, in this order; all parts but the trainable are preceded by their length.
 
     Attributes:
-        first: `sys.path` and the levels of loggers as JSON, read before anything of cotune can be imported.
+        path: `sys.path` as JSON, read before anything of cotune can be imported. (On the command line some paths would
+            be longer than an argument may be.)
         modules: The modules to import.
         arguments: The script's `sys.argv`.
         own: The user's own modules, by name.
@@ -23,7 +24,7 @@ class ZygotePayload(NamedTuple):
         trainable: The pickled trainable.
     """
 
-    first: bytes
+    path: bytes
     modules: Sequence[str]
     arguments: Sequence[str]
     own: Mapping[str, OwnModule]
@@ -37,7 +38,7 @@ class ZygotePayload(NamedTuple):
         fd = os.memfd_create("cotune-payload", os.MFD_CLOEXEC)
         try:
             with open(fd, "wb", closefd=False) as file:
-                for part in (self.first, rest):
+                for part in (self.path, rest):
                     file.write(len(part).to_bytes(8, "little") + part)
                 file.write(self.trainable)
         except BaseException:

@@ -7,7 +7,7 @@ from types import ModuleType
 import pytest
 
 import cotune
-from cotune.script.script_logging import loggers_of_script, set_up
+from cotune.script.script_logging import levels, loggers_of_script, set_up
 
 
 class Shouting(logging.Formatter):
@@ -76,3 +76,21 @@ def test_handlers_of_other_kinds_do_not_travel(logger, tmp_path):
     logger.addHandler(logging.NullHandler())
     assert loggers_of_script() == {}
     logger.handlers[0].close()
+
+
+def test_another_thread_may_make_loggers_while_their_levels_are_read(monkeypatch):
+    class Odd:
+        @property
+        def __class__(self):
+            """Runs where other objects let another thread have its turn."""
+            logging.getLogger(f"came of ours.{len(loggers)}")
+            return Odd
+
+    loggers = {}
+    # Only here: pytest looks through them itself at the end of a test.
+    with monkeypatch.context() as patch:
+        patch.setattr(logging.getLogger(), "handlers", [logging.NullHandler()])
+        patch.setattr(logging.root.manager, "loggerDict", loggers)
+        logging.getLogger("first of ours").setLevel(logging.DEBUG)
+        loggers["odd"] = Odd()
+        assert levels()["first of ours"] == logging.DEBUG

@@ -15,13 +15,15 @@ import signal
 import socket
 import sys
 import threading
+from types import MappingProxyType
 from unittest import mock
 
 import pytest
 
 from cotune.demand import GIB
+from cotune.script import settings
 from cotune.script.pickling import Series
-from cotune.sharing import wire, zygote, zygote_main
+from cotune.sharing import wire, zygote_main
 from cotune.sharing.lane import LaneHandle, ended_how
 from cotune.sharing.lane_options import LaneOptions, TrialOptions
 from cotune.sharing.wire import Kind
@@ -91,11 +93,12 @@ def watch():
 class World:
     """A zygote and its lanes, with a limit on every wait."""
 
-    def __init__(self, folder, blob=None):
+    def __init__(self, folder, blob=None, script=MappingProxyType({})):
         self.folder = folder
         self.series = Series(trainable, "it")
         blob = self.series.first if blob is None else blob
-        self.zygote = ZygoteHandle(["cotune.sharing.inside.lane_main"], blob, 3, folder / "zygote.log")
+        modules, log = ["cotune.sharing.inside.lane_main"], folder / "zygote.log"
+        self.zygote = ZygoteHandle(modules, blob, 3, log, settings=script)
         self.lanes = []
 
     def options(self, lane):
@@ -193,31 +196,13 @@ def test_lanes_have_the_threads_that_the_zygote_was_told(world):
 def test_lanes_log_what_the_driver_would_show(tmp_path, monkeypatch, is_set_up):
     monkeypatch.setattr(logging.getLogger(), "handlers", [logging.NullHandler()] * is_set_up)
     monkeypatch.setattr(logging.getLogger("cotune-test"), "level", logging.DEBUG)
-    world = World(tmp_path)
+    world = World(tmp_path, script=settings.of_script())
     try:
         handle, _ = world.open()
         told = world.run(handle)
         assert (told["root"], told["level"]) == ((True, logging.DEBUG) if is_set_up else (False, logging.NOTSET))
     finally:
         world.close()
-
-
-def test_another_thread_may_make_loggers_while_their_levels_are_read(monkeypatch):
-    class Odd:
-        @property
-        def __class__(self):
-            """Runs where other objects let another thread have its turn."""
-            logging.getLogger(f"came of ours.{len(loggers)}")
-            return Odd
-
-    loggers = {}
-    # Only here: pytest looks through them itself at the end of a test.
-    with monkeypatch.context() as patch:
-        patch.setattr(logging.getLogger(), "handlers", [logging.NullHandler()])
-        patch.setattr(logging.root.manager, "loggerDict", loggers)
-        logging.getLogger("first of ours").setLevel(logging.DEBUG)
-        loggers["odd"] = Odd()
-        assert zygote._levels()["first of ours"] == logging.DEBUG
 
 
 @pytest.mark.parametrize(
