@@ -28,7 +28,7 @@ from cotune.sharing.inside.numpy_random import NumpyRandom
 from cotune.sharing.inside.python_random import PythonRandom
 from cotune.sharing.inside.script_classes import ScriptClasses
 from cotune.sharing.inside.spawned import send_script_along
-from cotune.sharing.inside.torch_state import TorchRandom, TorchState, flags_now
+from cotune.sharing.inside.torch_state import TorchRandom, TorchState, flags_now, put_flags
 
 
 class Context:
@@ -95,7 +95,7 @@ class Context:
         # As a rule it is known what the previous holder has left, and need not be read again.
         left, _left = _left or _InPlace.now(), None
         if self._torch is not None:
-            self._torch.apply(left.flags)
+            self._torch.apply()
         self.cupy_loaded()
         self._own.put_back(left)
         if sys.path != self._path:
@@ -118,7 +118,7 @@ class Context:
         mask = os.umask(home.mask)
         left = _InPlace.now(home.mask)
         if self._torch is not None:
-            self._torch.capture(left.flags)
+            self._torch.capture()
         if self._cupy is not None:
             self._cupy.capture()
         self._own = left._replace(directory=left.directory or self._own.directory, mask=mask)
@@ -195,7 +195,7 @@ class Context:
         """Seeds torch after this trial has imported it."""
         self.torch_loaded()
         if self._torch is not None:
-            self._torch.apply(None)
+            self._torch.apply()
 
 
 def note_left() -> None:
@@ -218,7 +218,7 @@ class _InPlace(NamedTuple):
         return cls(working_directory(), dict(encoded_environment()), settings_now(), flags_now(), mask)
 
     def put_back(self, left: _InPlace) -> None:
-        """Puts all of it in place of what is `left` there, but for torch's flags."""
+        """Puts all of it in place of what is `left` there."""
         if left.directory != self.directory:
             with contextlib.suppress(OSError):
                 os.chdir(self.directory)
@@ -226,6 +226,7 @@ class _InPlace(NamedTuple):
             set_environment(self.environment)
         if left.settings != self.settings:
             put_settings(self.settings)
+        put_flags(self.flags, left.flags)
         if left.mask != self.mask:
             os.umask(self.mask)
 

@@ -46,7 +46,7 @@ class TorchRandom:
 
 
 class TorchState:
-    """One trial's random generators, flags and global hooks of torch, which must be loaded.
+    """One trial's random generators and global hooks of torch, which must be loaded; for its flags see `put_flags`.
 
     Attributes:
         random: Its generators.
@@ -54,32 +54,18 @@ class TorchState:
 
     def __init__(self, torch: Any, seed: int) -> None:
         self.random = TorchRandom(torch, seed)
-        self._flags: list[Any] = list(_first(torch).flags)
         # Each trial has its own tables, since the turn may change while torch iterates over one.
         self._hooks = [
             (names, {name: _copied(hooks) for name, hooks in kept.items()}) for names, kept in _first(torch).hooks
         ]
 
-    def apply(self, now: list[Any] | None) -> None:
-        """Puts this state in place.
-
-        Args:
-            now: The flags in place, as `flags_now` tells them, if that is known.
-        """
+    def apply(self) -> None:
         self.random.apply()
         for names, hooks in self._hooks:
             names.update(hooks)
-        if (flags_now() if now is None else now) == self._flags:
-            return
-        # Each flag is read again, since setting one may have changed another.
-        for (get, put), value in zip(flags().values(), self._flags, strict=True):
-            if get() != value:
-                put(value)
 
-    def capture(self, flags: list[Any]) -> None:
-        """Notes the state in place; `flags` as `flags_now` tells them."""
+    def capture(self) -> None:
         self.random.capture()
-        self._flags = flags
         self._hooks = [(names, {name: names[name] for name in hooks}) for names, hooks in self._hooks]
 
 
@@ -123,6 +109,21 @@ def flags() -> dict[str, Setting]:
 def flags_now() -> list[Any]:
     """The values of torch's flags; empty until torch's state is kept."""
     return flag_values(_noted.torch) if _noted is not None else []
+
+
+def put_flags(wanted: list[Any], now: list[Any]) -> None:
+    """Sets torch's flags, once its state is kept.
+
+    Args:
+        wanted: Their values, as `flags_now` has told them; without any, those from before any trial.
+        now: The values in place.
+    """
+    if _noted is None or now == (wanted := wanted or _noted.flags):
+        return
+    # Each flag is read again, since setting one may have changed another.
+    for (get, put), value in zip(flags().values(), wanted, strict=True):
+        if get() != value:
+            put(value)
 
 
 def first_flags() -> dict[str, Any]:
