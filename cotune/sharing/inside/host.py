@@ -68,7 +68,7 @@ class Host(ABC):
         shared: Objects built once for all trials.
         shared_lock: Held while one of them is built.
         shared_bytes: What these objects take.
-        level: Bytes in use when the turn last ended; the next peak is counted from there.
+        level: Bytes in use at the last reading; what is taken from there on belongs to the trial that has the turn.
         home: The process-wide state that every trial starts with.
         imported: What modules have set when trials imported them.
         process: This process's id, which tells it from a process that a trial has forked.
@@ -205,6 +205,8 @@ class Host(ABC):
             torch.set_num_threads(self.options.threads)
 
     def hold_shared(self, grown: int) -> None:
+        """Books bytes that a trial has just allocated to the lane, whichever trial has the turn."""
+        self.level += grown
         self.shared_bytes += max(0, grown)
         self._send_holds()
 

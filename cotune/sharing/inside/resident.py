@@ -345,9 +345,7 @@ class ResidentTrial(session.Session):
         if self._context is not None:
             self._context.share()
         # Objects that the factory has built in the same way are booked already.
-        grown = host.memory.read()[0] - before - (host.shared_bytes - had)
-        self._meter.shared(grown)
-        host.hold_shared(grown)
+        host.hold_shared(host.memory.read()[0] - before - (host.shared_bytes - had))
 
     # ---- the end
 

@@ -36,8 +36,7 @@ class TrialMeter:
     def __init__(self, host: Host) -> None:
         self.persistent = 0
         self._host = host
-        # Bytes in use in the process at the last reading, and the highest peak above that.
-        self._level = 0
+        # The highest peak above what it held then, since the last `take()`.
         self._ephemeral = 0
         self._since = 0.0
         self._seconds = 0.0
@@ -50,7 +49,6 @@ class TrialMeter:
 
     def begin(self, now: float) -> None:
         """Starts measuring at the begin of a turn; the holder before has read and reset the meters."""
-        self._level = self._host.level
         self._since, self._busy_since = now, self._host.memory.busy_seconds()
         if self._delays is None and self._busy_since is not None:
             self._delays = ThreadDelays()
@@ -72,11 +70,11 @@ class TrialMeter:
         host = self._host
         level, peak = host.memory.read()
         if final:
-            self._ephemeral = max(self._ephemeral, peak - self._level)
+            self._ephemeral = max(self._ephemeral, peak - host.level)
         else:
-            self.persistent += level - self._level
+            self.persistent += level - host.level
             self._ephemeral = max(self._ephemeral, peak - level)
-        self._level = host.level = level
+        host.level = level
         host.memory.reset_peak()
         host.show_held()
         self._seconds += now - self._since
@@ -101,13 +99,9 @@ class TrialMeter:
         """Leaves out seconds that the trial has spent waiting."""
         self._since += seconds
 
-    def shared(self, grown: int) -> None:
-        """Books bytes that this trial has just allocated to the lane."""
-        self._level += grown
-
     def wanted(self, refused: int) -> int:
         """Bytes the trial would hold if it had got the `refused` bytes."""
-        return self.persistent + self._host.memory.read()[0] - self._level + refused
+        return self.persistent + self._host.memory.read()[0] - self._host.level + refused
 
     def take(self) -> Measured:
         """Returns the measurements since the last call, and starts new ones."""

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from cotune.sharing.inside import trial_meter
+from cotune.sharing.inside.host import Host
 from cotune.sharing.inside.trial_meter import TrialMeter
 
 
@@ -71,3 +72,15 @@ def test_no_share_where_a_lane_cannot_tell(lane):
     meter.begin(0.0)
     meter.read(1.0)
     assert meter.take().busy is None
+
+
+def test_an_object_that_a_trial_shares_while_another_one_has_the_turn_is_booked_to_neither(lane):
+    shares, runs = TrialMeter(lane), TrialMeter(lane)
+    lane.shared_bytes, lane._send_holds = 0, lambda: None
+    shares.begin(0.0)
+    shares.read(1.0)
+    runs.begin(1.0)
+    lane.memory.read = lambda: (100, 100)
+    Host.hold_shared(lane, 100)
+    runs.read(2.0)
+    assert (shares.persistent, runs.persistent, lane.shared_bytes) == (0, 0, 100)
