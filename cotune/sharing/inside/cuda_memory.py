@@ -51,7 +51,6 @@ class CudaMemory(LaneMemory):
         self._total = 0
         self._context = CONTEXT_GUESS
         self._reserved = self._room = 0
-        self._fraction = 1.0
         self._peaks = Peaks(torch._C)
         self._refusals = 0
 
@@ -65,7 +64,7 @@ class CudaMemory(LaneMemory):
             square = torch.ones(64, 64, device="cuda:0")
             (square @ square).sum().item()
             del square
-            torch._C._cuda_clearCublasWorkspaces()
+            self.shrink()
             _order_attention(torch)
             torch.cuda.empty_cache()
             torch.cuda.synchronize()
@@ -106,8 +105,6 @@ class CudaMemory(LaneMemory):
     def set_quota(self, quota: int) -> int:
         torch = self._torch
         self._room = room = max(quota - self._context, MIB)
-        # One byte more, since torch turns the fraction into bytes again and rounds down.
-        self._fraction = min(1.0, (room + 1) / self._total)
         self._cap()
         reserved = int(torch.cuda.memory_reserved(0))
         if reserved > room:
@@ -122,9 +119,10 @@ class CudaMemory(LaneMemory):
     def _cap(self) -> None:
         put = None
         # Another thread may have changed the quota since it was read, so it is read again after it is set.
-        while put != (wanted := self._fraction):
-            self._torch.cuda.set_per_process_memory_fraction(wanted, 0)
-            put = wanted
+        while put != (room := self._room):
+            # One byte more, since torch turns the fraction into bytes again and rounds down.
+            self._torch.cuda.set_per_process_memory_fraction(min(1.0, (room + 1) / self._total), 0)
+            put = room
 
     def room(self) -> int:
         return self._room - self.read()[0]
