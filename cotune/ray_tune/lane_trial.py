@@ -265,7 +265,7 @@ class LaneTrial(ResidentTrial):
             if self._over or self.host.turns.holder is not self:
                 return False
             self.is_stopping = self._over = self._abandoned = True
-        self._context = None
+        self.context = None
         host = self.host
         host.trial_over(self, is_stuck=True)
         ending = Ending(Outcome.STOPPED, None, "TrialFailed", "abandoned", final=True)

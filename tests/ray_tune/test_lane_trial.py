@@ -32,9 +32,9 @@ def test_each_trial_draws_numbers_of_its_own(tmp_path):
     drawn = []
     for seed in (1, 2):
         trial = LaneTrial(lane(home), 0, seed, tmp_path, dict, Inbox())
-        trial._context.enter()
+        trial.context.enter()
         drawn.append((torch.rand(1).item(), np.random.rand(), random.random()))
-        trial._context.leave()
+        trial.context.leave()
     before.enter()
     assert all(first != second for first, second in zip(*drawn, strict=True))
 

@@ -25,7 +25,7 @@ from cotune.sharing.cpu import CpuMemory
 from cotune.sharing.inside.after_import import after_import
 from cotune.sharing.inside.boundary import on_optimizer_step
 from cotune.sharing.inside.children import uncap_children
-from cotune.sharing.inside.context import Home
+from cotune.sharing.inside.context import Context, Home
 from cotune.sharing.inside.dynamo import defer_dynamo
 from cotune.sharing.inside.ending import Ending
 from cotune.sharing.inside.graph_trees import give_graph_trees, keep_graphs_apart
@@ -286,6 +286,12 @@ class Host(ABC):
     def _send_holds(self) -> None:
         self.send(wire.encode_object(Kind.HOLDS, (self.shared_bytes, self._residue, self._tainted)))
 
+    @property
+    def _context(self) -> Context | None:
+        """The process-wide state of the trial that has the turn."""
+        holder = self.turns.holder
+        return holder.context if holder is not None else None
+
     # ---- set-up
 
     def _after_step(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
@@ -306,25 +312,25 @@ class Host(ABC):
         # Hooks of the script come with their numbers. One that a trial adds must not take the place of one of them.
         handles: Any = importlib.import_module("torch.utils.hooks").RemovableHandle
         handles.next_id = max(handles.next_id, FIRST_HOOK)
-        holder = self.turns.holder
-        if holder is not None:
-            holder.torch_loaded()
+        context = self._context
+        if context is not None:
+            context.seed_torch()
             self._set_threads()
 
     @contextlib.contextmanager
     def _importing(self) -> Iterator[None]:
         """Wraps an import: its random draws and settings do not count as those of the trial that causes it."""
-        holder = self.turns.holder
-        if holder is not None and holder.runs_here() and not self.memory.is_recording():
-            with holder.no_draws(), self.imported.noted(with_filters=not holder.catches_warnings):
+        holder, context = self.turns.holder, self._context
+        if holder is not None and context is not None and holder.runs_here() and not self.memory.is_recording():
+            with context.no_draws(), self.imported.noted(with_filters=not context.catches_warnings):
                 yield
         else:
             yield
 
     def _cupy_loaded(self, _cupy: ModuleType) -> None:
-        holder = self.turns.holder
-        if holder is not None:
-            holder.cupy_loaded()
+        context = self._context
+        if context is not None:
+            context.cupy_loaded()
 
 
 def _run_or_exit(run: Callable[[], None]) -> None:

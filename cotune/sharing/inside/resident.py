@@ -9,7 +9,7 @@ import time
 import weakref
 import zlib
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from cotune import session
@@ -51,6 +51,7 @@ class ResidentTrial(session.Session):
 
     Attributes:
         is_stopping: Whether it is to stop at its next boundary.
+        context: Its process-wide state; None once it has ended.
     """
 
     def __init__(self, host: Host, verdicts: int, spec: TrialSpec) -> None:
@@ -61,7 +62,7 @@ class ResidentTrial(session.Session):
         self.gate.acquire()
         self.host = host
         self._folder = TrialFolder(spec.folder)
-        self._context: Context | None = Context(spec.seed, host.home, inherits=host.has_shared_classes)
+        self.context: Context | None = Context(spec.seed, host.home, inherits=host.has_shared_classes)
         # Held while the attempt is booked out, which happens once, and while a frame is sent for it.
         self._booking = threading.Lock()
         self._over = False
@@ -146,11 +147,6 @@ class ResidentTrial(session.Session):
         self.hasten()
         self._waits.wake()
 
-    def torch_loaded(self) -> None:
-        """Called when this trial has just imported torch."""
-        if self._context is not None:
-            self._context.seed_torch()
-
     def runs_here(self) -> bool:
         """Whether the calling thread is the one that runs the trainable."""
         return session.bound() is self
@@ -158,20 +154,6 @@ class ResidentTrial(session.Session):
     def is_waiting_here(self, *, for_its_end: bool = True) -> bool:
         """Whether the thread that runs the trainable waits for the end of the calling one, or (False) starts it."""
         return self._waits.is_waited_for(for_its_end=for_its_end)
-
-    def no_draws(self, seed: int | None = None) -> AbstractContextManager[None]:
-        """Makes what is drawn from the random generators meanwhile, seeded if need be, count for nothing."""
-        return self._context.no_draws(seed) if self._context is not None else nullcontext()
-
-    @property
-    def catches_warnings(self) -> bool:
-        """Whether the trial is within `catch_warnings`."""
-        return self._context is not None and self._context.catches_warnings
-
-    def cupy_loaded(self) -> None:
-        """Called when this trial has just imported CuPy."""
-        if self._context is not None:
-            self._context.cupy_loaded()
 
     # ---- the turn
 
@@ -194,15 +176,15 @@ class ResidentTrial(session.Session):
     def _settle_in(self) -> None:
         """Puts the trial's own process-wide state in place for the turn."""
         session.set_holder(self)
-        if self._context is not None:
-            self._context.enter()
+        if self.context is not None:
+            self.context.enter()
 
     def turn_ends(self) -> None:
         session.set_holder(None)
         if not self._over:
             self._meter.read(time.monotonic())
-            if self._context is not None:
-                self._context.leave()
+            if self.context is not None:
+                self.context.leave()
         self.host.page[HOLDER] = NOBODY
 
     # ---- boundaries
@@ -338,12 +320,12 @@ class ResidentTrial(session.Session):
             # The same in all lanes, and no draw of the trial: others with its seed find the object built. In another
             # thread of the trial it would change what the trial's own thread draws meanwhile.
             seed = host.options.trials.seed + zlib.crc32(repr(key).encode())
-            with self.no_draws(seed) if self.runs_here() else nullcontext():
+            with self.context.no_draws(seed) if self.context is not None and self.runs_here() else nullcontext():
                 host.shared[key] = factory()
         finally:
             self._building.remove(threading.get_ident())
-        if self._context is not None:
-            self._context.share()
+        if self.context is not None:
+            self.context.share()
         # Objects that the factory has built in the same way are booked already.
         host.hold_shared(host.memory.read()[0] - before - (host.shared_bytes - had))
 
@@ -377,9 +359,9 @@ class ResidentTrial(session.Session):
             # An objective that never reports counts as one iteration, or its speed would never be known.
             self._iterations = 1
         self._send_progress()
-        if self._context is not None:
-            self._context.close(self.host.imported.handlers)
-            self._context = None
+        if self.context is not None:
+            self.context.close(self.host.imported.handlers)
+            self.context = None
         host = self.host
         if not host.trial_over(self) and host.shares_faults:
             # Which trial broke the device cannot be told: all of them resume from their checkpoints in other lanes.

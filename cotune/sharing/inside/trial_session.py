@@ -319,8 +319,8 @@ class TrialSession(ResidentTrial):
     def _load(self) -> tuple[Any, Any]:
         with functions_of_script() as functions:
             function, config = self.host.load(self._spec)
-        if self._context is not None:
-            self._context.adopt(functions, self.host.options.named)
+        if self.context is not None:
+            self.context.adopt(functions, self.host.options.named)
         return function, config
 
     def _call(self, function: Any, config: Any) -> Any:
