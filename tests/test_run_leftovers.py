@@ -626,6 +626,25 @@ def test_a_hook_for_errors_that_is_none_does_not_keep_the_next_from_beginning(ru
     assert [(str(trial.state), trial.attempts) for trial in results] == [("done", 1)] * 4
 
 
+def test_a_hook_for_errors_stays_in_place_when_a_lane_mate_begins(run, tmp_path):
+    is_set, has_begun = tmp_path / "set", tmp_path / "begun"
+
+    def train(config):
+        number = cotune.trial_id()
+        hook = threading.excepthook
+        if number == 0:
+            threading.excepthook = hook = lambda args: None
+            is_set.touch()
+        if number == 2:
+            has_begun.touch()
+        while not (is_set if number == 1 else has_begun).exists():
+            cotune.report({"loss": 0.0, "kept": True})
+        cotune.report({"loss": 0.0, "kept": threading.excepthook is hook})
+
+    results = run(train, {"x": 1}, trials=3, lanes=1, residents=2)
+    assert [trial.metrics["kept"] for trial in results] == [True] * 3
+
+
 @pytest.mark.parametrize("residents", [1, 2])
 def test_a_stream_that_a_trial_has_deleted_is_there_again_for_the_next(run, residents):
     def train(config):

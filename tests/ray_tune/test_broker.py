@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import sys
 import threading
 from types import SimpleNamespace
 
@@ -255,7 +254,7 @@ def test_what_a_trial_has_every_thread_traced_with_does_not_keep_the_next_from_s
     process, host = lane.Lane({}, ()), object.__new__(lane.LaneHost)
     host.memory, host._trials = SimpleNamespace(uncap=lambda spare: None), {}
     host._tracing = threading.gettrace(), threading.getprofile()
-    host._excepthooks, host.stacks = (sys.excepthook, threading.excepthook), Stacks()
+    host.stacks = Stacks()
     process._host = host
     process._opened.set()
     threading.settrace(refuse)
@@ -274,7 +273,7 @@ def test_where_no_further_thread_can_be_had_the_brain_hears_of_it_and_the_call_i
     process, caps = lane.Lane({}, ()), []
     process._host = host = object.__new__(lane.LaneHost)
     host.memory = SimpleNamespace(cap=lambda: caps.append(1), uncap=lambda spare: caps.append(-1))
-    host._tracing, host._excepthooks = (None, None), (sys.excepthook, threading.excepthook)
+    host._tracing = None, None
     host._trials, host._outbox, host.stacks = {}, process._outbox, Stacks()
     process._opened.set()
     monkeypatch.setattr(threading.Thread, "start", refuse)

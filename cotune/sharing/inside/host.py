@@ -89,7 +89,6 @@ class Host(ABC):
         self.stacks = Stacks()
         self._warm = False
         self._tracing = threading.gettrace(), threading.getprofile()
-        self._excepthooks = sys.excepthook, threading.excepthook
         self.process = os.getpid()
         self._limits = ProcessLimits()
         self._wreckage: list[BaseException] = []
@@ -146,7 +145,6 @@ class Host(ABC):
         # A trace function left by an earlier trial may raise in every new thread.
         threading.settrace(self._tracing[0])
         threading.setprofile(self._tracing[1])
-        sys.excepthook, threading.excepthook = self._excepthooks
         # Without memory for its stack a thread ends before it begins, and start() waits for ever. A lane-mate that
         # computes meanwhile must not get all there is.
         is_alone = self._trials.keys() <= {trial}
@@ -156,7 +154,7 @@ class Host(ABC):
             threading.stack_size(0)
         try:
             with self.stacks.full():
-                threading.Thread(target=_run_or_exit, args=(run,), name=f"trial-{trial}", daemon=True).start()
+                _thread_of(trial, run).start()
         except RuntimeError as error:
             self.memory.cap()
             self._trials.pop(trial, None)
@@ -331,6 +329,16 @@ class Host(ABC):
         context = self._context
         if context is not None:
             context.cupy_loaded()
+
+
+def _thread_of(trial: int, run: Callable[[], None]) -> threading.Thread:
+    # Python makes no thread where a hook for errors is None, to which a trial may set it. A lane-mate keeps its own.
+    hooks = getattr(sys, "excepthook", None), getattr(threading, "excepthook", None)
+    sys.excepthook, threading.excepthook = sys.__excepthook__, threading.__excepthook__
+    try:
+        return threading.Thread(target=_run_or_exit, args=(run,), name=f"trial-{trial}", daemon=True)
+    finally:
+        sys.excepthook, threading.excepthook = hooks  # type: ignore[assignment]
 
 
 def _run_or_exit(run: Callable[[], None]) -> None:
