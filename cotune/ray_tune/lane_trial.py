@@ -107,8 +107,9 @@ class LaneTrial(ResidentTrial):
         self.leave_if_over()
         self._count_report()
         # The turn ends with the report in any case.
-        self._turn_due = float("inf")
+        turn_end, self._turn_end = self._turn_end, float("inf")
         self._boundary()
+        self._turn_end = turn_end
 
     def follow(self) -> None:
         """Called by Ray's thread, before it runs the user's function: its delays are the trial's."""

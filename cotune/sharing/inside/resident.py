@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import threading
 import time
@@ -71,12 +70,9 @@ class ResidentTrial(session.Session):
         # The trainable has been told so, and may catch that.
         self._was_stopped = False
         self._threads: set[threading.Thread] = set()
-        # Times by the monotonic clock. _due: when a boundary has something to do, the earliest of the others.
-        # _turn_due: when to consider passing the turn on, infinite while no resident waits. _turn_end: when the turn
-        # ends. _measure_due: when to measure again. The main thread sets the first two to 0, for "now"; after setting
-        # _due, the trial's thread checks the flags again for a request that it has overwritten.
+        # Times by the monotonic clock. _due: when a boundary has something to do; other threads set it to 0, for "now".
+        # _turn_end: when the turn ends if a resident waits for it. _measure_due: when to measure again.
         self._due = 0.0
-        self._turn_due = math.inf
         self._turn_end = 0.0
         self._measure_due = 0.0
         # Set at the end of a report whose checkpoint may follow: the trial neither ends nor pauses at this boundary.
@@ -143,7 +139,6 @@ class ResidentTrial(session.Session):
 
     def turn_wanted(self) -> None:
         """Called when another resident waits: the next boundary must check whether the turn is over."""
-        self._turn_due = 0.0
         self.hasten()
         self._waits.wake()
 
@@ -166,10 +161,6 @@ class ResidentTrial(session.Session):
         now = time.monotonic()
         self._meter.begin(now)
         self._turn_end = now + QUANTUM
-        # In this order: a resident that starts to wait after the check sets _turn_due to 0, which must not be lost.
-        self._turn_due = math.inf
-        if host.turns.others_wait:
-            self._turn_due = self._turn_end
         host.page[BOUNDARY] = now
         self._due = 0.0
 
@@ -247,16 +238,18 @@ class ResidentTrial(session.Session):
         if rests:
             self._rest()
             now = time.monotonic()
-        if now >= self._turn_due and may_leave and not self.host.memory.is_profiled():
-            turns = self.host.turns
-            self._turn_due = self._turn_end
-            if now >= self._turn_end or turns.first_waits:
-                # If the trial keeps the turn, a new one begins.
-                self._turn_due = self._turn_end = now + QUANTUM
-                turns.pass_on(self)
-                self.leave_if_over()
-        self._due = 0.0 if self._iterations < FIRST_MEASURED else min(self._measure_due, self._turn_due)
-        if self.is_stopping or self._turn_due == 0.0 or self._loan.is_asked or self._waits.is_pausing:
+        turns = self.host.turns
+        is_wanted = turns.others_wait and (now >= self._turn_end or turns.first_waits)
+        if is_wanted and may_leave and not self.host.memory.is_profiled():
+            # If the trial keeps the turn, a new one begins.
+            self._turn_end = now + QUANTUM
+            turns.pass_on(self)
+            self.leave_if_over()
+        self._due = 0.0 if self._iterations < FIRST_MEASURED else self._measure_due
+        # Looked at once more after that, which may have overwritten the 0 of who wants something.
+        if turns.others_wait:
+            self._due = min(self._due, self._turn_end)
+        if self.is_stopping or turns.first_waits or self._loan.is_asked or self._waits.is_pausing:
             self._due = 0.0
 
     def _rest(self) -> None:
