@@ -81,13 +81,15 @@ def find_devices(
         )
     if devices is not None:
         return _explicit(devices, threads)
-    if (gpus == 0 and not isinstance(gpus, bool)) or (gpus is None and not cuda.torch_has_cuda()):
+    if isinstance(gpus, bool) or not (gpus is None or isinstance(gpus, (int, list, tuple, range))):
+        raise DeviceError(f"gpus={gpus!r} is neither a count nor a list", hint="write gpus=2 or gpus=[0, 3]")
+    if gpus == 0 or (gpus is None and not cuda.torch_has_cuda()):
         return _explicit(["cpu:0"], threads)
     visible = cuda.visible_gpus()
     whole = [n for n, gpu in enumerate(visible) if gpu.total and not gpu.sliced]
     if gpus is None and not visible:
         return _explicit(["cpu:0"], threads)
-    if isinstance(gpus, int) and not isinstance(gpus, bool) and 0 < gpus <= len(whole):
+    if isinstance(gpus, int) and 0 < gpus <= len(whole):
         gpus = whole[:gpus]
     return _chosen(whole or [0] if gpus is None else gpus, visible)
 
@@ -105,8 +107,6 @@ def with_cores(info: DeviceInfo, cores: int, threads: int | None) -> DeviceInfo:
 
 
 def _chosen(gpus: int | Sequence[int | str], visible: list[cuda.Gpu]) -> list[DeviceInfo]:
-    if isinstance(gpus, bool) or not isinstance(gpus, (int, list, tuple, range)):
-        raise DeviceError(f"gpus={gpus!r} is neither a count nor a list", hint="write gpus=2 or gpus=[0, 3]")
     if isinstance(gpus, int) and gpus > len(visible):
         raise _absent(f"gpus={gpus!r} asks for {gpus} GPU{'s' * (gpus > 1)}", visible)
     wanted: list[int | str] = list(range(gpus) if isinstance(gpus, int) else gpus)
