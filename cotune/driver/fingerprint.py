@@ -16,8 +16,8 @@ _PLAIN = (bool, int, float, str, bytes, type(None))
 def identity(trainable: Any) -> Iterator[object]:
     """What identifies a trainable, as values whose `repr` is the same in every process.
 
-    That is its code, the code of functions and classes of its own module that it uses, their defaults, and bound
-    arguments. Code of other modules, and data, are ignored.
+    That is its code, the code of functions and classes of its own module that it uses, inherits from or encloses, their
+    defaults, and bound arguments. Code of other modules, and data, are ignored.
     """
     yield from _bound(trainable)
     todo, seen = [unwrapped(trainable)], set[int]()
@@ -28,12 +28,15 @@ def identity(trainable: Any) -> Iterator[object]:
             continue
         seen.add(id(one))
         yield one.__qualname__
+        if isinstance(one, type):
+            todo += [*one.__bases__, *(part for part in vars(one).values() if isinstance(part, type))]
         for function in _functions(one):
             yield from _code(function.__code__)
             yield stand_in(function.__defaults__)
             yield sorted((name, repr(stand_in(value))) for name, value in (function.__kwdefaults__ or {}).items())
             names = [name for code in codes(function.__code__) for name in code.co_names]
             used = [function.__globals__.get(name) for name in names]
+            used += [cell.cell_contents for cell in function.__closure__ or () if cell != types.CellType()]
             todo += [other for other in used if isinstance(other, (type, types.FunctionType))]
 
 
@@ -62,13 +65,16 @@ def _bound(trainable: Any) -> Iterator[object]:
 
 
 def _functions(one: type | types.FunctionType) -> Iterator[types.FunctionType]:
-    if isinstance(one, types.FunctionType):
-        yield one
-    else:
-        for value in vars(one).values():
-            function = value.__func__ if isinstance(value, (staticmethod, classmethod)) else value
-            if isinstance(function, types.FunctionType):
-                yield function
+    """The methods and properties of a class, or a function itself."""
+    for part in vars(one).values() if isinstance(one, type) else [one]:
+        inside = [part]
+        if isinstance(part, (staticmethod, classmethod)):
+            inside = [part.__func__]
+        elif isinstance(part, property):
+            inside = [part.fget, part.fset, part.fdel]
+        elif isinstance(part, functools.cached_property):
+            inside = [part.func]
+        yield from (function for function in inside if isinstance(function, types.FunctionType))
 
 
 def _code(code: types.CodeType) -> Iterator[object]:

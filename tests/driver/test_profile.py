@@ -9,6 +9,7 @@ import math
 import os
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -242,6 +243,63 @@ def test_other_code_constants_or_devices_have_another_profile(tmp_path, monkeypa
     other.__module__ = __name__
     monkeypatch.setitem(globals(), "helper", other)
     assert name() != before
+
+
+CODE_ELSEWHERE = {
+    "a base class": """
+        class Base:
+            def step(self):
+                return NUMBER
+        class trainable(Base):
+            pass
+    """,
+    "a base class's property": """
+        class Base:
+            @property
+            def size(self):
+                return NUMBER
+        class trainable(Base):
+            def step(self):
+                return self.size
+    """,
+    "a class that it names": """
+        class Net:
+            size = lambda self: NUMBER
+        class trainable:
+            Model = Net
+            def step(self):
+                return self.Model().size()
+    """,
+    "an enclosing function": """
+        def made():
+            def helper():
+                return NUMBER
+            def trainable(config):
+                return helper()
+            return trainable
+        trainable = made()
+    """,
+    "a decorator that hides it": """
+        def decorated(function):
+            def call(config):
+                return function(config)
+            return call
+        @decorated
+        def trainable(config):
+            return NUMBER
+    """,
+}
+
+
+@pytest.mark.parametrize("script", CODE_ELSEWHERE.values(), ids=list(CODE_ELSEWHERE))
+def test_code_counts_that_a_trainable_inherits_or_encloses(tmp_path, script):
+    def name(number):
+        names = {"__name__": "script"}
+        exec(textwrap.dedent(script).replace("NUMBER", str(number)), names)
+        return profile_path(tmp_path, names["trainable"], {}, "cpu").name
+
+    assert name(1) == name(1)
+    assert name(1) != name(2)
 
 
 @pytest.mark.parametrize("trainable", [print, Steps(), Steps().setup, lambda config: None, functools.partial(print)])
