@@ -88,9 +88,9 @@ class Endings:
             known = f"iteration_timeout={limit:g}, " if limit is not None else ""
             reason = f"no iteration boundary in time ({known}longest before: {trial.longest:.1f} s)"
             self._failed(trial, "TrialOverdue", reason, event.time)
-        elif lane.closing or not lane.ready or trial.withdrawn:
+        elif lane.closing or trial.withdrawn:
             self.retry(trial, "its lane was closed", event.time)
-        elif was_paused:
+        elif was_paused or not lane.ready:
             self.retry(trial, f"its lane is gone: {event.detail}", event.time)
         elif event.refused is not None and trial.id == event.holder:
             del lane.residents[trial.id]

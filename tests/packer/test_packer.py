@@ -1241,6 +1241,14 @@ def test_grace_is_longer_where_others_share_the_lane_and_they_are_not_charged() 
     assert world.retries[-1] == do.RetryTrial(2, "its lane was closed")
 
 
+def test_a_trial_whose_lane_died_before_it_was_up_says_why() -> None:
+    brain = Packer()
+    brain.handle(ev.DeviceFound(0.0, "gpu 0", 1000 * MIB))
+    assert do.StartTrial(0, 1) in brain.handle(ev.TrialAdded(0.0, 0))
+    said = brain.handle(ev.LaneLost(1.0, 1, detail="no process could be started for it"))
+    assert do.RetryTrial(0, "its lane is gone: no process could be started for it") in said
+
+
 def test_lanes_that_die_after_they_have_come_up_leave_their_device_as_many() -> None:
     world = make(4)
     for trial in range(4):
