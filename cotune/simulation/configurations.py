@@ -11,8 +11,8 @@ over memory and load.
 from __future__ import annotations
 
 import contextlib
-from collections import defaultdict
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -99,7 +99,10 @@ def best_bound(workload: Workload, ran: Sequence[int] | None = None) -> float:
 
 
 class _Kinds:
-    """Trials with the same memory and load, grouped; each kind has a starting and a running state."""
+    """Trials with the same memory and load, grouped.
+
+    An item of a set is a kind that starts, numbered as the kind, or one that runs, numbered behind all that start.
+    """
 
     def __init__(self, workload: Workload, ran: Sequence[int] | None, long: float) -> None:
         jobs = sorted(workload.jobs, key=lambda job: job.arrival)
@@ -128,10 +131,7 @@ class _Kinds:
 
     def singles(self) -> list[_Array]:
         """Each kind alone, starting and running."""
-        count = len(self.sizes)
-        return [self._column({kind: 1}, {}, 1.0) for kind in range(count)] + [
-            self._column({}, {kind: 1}, 1.0) for kind in range(count)
-        ]
+        return [self._column({item: 1}, 1.0) for item in range(2 * len(self.sizes))]
 
     def dearest(self, worth: _Array, due: _Array) -> tuple[float, list[_Array]]:
         """The worth of the best set, at the prices of work and of being in a set; and the best set of each band."""
@@ -142,18 +142,18 @@ class _Kinds:
         value, taken = self._fill(starting, idle, 0)
         totals = running + value[MEMORY_PARTS - np.array(self.sizes), 0]
         alone = int(totals.argmax())
-        starts, runs = self._taken(taken, MEMORY_PARTS - self.sizes[alone], 0)
-        runs[alone] = runs.get(alone, 0) + 1
-        best, new = float(totals[alone]), [self._column(starts, runs, 1.0)]
+        items = self._taken(taken, MEMORY_PARTS - self.sizes[alone], 0)
+        items[count + alone] += 1
+        best, new = float(totals[alone]), [self._column(items, 1.0)]
         seen = set()
         for load, speed in self._bands:
             value, taken = self._fill(starting, speed * worth[count:] - due, load)
             best = max(best, float(value[MEMORY_PARTS, load]))
-            starts, runs = self._taken(taken, MEMORY_PARTS, load)
-            name = (tuple(sorted(starts.items())), tuple(sorted(runs.items())))
+            items = self._taken(taken, MEMORY_PARTS, load)
+            name = tuple(sorted(items.items()))
             if name not in seen:
                 seen.add(name)
-                new.append(self._column(starts, runs, speed))
+                new.append(self._column(items, speed))
         return best, new
 
     def _fill(self, starting: _Array, running: _Array, most: int) -> tuple[_Array, list[tuple[int, _Array]]]:
@@ -166,7 +166,7 @@ class _Kinds:
             if price <= 1e-12:
                 continue
             size, load = self.sizes[kind], self.loads[kind] if item >= count else 0
-            before, copies = value.copy(), np.zeros(value.shape, dtype=np.int8)
+            before, copies = value.copy(), np.zeros(value.shape, dtype=np.int16)
             for number in range(1, self._copies[kind] + 1):
                 down, right = number * size, number * load
                 if down > MEMORY_PARTS or right > most:
@@ -179,27 +179,22 @@ class _Kinds:
             taken.append((item, copies))
         return value, taken
 
-    def _taken(self, taken: list[tuple[int, _Array]], memory: int, load: int) -> tuple[dict[int, int], dict[int, int]]:
-        """How many of each kind start and run in the best set within this memory and load."""
+    def _taken(self, taken: list[tuple[int, _Array]], memory: int, load: int) -> Counter[int]:
+        """How many of each item are in the best set within this memory and load."""
         count = len(self.sizes)
-        starts: dict[int, int] = {}
-        runs: dict[int, int] = {}
+        items: Counter[int] = Counter()
         for item, copies in reversed(taken):
-            kind, number = item % count, int(copies[memory, load])
-            if number:
-                (runs if item >= count else starts)[kind] = number
-                memory -= number * self.sizes[kind]
-                load -= number * self.loads[kind] if item >= count else 0
-        return starts, runs
+            if number := int(copies[memory, load]):
+                items[item] = number
+                memory -= number * self.sizes[item % count]
+                load -= number * self.loads[item % count] if item >= count else 0
+        return items
 
-    def _column(self, starts: dict[int, int], runs: dict[int, int], speed: float) -> _Array:
+    def _column(self, items: Mapping[int, int], speed: float) -> _Array:
         """What a set does for each kind in a second, starting and running, and how many of each it contains."""
         count = len(self.sizes)
         column = np.zeros(3 * count)
-        for kind, number in starts.items():
-            column[kind] += number
-            column[2 * count + kind] += number
-        for kind, number in runs.items():
-            column[count + kind] += number * speed
-            column[2 * count + kind] += number
+        for item, number in items.items():
+            column[item] = number * (speed if item >= count else 1.0)
+            column[2 * count + item % count] += number
         return column

@@ -89,3 +89,9 @@ def test_sets_of_large_shares_are_bounded_by_what_a_device_does_most() -> None:
     makespan = simulate(replace(workload, lanes=4), Setting(policy="pack")).figures.makespan
     assert configuration_bound(workload) <= makespan
     assert configuration_bound(workload) == pytest.approx(three, rel=0.01)
+
+
+def test_a_set_may_have_hundreds_of_trials() -> None:
+    pytest.importorskip("scipy")
+    workload = Workload("test", [Job(10, 1.0, 0, 0, busy=0.0)] * 1000, capacity=GIB, context=0, max_width=200)
+    assert configuration_bound(workload) == pytest.approx(50.0)
