@@ -136,8 +136,9 @@ class Grants:
         if event.ran_out:
             trial.refused = min(trial.refused or event.ran_out, event.ran_out)
             grant.best = min(grant.best, max(1, event.ran_out // 2))
-            grant.asked = grant.asked if grant.unanswered else 1
-        elif grant.unanswered:
+            if not grant.unanswered:
+                grant.asked = 1
+        else:
             grant.unanswered = False
         self._lent(trial, grant.asked)
         grant.warming = True

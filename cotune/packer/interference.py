@@ -39,15 +39,13 @@ class Interference:
     def __init__(self) -> None:
         self._factors: dict[tuple[str, str], float] = {}
 
-    def slowdown(self, trial: Trial, others: Iterable[Trial]) -> float:
+    def slowdown(self, trial: Trial, others: Sequence[Trial]) -> float:
         """Factor by which an iteration of the trial takes longer beside these trials, each in a lane of its own."""
-        others = list(others)
         factors = [self._factors.get((trial.kind, other.kind), 1.0) for other in others]
         return max(1.0, self._guess(trial, others) * max(factors, default=1.0))
 
-    def measured(self, trial: Trial, others: Iterable[Trial], slowdown: float) -> None:
+    def measured(self, trial: Trial, others: Sequence[Trial], slowdown: float) -> None:
         """Learns from a measured slowdown; with several neighbours, each kind is blamed for all of it."""
-        others = list(others)
         error = slowdown / self._guess(trial, others)
         for kind in {other.kind for other in others}:
             before = self._factors.get((trial.kind, kind), 1.0)
@@ -59,7 +57,7 @@ class Interference:
             if pair[0] == kind:
                 self._factors[pair] = 1.0 + FORGETTING * (factor - 1.0)
 
-    def _guess(self, trial: Trial, others: list[Trial]) -> float:
+    def _guess(self, trial: Trial, others: Sequence[Trial]) -> float:
         return 1.0 / shared_speed(trial.load + sum(other.load for other in others)) if others else 1.0
 
 

@@ -89,7 +89,7 @@ class Learning:
         if not lane.has_iterated and not lane.is_stalled:
             # The width is judged without this lane, or it would not be judged while the trial loads, or hangs.
             lane.is_stalled = True
-            lane.device.width.changed(event.time)
+            device.width.changed(event.time)
         before = trial.expected, trial.beside, device.width.width
         self._company.protection.stalled(trial)
         if trial.progress.iterations < PROBE_ITERATIONS and not trial.wants_all and not lane.closing:
@@ -169,7 +169,7 @@ class Learning:
         line, width = self._line, device.width.width
         left = None if line.is_open else line.lasts(width)
         is_ending = left is not None and left / len(self._ledger.devices) < (device.start_seconds or 0.0)
-        device.width.review(device.computing, (bool(line) or line.is_open) and not is_ending, device.is_idle)
+        device.width.review(len(device.computing), (bool(line) or line.is_open) and not is_ending, device.is_idle)
         if device.width.width > width:
             # Even warm lanes must make an iteration before the new width is judged.
             for lane in device.idle:

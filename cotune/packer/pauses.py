@@ -20,7 +20,7 @@ from cotune.packer.line import Line
 from cotune.packer.predictor import Predictor
 from cotune.packer.reservation import LOOK_AHEAD
 from cotune.packer.state import MOST_PAUSED, Device, Lane
-from cotune.packer.trial import Rest, Trial, padded
+from cotune.packer.trial import Rest, Trial
 
 
 class Pauses:
@@ -105,8 +105,7 @@ class Pauses:
         self._stopping.discard(trial.id)
         del lane.residents[trial.id]
         lane.paused[trial.id] = self._paused[trial.id] = trial
-        held = event.persistent
-        trial.rest = Rest(held, padded(held), movable=event.movable, saved=event.saved)
+        trial.rest = Rest(event.persistent, movable=event.movable, saved=event.saved)
         if not trial.held:
             self._released[trial.id] = trial
         crowd, most = list(lane.paused.values()), MOST_PAUSED

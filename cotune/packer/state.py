@@ -159,15 +159,15 @@ class Device:
         return sum(1 for lane in self.lanes.values() if lane.residents)
 
     @property
-    def computing(self) -> int:
+    def computing(self) -> list[Lane]:
         """Running lanes, without stalled ones."""
-        return sum(1 for lane in self.lanes.values() if lane.residents and not lane.is_stalled)
+        return [lane for lane in self.lanes.values() if lane.residents and not lane.is_stalled]
 
     @property
     def iterating(self) -> int:
-        """`computing`, or 0 while one of these lanes has yet to make its first iteration."""
-        running = [lane for lane in self.lanes.values() if lane.residents and not lane.is_stalled]
-        return len(running) if all(lane.has_iterated for lane in running) else 0
+        """How many are `computing`; 0 while one of these lanes has yet to make its first iteration."""
+        computing = self.computing
+        return len(computing) if all(lane.has_iterated for lane in computing) else 0
 
     @property
     def may_open(self) -> bool:
@@ -185,7 +185,7 @@ class Device:
     @property
     def is_returning(self) -> bool:
         """Whether some memory is still being returned by lanes."""
-        return any(lane.closing or lane.asked < lane.quota for lane in self.lanes.values())
+        return any(lane.returning for lane in self.lanes.values())
 
     @property
     def seats(self) -> int:

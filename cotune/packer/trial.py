@@ -83,19 +83,22 @@ class Rest:
 
     Attributes:
         measured: Bytes held when the trial was paused.
-        bytes: `measured` plus a margin.
-        parked: Bytes of these that parking has freed.
+        parked: Bytes that parking has freed.
         movable: Bytes that parking would free.
         saved: The trial had a checkpoint when it was paused.
         is_leaving: The trial was told to leave its lane, or to park, to make room.
     """
 
     measured: int = 0
-    bytes: int = 0
     parked: int = 0
     movable: int = 0
     saved: bool = False
     is_leaving: bool = False
+
+    @property
+    def bytes(self) -> int:
+        """`measured` plus a margin."""
+        return padded(self.measured)
 
     @property
     def taken(self) -> int:
