@@ -45,10 +45,10 @@ def lower_bounds(workload: Workload, ran: Sequence[int] | None = None) -> Bounds
 
     Args:
         workload: The jobs to run, and the devices.
-        ran: Iterations that each trial (by arrival) ran, if a stopping rule ended some.
+        ran: Iterations that each trial ran, if a stopping rule ended some.
     """
     devices = workload.devices
-    jobs = sorted(workload.jobs, key=lambda job: job.arrival)
+    jobs = workload.jobs
     begin = jobs[0].arrival if jobs else 0.0
     counts = ran if ran is not None else [job.iterations for job in jobs]
     # A trial that did not run at all, since it fits no device, takes no time.

@@ -105,7 +105,7 @@ class _Kinds:
     """
 
     def __init__(self, workload: Workload, ran: Sequence[int] | None, long: float) -> None:
-        jobs = sorted(workload.jobs, key=lambda job: job.arrival)
+        jobs = workload.jobs
         counts = ran if ran is not None else [job.iterations for job in jobs]
         found: defaultdict[tuple[int, int, int], list[float]] = defaultdict(lambda: [0.0] * 4)
         for number, (job, steps) in enumerate(zip(jobs, counts, strict=True)):

@@ -59,7 +59,7 @@ def chrome_trace(segments: Sequence[Segment], jobs: Sequence[Job] = ()) -> dict[
         segments: The segments to draw.
         jobs: The workload's jobs, whose names the trials get.
     """
-    names = dict(enumerate(job.name for job in sorted(jobs, key=lambda job: job.arrival)))
+    names = dict(enumerate(job.name for job in jobs))
     devices = {
         name: number for number, name in enumerate(sorted({one.device for one in segments}, key=_numbered), start=1)
     }

@@ -85,7 +85,7 @@ def simulate(workload: Workload, setting: Setting | None = None, on_end: Callabl
 class _Player:
     def __init__(self, workload: Workload, setting: Setting, on_end: Callable[[], object]) -> None:
         self._on_end = on_end
-        self._jobs = sorted(workload.jobs, key=lambda job: job.arrival)
+        self._jobs = workload.jobs
         self._setting = setting
         self._dice = random.Random(setting.seed)
         self._asha = AshaRule()

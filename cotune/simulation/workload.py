@@ -59,9 +59,10 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Jobs, by arrival, and the devices they are meant for.
+    """Jobs, and the devices they are meant for.
 
     Attributes:
+        jobs: Ordered by arrival when the object is made; a job's place is the number of its trial.
         note: Where the workload comes from, and what is assumed.
         capacity: Bytes of a device.
         context: Bytes of a lane before any trial.
@@ -90,6 +91,9 @@ class Workload:
     policy: str = ""
     residents: int = 1
     max_slowdown: float = MAX_SLOWDOWN
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "jobs", sorted(self.jobs, key=lambda job: job.arrival))
 
 
 def features(params: Mapping[str, object]) -> dict[str, float]:

@@ -69,7 +69,6 @@ class Costs:
         close: Until a lane's bytes are free.
         resize: Until a new quota is confirmed.
         start: Until a trial in a warm lane has started.
-        quiet: Between two `LaneQuiet` events of a lane that hangs.
         progress: Progress events in a trial's life, in addition to those of its first two iterations.
         silence: Longest time between two of them, as if the trial ran alone.
     """
@@ -78,6 +77,5 @@ class Costs:
     close: float = 0.1
     resize: float = 0.01
     start: float = 0.001
-    quiet: float = 1.0
     progress: int = 8
     silence: float = math.inf

@@ -13,6 +13,9 @@ from cotune.packer import events as ev
 from cotune.packer import instructions as do
 from cotune.trial import Outcome, Report, TrialSpec
 
+# Seconds until a lane without a boundary is reported as quiet, and between two such reports at first.
+QUIET_AFTER = 1.0
+
 
 class Trials:
     """The running trials, and what they do at each boundary.
@@ -60,8 +63,8 @@ class Trials:
         run.every = max(1, often)
         run.quiet_since = self._calendar.time
         self._runs[spec.trial] = lane.runs[spec.trial] = run
-        if run.startup > self._costs.quiet:
-            self._calendar.later(self._costs.quiet, self._say_quiet, run)
+        if run.startup > QUIET_AFTER:
+            self._calendar.later(QUIET_AFTER, self._say_quiet, run)
         self.paces.renew(lane.device)
 
     def tell(self, instruction: do.ToTrial) -> None:
@@ -198,7 +201,7 @@ class Trials:
                 self._end_lane(run.lane, "killed by signal 9")
             case LastAct.HANGS:
                 run.hangs, run.quiet_since = True, self._calendar.time
-                self._calendar.later(self._costs.quiet, self._say_quiet, run)
+                self._calendar.later(QUIET_AFTER, self._say_quiet, run)
 
     def _say_quiet(self, run: Run) -> None:
         """Reports a lane as quiet while a run hangs or starts up, which look the same from outside."""
@@ -211,7 +214,7 @@ class Trials:
         else:
             run.quiet_since = now
         # Less and less often: a start-up may take a year.
-        self._calendar.later(max(self._costs.quiet, (now - run.quiet_since) / 32), self._say_quiet, run)
+        self._calendar.later(max(QUIET_AFTER, (now - run.quiet_since) / 32), self._say_quiet, run)
 
     def _finish(self, run: Run, outcome: Outcome, needed: int | None = None, detail: str = "") -> None:
         self.forget(run)
