@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from cotune.demand import Demand, format_bytes
@@ -14,7 +14,7 @@ from cotune.errors import InputError
 from cotune.packer import POLICIES
 from cotune.packer.interference import shared_speed
 from cotune.paths import RunFolder
-from cotune.simulation.history import Past, Stretch, read_history
+from cotune.simulation.history import History, Past, Stretch, read_history
 from cotune.simulation.workload import Job, Workload
 from cotune.trial import TrialState
 
@@ -38,17 +38,17 @@ def from_run(folder: RunFolder, busy: float | None = None) -> Workload:
     """
     history = read_history(folder)
     crowds, lanes = _crowds(history.trials.values())
-    most = max((crowd.most for crowd in crowds.values()), default=1)
     ended = [trial for trial in history.trials.values() if trial.state is not None]
     measured = [trial.demand for trial in ended if trial.demand is not None]
     usual = Demand(_median(demand.persistent for demand in measured), _median(demand.ephemeral for demand in measured))
     known = [demand.busy for demand in measured if demand.busy is not None]
+    most = max((crowd.most for crowd in crowds.values()), default=1)
     share = busy or (min(1.0, statistics.median(known)) if known else 1 / most)
     # The mean speed over time is not the speed beside the mean number of lanes: one that is alone is not slowed at all.
     devices = {name: crowd.weighed(lambda count: _speed(count, share)) for name, crowd in crowds.items()}
-    ran = [(counted, trial) for trial in ended if (counted := trial.counted())]
+    ran = sorted(((counted, trial) for trial in ended if (counted := trial.counted())), key=lambda it: it[0][0].start)
     jobs = []
-    for counted, trial in sorted(ran, key=lambda it: it[0][0].start):
+    for counted, trial in ran:
         seconds = sum(_alone(it, devices[it.device], lanes[it.device, it.lane], trial.turns) for it in counted)
         demand = trial.demand or usual
         job = Job(_STEPS, seconds / _STEPS, demand.persistent, demand.ephemeral, busy=share)
@@ -56,40 +56,48 @@ def from_run(folder: RunFolder, busy: float | None = None) -> Workload:
         jobs.append(replace(job, priority=trial.priority, features=trial.features, stopped=was_stopped))
     if not jobs:
         raise InputError(f"no trial of {folder.path} has run to its end", hint="choose a run with finished trials")
-    note = f"{len(jobs)} trials of {folder.path.name}"
-    if len(jobs) < len(history.trials):
-        note += f", without {len(history.trials) - len(jobs)} that did not run to an end"
-    if stopped := sum(job.stopped for job in jobs):
-        note += f", {stopped} of which were stopped and end where they did"
-    if failed := sum(1 for _, trial in ran if trial.state is TrialState.FAILED):
-        note += f", {failed} of which failed and are as long as they ran"
-    note += f"; each uses {share:.0%} of a device alone"
-    costs = replace(Costs(), open=history.opening)
-    judged = any(trial.state is TrialState.STOPPED for trial in ended)
-    policy = history.policy
-    if policy and policy not in POLICIES:
-        note += f"; its policy {policy!r} is not known here"
-        policy = ""
-    hardware = history.hardware
-    largest = max(hardware, key=lambda device: device.capacity)
-    if any(device.capacity != largest.capacity for device in hardware):
-        note += f"; its devices differ, all are taken to be like the largest: {format_bytes(largest.capacity)}"
+    largest = max(history.hardware, key=lambda device: device.capacity)
     return Workload(
         folder.path.name,
         jobs,
-        note,
+        _note(folder.path.name, history, [trial.state for _, trial in ran], share),
         capacity=largest.capacity,
         context=largest.context if history.context is None else history.context,
-        devices=len(hardware),
+        devices=len(history.hardware),
         lanes=largest.lanes,
         max_width=largest.max_width,
         idle_width=largest.idle_width,
-        costs=costs,
-        judged=judged,
-        policy=policy,
+        costs=replace(Costs(), open=history.opening),
+        judged=any(trial.state is TrialState.STOPPED for trial in ended),
+        policy=history.policy if history.policy in POLICIES else "",
         residents=history.residents,
         max_slowdown=history.max_slowdown,
     )
+
+
+def _note(run: str, history: History, states: Sequence[TrialState | None], share: float) -> str:
+    """What is left out of a run, and what is assumed of it.
+
+    Args:
+        run: Its name.
+        history: Its history.
+        states: How the trials ended that are left in.
+        share: Share of a device that each uses alone.
+    """
+    note = f"{len(states)} trials of {run}"
+    if len(states) < len(history.trials):
+        note += f", without {len(history.trials) - len(states)} that did not run to an end"
+    if stopped := states.count(TrialState.STOPPED):
+        note += f", {stopped} of which were stopped and end where they did"
+    if failed := states.count(TrialState.FAILED):
+        note += f", {failed} of which failed and are as long as they ran"
+    note += f"; each uses {share:.0%} of a device alone"
+    if history.policy and history.policy not in POLICIES:
+        note += f"; its policy {history.policy!r} is not known here"
+    sizes = {device.capacity for device in history.hardware}
+    if len(sizes) > 1:
+        note += f"; its devices differ, all are taken to be like the largest: {format_bytes(max(sizes))}"
+    return note
 
 
 def _alone(stretch: Stretch, device: _Crowd, lane: _Crowd, turns: float | None) -> float:
