@@ -153,7 +153,8 @@ class World:
         """The device goes; its lanes can only say late that they are gone."""
         del self.devices[name]
         for lane in [lane for lane in self.lanes.values() if lane.device == name]:
-            late = [mail for mail in lane.mail if not isinstance(mail, ev.TrialEnded | ev.IterationsDone)]
+            # What a trial has said there is of an attempt that is over, and would be taken for the next one's.
+            late = [mail for mail in lane.mail if isinstance(mail, ev.LaneEvent)]
             self.ghosts += [*late, ev.LaneLost(self.time, lane.lane, None, "gone")]
             del self.lanes[lane.lane]
         return self.send(ev.DeviceLost(self.time, name))
