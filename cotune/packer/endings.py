@@ -153,6 +153,32 @@ class Endings:
         # Other programs may have taken memory that was meant for the lane.
         is_short = lane.device.taken > lane.device.capacity and needed is not None
         least = 0 if is_short else had
+        told = self._raise_floor(trial, needed, least)
+        # A system that refuses memory may not say how much was asked for.
+        needs = "" if needed is None else f"it needs {format_bytes(max(needed, least))} or more; "
+        figures = (
+            f"out of memory: {needs}it had {format_bytes(had)} in a lane of {format_bytes(lane.asked)}; "
+            f"the largest device leaves {format_bytes(max(0, self._fitting.largest_room))} to one trial"
+        )
+        if self._had_most(trial, lane) or (needed or 0) > self._fitting.largest:
+            # It may be something else than memory that the system refuses, such as a thread.
+            last = first_line(detail)
+            self.conclude(trial, Outcome.FAILED, "TrialTooLarge", f"{figures}; last: {last}" if last else figures)
+        else:
+            self._expect_more(trial, needed, told)
+            self.retry(trial, figures, now)
+
+    def _raise_floor(self, trial: Trial, needed: int | None, least: int) -> int:
+        """Raises the least that a trial is assumed to need.
+
+        Args:
+            trial: The trial.
+            needed: As in `TrialEnded`.
+            least: What it had, if that was what it was promised.
+
+        Returns:
+            The peak that its siblings are told of.
+        """
         # The refused allocation need not be the last the trial would have made.
         guess = max(least + least // 2, (needed or 0) * 5 // 4)
         if needed is None:
@@ -166,25 +192,15 @@ class Endings:
         if trial.demand is None and trial.out_of_memories == 0:
             self._predictor.judge_hint(trial, floor)
         trial.floor, trial.lacked = floor, max(trial.lacked, least, needed or 0)
-        largest = max(0, self._fitting.largest_room)
-        # A system that refuses memory may not say how much was asked for.
-        needs = "" if needed is None else f"it needs {format_bytes(max(needed, least))} or more; "
-        figures = (
-            f"out of memory: {needs}it had {format_bytes(had)} in a lane of {format_bytes(lane.asked)}; "
-            f"the largest device leaves {format_bytes(largest)} to one trial"
-        )
+        return told
+
+    def _had_most(self, trial: Trial, lane: Lane) -> bool:
+        """Whether a trial that ran out of memory in the lane has had the most room of any device to itself."""
         whole = lane.asked >= lane.device.capacity and self._fitting.is_whole(lane.device.capacity)
-        had_all = trial.had_all and whole and lane.is_empty and (trial.alone or not lane.residue)
-        if had_all:
-            trial.outgrown = max(trial.outgrown, lane.device.room)
-        had_most = had_all and trial.outgrown >= self._fitting.largest_room
-        if had_most or (needed or 0) > self._fitting.largest:
-            # It may be something else than memory that the system refuses, such as a thread.
-            last = first_line(detail)
-            self.conclude(trial, Outcome.FAILED, "TrialTooLarge", f"{figures}; last: {last}" if last else figures)
-            return
-        self._expect_more(trial, needed, told)
-        self.retry(trial, figures, now)
+        if not (trial.had_all and whole and lane.is_empty and (trial.alone or not lane.residue)):
+            return False
+        trial.outgrown = max(trial.outgrown, lane.device.room)
+        return trial.outgrown >= self._fitting.largest_room
 
     def _expect_more(self, trial: Trial, needed: int | None, told: int) -> None:
         """Corrects what is expected of a trial that ran out of memory, and of its siblings, and what room it gets.
