@@ -6,7 +6,7 @@ import math
 from typing import NamedTuple
 
 from cotune.packer.fitting import Fitting
-from cotune.packer.interference import common_speed, foremost, neighbours
+from cotune.packer.interference import common_speed, foremost, speed_there
 from cotune.packer.predictor import Predictor
 from cotune.packer.state import Device, Lane
 from cotune.packer.trial import Trial
@@ -71,7 +71,7 @@ class Forecast:
     def seconds(self, trial: Trial, device: Device) -> float:
         """How long a trial will take on a device beside those that run there; infinite if unknown."""
         left = self._predictor.seconds_left(trial)
-        return math.inf if left is None else left / common_speed([trial, *neighbours(trial, device)])
+        return math.inf if left is None else left / speed_there(trial, device)
 
     def _left(self, lane: Lane) -> float:
         """How long a lane's trials, taking turns, go on if nothing slows them; infinite if unknown."""

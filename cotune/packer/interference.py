@@ -33,6 +33,11 @@ def shared_speed(busy: float) -> float:
     return above + (below - above) * (busy - a) / (b - a)
 
 
+def speed_of_each(loads: Sequence[float]) -> float:
+    """The speed of each of several trials on a device, given what each uses of it; one that is alone is not slowed."""
+    return shared_speed(sum(loads)) if len(loads) > 1 else 1.0
+
+
 class Interference:
     """Predicts slowdowns from `busy` shares, corrected for each pair of kinds by measurements of such pairs."""
 
@@ -61,14 +66,20 @@ class Interference:
         return 1.0 / shared_speed(trial.load + sum(other.load for other in others)) if others else 1.0
 
 
-def common_speed(trials: Sequence[Trial]) -> float:
+def common_speed(trials: Iterable[Trial]) -> float:
     """The speed of each of several trials on a device; 1 is the speed alone, and is returned if a share is unknown."""
-    total = 0.0
+    loads: list[float] = []
     for trial in trials:
-        if trial.busy is None:
+        busy = trial.busy
+        if busy is None:
             return 1.0
-        total += trial.busy
-    return shared_speed(total) if len(trials) > 1 else 1.0
+        loads.append(busy)
+    return speed_of_each(loads)
+
+
+def speed_there(trial: Trial, device: Device) -> float:
+    """The `common_speed` of a trial and of those that run beside it on a device."""
+    return common_speed([trial, *neighbours(trial, device)])
 
 
 def foremost(trials: Iterable[Trial]) -> Trial:

@@ -8,7 +8,7 @@ from cotune.demand import Demand
 from cotune.packer import events as ev
 from cotune.packer.company import Company
 from cotune.packer.grants import Grants
-from cotune.packer.interference import common_speed, neighbours
+from cotune.packer.interference import speed_there
 from cotune.packer.ledger import Ledger
 from cotune.packer.line import Line
 from cotune.packer.policies import Policy
@@ -56,8 +56,7 @@ class Learning:
         if event.count and not lane.has_iterated:
             lane.has_iterated, lane.is_stalled = True, False
             device.width.changed(event.time)
-        speed = common_speed([trial, *neighbours(trial, device)])
-        trial.progress.add(event.count, event.seconds, speed, event.busy)
+        trial.progress.add(event.count, event.seconds, speed_there(trial, device), event.busy)
         self._ledger.stirred[device] = None
         self._policy.ran(trial.id, trial.group, event.seconds)
         if event.count:

@@ -14,7 +14,7 @@ from cotune.packer import instructions as do
 from cotune.packer.company import Company
 from cotune.packer.fitting import Fitting, Place
 from cotune.packer.forecast import Forecast
-from cotune.packer.interference import common_speed, neighbours
+from cotune.packer.interference import speed_there
 from cotune.packer.kept import KeptDevice
 from cotune.packer.ledger import Ledger
 from cotune.packer.line import SORT_AT_ONCE, Line, Shape, Want, Where
@@ -304,6 +304,6 @@ class Placement:
         lane.least = 0
         self._company.starts(trial, device)
         lane.residents[trial.id] = trial
-        trial.expected_seconds = None if left is None else left / common_speed([trial, *neighbours(trial, device)])
+        trial.expected_seconds = None if left is None else left / speed_there(trial, device)
         self._ledger.out.append(do.StartTrial(trial.id, lane.id))
         self._ledger.touch(device)

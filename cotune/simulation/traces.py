@@ -12,7 +12,7 @@ from cotune.demand import Demand, format_bytes
 from cotune.engines.simulated import Costs
 from cotune.errors import InputError
 from cotune.packer import POLICIES
-from cotune.packer.interference import shared_speed
+from cotune.packer.interference import speed_of_each
 from cotune.paths import RunFolder
 from cotune.simulation.history import History, Past, Stretch, read_history
 from cotune.simulation.workload import Job, Workload
@@ -45,7 +45,7 @@ def from_run(folder: RunFolder, busy: float | None = None) -> Workload:
     most = max((crowd.most for crowd in crowds.values()), default=1)
     share = busy or (min(1.0, statistics.median(known)) if known else 1 / most)
     # The mean speed over time is not the speed beside the mean number of lanes: one that is alone is not slowed at all.
-    devices = {name: crowd.weighed(lambda count: _speed(count, share)) for name, crowd in crowds.items()}
+    devices = {name: crowd.weighed(lambda count: speed_of_each([share] * count)) for name, crowd in crowds.items()}
     ran = sorted(((counted, trial) for trial in ended if (counted := trial.counted())), key=lambda it: it[0][0].start)
     jobs = []
     for counted, trial in ran:
@@ -113,11 +113,6 @@ def _alone(stretch: Stretch, device: _Crowd, lane: _Crowd, turns: float | None) 
     if residents == 1 or turns is None:
         turns = 1 / residents
     return (stretch.end - stretch.start) * turns * speed
-
-
-def _speed(count: int, share: float) -> float:
-    """The speed of so many lanes on a device, relative to that of one."""
-    return shared_speed(count * share) if count > 1 else 1.0
 
 
 def _median(counts: Iterable[int]) -> int:

@@ -10,10 +10,10 @@ from cotune.engines.base import Engine
 from cotune.engines.simulated.calendar import Calendar, Said
 from cotune.engines.simulated.lanes import Device, Lane
 from cotune.engines.simulated.model import Costs, Work
-from cotune.engines.simulated.paces import speed_by_load
 from cotune.engines.simulated.trials import Trials
 from cotune.packer import events as ev
 from cotune.packer import instructions as do
+from cotune.packer.interference import speed_of_each
 from cotune.trial import TrialSpec
 
 
@@ -36,7 +36,7 @@ class SimulatedEngine(Engine):
         devices: Iterable[ev.DeviceFound],
         model: Callable[[TrialSpec], Work],
         costs: Costs | None = None,
-        speed: Callable[[list[float]], float] = speed_by_load,
+        speed: Callable[[list[float]], float] = speed_of_each,
     ) -> None:
         self._devices = {found.device: Device(found) for found in devices}
         self._costs = costs or Costs()

@@ -6,13 +6,6 @@ from collections.abc import Callable
 
 from cotune.engines.simulated.calendar import Calendar
 from cotune.engines.simulated.lanes import Device, Run, busy
-from cotune.packer.interference import shared_speed
-
-
-def speed_by_load(loads: list[float]) -> float:
-    """How fast trials run beside each other (1 is the speed alone), given what each uses of the device."""
-    # A trial that is alone is not slowed down, however busy it keeps the device.
-    return shared_speed(sum(loads)) if len(loads) > 1 else 1.0
 
 
 class Paces:
