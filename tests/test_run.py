@@ -1536,6 +1536,17 @@ def test_a_run_resumed_with_changed_code_says_so(run):
     assert [trial.metrics["loss"] for trial in results] == [results[0].config["x"], 7.0]
 
 
+def test_code_has_changed_if_it_is_not_that_of_the_last_session(run):
+    space = {"x": cotune.uniform(0, 5)}
+    first, other = (lambda config: config["x"]), (lambda config: 7.0)
+    run(first, space, trials=1, name="twice")
+    with pytest.warns(UserWarning, match="goes on with changed code"):
+        run(other, space, trials=2, name="twice", resume=True)
+    run(other, space, trials=3, name="twice", resume=True)
+    with pytest.warns(UserWarning, match="goes on with changed code"):
+        run(first, space, trials=4, name="twice", resume=True)
+
+
 def test_a_run_resumed_with_another_object_as_a_constant_says_so(run):
     def train(config):
         return float(len(str(config["data"])))

@@ -90,7 +90,7 @@ def assemble(
     trials = points if wanted is None else min(wanted, points or wanted)
     log = EventLog(folder.events)
     stack.callback(log.close)
-    # Once per session; later sessions go by the first.
+    # Once per session; later ones go by the first but for constants, options and code (`record.reading`).
     log.write(
         "run", time.time(), version=VERSION, name=folder.path.name, kind=asked.until.kind, metric=asked.until.metric,
         mode=asked.mode, seed=asked.seed, trials=trials, code=asked.code,
@@ -185,7 +185,7 @@ def _take_up(asked: Asked, folder: RunFolder, settings: Mapping[str, Any], earli
             )
     # The results of the old code and constants stay: such trials are over, or go on from a checkpoint.
     is_begun = any(record.state.is_final or TrialFolder(record.folder).latest_checkpoint() for record in earlier)
-    if is_begun and asked.code != settings.get("code", asked.code):
+    if is_begun and asked.code != (settings.get("code") or asked.code):
         warnings.warn(
             f"run {folder.path.name!r} goes on with changed code: what trials have done by now stays as it is. "
             "To begin anew choose another name=",

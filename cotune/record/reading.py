@@ -119,12 +119,14 @@ def study_of(folder: RunFolder) -> str | None:
 def _settings(before: Mapping[str, Any], event: Mapping[str, Any]) -> dict[str, Any]:
     """The run's settings, updated by the `run` event of a new session.
 
-    Constants may change as long as no trial has ended or has a checkpoint, and options may be added.
+    Constants may change as long as no trial has ended or has a checkpoint, options may be added, and code may change at
+    any time.
     """
     had, has = before.get("options", {}), event.get("options", {})
     options = {name: {**had.get(name, {}), **has.get(name, {})} for name in {**had, **has}}
     seed = operator.index(before.get("seed", event["seed"]))
-    return {**event, **before, "seed": seed, "constants": dict(event.get("constants", {})), "options": options}
+    last = {"constants": dict(event.get("constants", {})), "code": event.get("code")}
+    return {**event, **before, **last, "seed": seed, "options": options}
 
 
 def _check_version(folder: RunFolder, settings: Mapping[str, Any]) -> None:
