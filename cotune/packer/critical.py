@@ -108,8 +108,7 @@ class Critical:
             f"on {device.name} trial {trial.id} would end last because of it"
             for device in devices
             if device.active < device.width.width
-            for lane in device.lanes.values()
-            for trial in lane.residents.values()
+            for trial in device.trials
             # Trials with priority are protected for another reason.
             if trial.priority <= 0 and trial.beside < device.active
         )

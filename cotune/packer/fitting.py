@@ -73,8 +73,7 @@ class Fitting:
         """How many more trials could run on the device by the number of lanes; memory may allow fewer."""
         if self._residents == 1:
             return device.seats
-        running = [len(lane.residents) for lane in device.lanes.values() if lane.residents]
-        return device.seats * self._residents + sum(self._residents - n for n in running)
+        return device.seats * self._residents + sum(self._residents - len(lane.residents) for lane in device.running)
 
     def slack(self, lane: Lane) -> int:
         """Bytes the lane holds and its trials do not need."""
@@ -217,9 +216,8 @@ class Fitting:
         return now if device.free >= 0 else -1, max(later, 0)
 
     def _cost(self, device: Device, trial: Trial) -> float:
-        running = [other for lane in device.lanes.values() for other in lane.residents.values()]
         needs = sum(demand.peak for lane in device.lanes.values() for demand in resident_demands(lane))
-        busy = sum(one.busy or 0.0 for one in [*running, trial])
+        busy = sum(one.busy or 0.0 for one in [*device.trials, trial])
         peak = trial.expected.peak if trial.expected else 0
         return self._policy.cost((needs + peak) / max(device.capacity, 1), busy)
 

@@ -163,7 +163,7 @@ class Grants:
                 self._review_device(device)
 
     def _review_device(self, device: Device) -> None:
-        running = [trial for lane in device.lanes.values() for trial in lane.residents.values()]
+        running = device.trials
         grants = [self._grants[trial.id] for trial in running if trial.id in self._grants]
         crowd = frozenset(trial.id for trial in running)
         before = self._crowds.get(device.name, frozenset())
@@ -197,8 +197,7 @@ class Grants:
             if lane.turn is not None or (grant.settled and grant.asked == grant.best):
                 # Where one resident has every turn, another might never reach a boundary to give its grant back.
                 continue
-            beside = [other for one in device.lanes.values() if one is not lane for other in one.residents.values()]
-            if any(other.priority > 0 for other in beside):
+            if any(other.priority > 0 and other.lane is not lane for other in device.trials):
                 # The grant would slow down a trial with priority.
                 continue
             if grant.asked == grant.best and not grant.is_measured(grant.best):
@@ -257,9 +256,7 @@ class Grants:
 
 def _used(device: Device) -> int:
     """What runs at once on a device: lanes, counted with their granted micro-batches."""
-    return sum(
-        max(trial.granted for trial in lane.residents.values()) for lane in device.lanes.values() if lane.residents
-    )
+    return sum(max(trial.granted for trial in lane.residents.values()) for lane in device.running)
 
 
 def _need(lane: Lane, trial: Trial, concurrency: int) -> int:

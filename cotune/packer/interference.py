@@ -96,4 +96,4 @@ def neighbours(trial: Trial, device: Device, own: Lane | None = None) -> list[Tr
         own: The trial's lane, if it is not in that lane yet.
     """
     own = own or trial.lane
-    return [foremost(lane.residents.values()) for lane in device.lanes.values() if lane.residents and lane is not own]
+    return [foremost(lane.residents.values()) for lane in device.running if lane is not own]

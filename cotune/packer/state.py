@@ -155,13 +155,23 @@ class Device:
         return self.capacity - self.taken
 
     @property
+    def running(self) -> list[Lane]:
+        """Lanes with residents."""
+        return [lane for lane in self.lanes.values() if lane.residents]
+
+    @property
     def active(self) -> int:
-        return sum(1 for lane in self.lanes.values() if lane.residents)
+        return len(self.running)
+
+    @property
+    def trials(self) -> list[Trial]:
+        """The residents of all lanes."""
+        return [trial for lane in self.lanes.values() for trial in lane.residents.values()]
 
     @property
     def computing(self) -> list[Lane]:
         """Running lanes, without stalled ones."""
-        return [lane for lane in self.lanes.values() if lane.residents and not lane.is_stalled]
+        return [lane for lane in self.running if not lane.is_stalled]
 
     @property
     def iterating(self) -> int:
@@ -179,8 +189,7 @@ class Device:
         """Whether running trials leave device time unused, on devices where more lanes are known to use it."""
         if not self.width.idle_limit:
             return False
-        running = [lane.residents for lane in self.lanes.values() if lane.residents]
-        return sum(max(trial.load for trial in residents.values()) for residents in running) < IDLE
+        return sum(max(trial.load for trial in lane.residents.values()) for lane in self.running) < IDLE
 
     @property
     def is_returning(self) -> bool:
@@ -190,15 +199,12 @@ class Device:
     @property
     def seats(self) -> int:
         """How many more lanes may run on the device."""
-        running, most = 0, self.width.width
+        most = self.width.width
         if most > self.width.limit and not self.is_idle:
             most = self.width.limit
-        for lane in self.lanes.values():
-            if lane.residents:
-                running += 1
-                for trial in lane.residents.values():
-                    most = min(most, 1 if trial.exclusive or trial.alone else trial.beside + 1)
-        return max(0, most - running)
+        for trial in self.trials:
+            most = min(most, 1 if trial.exclusive or trial.alone else trial.beside + 1)
+        return max(0, most - self.active)
 
     @property
     def idle(self) -> list[Lane]:
