@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import hashlib
 import types
@@ -10,6 +11,8 @@ from typing import Any
 
 from cotune.trainable import codes, unwrapped
 
+# Larger dicts are data, and no settings.
+MANY = 10_000
 _PLAIN = (bool, int, float, str, bytes, type(None))
 
 
@@ -47,13 +50,28 @@ def digest(*values: object) -> str:
 
 def stand_in(value: Any) -> object:
     """A value, or a stand-in for it, whose `repr` is the same in every process."""
+    try:
+        return _stand_in(value)
+    except RecursionError:
+        # It contains itself.
+        return type(value).__qualname__
+
+
+def _stand_in(value: Any) -> object:
     if isinstance(value, _PLAIN):
         return value
     if isinstance(value, (tuple, list)):
-        return [stand_in(item) for item in value]
-    if isinstance(value, frozenset):
-        return sorted(repr(stand_in(item)) for item in value)
-    return type(value).__qualname__
+        return [_stand_in(item) for item in value]
+    if isinstance(value, (set, frozenset)):
+        return sorted(repr(_stand_in(item)) for item in value)
+    if isinstance(value, dict) and len(value) <= MANY:
+        return sorted(((str(_stand_in(key)), _stand_in(item)) for key, item in value.items()), key=lambda pair: pair[0])
+    if isinstance(value, (type, types.FunctionType, types.BuiltinFunctionType)):
+        return value.__qualname__
+    name = type(value).__qualname__
+    if dataclasses.is_dataclass(value):
+        return [name, *(_stand_in(getattr(value, field.name, None)) for field in dataclasses.fields(value))]
+    return name
 
 
 def _bound(trainable: Any) -> Iterator[object]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import errno
 import functools
 import json
@@ -10,6 +11,7 @@ import os
 import subprocess
 import sys
 import textwrap
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -237,11 +239,11 @@ def test_other_code_constants_or_devices_have_another_profile(tmp_path, monkeypa
     assert name(functools.partial(uses_helper, model="a")) != name(functools.partial(uses_helper, model="b"))
     assert len({before, name(constants={"batch": 64}), name(hardware="cuda"), name(hungry), name(Steps)}) == 5
 
-    def other():
+    def another():
         return 2
 
-    other.__module__ = __name__
-    monkeypatch.setitem(globals(), "helper", other)
+    another.__module__ = __name__
+    monkeypatch.setitem(globals(), "helper", another)
     assert name() != before
 
 
@@ -305,6 +307,40 @@ def test_code_counts_that_a_trainable_inherits_or_encloses(tmp_path, script):
 @pytest.mark.parametrize("trainable", [print, Steps(), Steps().setup, lambda config: None, functools.partial(print)])
 def test_anything_that_can_be_called_has_a_profile(tmp_path, trainable):
     assert profile_path(tmp_path, trainable, {"data": object()}, "cpu").suffix == ".json"
+
+
+@dataclass
+class Model:
+    width: int
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({"layers": {"width": 64}}, {"layers": {"width": 4096}}),
+        ({64}, {4096}),
+        (Model(64), Model(4096)),
+        (Steps, Model),
+        (hungry, helper),
+        (min, max),
+    ],
+)
+def test_other_models_have_another_profile(tmp_path, one, other):
+    def bound(value):
+        return profile_path(tmp_path, functools.partial(uses_helper, model=value), {}, "cpu").name
+
+    def constant(value):
+        return profile_path(tmp_path, uses_helper, {"parts": [value]}, "cpu").name
+
+    assert bound(one) == bound(copy.copy(one)) != bound(other)
+    assert constant(one) == constant(copy.copy(one)) != constant(other)
+
+
+def test_a_constant_that_contains_itself_has_a_profile(tmp_path):
+    endless = []
+    endless.append({"parts": endless})
+    endless.append(endless)
+    assert profile_path(tmp_path, hungry, {"data": endless}, "cpu").suffix == ".json"
 
 
 def test_how_many_lanes_paid_holds_for_devices_alike_and_the_last_says_most(tmp_path):
