@@ -119,7 +119,7 @@ class Fitting:
         assert demand is not None
         best: tuple[tuple[float, int, int], Place] | None = None
         for device in devices:
-            places = list((self._shared_places if share else self._places)(trial, demand, device))
+            places = (self._shared_places if share else self._places)(trial, demand, device)
             place = min(places, key=lambda place: (place.missing, place.growth), default=None)
             if place is not None and place.missing <= 0:
                 cost = self._cost(device, trial) if self._policy.places else 0.0

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from cotune.packer.policies.base import Policy, Waiting
+from cotune.packer.policies.fifo import Fifo
 
 
-class Gandiva(Policy):
+class Gandiva(Fifo):
     """First come, first served; packed as long as that raises total throughput (Gandiva, OSDI'18, section 4.2).
 
     Optimises throughput by trial and error: more lanes are tried and kept if the sum of normalised speeds beats
@@ -17,6 +17,3 @@ class Gandiva(Policy):
     name = "gandiva"
     gain = 1.0
     guesses = False
-
-    def key(self, waiting: Waiting) -> tuple[float, ...]:
-        return (waiting.arrival,)

@@ -7,7 +7,8 @@ from collections import defaultdict
 from collections.abc import Hashable
 from itertools import islice
 
-from cotune.packer.policies.base import Policy, Waiting
+from cotune.packer.policies.base import Waiting
+from cotune.packer.policies.fifo import Fifo
 
 CLASSES = 3
 SAMPLES = 512
@@ -17,7 +18,7 @@ STEEP = 10.0
 WEIGHT = 0.5
 
 
-class Horus(Policy):
+class Horus(Fifo):
     """Weighted fair queues of similar trials, each placed where memory and utilisation cost least (Horus, TPDS'21).
 
     Trials are put into three classes by k-means on their predicted memory. A class weighs
@@ -41,13 +42,10 @@ class Horus(Policy):
         self._weights: dict[Hashable, tuple[int, float]] = {}
         self._changes = 0
 
-    def key(self, waiting: Waiting) -> tuple[float, ...]:
-        return (waiting.arrival,)
-
     def group(self, waiting: Waiting) -> Hashable:
         if waiting.need is None or not self._centers:
             return 0
-        size = math.log(max(waiting.need, 1))
+        size = _size(waiting.need)
         return min(range(len(self._centers)), key=lambda number: abs(self._centers[number] - size))
 
     def rank(self, group: Hashable) -> float:
@@ -57,8 +55,7 @@ class Horus(Policy):
         self._since[group][waiting.trial] = waiting.since
         self._latest = max(self._latest, waiting.since)
         self._changes += 1
-        if waiting.need is not None:
-            self._learn(math.log(max(waiting.need, 1)))
+        self._learn(waiting.need)
 
     def left(self, waiting: Waiting, group: Hashable, started: bool) -> None:
         self._since[group].pop(waiting.trial, None)
@@ -69,8 +66,8 @@ class Horus(Policy):
         # Within its class a trial keeps its position, so waiting trials stay in the order in which they joined.
         if other != group:
             super().changed(before, group, waiting, other)
-        elif waiting.need is not None:
-            self._learn(math.log(max(waiting.need, 1)))
+        else:
+            self._learn(waiting.need)
 
     def resumed(self, waiting: Waiting, group: Hashable) -> None:
         # Its need was learnt when it joined.
@@ -89,13 +86,19 @@ class Horus(Policy):
             self._weights[group] = self._changes, weight
         return weight
 
-    def _learn(self, size: float) -> None:
-        """Notes a size; clusters again each time the number of sizes seen has doubled."""
-        self._needs.append(size)
+    def _learn(self, need: int | None) -> None:
+        """Notes a size, if it is known; clusters again each time the number of sizes seen has doubled."""
+        if need is None:
+            return
+        self._needs.append(_size(need))
         del self._needs[:-SAMPLES]
         self._seen += 1
         if self._seen & (self._seen - 1) == 0:
             self._centers = k_means(self._needs, CLASSES)
+
+
+def _size(need: int) -> float:
+    return math.log(max(need, 1))
 
 
 def k_means(values: list[float], count: int) -> list[float]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from cotune.packer.policies.base import Policy, Waiting
+from cotune.packer.policies.fifo import Fifo
 
 
-class Pack(Policy):
+class Pack(Fifo):
     """In order of arrival, as many at once as fit (Salus, MLSys'20, section 4.2, PACK).
 
     Optimises the use of memory, and the makespan of trials too light to fill the device. Assumes that what fits also
@@ -15,6 +15,3 @@ class Pack(Policy):
 
     name = "pack"
     packs = True
-
-    def key(self, waiting: Waiting) -> tuple[float, ...]:
-        return (waiting.arrival,)
