@@ -58,7 +58,7 @@ def refuse_before_start(function: str, unknown: Iterable[str], instead: Mapping[
         InputError: There is such an argument.
     """
     _refuse_other_systems()
-    _refuse_unknown(function, unknown, instead)
+    refuse_unknown(function, unknown, instead)
     _refuse_at_import(function)
 
 
@@ -87,7 +87,8 @@ def _refuse_other_systems() -> None:
         )
 
 
-def _refuse_unknown(function: str, unknown: Iterable[str], instead: Mapping[str, str]) -> None:
+def refuse_unknown(function: str, unknown: Iterable[str], instead: Mapping[str, str]) -> None:
+    """Refuses arguments that there are not; see `refuse_before_start`."""
     for name in unknown:
         known = inspect.signature(getattr(importlib.import_module("cotune"), function)).parameters
         near = difflib.get_close_matches(name, known, n=1)

@@ -10,7 +10,7 @@ import functools
 import logging
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, Never, cast
 
@@ -18,7 +18,7 @@ import ray
 from ray import cloudpickle
 from ray.tune.schedulers import FIFOScheduler, ResourceChangingScheduler, TrialScheduler, create_scheduler
 
-from cotune._arguments import checked_count, checked_priority, checked_seconds, checked_slowdown
+from cotune._arguments import checked_count, checked_priority, checked_seconds, checked_slowdown, refuse_unknown
 from cotune.errors import InputError
 from cotune.packer import MAX_SLOWDOWN, Packer, PackerOptions
 from cotune.packer.policies import Policy, make_policy
@@ -45,18 +45,13 @@ _PROPAGATED = ("RAY_CHDIR_TO_TRIAL_DIR", "TUNE_", "RAY_AIR_", "RAY_TRAIN_", "AWS
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The arguments of `colocate`."""
+    """The arguments of `colocate`, those for the brain in its own form."""
 
+    packer: PackerOptions
     gpus: int | None
-    lanes: int | None
-    max_residents: int
     memory_margin: float | None
     isolation: str
-    policy: str | Policy | None
-    iteration_timeout: float | None
     priority: Callable[[Mapping[str, Any]], float]
-    max_slowdown: float
-    judged: bool
 
 
 def colocate(
@@ -100,22 +95,19 @@ def colocate(
     Raises:
         InputError: An argument is wrong, or this version of Ray is unknown.
     """
-    for name in unknown:
-        raise InputError(
-            f"colocate() takes no {name}=",
-            hint="it takes gpus=, lanes=, max_residents=, memory_margin=, isolation=, policy=, iteration_timeout=, "
-            "priority= and max_slowdown=",
-        )
+    refuse_unknown("colocate", unknown, {})
     chosen = _scheduler(scheduler)
     _check(gpus, lanes, max_residents, memory_margin, isolation)
-    patience = checked_seconds("iteration_timeout", iteration_timeout)
-    make_policy(policy)
-    options = Options(
-        gpus, lanes, max_residents, memory_margin, isolation, policy, patience,
-        checked_priority(priority), checked_slowdown(max_slowdown),
+    packer = PackerOptions(
+        width=lanes,
+        residents=max_residents,
+        policy=make_policy(policy),
+        iteration_timeout=checked_seconds("iteration_timeout", iteration_timeout),
+        grants=False,
         judged=type(chosen) not in (FIFOScheduler, _colocated(FIFOScheduler)),
-    )  # fmt: skip
-    return wrap(chosen, options)
+        max_slowdown=checked_slowdown(max_slowdown),
+    )
+    return wrap(chosen, Options(packer, gpus, memory_margin, isolation, checked_priority(priority)))
 
 
 def _scheduler(scheduler: TrialScheduler | str | None) -> TrialScheduler:
@@ -271,15 +263,8 @@ def _admit_anew(controller: Any, options: Options, theirs: tuple[Any, type]) -> 
 
 
 def _broker(trial: Any, options: Options, most: int | None) -> Broker:
-    packer = PackerOptions(
-        width=options.lanes,
-        residents=options.max_residents,
-        policy=make_policy(options.policy),
-        iteration_timeout=options.iteration_timeout,
-        grants=False,
-        judged=options.judged,
-        max_slowdown=options.max_slowdown,
-    )
+    # A policy of its own for each experiment: a scheduler may be used for several.
+    packer = replace(options.packer, policy=make_policy(options.packer.policy))
     asked = trial.placement_group_factory.required_resources
     cores = float(asked.get("CPU", 0.0))
     cluster = ClusterOptions(
@@ -287,9 +272,9 @@ def _broker(trial: Any, options: Options, most: int | None) -> Broker:
         asks_gpu=asked.get("GPU", 0.0) > 0,
         cores=cores,
         margin=options.memory_margin,
-        lanes=options.lanes,
+        lanes=packer.width,
         trials=most,
-        residents=options.max_residents,
+        residents=packer.residents,
         environment=_environment(cores),
         modules=_modules(trial.get_trainable_cls()),
     )

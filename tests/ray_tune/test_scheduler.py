@@ -129,12 +129,18 @@ def test_a_scheduler_that_decides_what_trials_get_is_refused_around_a_colocated_
     assert "scheduler=colocate(" in refused.value.hint
 
 
+def test_an_argument_of_run_is_told_which_one_it_is_here():
+    with pytest.raises(InputError, match="takes no residents=") as caught:
+        colocate(residents=2)
+    assert caught.value.hint == "did you mean max_residents=?"
+
+
 @pytest.mark.parametrize(
     ("base", "judged"), [(None, False), (FIFOScheduler, False), (ASHAScheduler, True), (PopulationBasedTraining, True)]
 )
 def test_the_brain_is_told_whether_trials_are_judged_by_those_before_them(base, judged):
     made = base and (base(hyperparam_mutations={"x": [1]}) if base is PopulationBasedTraining else base())
-    assert colocate(colocate(made))._cotune_options.judged == judged
+    assert colocate(colocate(made))._cotune_options.packer.judged == judged
 
 
 def test_requests_of_two_trials_differ_and_each_equals_the_amounts_that_its_trial_asked_for():
