@@ -69,19 +69,13 @@ def functions_of_script() -> Iterator[list[FunctionType]]:
 
 
 class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """A cloudpickle pickler with rules for more kinds of objects.
+    """A cloudpickle pickler with rules for more kinds of objects (`_RULES`).
 
     Functions share the variables that they share (`nonlocal`), and know their file, by which tracebacks and
-    `inspect.getsource` find the source: cloudpickle 3.1.3 leaves it out. Enums keep aliases, named combinations,
-    members that are functions, and attributes that `__init__` or `__new__` gave members. Weak references are sent with
-    what they refer to. Modules of a subclass of `ModuleType`, such as `optuna.integration`, are sent by name, as
-    cloudpickle sends others; so are those that only their parent knows, such as `torch._C._functions`, to which
-    `once_differentiable` refers. What a library has wrapped stays wrapped (`wrapped`). Made anew are a
-    `functools.cached_property`, since it holds a lock before Python 3.12, and a `random.SystemRandom`, which has no
-    state (`from secrets import choice` is a method of one). A function that a module's decorator has made of one of the
-    script uses the variables of that module, not a copy of them. Nested classes know which class they are in. A
-    function has what it names in the bodies of its classes. Identities stay (`identities`). Standard streams, and what
-    prints to them, are those of the other process (`streams`).
+    `inspect.getsource` find the source: cloudpickle 3.1.3 leaves it out. One that a module's decorator has made of one
+    of the script uses the variables of that module, not a copy of them. A function has what it names in the bodies of
+    its classes. Nested classes know which class they are in. Enums keep aliases, named combinations, members that are
+    functions, and attributes that `__init__` or `__new__` gave members. Identities stay (`identities`).
 
     Attributes:
         cells: By id, the variables that functions pickled so far share with others, each with what stands for it.
@@ -95,82 +89,116 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         self._singles = identities.singles()
 
     def reducer_override(self, obj: Any) -> Any:
+        for reduced in _RULES:
+            if (found := reduced(obj)) is not NotImplemented:
+                return found
         if type(obj) is CodeType:
             make, args = self.dispatch_table[CodeType](obj)
             return make, (*args[:_FILE], obj.co_filename, *args[_FILE + 1 :])
-        for reduced in wrapped.reduced, streams.reduced, annotated.reduced:
-            if (found := reduced(obj)) is not NotImplemented:
-                return found
-        if type(obj) is random.SystemRandom:
-            return random.SystemRandom, ()
-        if type(obj) is functools.partialmethod:
-            return _partialmethod, (obj.func, obj.args, obj.keywords)
-        if isinstance(obj, functools.cached_property):
-            return _cached_property, (type(obj),), {name: it for name, it in vars(obj).items() if name != "lock"}
-        if isinstance(obj, ModuleType):
-            return self._module(obj)
-        if type(obj) is weakref.ref:
-            return _weakly, (obj(),)
-        if type(obj) is weakref.WeakMethod:
-            # By name: the class of what has the method may be there already, with a function of its own.
-            return _weakly, (None, "method") if (there := obj()) is None else (there.__self__, _attribute(there))
-        if type(obj) in (weakref.WeakKeyDictionary, weakref.WeakValueDictionary):
-            return type(obj), (dict(obj),)
-        if id(obj) in _SENTINELS:
-            return getattr, (dataclasses, _SENTINELS[id(obj)])
-        if type(obj) in _NAMED and not is_found_by_name(obj):
-            supertype = (obj.__supertype__,) if type(obj) is typing.NewType else ()
-            return type(obj), (obj.__name__, *supertype)
-        if isinstance(obj, FunctionType) and not is_found_by_name(obj):
-            found = super().reducer_override(annotated.readable(obj))
-        else:
-            found = super().reducer_override(obj)
+        is_by_value = isinstance(obj, FunctionType) and not is_found_by_name(obj)
+        found = super().reducer_override(annotated.readable(obj) if is_by_value else obj)
         if found is NotImplemented and type(obj) not in self.dispatch_table:
             return identities.reduced(obj, self._singles)
         if found is NotImplemented or len(found) != 6:
             return found
-        make, args, state, *rest, fill = found
         if isinstance(obj, FunctionType):
-            code, variables, *args, closure = args
-            # Only a decorator's: to import the module of a function that was made within another may do much more.
-            if (name := _module_with(obj.__globals__)) not in (None, obj.__module__):
-                variables = _Variables(name)
-                state[1]["__globals__"] = {}
-            else:
-                names = obj.__globals__
-                state[1]["__globals__"] |= {name: names[name] for name in _named_in_classes(obj) if name in names}
-            closure = closure and tuple(map(self._cell, obj.__closure__ or ()))
-            if parameters := getattr(obj, "__type_params__", ()):
-                state[1]["__type_params__"] = parameters
-            return _function, (make, code, variables, *args, closure), state, *rest, fill
+            return self._function(obj, *found)
         _complete.add(obj)
-        state[0].pop("__annotations_cache__", None)
-        if own := annotated.of_class(obj):
-            state[0]["__annotations__"] = own
-        if isinstance(obj, enum.EnumType):
-            return _enum(obj, *found)
-        self.classes.append(obj)
-        # Hooks of bases and metaclasses in modules, such as those that keep tables of classes, look at these.
-        args[3].update({name: it for name, it in vars(obj).items() if type(it) in _SCALARS and name[:2] != "__"})
-        if "<locals>" not in obj.__qualname__:
-            # With it, what is pickled in a lane now could not be: such a class is not found by name.
-            args[3]["__qualname__"] = obj.__qualname__
-        if "__slots__" in vars(obj) and typing.NamedTuple not in vars(obj).get("__orig_bases__", ()):
-            # cloudpickle leaves them out, so that objects take any attribute. `NamedTuple` gives them itself.
-            args[3]["__slots__"] = vars(obj)["__slots__"]
-            for name in [name for name, it in state[0].items() if type(it) is types.MemberDescriptorType]:
-                del state[0][name]
-        state = *state, pytrees.known(obj)
-        return _made_once, (make, *args), state, *rest, functools.partial(_complete_class, fill)
+        _annotate(obj, found[2][0])
+        return _enum(obj, *found) if isinstance(obj, enum.EnumType) else self._class(obj, *found)
 
-    def _module(self, module: ModuleType) -> Any:
-        parent, _, name = module.__name__.rpartition(".")
-        if module.__name__ not in sys.modules and getattr(sys.modules.get(parent), name, None) is module:
-            return getattr, (sys.modules[parent], name)
-        return NotImplemented if type(module) is ModuleType else (importlib.import_module, (module.__name__,))
+    def _function(self, function: FunctionType, make: Any, args: Any, state: Any, *rest: Any) -> Any:
+        """What `reducer_override` returns for a function by value, made of what cloudpickle does."""
+        code, variables, *args, closure = args
+        # Only a decorator's: to import the module of a function that was made within another may do much more.
+        if (name := _module_with(function.__globals__)) not in (None, function.__module__):
+            variables = _Variables(name)
+            state[1]["__globals__"] = {}
+        else:
+            names = function.__globals__
+            state[1]["__globals__"] |= {name: names[name] for name in _named_in_classes(function) if name in names}
+        closure = closure and tuple(map(self._cell, function.__closure__ or ()))
+        if parameters := getattr(function, "__type_params__", ()):
+            state[1]["__type_params__"] = parameters
+        return _function, (make, code, variables, *args, closure), state, *rest
+
+    def _class(self, cls: type, make: Any, args: Any, state: Any, *rest: Any) -> Any:
+        """What `reducer_override` returns for a class by value, made of what cloudpickle does."""
+        self.classes.append(cls)
+        own, (attributes, slots), given = vars(cls), state, args[3]
+        # Hooks of bases and metaclasses in modules, such as those that keep tables of classes, look at these.
+        given.update({name: it for name, it in own.items() if type(it) in _SCALARS and name[:2] != "__"})
+        if "<locals>" not in cls.__qualname__:
+            # With it, what is pickled in a lane now could not be: such a class is not found by name.
+            given["__qualname__"] = cls.__qualname__
+        if "__slots__" in own and typing.NamedTuple not in own.get("__orig_bases__", ()):
+            # cloudpickle leaves them out, so that objects take any attribute. `NamedTuple` gives them itself.
+            given["__slots__"] = own["__slots__"]
+            for name in [name for name, it in attributes.items() if type(it) is types.MemberDescriptorType]:
+                del attributes[name]
+        complete = functools.partial(_complete_class, rest[-1])
+        return _made_once, (make, *args), (attributes, slots, pytrees.known(cls)), *rest[:-1], complete
 
     def _cell(self, cell: CellType) -> _Cell:
         return self.cells.setdefault(id(cell), (cell, _Cell()))[1]
+
+
+def _made_anew(obj: Any) -> Any:
+    """What `reducer_override` returns for objects that are made from their parts; `NotImplemented` for others.
+
+    A `functools.cached_property` holds a lock before Python 3.12. A `random.SystemRandom` has no state
+    (`from secrets import choice` is a method of one).
+    """
+    kind = type(obj)
+    if kind is random.SystemRandom:
+        return kind, ()
+    if kind is functools.partialmethod:
+        return _partialmethod, (obj.func, obj.args, obj.keywords)
+    if isinstance(obj, functools.cached_property):
+        return _cached_property, (kind,), {name: it for name, it in vars(obj).items() if name != "lock"}
+    if kind in _NAMED and not is_found_by_name(obj):
+        supertype = (obj.__supertype__,) if kind is typing.NewType else ()
+        return kind, (obj.__name__, *supertype)
+    return NotImplemented
+
+
+def _weak(obj: Any) -> Any:
+    """What `reducer_override` returns for weak references, which are sent with what they refer to."""
+    if type(obj) is weakref.ref:
+        return _weakly, (obj(),)
+    if type(obj) is weakref.WeakMethod:
+        # By name: the class of what has the method may be there already, with a function of its own.
+        return _weakly, (None, "method") if (there := obj()) is None else (there.__self__, _attribute(there))
+    if type(obj) in (weakref.WeakKeyDictionary, weakref.WeakValueDictionary):
+        return type(obj), (dict(obj),)
+    return NotImplemented
+
+
+def _by_name(obj: Any) -> Any:
+    """What `reducer_override` returns for modules of a subclass, those that only their parent knows, and sentinels.
+
+    `optuna.integration` is of a subclass of `ModuleType`; cloudpickle sends others by name itself. Only its parent
+    knows `torch._C._functions`, to which `once_differentiable` refers.
+    """
+    if id(obj) in _SENTINELS:
+        return getattr, (dataclasses, _SENTINELS[id(obj)])
+    if not isinstance(obj, ModuleType):
+        return NotImplemented
+    parent, _, name = obj.__name__.rpartition(".")
+    if obj.__name__ not in sys.modules and getattr(sys.modules.get(parent), name, None) is obj:
+        return getattr, (sys.modules[parent], name)
+    return NotImplemented if type(obj) is ModuleType else (importlib.import_module, (obj.__name__,))
+
+
+# Each says how to pickle an object, as `reducer_override` does.
+_RULES = (wrapped.reduced, streams.reduced, annotated.reduced, _made_anew, _weak, _by_name)
+
+
+def _annotate(cls: type, attributes: dict[str, Any]) -> None:
+    """Gives the attributes with which a class travels its annotations."""
+    attributes.pop("__annotations_cache__", None)
+    if own := annotated.of_class(cls):
+        attributes["__annotations__"] = own
 
 
 def _named_in_classes(function: FunctionType) -> Iterator[str]:
@@ -295,7 +323,7 @@ def _enum(cls: Any, make: Any, args: Any, state: Any, *rest: Any) -> Any:
     members = {name: _member_value(member.value) for name, member in cls.__members__.items()}
     attributes = {name: value for name, value in state[0].items() if name not in members}
     own = {name: _attributes(member) for name, member in cls.__members__.items()}
-    fill = functools.partial(_complete_enum, rest[2])
+    fill = functools.partial(_complete_enum, rest[-1])
     return make, (bases, name, qualname, members, *others), (attributes, state[1], own), None, None, fill
 
 
