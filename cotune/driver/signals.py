@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from cotune.script.preload import is_own
+from cotune.script.installed import is_own
 from cotune.trainable import unwrapped
 
 if TYPE_CHECKING:

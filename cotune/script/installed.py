@@ -1,13 +1,20 @@
-"""Finds modules without importing them, and tells those that are being imported."""
+"""Finds modules without importing them, and tells those that are being imported, installed, or the user's own."""
 
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
+import sysconfig
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
+
+# Modules that lanes do not use, or replace by their own; `__main__` may be a script of an installed package.
+_OTHERS = ("ray", "cotune", "pytest", "_pytest", "IPython", "ipykernel", "optuna", "__main__")
+# Not everything below `sys.prefix`: that may be /usr, and a user's own code may be in /usr/src.
+_PYTHONS = tuple(os.path.join(sysconfig.get_path(name), "") for name in ("stdlib", "platstdlib", "scripts"))
 
 
 def spec_of(name: str) -> ModuleSpec | None:
@@ -50,3 +57,30 @@ def found_behind(
         if spec is not None:
             return spec
     return None
+
+
+def is_own(module: ModuleType) -> bool:
+    """Whether a module is the user's own: neither installed nor part of Python."""
+    file = getattr(module, "__file__", None)
+    return isinstance(file, str) and is_own_file(file)
+
+
+def is_own_file(file: str) -> bool:
+    """Whether a source file is the user's own."""
+    return not file.startswith(_PYTHONS) and not is_of_a_package(file)
+
+
+def is_installed(module: ModuleType) -> bool:
+    """Whether a module is part of an installed package that lanes may use."""
+    file = getattr(module, "__file__", None)
+    return isinstance(file, str) and is_of_a_package(file) and not is_useless(module.__name__)
+
+
+def is_useless(name: str) -> bool:
+    """Whether lanes do not use a module, or replace it by their own."""
+    return name.partition(".")[0] in _OTHERS
+
+
+def is_of_a_package(file: str) -> bool:
+    """Whether a source file is part of an installed package."""
+    return "site-packages" in file or "dist-packages" in file

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
 
-from cotune.script.installed import found_behind, is_unfinished, loaded_modules
+from cotune.script.installed import found_behind, is_own_file, is_unfinished, is_useless, loaded_modules
 
 _Stamp = tuple[int, int]
 
@@ -38,9 +38,6 @@ class OwnModule(NamedTuple):
 
 def own_modules() -> dict[str, OwnModule]:
     """The modules of the user's own that this process has loaded, by name."""
-    # Only here: the zygote, which has no use for it, need not load it.
-    from cotune.script.preload import is_own_file, is_useless
-
     found: dict[str, OwnModule] = {}
     for name, variables in loaded_modules():
         spec = variables.get("__spec__")

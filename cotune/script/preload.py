@@ -8,7 +8,6 @@ import os
 import pickletools
 import re
 import sys
-import sysconfig
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -16,7 +15,7 @@ from types import CellType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 from cotune.script.compiler_settings import COMPILER
-from cotune.script.installed import spec_of
+from cotune.script.installed import is_installed, is_of_a_package, is_own, is_own_file, spec_of
 from cotune.script.parsing import parsed
 from cotune.trainable import called_by, codes
 
@@ -26,10 +25,6 @@ FILES = 50
 SEARCHED = 50_000
 # A pickle with more words than this holds texts; checking whether a word names a module takes 30 us.
 WORDS = 5000
-# Modules that lanes do not use, or replace by their own; `__main__` may be a script of an installed package.
-_OTHERS = ("ray", "cotune", "pytest", "_pytest", "IPython", "ipykernel", "optuna", "__main__")
-# Not everything below `sys.prefix`: that may be /usr, and a user's own code may be in /usr/src.
-_PYTHONS = tuple(os.path.join(sysconfig.get_path(name), "") for name in ("stdlib", "platstdlib", "scripts"))
 TORCH = ("torch", "torch.utils.data")
 # Parts of torch that load its compiler, or exist because it was loaded (`inside/dynamo.py`).
 _COMPILING = frozenset(
@@ -147,9 +142,9 @@ def _heavy_imports(names: set[str]) -> set[str]:
         origin = _origin(top)
         if origin is None:
             continue
-        if _is_of_a_package(str(origin)):
+        if is_of_a_package(str(origin)):
             waiting |= _torch_if_required(top)
-        elif not str(origin).startswith(_PYTHONS):
+        elif is_own_file(str(origin)):
             # `test`, CPython's own tests, is not among the names of the standard library.
             sources = _sources(origin.parent) if origin.name == "__init__.py" else iter([origin])
             paths = list(islice(sources, FILES - files))
@@ -203,32 +198,3 @@ def _imports(path: Path) -> set[str]:
         elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
             found.add(node.module)
     return found
-
-
-# ---- installed modules and the user's own
-
-
-def is_own(module: ModuleType) -> bool:
-    """Whether a module is the user's own: neither installed nor part of Python."""
-    file = getattr(module, "__file__", None)
-    return isinstance(file, str) and is_own_file(file)
-
-
-def is_own_file(file: str) -> bool:
-    """Whether a source file is the user's own."""
-    return not file.startswith(_PYTHONS) and not _is_of_a_package(file)
-
-
-def is_installed(module: ModuleType) -> bool:
-    """Whether a module is part of an installed package that lanes may use."""
-    file = getattr(module, "__file__", None)
-    return isinstance(file, str) and _is_of_a_package(file) and not is_useless(module.__name__)
-
-
-def is_useless(name: str) -> bool:
-    """Whether lanes do not use a module, or replace it by their own."""
-    return name.partition(".")[0] in _OTHERS
-
-
-def _is_of_a_package(file: str) -> bool:
-    return "site-packages" in file or "dist-packages" in file

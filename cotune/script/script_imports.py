@@ -15,9 +15,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from cotune.script.installed import is_unfinished
+from cotune.script.installed import is_installed, is_own, is_unfinished, is_useless
 from cotune.script.parsing import parsed
-from cotune.script.preload import is_installed, is_own, is_useless
 
 # Large modules, often imported without being used, whose import has no effect on other code.
 _WITHOUT_EFFECT = {"jax", "matplotlib", "numpy", "pandas", "plotly", "scipy", "seaborn", "tensorflow", "torch", "tqdm"}

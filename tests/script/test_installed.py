@@ -1,9 +1,12 @@
-"""What is loaded, and what would be found."""
+"""What is loaded, what would be found, and whose it is."""
 
 import sys
+import types
 from types import ModuleType
 
-from cotune.script.installed import loaded_modules
+import pytest
+
+from cotune.script.installed import is_own, loaded_modules
 
 
 class Library:
@@ -32,3 +35,11 @@ def test_loaded_modules_are_those_with_variables(monkeypatch):
 def test_no_module_is_asked_for_its_variables(monkeypatch):
     monkeypatch.setitem(sys.modules, "lazy", Lazy("lazy"))
     assert dict(loaded_modules())["lazy"]["__name__"] == "lazy"
+
+
+def test_a_users_code_below_the_prefix_of_python_is_the_users():
+    mine = types.ModuleType("mine")
+    mine.__file__ = f"{sys.prefix}/src/app/mine.py"
+    assert is_own(mine)
+    assert not is_own(types)
+    assert not is_own(pytest)

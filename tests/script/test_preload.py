@@ -6,7 +6,7 @@ import types
 import pytest
 
 from cotune.script.pickling import dumps
-from cotune.script.preload import WORDS, is_own, modules_to_preload
+from cotune.script.preload import WORDS, modules_to_preload
 from cotune.search.study_proxy import StudyObjective
 
 
@@ -275,14 +275,6 @@ def test_a_script_of_an_installed_package_is_not_preloaded(monkeypatch):
         return sys.modules["__main__"]
 
     assert "__main__" not in preload(train)
-
-
-def test_a_users_code_below_the_prefix_of_python_is_the_users():
-    mine = types.ModuleType("mine")
-    mine.__file__ = f"{sys.prefix}/src/app/mine.py"
-    assert is_own(mine)
-    assert not is_own(types)
-    assert not is_own(pytest)
 
 
 def test_texts_that_a_trainable_brings_along_are_not_taken_for_modules(without_torch):
