@@ -12,7 +12,7 @@ import os
 import re
 import secrets
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
@@ -292,16 +292,18 @@ def assigned_outside(function: Any) -> list[str]:
     return sorted(globals_set_by(code) | (outer & set(code.co_freevars)))
 
 
-def check_callbacks(callbacks: Any, *passed: str) -> None:
-    """Refuses callbacks that cannot be called with the arguments `passed`."""
-    if not isinstance(callbacks, Iterable) or not all(map(callable, callbacks)):
+def checked_callbacks(callbacks: Any, *passed: str) -> Iterable[Callable[..., Any]]:
+    """Callbacks that can be called with the arguments `passed`: the list itself, which may change later."""
+    listed = tuple(callbacks or ()) if isinstance(callbacks, Iterator | None) else callbacks
+    if not isinstance(listed, Iterable) or not all(map(callable, listed)):
         raise InputError(f"callbacks={callbacks!r} is not a list of functions", hint="write callbacks=[function]")
-    for callback in callbacks:
+    for callback in listed:
         if not takes(callback, len(passed)):
             raise InputError(
                 f"the callback {callback!r} cannot be called with {' and '.join(passed)}",
                 hint=f"write def callback({', '.join(passed)}): ...",
             )
+    return listed
 
 
 def check_goal(metric: Any, mode: Any) -> None:

@@ -7,15 +7,15 @@ import os
 import secrets
 import signal
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Never
 
 from cotune._arguments import (
-    check_callbacks,
     check_goal,
     check_run_name,
     check_storage,
+    checked_callbacks,
     checked_choice,
     checked_count,
     checked_flag,
@@ -212,8 +212,7 @@ def run(
     check_goal(metric, mode)
     rule = checked_stop(stop, metric if mode == "min" else "")
     check_run_name(name)
-    heard_by = tuple(callbacks or ()) if isinstance(callbacks, Iterator | None) else callbacks
-    check_callbacks(heard_by, "trial")
+    heard_by = checked_callbacks(callbacks, "trial")
     mps = checked_mps(mps, lanes)
     budget = checked_seconds("time_budget", time_budget)
     is_grid = sampler == "grid"

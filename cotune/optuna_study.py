@@ -18,9 +18,9 @@ import optuna
 
 from cotune._arguments import (
     assigned_outside,
-    check_callbacks,
     check_run_name,
     check_storage,
+    checked_callbacks,
     checked_count,
     checked_flag,
     checked_mps,
@@ -144,9 +144,7 @@ def optimize(
                 f"n_jobs={n_jobs!r}: trials run in processes here, not in threads",
                 hint="leave it out: how many run at once on each device is measured, or lanes= says it",
             )
-        # A list may change meanwhile: Optuna goes through it anew after each trial.
-        heard_by = tuple(callbacks or ()) if isinstance(callbacks, Iterator | None) else callbacks
-        check_callbacks(heard_by, "study", "trial")
+        heard_by = checked_callbacks(callbacks, "study", "trial")
         checked_flag("grants", grants)
         checked_flag("dashboard", dashboard, or_none=True)
         options = packer_options(
@@ -197,8 +195,7 @@ def optimize(
             policy=options.policy.name, residents=options.residents,
         )  # fmt: skip
         view = make_view(dashboard)
-        kind = getattr(objective, "__name__", type(objective).__name__)
-        settings = SweepOptions(kind, "", wanted, None, lockstep=True)
+        settings = SweepOptions(name_of(objective), "", wanted, None, lockstep=True)
         records = Records(folder, log, "", base)
         sweep = Sweep(_Later(), search, Packer(options), engine, records, view, settings)
         stack.callback(sweep.display.close)
