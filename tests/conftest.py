@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+import cotune
 from cotune.demand import GIB
 from cotune.errors import DeviceError
 from cotune.script import pickling
@@ -93,6 +94,23 @@ def needs_mps():
         MpsDaemon(find_devices(gpus=1)[0].uuid).close()
     except DeviceError as error:
         pytest.skip(error.message)
+
+
+@pytest.fixture
+def run(request, tmp_path):
+    """`cotune.run` with options that most tests have in common, and those that a module's have: its `OPTIONS`."""
+    common = {"metric": "loss", "devices": ["cpu:0@4GiB"], "storage": tmp_path, "dashboard": False, "seed": 0}
+    common |= getattr(request.module, "OPTIONS", {})
+    return lambda trainable, space, **options: cotune.run(trainable, space, **{**common, **options})
+
+
+@pytest.fixture
+def optimize(tmp_path):
+    """`cotune.optimize` with options that most tests have in common."""
+    common = {"devices": ["cpu:0@2GiB"], "storage": tmp_path / "runs", "dashboard": False}
+    return lambda study, objective, n_trials=None, **options: cotune.optimize(
+        study, objective, n_trials, **{**common, **options}
+    )
 
 
 @contextlib.contextmanager

@@ -24,16 +24,6 @@ from cotune.driver.signals import ECHO
 ROOT = Path(cotune.__file__).parents[1]
 
 
-@pytest.fixture
-def optimize(tmp_path):
-    defaults = {"devices": ["cpu:0@2GiB"], "storage": tmp_path / "runs", "dashboard": False}
-
-    def start(study, objective, n_trials=None, **options):
-        return cotune.optimize(study, objective, n_trials, **{**defaults, **options})
-
-    return start
-
-
 def states(study):
     return [t.state.name for t in study.trials]
 

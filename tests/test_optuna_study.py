@@ -28,18 +28,6 @@ from cotune.paths import RunFolder
 from cotune.search.study_pickling import study_as_proxy
 from cotune.sharing import delays
 
-CPU = ["cpu:0@2GiB"]
-
-
-@pytest.fixture
-def optimize(tmp_path):
-    defaults = {"devices": CPU, "storage": tmp_path / "runs", "dashboard": False}
-
-    def start(study, objective, n_trials=None, **options):
-        return cotune.optimize(study, objective, n_trials, **{**defaults, **options})
-
-    return start
-
 
 @pytest.fixture
 def said():

@@ -22,18 +22,6 @@ from cotune.paths import RunFolder
 from cotune.sharing import delays
 from cotune.simulation import from_run, simulate
 
-CPU = ["cpu:0@4GiB"]
-
-
-@pytest.fixture
-def run(tmp_path):
-    defaults = {"metric": "loss", "devices": CPU, "storage": tmp_path, "dashboard": False, "seed": 0}
-
-    def start(trainable, space, **options):
-        return cotune.run(trainable, space, **{**defaults, **options})
-
-    return start
-
 
 def quadratic(config):
     for step in range(9):
@@ -1394,7 +1382,7 @@ def test_a_name_is_used_once(run):
 @pytest.mark.parametrize("resume", [False, True])
 def test_the_folder_of_a_study_is_refused_as_such(run, tmp_path, resume):
     study = optuna.create_study(study_name="of-mine")
-    cotune.optimize(study, lambda trial: 1.0, 1, name="mine", storage=tmp_path, devices=CPU, dashboard=False)
+    cotune.optimize(study, lambda trial: 1.0, 1, name="mine", storage=tmp_path, devices=["cpu:0"], dashboard=False)
     with pytest.raises(cotune.RunNameInUse, match="belongs to the Optuna study 'of-mine'") as raised:
         run(quadratic, {"x": 1.0}, trials=1, name="mine", resume=resume)
     assert "resume=" not in raised.value.hint

@@ -17,21 +17,13 @@ from cotune.engines import ray_roster
 
 pytestmark = pytest.mark.ray
 
+OPTIONS = {"cluster": "auto", "gpus": 0, "devices": None}
+
 
 @pytest.fixture
 def cluster(in_ray):
     """Two nodes, one of them with GPUs in name only; this process is connected."""
     return in_ray.start(gpus=2)
-
-
-@pytest.fixture
-def run(tmp_path):
-    defaults = {"metric": "loss", "cluster": "auto", "gpus": 0, "storage": tmp_path, "dashboard": False, "seed": 0}
-
-    def start(trainable, space, **options):
-        return cotune.run(trainable, space, **{**defaults, **options})
-
-    return start
 
 
 @pytest.mark.parametrize("address", ["nonsense", "127.0.0.1:1", "ray://127.0.0.1:1"])

@@ -18,16 +18,6 @@ from cotune.driver import signals
 from cotune.packer.policies import Fifo
 
 
-@pytest.fixture
-def run(tmp_path):
-    defaults = {"metric": "loss", "devices": ["cpu:0@4GiB"], "storage": tmp_path, "dashboard": False, "seed": 0}
-
-    def start(trainable, space, **options):
-        return cotune.run(trainable, space, **{**defaults, **options})
-
-    return start
-
-
 class StopsAtStep(optuna.pruners.BasePruner):
     """Stops every trial at its third step."""
 

@@ -23,6 +23,8 @@ from cotune.testing import EngineUnderTest, harness
 
 pytestmark = pytest.mark.gpu
 
+OPTIONS = {"gpus": 1, "devices": None}
+
 # Seconds that a test waits for anything: its own words come before pytest's, which gives it 60.
 PATIENCE = 40
 
@@ -30,16 +32,6 @@ PATIENCE = 40
 @pytest.fixture(autouse=True)
 def patience(monkeypatch):
     monkeypatch.setattr(harness, "PATIENCE", PATIENCE)
-
-
-@pytest.fixture
-def run(tmp_path):
-    defaults = {"metric": "loss", "gpus": 1, "storage": tmp_path, "dashboard": False, "seed": 0}
-
-    def start(trainable, space, **options):
-        return cotune.run(trainable, space, **{**defaults, **options})
-
-    return start
 
 
 def hold(config):

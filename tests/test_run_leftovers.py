@@ -23,16 +23,9 @@ from cotune.sharing import zygote
 from cotune.sharing.zygote import CLOSES_WITHIN
 
 
-@pytest.fixture
-def run(tmp_path, monkeypatch):
-    # Where trials begin.
+@pytest.fixture(autouse=True)
+def where_trials_begin(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    defaults = {"metric": "loss", "devices": ["cpu:0@4GiB"], "storage": tmp_path, "dashboard": False, "seed": 0}
-
-    def start(trainable, space, **options):
-        return cotune.run(trainable, space, **{**defaults, **options})
-
-    return start
 
 
 @pytest.mark.parametrize("what", ["alarm", "traceback"])

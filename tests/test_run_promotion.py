@@ -3,25 +3,13 @@
 import os
 import time
 
-import pytest
-
 import cotune
 from cotune.search.promotion import AshaPromote
 
 MIB = 1 << 20
 
 
-@pytest.fixture
-def run(tmp_path):
-    defaults = {
-        "metric": "loss", "devices": ["cpu:0@4GiB"], "storage": tmp_path, "dashboard": False, "seed": 0,
-        "sampler": "grid", "pruner": AshaPromote(1, 3), "lanes": 1, "grants": False,
-    }  # fmt: skip
-
-    def start(trainable, space, **options):
-        return cotune.run(trainable, space, **{**defaults, **options})
-
-    return start
+OPTIONS = {"sampler": "grid", "pruner": AshaPromote(1, 3), "lanes": 1, "grants": False}
 
 
 def climb(config):

@@ -12,15 +12,7 @@ import cotune
 from cotune.errors import InputError, UnknownMetric
 from cotune.stopping import StopRule, checked_stop
 
-
-@pytest.fixture
-def run(tmp_path):
-    defaults = {"metric": "loss", "devices": ["cpu:0@2GiB"], "lanes": 1, "storage": tmp_path, "dashboard": False}
-
-    def start(trainable, space, **options):
-        return cotune.run(trainable, space, **{**defaults, "trials": 1, "seed": 0, **options})
-
-    return start
+OPTIONS = {"trials": 1, "lanes": 1}
 
 
 def for_ever(config):

@@ -10,13 +10,7 @@ import cotune
 pytestmark = pytest.mark.ray
 
 
-@pytest.fixture
-def run(tmp_path):
-    def start(trainable, space, **options):
-        settings = {"metric": "loss", "devices": ["cpu:0@2GiB"], "lanes": 1, "seed": 1, "trials": 1} | options
-        return cotune.run(trainable, space, storage=tmp_path, dashboard=False, **settings)
-
-    return start
+OPTIONS = {"trials": 1, "lanes": 1}
 
 
 def test_a_function_that_reports_to_ray_tune_reports_to_its_trial(run):
