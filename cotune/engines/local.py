@@ -26,12 +26,12 @@ from cotune.engines.local_lanes import LocalLanes
 from cotune.engines.local_options import LocalOptions
 from cotune.engines.local_zygote import LocalZygote
 from cotune.engines.open_files import are_scarce, files_of_a_lane, raised_limit
+from cotune.engines.others import is_short_of_memory
 from cotune.engines.translation import carry_out, event_of, not_sent
 from cotune.packer import events as ev
 from cotune.packer import instructions as do
 from cotune.script.pickling import Packed
 from cotune.sharing import wire
-from cotune.sharing.cuda import CONTEXT_GUESS
 from cotune.sharing.devices import DeviceInfo
 from cotune.sharing.estimator import Estimator
 from cotune.sharing.lane import LaneHandle, ended_how
@@ -244,8 +244,7 @@ class LocalEngine(Engine):
             self._lanes.ended(event.trial)
             if gpu is not None:
                 gpu.forget(event.trial)
-                if event.needed is not None and event.needed + CONTEXT_GUESS < lane.quota:
-                    # The lane's quota would have sufficed, so the device itself is out of memory.
+                if is_short_of_memory(event, lane.quota):
                     self._refused(gpu)
         elif isinstance(event, ev.LaneReady):
             lane.is_up = True

@@ -5,9 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from cotune.demand import MIB
+from cotune.packer import TrialEnded
+from cotune.sharing.cuda import CONTEXT_GUESS
 
 CAPACITY_STEP = 256 * MIB
 SETTLE = 2
+
+
+def is_short_of_memory(ended: TrialEnded, quota: int) -> bool:
+    """Whether a trial on a GPU ran out of memory that its lane's quota allows: the GPU itself has too little left."""
+    return ended.needed is not None and ended.needed + CONTEXT_GUESS < quota
 
 
 class OthersOnGpu:

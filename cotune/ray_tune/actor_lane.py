@@ -36,6 +36,7 @@ class ActorLane:
         resizes: How often the lane was told another quota.
         resizing: These calls, until they are answered.
         missed: Whether the lane has missed a call: there was no memory to unpack it.
+        quota: Its quota in bytes, as last told.
     """
 
     lane: int
@@ -56,10 +57,12 @@ class ActorLane:
     resizes: int = 0
     resizing: list[Any] = field(default_factory=list)
     missed: bool = False
+    quota: int = 0
 
     def resize(self, quota: int) -> None:
         """Tells the lane another quota, in bytes."""
         self.resizes += 1
+        self.quota = quota
         self.resizing.append(self.actor.resize.remote(self.resizes, quota))
 
     def is_deaf(self) -> bool:

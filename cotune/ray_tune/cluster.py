@@ -10,7 +10,7 @@ from typing import Any
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError
 
-from cotune.engines.others import OthersOnGpu
+from cotune.engines.others import OthersOnGpu, is_short_of_memory
 from cotune.engines.stillborn import Stillborn
 from cotune.engines.translation import event_of
 from cotune.errors import first_line
@@ -110,7 +110,7 @@ class Cluster:
             threads=max(1, int(self._options.cores)),
         )
         lane = ActorLane(instruction.lane, actor, slot, actor.beat.remote(), actor.open.remote(options))
-        lane.last_at = self.now()
+        lane.last_at, lane.quota = self.now(), instruction.quota
         self._lanes[lane.lane] = slot.lanes[lane.lane] = lane
 
     # ---- events
@@ -202,9 +202,18 @@ class Cluster:
                 lane.ready = True
                 self._stillborn.lane_up()
                 lane.slot.stillborn.lane_up()
+            elif isinstance(event, ev.TrialEnded) and is_short_of_memory(event, lane.quota):
+                self._look_at_others(lane.slot, beat)
             self._pending.append(event)
         if beat.quiet > QUIET_AFTER:
             self._pending.append(ev.LaneQuiet(self.now(), lane.lane, beat.holder, beat.quiet, beat.held))
+
+    def _look_at_others(self, slot: Slot, beat: Beat) -> None:
+        """Called when a trial was refused memory within its lane's quota: other programs may have taken it."""
+        held = sum(lane.last.held for lane in slot.lanes.values())
+        capacity = None if slot.others is None else slot.others.refused(beat.used, held)
+        if capacity is not None:
+            self._pending.append(ev.DeviceChanged(self.now(), slot.name, capacity))
 
     def _lane_gone(self, lane: ActorLane, error: RayError) -> None:
         slot = lane.slot

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
@@ -21,6 +22,9 @@ from cotune.ray_tune.cluster import Cluster
 from cotune.ray_tune.lane import Beat
 from cotune.ray_tune.slot import Slot
 from cotune.ray_tune.slots import Slots
+from cotune.sharing.inside.ending import Ending
+from cotune.sharing.wire import Kind, encode_object
+from cotune.trial import Outcome
 
 
 @pytest.fixture
@@ -66,6 +70,25 @@ def test_nothing_is_concluded_beside_a_lane_whose_figure_is_not_known(gpu, other
 
 def test_nothing_is_concluded_where_no_lane_tells(gpu):
     assert gpu() == []
+
+
+@pytest.mark.parametrize(("needed", "told"), [(GIB, [12 * GIB]), (4 * GIB, []), (None, [])])
+def test_what_others_have_taken_is_told_ahead_of_a_trial_that_was_refused_what_its_lane_may_hold(
+    monkeypatch, needed, told
+):
+    cluster = object.__new__(Cluster)
+    slot = Slot(None, 4, 1.0, None, "gpu:0", others=OthersOnGpu(16 * GIB, 16 * GIB, lambda free: free))
+    slot.lanes = {
+        n: ActorLane(n, Mock(), slot, "beat", None, last=beat(n * GIB, 6 * GIB), ready=True, quota=4 * GIB)
+        for n in (1, 2)
+    }
+    cluster._lanes, cluster._pending = slot.lanes, []
+    ended = encode_object(Kind.ENDED, (7, *Ending(Outcome.OUT_OF_MEMORY, needed)))
+    monkeypatch.setattr(module.ray, "get", lambda answer, timeout: Beat([ended], None, 0.0, GIB, 7 * GIB))
+    cluster._hear_beat(slot.lanes[1])
+    *changes, end = cluster._pending
+    assert [event.capacity for event in changes] == told
+    assert (end.trial, end.outcome) == (7, Outcome.OUT_OF_MEMORY)
 
 
 def test_a_device_on_which_no_lane_comes_up_is_set_aside_unless_it_is_the_last(monkeypatch, caplog):
