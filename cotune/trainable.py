@@ -36,49 +36,57 @@ def check_trainable(trainable: Any) -> str:
         InputError: The object is neither callable with one argument nor a step class.
     """
     if isinstance(trainable, type):
-        hint = (
-            "a step class has setup(self, config) and step(self) -> metrics, and may have save(self, path), "
-            "load(self, path), rehearse(self, config) and cleanup(self), called at its end"
-        )
-        if not _has_steps(trainable):
-            raise InputError(f"class {trainable.__name__} has no setup() and step()", hint=hint)
-        if any(base.__module__.startswith("ray.tune.") for base in trainable.__mro__):
-            raise InputError(
-                f"class {trainable.__name__} is a Trainable of Ray Tune, which is built and saved in Ray's own way",
-                hint="run it with Ray Tune and cotune.colocate(), or leave the base class out and name "
-                "save_checkpoint save(self, path) and load_checkpoint load(self, path)",
-            )
-        if not takes(trainable, 0):
-            raise InputError(
-                f"class {trainable.__name__}{signature(trainable)} cannot be made without arguments",
-                hint="the config is passed to setup(self, config)",
-            )
-        for name, count in _STEP_METHODS.items():
-            value = getattr(trainable, name, None)
-            if value is not None and not callable(value):
-                raise InputError(f"{trainable.__name__}.{name} is {value!r}, which is no method", hint=hint)
-            static = inspect.getattr_static(trainable, name, None)
-            takes_self = hasattr(static, "__get__") and not isinstance(static, (staticmethod, classmethod))
-            if value is not None and not takes(value, count + takes_self):
-                told = "no argument" if count == 0 else "one argument"
-                raise InputError(
-                    f"{trainable.__name__}.{name}{signature(value)} cannot be called with {told}", hint=hint
-                )
-        return trainable.__name__
-    if not callable(trainable):
-        raise InputError(f"trainable={trainable!r} cannot be called", hint=_instead_of(trainable))
-    kinds = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
-    if any(is_kind(run) for is_kind in kinds for run in (trainable, type(trainable).__call__)):
+        _check_step_class(trainable)
+    else:
+        _check_function(trainable)
+    return name_of(trainable)
+
+
+def _check_step_class(cls: type) -> None:
+    hint = (
+        "a step class has setup(self, config) and step(self) -> metrics, and may have save(self, path), "
+        "load(self, path), rehearse(self, config) and cleanup(self), called at its end"
+    )
+    if not _has_steps(cls):
+        raise InputError(f"class {cls.__name__} has no setup() and step()", hint=hint)
+    if any(base.__module__.startswith("ray.tune.") for base in cls.__mro__):
         raise InputError(
-            f"{name_of(trainable)} is a coroutine or generator function: calling it would run nothing",
+            f"class {cls.__name__} is a Trainable of Ray Tune, which is built and saved in Ray's own way",
+            hint="run it with Ray Tune and cotune.colocate(), or leave the base class out and name "
+            "save_checkpoint save(self, path) and load_checkpoint load(self, path)",
+        )
+    if not takes(cls, 0):
+        raise InputError(
+            f"class {cls.__name__}{signature(cls)} cannot be made without arguments",
+            hint="the config is passed to setup(self, config)",
+        )
+    for name, count in _STEP_METHODS.items():
+        value = getattr(cls, name, None)
+        if value is None:
+            continue
+        if not callable(value):
+            raise InputError(f"{cls.__name__}.{name} is {value!r}, which is no method", hint=hint)
+        static = inspect.getattr_static(cls, name, None)
+        takes_self = hasattr(static, "__get__") and not isinstance(static, (staticmethod, classmethod))
+        if not takes(value, count + takes_self):
+            told = "no argument" if count == 0 else "one argument"
+            raise InputError(f"{cls.__name__}.{name}{signature(value)} cannot be called with {told}", hint=hint)
+
+
+def _check_function(function: Any) -> None:
+    if not callable(function):
+        raise InputError(f"trainable={function!r} cannot be called", hint=_instead_of(function))
+    kinds = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
+    if any(is_kind(run) for is_kind in kinds for run in (function, type(function).__call__)):
+        raise InputError(
+            f"{name_of(function)} is a coroutine or generator function: calling it would run nothing",
             hint="pass a plain function; it may call asyncio.run() itself",
         )
-    if not takes(trainable, 1):
+    if not takes(function, 1):
         raise InputError(
-            f"{name_of(trainable)}{signature(trainable)} cannot be called with one argument",
+            f"{name_of(function)}{signature(function)} cannot be called with one argument",
             hint="it is called with the config, a dict: def train(config): ...",
         )
-    return name_of(trainable)
 
 
 def _has_steps(cls: type) -> bool:
