@@ -54,6 +54,9 @@ class Cluster:
     def lane(self, number: int) -> ActorLane | None:
         return self._lanes.get(number)
 
+    def _on(self, slot: Slot) -> list[ActorLane]:
+        return [lane for lane in self._lanes.values() if lane.slot is slot]
+
     # ---- devices come and go
 
     def reserve(self, trials: int) -> None:
@@ -71,8 +74,8 @@ class Cluster:
 
     def _drop(self, slot: Slot, is_useless: bool = False) -> None:
         """Gives up a device and its lanes; a useless one stays reserved."""
-        for lane in slot.lanes.values():
-            self._lanes.pop(lane.lane, None)
+        for lane in self._on(slot):
+            del self._lanes[lane.lane]
             lane.look_away(is_over=True)
             kill(lane.actor)
         self._slots.drop(slot, is_useless)
@@ -111,7 +114,7 @@ class Cluster:
         )
         lane = ActorLane(instruction.lane, actor, slot, actor.beat.remote(), actor.open.remote(options))
         lane.last_at, lane.quota = self.now(), instruction.quota
-        self._lanes[lane.lane] = slot.lanes[lane.lane] = lane
+        self._lanes[lane.lane] = lane
 
     # ---- events
 
@@ -210,7 +213,7 @@ class Cluster:
 
     def _look_at_others(self, slot: Slot, beat: Beat) -> None:
         """Called when a trial was refused memory within its lane's quota: other programs may have taken it."""
-        held = sum(lane.last.held for lane in slot.lanes.values())
+        held = sum(lane.last.held for lane in self._on(slot))
         capacity = None if slot.others is None else slot.others.refused(beat.used, held)
         if capacity is not None:
             self._pending.append(ev.DeviceChanged(self.now(), slot.name, capacity))
@@ -221,7 +224,6 @@ class Cluster:
             self._drop(slot)
             return
         self._lanes.pop(lane.lane, None)
-        slot.lanes.pop(lane.lane, None)
         if slot.others is not None:
             slot.others.unsettled()
         # The actor may be alive and only out of reach.
@@ -238,7 +240,7 @@ class Cluster:
             RunError: There is no other device.
         """
         # If another lane is up there, the device is usable, and may only have no room for more lanes.
-        if slot not in self._slots.all or any(lane.ready for lane in slot.lanes.values()):
+        if slot not in self._slots.all or any(lane.ready for lane in self._on(slot)):
             return
         error = slot.stillborn.another(detail)
         if error is None:
@@ -271,10 +273,10 @@ class Cluster:
         self._pending.append(ev.Tick(now))
 
     def _watch_others(self, slot: Slot, others: OthersOnGpu) -> None:
-        since = self.now() - 2 * WATCH_EVERY
-        beats = [lane.last for lane in slot.lanes.values() if lane.ready and lane.last_at >= since]
+        since, lanes = self.now() - 2 * WATCH_EVERY, self._on(slot)
+        beats = [lane.last for lane in lanes if lane.ready and lane.last_at >= since]
         known = [beat for beat in beats if beat.used is not None]
-        if len(known) < len(slot.lanes):
+        if len(known) < len(lanes):
             others.unsettled()
         used = max((beat.used or 0 for beat in known), default=None)
         capacity = others.changed_capacity(used, sum(beat.held for beat in known))

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cotune.engines.others import OthersOnGpu
 from cotune.engines.stillborn import Stillborn
 from cotune.ray_tune.site import Site
-
-if TYPE_CHECKING:
-    from cotune.ray_tune.actor_lane import ActorLane
 
 ON_EVERY_NODE = "importing what the trainable uses must work on every node, and cotune be installed there"
 
@@ -57,7 +54,6 @@ class Slot:
         placed: Answered when the group is placed, if there was no place for it when it was asked for.
         others: Other programs' use of the device, if it is a GPU that is up.
         spares: Processes that are not lanes yet, and their answers to `site()`; the first to answer is used first.
-        lanes: The lanes on the device, by number.
         idle_since: When the device became idle; None while a trial runs there.
         stillborn: Counts lanes that died here before they were up.
         asked: When the group was asked for.
@@ -75,7 +71,6 @@ class Slot:
     placed: Any = None
     others: OthersOnGpu | None = None
     spares: list[tuple[Any, Any]] = field(default_factory=list)
-    lanes: dict[int, ActorLane] = field(default_factory=dict)
     idle_since: float | None = None
     stillborn: Stillborn = field(default_factory=lambda: Stillborn(ON_EVERY_NODE))
     asked: float = 0.0

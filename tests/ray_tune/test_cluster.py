@@ -35,10 +35,13 @@ def gpu():
     slot = Slot(None, 4, 1.0, None, "gpu:0", others=OthersOnGpu(16 * GIB, 16 * GIB, lambda free: free))
 
     def look(*beats):
-        slot.lanes = {
-            n: SimpleNamespace(ready=beat is not None, last=beat, last_at=0.0 if beat == SILENT else cluster.now())
+        cluster._lanes = {
+            n: ActorLane(
+                n, None, slot, None, None,
+                last=beat, last_at=0.0 if beat == SILENT else cluster.now(), ready=beat is not None,
+            )
             for n, beat in enumerate(beats)
-        }
+        }  # fmt: skip
         cluster._watch_others(slot, slot.others)
         told, cluster._pending = [event.capacity for event in cluster._pending], []
         return told
@@ -78,14 +81,14 @@ def test_what_others_have_taken_is_told_ahead_of_a_trial_that_was_refused_what_i
 ):
     cluster = object.__new__(Cluster)
     slot = Slot(None, 4, 1.0, None, "gpu:0", others=OthersOnGpu(16 * GIB, 16 * GIB, lambda free: free))
-    slot.lanes = {
+    cluster._pending = []
+    cluster._lanes = {
         n: ActorLane(n, Mock(), slot, "beat", None, last=beat(n * GIB, 6 * GIB), ready=True, quota=4 * GIB)
         for n in (1, 2)
     }
-    cluster._lanes, cluster._pending = slot.lanes, []
     ended = encode_object(Kind.ENDED, (7, *Ending(Outcome.OUT_OF_MEMORY, needed)))
     monkeypatch.setattr(module.ray, "get", lambda answer, timeout: Beat([ended], None, 0.0, GIB, 7 * GIB))
-    cluster._hear_beat(slot.lanes[1])
+    cluster._hear_beat(cluster._lanes[1])
     *changes, end = cluster._pending
     assert [event.capacity for event in changes] == told
     assert (end.trial, end.outcome) == (7, Outcome.OUT_OF_MEMORY)
@@ -98,11 +101,11 @@ def test_a_device_on_which_no_lane_comes_up_is_set_aside_unless_it_is_the_last(m
     broken, sound = (Slot(name, 4, 1.0, None, name, site=SimpleNamespace(node="node")) for name in ("gpu:0", "gpu:1"))
     slots.all, slots.useless, slots.uses_gpus, slots._nodes = [broken, sound], [], True, [{"Resources": {"GPU": 2.0}}]
     cluster._slots, cluster._lanes, cluster._pending = slots, {}, []
-    broken.lanes = {0: SimpleNamespace(ready=True, lane=0, actor=None, look_away=lambda is_over: None)}
+    cluster._lanes[0] = ActorLane(0, None, broken, None, None, ready=True)
     for _ in range(7):
         cluster._lane_stillborn(broken, "no room beside the one that is up")
     assert slots.up == [broken, sound]
-    broken.lanes.clear()
+    cluster._lanes.clear()
     for _ in range(7):
         cluster._lane_stillborn(broken, "no CUDA-capable device is detected")
     assert (slots.up, slots.useless) == ([sound], [broken])
@@ -121,7 +124,7 @@ def test_a_lane_that_cannot_open_counts_once_and_says_why(monkeypatch):
     cluster, slots, said = object.__new__(Cluster), object.__new__(Slots), []
     slot = Slot(None, 4, 1.0, None, "gpu:0", site=SimpleNamespace(node="node"))
     lane = ActorLane(3, "actor", slot, "beat", "open")
-    slots.all, slot.lanes = [slot], {3: lane}
+    slots.all = [slot]
     cluster._slots, cluster._lanes, cluster._pending = slots, {3: lane}, []
     errors = {"open": RayTaskError("open", "Traceback ...", OSError("no device")), "beat": ActorDiedError()}
 
