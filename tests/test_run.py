@@ -847,10 +847,13 @@ def test_a_time_budget_interrupts_what_is_running_and_it_can_be_resumed(run):
 
 
 class Interrupted(optuna.pruners.BasePruner):
-    """Interrupts the run at a trial's fifth report."""
+    """Interrupts the run when a trial has made so many reports."""
+
+    def __init__(self, reports=5):
+        self._reports = reports
 
     def prune(self, study, trial):
-        if len(trial.intermediate_values) == 5:
+        if len(trial.intermediate_values) == self._reports:
             os.kill(os.getpid(), signal.SIGINT)
         return False
 
@@ -978,34 +981,18 @@ def test_a_trial_that_has_met_its_stop_rule_is_done_although_it_is_interrupted_b
     assert [(trial.state, len(trial.history)) for trial in results] == [("done", 3)]
 
 
-def test_failures_of_earlier_sessions_count(run, tmp_path):
+@pytest.mark.parametrize("dies", [False, True])
+def test_failures_and_deaths_of_lanes_in_earlier_sessions_count(run, tmp_path, dies):
     began = tmp_path / "began"
 
     def train(config):
         with began.open("a") as file:
             file.write(".")
+        if dies:
+            os._exit(1)
         raise ValueError("again")
 
-    how = {"trials": 1, "lanes": 1, "max_failures": 2, "name": "cut"}
-    (failed,) = run(train, {"x": 1}, **how)
-    assert (failed.state, began.read_text()) == ("failed", "...")
-    events = tmp_path / "cut" / "events.jsonl"
-    lines = events.read_text().splitlines(keepends=True)
-    retries = [number for number, line in enumerate(lines) if json.loads(line)["event"] == "retry"]
-    events.write_text("".join(lines[: retries[1] + 1]))
-    (failed,) = run(train, {"x": 1}, **how, resume=True)
-    assert (failed.state, began.read_text()) == ("failed", "....")
-
-
-def test_lanes_that_died_under_a_trial_in_earlier_sessions_count(run, tmp_path):
-    began = tmp_path / "began"
-
-    def train(config):
-        with began.open("a") as file:
-            file.write(".")
-        os._exit(1)
-
-    how = {"trials": 1, "lanes": 1, "name": "cut"}
+    how = {"trials": 1, "lanes": 1, "max_failures": 0 if dies else 2, "name": "cut"}
     (failed,) = run(train, {"x": 1}, **how)
     assert (failed.state, began.read_text()) == ("failed", "...")
     events = tmp_path / "cut" / "events.jsonl"
@@ -1491,14 +1478,6 @@ def test_a_run_resumed_with_another_space_says_so(run):
 
 @pytest.mark.parametrize("saves", [True, False])
 def test_a_trial_goes_on_from_a_checkpoint_with_the_constants_it_was_made_with(run, saves):
-    class Interrupted(optuna.pruners.BasePruner):
-        """Has the run interrupted at the first report."""
-
-        def prune(self, study, trial):
-            if len(trial.intermediate_values) == 1:
-                os.kill(os.getpid(), signal.SIGINT)
-            return False
-
     def train(config):
         if saves:
             with cotune.checkpoint():
@@ -1507,7 +1486,7 @@ def test_a_trial_goes_on_from_a_checkpoint_with_the_constants_it_was_made_with(r
             time.sleep(0.01)
             cotune.report({"loss": 1.0}, step=epoch)
 
-    assert run(train, {"goes on": 1}, trials=1, pruner=Interrupted(), name="constant").interrupted
+    assert run(train, {"goes on": 1}, trials=1, pruner=Interrupted(1), name="constant").interrupted
     if saves:
         with pytest.raises(cotune.RunError, match="'goes on' was the constant 1 "):
             run(train, {"goes on": 0}, trials=1, name="constant", resume=True)

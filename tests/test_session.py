@@ -100,22 +100,14 @@ def test_a_checkpoint_outside_of_a_run_is_gone_also_after_an_error():
     assert not path.exists()
 
 
-def test_the_device_outside_of_a_run_is_the_cpu_where_there_is_no_gpu(monkeypatch):
-    class NoGpu:
+@pytest.mark.parametrize(("has_gpu", "device"), [(False, "cpu"), (True, "cuda:0")])
+def test_the_device_outside_of_a_run_is_the_first_gpu_where_there_is_one(monkeypatch, has_gpu, device):
+    class Torch:
         class cuda:
-            is_available = staticmethod(lambda: False)
+            is_available = staticmethod(lambda: has_gpu)
 
-    monkeypatch.setitem(sys.modules, "torch", NoGpu)
-    assert cotune.device() == "cpu"
-
-
-def test_the_device_outside_of_a_run_is_the_first_gpu_where_there_is_one(monkeypatch):
-    class Gpu:
-        class cuda:
-            is_available = staticmethod(lambda: True)
-
-    monkeypatch.setitem(sys.modules, "torch", Gpu)
-    assert cotune.device() == "cuda:0"
+    monkeypatch.setitem(sys.modules, "torch", Torch)
+    assert cotune.device() == device
 
 
 def test_asking_for_the_device_does_not_import_torch():
@@ -174,22 +166,14 @@ def test_a_bound_session_gets_what_is_reported(unbound):
     assert cotune.device() == "device of 3"
 
 
-def test_a_session_belongs_to_its_thread(unbound):
-    session.bind(Recording(1))
-    seen = []
-    thread = threading.Thread(target=lambda: seen.append(cotune.trial_id()))
+@pytest.mark.parametrize(("set_session", "seen"), [(session.bind, None), (session.set_holder, 4)])
+def test_a_thread_speaks_for_the_trial_that_has_the_turn_and_for_no_other_threads(unbound, set_session, seen):
+    set_session(Recording(4))
+    told = []
+    thread = threading.Thread(target=lambda: told.append(cotune.trial_id()))
     thread.start()
     thread.join(timeout=10)
-    assert seen == [None]
-
-
-def test_a_thread_that_a_trial_started_speaks_for_the_trial_that_has_the_turn(unbound):
-    session.set_holder(Recording(4))
-    seen = []
-    thread = threading.Thread(target=lambda: seen.append(cotune.trial_id()))
-    thread.start()
-    thread.join(timeout=10)
-    assert seen == [4]
+    assert told == [seen]
 
 
 def test_a_threads_own_session_goes_before_that_of_the_turn(unbound):

@@ -64,7 +64,7 @@ def test_a_library_that_an_inner_function_imports_is_preloaded():
     assert "sklearn" in preload(train)
 
 
-def test_a_library_that_a_method_of_a_step_class_imports_is_preloaded():
+def test_a_library_that_a_method_of_a_step_class_imports_is_preloaded_also_if_it_is_inherited():
     pytest.importorskip("sklearn.linear_model")
 
     class Steps:
@@ -76,23 +76,12 @@ def test_a_library_that_a_method_of_a_step_class_imports_is_preloaded():
         def step(self):
             return None
 
-    assert "sklearn.linear_model" in preload(Steps)
-
-
-def test_a_library_that_an_inherited_method_imports_is_preloaded():
-    pytest.importorskip("sklearn.linear_model")
-
-    class Base:
-        def setup(self, config):
-            from sklearn.linear_model import LogisticRegression
-
-            self.model = LogisticRegression()
-
-    class Steps(Base):
+    class Derived(Steps):
         def step(self):
-            return None
+            return {}
 
     assert "sklearn.linear_model" in preload(Steps)
+    assert "sklearn.linear_model" in preload(Derived)
 
 
 def test_a_library_in_the_closure_is_preloaded():
