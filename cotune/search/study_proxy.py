@@ -85,7 +85,10 @@ class StudyConnection:
 
 
 def _forwards(target: str) -> Callable[[C], C]:
-    """Makes each public method and property of the Optuna base class ask the driver, unless the proxy defines it."""
+    """Makes each public method and property of the Optuna base class ask the driver, unless the proxy defines it.
+
+    So does any other attribute, such as those of a class derived from Optuna's.
+    """
 
     def method(name: str) -> Callable[..., Any]:
         return lambda self, *args, **kwargs: self._connection.ask(target, name, *args, **kwargs)
@@ -93,10 +96,16 @@ def _forwards(target: str) -> Callable[[C], C]:
     def attribute(name: str) -> property:
         return property(lambda self: self._connection.ask(target, name))
 
+    def other(self: Any, name: str) -> Any:
+        if name.startswith("_") and name not in ("_trial_id", "_study_id"):
+            raise AttributeError(f"{target}.{name} is not there in a lane: the {target} itself is in the driver")
+        return self._connection.attribute(target, name)
+
     def decorate(cls: C) -> C:
         for name, member in inspect.getmembers_static(cls.__mro__[1]):
             if not name.startswith("_") and name not in vars(cls):
                 setattr(cls, name, attribute(name) if isinstance(member, property) else method(name))
+        cls.__getattr__ = other  # type: ignore[attr-defined]
         cls.__abstractmethods__ = frozenset()  # type: ignore[attr-defined]
         return cls
 
@@ -113,9 +122,6 @@ class StorageProxy(optuna.storages.BaseStorage):
     def __reduce__(self) -> Any:
         return StorageProxy, (self._connection,)
 
-    def __getattr__(self, name: str) -> Any:
-        return _attribute(self, "storage", name)
-
 
 @_forwards("study")
 class StudyProxy(optuna.Study):
@@ -127,9 +133,6 @@ class StudyProxy(optuna.Study):
 
     def __reduce__(self) -> Any:
         return StudyProxy, (self._connection,)
-
-    def __getattr__(self, name: str) -> Any:
-        return _attribute(self, "study", name)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name.startswith("_"):
@@ -171,15 +174,6 @@ class TrialProxy(optuna.Trial):
             self._connection.ask("trial", "report", value, step)
         else:
             self._connection.session.observe(number, where)
-
-    def __getattr__(self, name: str) -> Any:
-        return _attribute(self, "trial", name)
-
-
-def _attribute(proxy: StudyProxy | TrialProxy | StorageProxy, target: str, name: str) -> Any:
-    if name.startswith("_") and name not in ("_trial_id", "_study_id"):
-        raise AttributeError(f"{target}.{name} is not there in a lane: the {target} itself is in the driver")
-    return proxy._connection.attribute(target, name)
 
 
 def connection_in_lane() -> StudyConnection:
