@@ -181,11 +181,11 @@ def optimize(
         stack.callback(engine.close)
         search = StudySearch(
             study,
+            folder=folder,
             timeout=seconds,
             since=lambda: records.first_start,
             catch=caught,
             callbacks=heard_by,
-            prepare=lambda number: folder.trial(number).renew(),
             wake=engine.wake,
         )
         log = EventLog(folder.events)

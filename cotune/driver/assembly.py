@@ -106,13 +106,11 @@ def assemble(
         sampler,
         pruner,
         direction="minimize" if asked.mode == "min" else "maximize",
-        journal=folder.journal,
-        name=folder.path.name,
+        folder=folder,
         past=[
             PastTrial(record.trial, record.params, record.values, record.state, record.start, record.end)
             for record in earlier
         ],
-        prepare=lambda number: folder.trial(number).renew(),
         wake=engine.wake,
     )
     stack.callback(profile.save)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from cotune.errors import CotuneError
+from cotune.paths import RunFolder
 from cotune.trial import Question, TrialState
 
 # At most so many reports and questions are served before a trial that was asked for: with more, a trial whose reports
@@ -89,7 +90,7 @@ class Proposer(ABC):
     It works on a thread of its own: calls of the driver's loop are queued for that thread, answers for the loop.
 
     Args:
-        prepare: Called on that thread with the number of every new trial, before the trial is suggested.
+        folder: The run's folder. That of a new trial is made on that thread, before the trial is suggested.
         wake: Called whenever there is an answer.
 
     Attributes:
@@ -100,8 +101,8 @@ class Proposer(ABC):
     judges: bool
     waiting: Collection[int] = ()
 
-    def __init__(self, prepare: Callable[[int], None], wake: Callable[[], None]) -> None:
-        self._prepare = prepare
+    def __init__(self, folder: RunFolder, wake: Callable[[], None]) -> None:
+        self._folder = folder
         self._wake = wake
         self._answers: deque[Answer] = deque()
         self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()

@@ -16,7 +16,6 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from pathlib import Path
 from typing import Any, Literal
 
 import optuna
@@ -27,6 +26,7 @@ from optuna.trial import FrozenTrial, Trial, create_trial
 from optuna.trial import TrialState as OptunaState
 
 from cotune.errors import CotuneError, InputError
+from cotune.paths import RunFolder
 from cotune.search.journal import RunStorage, SystemAttributes, WriteBehindBackend, system_attributes
 from cotune.search.promotion import AshaPromote, Rungs
 from cotune.search.proposer import Exhausted, Failure, Promotion, Proposer, Reply, Settled, Suggestion, Verdict
@@ -74,10 +74,8 @@ class Search(Proposer):
         pruner: Judges reports; None lets every trial run to its end. With an `AshaPromote` trials wait instead of being
             stopped.
         direction: `minimize` or `maximize`.
-        journal: The file of the study; what sampler and pruner have noted in one that is there is taken up.
-        name: The study's name.
+        folder: The run's folder; what sampler and pruner have noted in a journal that is there is taken up.
         past: Trials of the run that is resumed, in the order of their numbers.
-        prepare: As for `Proposer`.
         wake: As for `Proposer`.
     """
 
@@ -88,13 +86,11 @@ class Search(Proposer):
         pruner: BasePruner | AshaPromote | None,
         *,
         direction: Literal["minimize", "maximize"],
-        journal: Path,
-        name: str,
+        folder: RunFolder,
         past: Sequence[PastTrial],
-        prepare: Callable[[int], None],
         wake: Callable[[], None],
     ) -> None:
-        super().__init__(prepare, wake)
+        super().__init__(folder, wake)
         self.judges = pruner is not None
         self._rungs: Rungs | None = None
         self._completed = 0
@@ -105,6 +101,7 @@ class Search(Proposer):
         self._distributions = space.distributions()
         self._exact = space.exact
         self._attempts: dict[int, int] = {}
+        journal = folder.journal
         noted = system_attributes(journal)
         # Under another name until it is complete: only the journal it replaces holds what was noted.
         fresh = journal.with_name(f"{journal.name}.new")
@@ -117,7 +114,7 @@ class Search(Proposer):
         optuna.logging.set_verbosity(max(verbosity, optuna.logging.WARNING))
         try:
             self.study = optuna.create_study(
-                storage=storage, sampler=sampler, pruner=pruner, study_name=name, direction=direction
+                storage=storage, sampler=sampler, pruner=pruner, study_name=folder.path.name, direction=direction
             )
             self._take_up(past, noted)
             self._backend.flush()
@@ -201,7 +198,7 @@ class Search(Proposer):
             self.study.tell(trial, state=OptunaState.FAIL)
             return
         self._trials[trial.number] = trial
-        self._prepare(trial.number)
+        self._folder.trial(trial.number).renew()
         self._keep_notes()
         params = {name: _stored(self._distributions[name], value) for name, value in trial.params.items()}
         self._answer(Suggestion(trial.number, self._exact(params)))

@@ -24,6 +24,7 @@ from optuna.trial import FrozenTrial, Trial
 from optuna.trial import TrialState as OptunaState
 
 from cotune.errors import CotuneError, LaneDied, RunError, StorageError, TrialFailed, TrialOverdue, TrialTooLarge
+from cotune.paths import RunFolder
 from cotune.search.proposer import Exhausted, Proposer, Reply, Suggestion, Verdict
 from cotune.search.study_wire import METHOD, decode_error, encode, encode_error
 from cotune.search.telling import overwrite_lost, take_back, tell
@@ -60,11 +61,11 @@ class StudySearch(Proposer):
 
     Args:
         study: The user's study.
+        folder: As for `Proposer`.
         timeout: Seconds after which no further trial is asked for.
         since: Gives the monotonic time the timeout counts from; 0 until a trial has started, as lanes take time.
         catch: Exceptions of the objective that end only their trial.
         callbacks: Called with the study and each trial that has ended; gone through anew after each.
-        prepare: As for `Proposer`.
         wake: As for `Proposer`.
     """
 
@@ -74,14 +75,14 @@ class StudySearch(Proposer):
         self,
         study: optuna.Study,
         *,
+        folder: RunFolder,
         timeout: float | None = None,
         since: Callable[[], float] = lambda: 0.0,
         catch: tuple[type[BaseException], ...] = (),
         callbacks: Iterable[Callable[[optuna.Study, FrozenTrial], Any]] = (),
-        prepare: Callable[[int], None] = lambda _: None,
         wake: Callable[[], None],
     ) -> None:
-        super().__init__(prepare, wake)
+        super().__init__(folder, wake)
         self._study = study
         self._timeout = float("inf") if timeout is None else timeout
         self._since = since
@@ -182,7 +183,7 @@ class StudySearch(Proposer):
         heartbeat = get_heartbeat_thread(trial._trial_id, self._study._storage)
         self._running[trial.number] = _Running(trial, heartbeat)
         heartbeat.start()
-        self._prepare(trial.number)
+        self._folder.trial(trial.number).renew()
         self._answer(Suggestion(trial.number, {}))
 
     def _report(self, number: int, attempt: int, step: int, value: float, *, is_judged: bool) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from optuna.samplers import RandomSampler
 
+from cotune.paths import RunFolder
 from cotune.search import search as module
 from cotune.search.domains import choice, randint, uniform
 from cotune.search.proposer import Suggestion, Verdict
@@ -28,10 +29,8 @@ def search(tmp_path, request):
         made_of["sampler"],
         made_of["pruner"],
         direction="minimize",
-        journal=tmp_path / "journal",
-        name="it",
+        folder=RunFolder(tmp_path),
         past=made_of["past"],
-        prepare=lambda number: None,
         wake=answered.release,
     )
     waiting = []
@@ -58,14 +57,14 @@ def test_what_is_judged_is_written_while_reports_come_without_a_pause(search, tm
         search.report(suggestion.trial, 0, step, 1.0)
         assert type(search.await_answer()) is Verdict
     # At the second rung, step 4, there was something else to write.
-    assert (tmp_path / "journal").read_text().count("intermediate_value") > 4
+    assert RunFolder(tmp_path).journal.read_text().count("intermediate_value") > 4
 
 
 def test_what_the_pruner_notes_of_a_rung_is_written_before_the_trial_goes_on(search, tmp_path):
     search.ask(1)
     search.report(search.await_answer().trial, 0, 1, 1.0)
     assert type(search.await_answer()) is Verdict
-    assert "completed_rung_0" in (tmp_path / "journal").read_text()
+    assert "completed_rung_0" in RunFolder(tmp_path).journal.read_text()
 
 
 class Fixed(RandomSampler):

@@ -8,10 +8,16 @@ import optuna
 import pytest
 
 from cotune.errors import LaneDied, StorageError
+from cotune.paths import RunFolder
 from cotune.search import study_search
 from cotune.search.proposer import PATIENCE, Exhausted, Reply, Suggestion
 from cotune.search.study_search import StudySearch
 from cotune.trial import Question, TrialState
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return RunFolder(tmp_path / "run")
 
 
 @pytest.fixture
@@ -26,7 +32,7 @@ def locked(monkeypatch):
     return study
 
 
-def test_a_trial_that_reports_faster_than_is_stored_keeps_no_other_from_beginning():
+def test_a_trial_that_reports_faster_than_is_stored_keeps_no_other_from_beginning(folder):
     study, stored = optuna.create_study(), []
 
     def wake():
@@ -39,7 +45,7 @@ def test_a_trial_that_reports_faster_than_is_stored_keeps_no_other_from_beginnin
                 stored.append(len(study.trials[0].intermediate_values))
                 search.finished(None)
 
-    search = StudySearch(study, wake=wake)
+    search = StudySearch(study, folder=folder, wake=wake)
     search.ask(1)
     search.serve()
     assert stored == [PATIENCE]
@@ -50,7 +56,9 @@ def test_a_trial_that_reports_faster_than_is_stored_keeps_no_other_from_beginnin
     [(True, 1, "COMPLETE"), (False, 1, "FAIL"), (False, 2, "COMPLETE")],
     ids=["the objective hears of it", "it asks nothing more", "that attempt was lost"],
 )
-def test_what_the_storage_raises_of_a_report_is_raised_in_the_objective_or_ends_the_trial(locked, asks, attempt, state):
+def test_what_the_storage_raises_of_a_report_is_raised_in_the_objective_or_ends_the_trial(
+    folder, locked, asks, attempt, state
+):
     study, heard = locked, []
 
     def ask(*question):
@@ -69,7 +77,7 @@ def test_what_the_storage_raises_of_a_report_is_raised_in_the_objective_or_ends_
                     search.tell(0, TrialState.DONE, [], None)
                     search.finished(None)
 
-    search = StudySearch(study, catch=(optuna.exceptions.StorageInternalError,), wake=wake)
+    search = StudySearch(study, folder=folder, catch=(optuna.exceptions.StorageInternalError,), wake=wake)
     search.ask(1)
     search.serve()
     assert heard == ([False, True] if asks else [True])
@@ -77,7 +85,7 @@ def test_what_the_storage_raises_of_a_report_is_raised_in_the_objective_or_ends_
 
 
 @pytest.mark.parametrize("is_told", [True, False], ids=["its end is told", "the call ends first"])
-def test_what_the_storage_raises_of_a_report_fails_a_trial_that_then_prunes_itself(locked, is_told):
+def test_what_the_storage_raises_of_a_report_fails_a_trial_that_then_prunes_itself(folder, locked, is_told):
     def wake():
         for answer in search.answers():
             if type(answer) is Suggestion:
@@ -88,7 +96,7 @@ def test_what_the_storage_raises_of_a_report_fails_a_trial_that_then_prunes_itse
                     search.tell(0, TrialState.STOPPED, [], None)
                 search.finished(None)
 
-    search = StudySearch(locked, wake=wake)
+    search = StudySearch(locked, folder=folder, wake=wake)
     search.ask(1)
     with pytest.raises(optuna.exceptions.StorageInternalError) if is_told else contextlib.nullcontext():
         search.serve()
@@ -96,7 +104,7 @@ def test_what_the_storage_raises_of_a_report_fails_a_trial_that_then_prunes_itse
     assert [trial.state.name for trial in locked.trials] == ["FAIL"]
 
 
-def test_a_lane_that_died_is_no_failure_of_the_storage(locked):
+def test_a_lane_that_died_is_no_failure_of_the_storage(folder, locked):
     study = locked
 
     def wake():
@@ -106,13 +114,13 @@ def test_a_lane_that_died_is_no_failure_of_the_storage(locked):
                 search.tell(0, TrialState.FAILED, [], LaneDied("three times"))
                 search.finished(None)
 
-    search = StudySearch(study, wake=wake)
+    search = StudySearch(study, folder=folder, wake=wake)
     search.ask(1)
     search.serve()
     assert [trial.state.name for trial in study.trials] == ["FAIL"]
 
 
-def test_a_study_that_has_lost_its_storage_is_an_error(tmp_path):
+def test_a_study_that_has_lost_its_storage_is_an_error(folder, tmp_path):
     path = tmp_path / "journal"
     backend = optuna.storages.journal.JournalFileBackend(str(path))
     study = optuna.create_study(storage=optuna.storages.JournalStorage(backend))
@@ -123,13 +131,13 @@ def test_a_study_that_has_lost_its_storage_is_an_error(tmp_path):
                 path.write_text("")
                 search.ask(1)
 
-    search = StudySearch(study, wake=wake)
+    search = StudySearch(study, folder=folder, wake=wake)
     search.ask(1)
     with pytest.raises(StorageError, match="removed or replaced"):
         search.serve()
 
 
-def test_the_timeout_does_not_run_while_no_trial_does(monkeypatch):
+def test_the_timeout_does_not_run_while_no_trial_does(folder, monkeypatch):
     clock = SimpleNamespace(now=1000.0, start=0.0)
     monkeypatch.setattr(study_search, "time", SimpleNamespace(monotonic=lambda: clock.now))
     heard = []
@@ -145,7 +153,7 @@ def test_the_timeout_does_not_run_while_no_trial_does(monkeypatch):
         else:
             search.ask(1)
 
-    search = StudySearch(optuna.create_study(), timeout=60, since=lambda: clock.start, wake=wake)
+    search = StudySearch(optuna.create_study(), folder=folder, timeout=60, since=lambda: clock.start, wake=wake)
     search.ask(1)
     search.serve()
     assert heard == [Suggestion] * 4 + [Exhausted]
