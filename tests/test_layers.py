@@ -243,7 +243,7 @@ def test_what_a_trainable_calls_loads_no_heavy_module():
     heavy = ["torch", "ray", "optuna", "numpy", "rich", "cloudpickle"]
     code = (
         "import sys, json, cotune; cotune.report, cotune.checkpoint, cotune.restore, cotune.trial_id(); "
-        f"cotune.device(); print(json.dumps([m for m in {heavy} if m in sys.modules]))"
+        f"assert cotune.device() == 'cpu'; print(json.dumps([m for m in {heavy} if m in sys.modules]))"
     )
     assert run_python(code) == []
 
