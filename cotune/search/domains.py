@@ -246,30 +246,28 @@ def choice(options: Iterable[Any]) -> Choice:
 
 
 def quantized_float(low: float, high: float, q: float, *, log: bool) -> Float:
-    low, high, q = _real("low", low), _real("high", high), _real("q", q)
-    _check_bounds(low, high, log)
-    _check_step("q", q)
-    first = (_exact(low) / _exact(q)).to_integral_value("ROUND_CEILING")
-    last = (_exact(high) / _exact(q)).to_integral_value("ROUND_FLOOR")
-    _check_multiples(first <= last, low, high, q)
-    return Float(float(first * _exact(q)), float(last * _exact(q)), log=log, step=q)
+    first, last = _multiples(_real("low", low), _real("high", high), step := _real("q", q), log)
+    return Float(float(first), float(last), log=log, step=step)
 
 
 def quantized_integer(low: int, high: int, q: int, *, log: bool) -> Integer:
-    low, high, q = whole("low", low), whole("high", high), whole("q", q)
+    first, last = _multiples(whole("low", low), whole("high", high), step := whole("q", q), log)
+    return Integer(int(first), int(last), log=log, step=step)
+
+
+def _multiples(low: float, high: float, q: float, log: bool) -> tuple[Decimal, Decimal]:
+    """The least and the largest multiple of `q` between two bounds."""
     _check_bounds(low, high, log)
     _check_step("q", q)
-    first, last = -(-low // q), high // q
-    _check_multiples(first <= last, low, high, q)
-    return Integer(first * q, last * q, log=log, step=q)
-
-
-def _check_multiples(there: bool, low: float, high: float, q: float) -> None:
-    if not there:
+    step = _exact(q)
+    first = (_exact(low) / step).to_integral_value("ROUND_CEILING")
+    last = (_exact(high) / step).to_integral_value("ROUND_FLOOR")
+    if first > last:
         raise SpaceError(
             f"there is no multiple of q={q!r} from {low!r} to {high!r}",
             hint="use a smaller q or wider bounds",
         )
+    return first * step, last * step
 
 
 def _check_order(low: Any, high: Any) -> None:
