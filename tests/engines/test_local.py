@@ -64,12 +64,14 @@ def test_a_trial_for_whose_estimate_a_limit_leaves_no_file_has_none(tmp_path, mo
     assert os.strerror(errno.EMFILE) in told.reason
 
 
-def test_a_device_on_which_no_lane_comes_up_is_given_up_unless_it_is_the_last(tmp_path, monkeypatch, caplog):
-    class Stillborn(LaneHandle):
-        def __init__(self, zygote, options, dismiss):
-            # Killed from here it might have been up before.
-            super().__init__(zygote, replace(options, log=tmp_path / "nowhere" / "log"), dismiss)
+class Stillborn(LaneHandle):
+    """A lane that ends before it is up: its log cannot be opened. Killed from here it might have been up before."""
 
+    def __init__(self, zygote, options, dismiss):
+        super().__init__(zygote, replace(options, log=options.log.parent / "nowhere" / "log"), dismiss)
+
+
+def test_a_device_on_which_no_lane_comes_up_is_given_up_unless_it_is_the_last(tmp_path, monkeypatch, caplog):
     def heard_after_lanes_on(device, numbers):
         for number in numbers:
             engine.execute(OpenLane(number, device, 1 << 28))
@@ -91,10 +93,6 @@ def test_a_device_on_which_no_lane_comes_up_is_given_up_unless_it_is_the_last(tm
 
 @pytest.mark.parametrize("runs", [True, False])
 def test_a_device_goes_on_with_the_lanes_that_are_up_if_trials_run_in_them(tmp_path, monkeypatch, runs):
-    class Stillborn(LaneHandle):
-        def __init__(self, zygote, options, dismiss):
-            super().__init__(zygote, replace(options, log=tmp_path / "nowhere" / "log"), dismiss)
-
     engine = LocalEngine(pack(behave), find_devices(devices=["cpu:0@4GiB"]), tmp_path, HOW)
     with EngineUnderTest(engine, tmp_path) as under_test:
         under_test.open()

@@ -134,11 +134,14 @@ def test_whom_it_is_kept_for_does_not_wait_for_a_stream_of_others_that_say_nothi
     assert sum(1 for segment in outcome.segments if segment.start < began) < 30
 
 
-def test_one_that_wants_a_device_without_others_is_left_none() -> None:
-    class Apart(Fifo):
-        def exclusive(self, waiting: Waiting) -> bool:
-            return waiting.trial == 1
+class Apart(Fifo):
+    """The second trial wants a device without others."""
 
+    def exclusive(self, waiting: Waiting) -> bool:
+        return waiting.trial == 1
+
+
+def test_one_that_wants_a_device_without_others_is_left_none() -> None:
     world = World(PackerOptions(width=8, patience=2, policy=Apart()))
     world.device("gpu 0", 1000 * MIB, CONTEXT)
     for size, seconds in ((100, 100.0), (100, 100.0), (50, 40.0), (50, 40.0)):
@@ -153,10 +156,6 @@ def test_one_that_wants_a_device_without_others_is_left_none() -> None:
 
 
 def test_one_that_wants_a_device_without_others_takes_no_turns_there_either() -> None:
-    class Apart(Fifo):
-        def exclusive(self, waiting: Waiting) -> bool:
-            return waiting.trial == 1
-
     world = World(PackerOptions(width=2, residents=2, patience=1, policy=Apart()))
     world.device("gpu 0", 1000 * MIB, CONTEXT)
     for _ in range(4):
@@ -170,10 +169,6 @@ def test_one_that_wants_a_device_without_others_takes_no_turns_there_either() ->
 
 
 def test_what_one_that_wants_a_device_without_others_waits_for_is_no_device_too_small_for_it() -> None:
-    class Apart(Fifo):
-        def exclusive(self, waiting: Waiting) -> bool:
-            return waiting.trial == 1
-
     world = World(PackerOptions(width=8, policy=Apart()))
     world.device("gpu 0", 1000 * MIB, CONTEXT)
     hinted(world, 100, 100.0)

@@ -315,12 +315,13 @@ def test_half_a_gaussian_pair_that_a_trial_left_behind_at_its_end_is_not_that_of
     assert together([(1, [numpy_gaussian]), waiting], [1, 0, 1, 1], home)[1] == expected
 
 
+def other_generator():
+    np.random.mtrand.set_bit_generator(np.random.PCG64(3))
+    return float(np.random.randn())
+
+
 def test_a_trial_that_ended_with_another_bit_generator_in_place_is_no_harm():
     home = Home()
-
-    def other_generator():
-        np.random.mtrand.set_bit_generator(np.random.PCG64(3))
-        return float(np.random.randn())
 
     expected = alone(2, [numpy_gaussian, numpy_uniform], home)
     trials = [(1, [other_generator]), (2, [numpy_gaussian, numpy_uniform])]
@@ -329,10 +330,6 @@ def test_a_trial_that_ended_with_another_bit_generator_in_place_is_no_harm():
 
 def test_another_bit_generator_stays_with_its_trial():
     home = Home()
-
-    def other_generator():
-        np.random.mtrand.set_bit_generator(np.random.PCG64(3))
-        return float(np.random.randn())
 
     trials = [(1, [other_generator, numpy_gaussian, numpy_uniform]), (2, [numpy_gaussian, numpy_uniform] * 2)]
     expected = [alone(seed, deeds, home) for seed, deeds in trials]
