@@ -101,7 +101,19 @@ class Search(Proposer):
         self._distributions = space.distributions()
         self._exact = space.exact
         self._attempts: dict[int, int] = {}
-        journal = folder.journal
+        self._begin(sampler, pruner, direction, past)
+        self._thread = threading.Thread(target=self._serve, name="cotune-search", daemon=True)
+        self._thread.start()
+
+    def _begin(
+        self,
+        sampler: BaseSampler,
+        pruner: BasePruner | None,
+        direction: Literal["minimize", "maximize"],
+        past: Sequence[PastTrial],
+    ) -> None:
+        """Makes the study from the trials of earlier sessions; its journal replaces theirs."""
+        journal = self._folder.journal
         noted = system_attributes(journal)
         # Under another name until it is complete: only the journal it replaces holds what was noted.
         fresh = journal.with_name(f"{journal.name}.new")
@@ -109,12 +121,16 @@ class Search(Proposer):
         self._backend = WriteBehindBackend(fresh)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            self._storage = storage = RunStorage(self._backend)
+            self._storage = RunStorage(self._backend)
         verbosity = optuna.logging.get_verbosity()
         optuna.logging.set_verbosity(max(verbosity, optuna.logging.WARNING))
         try:
             self.study = optuna.create_study(
-                storage=storage, sampler=sampler, pruner=pruner, study_name=folder.path.name, direction=direction
+                storage=self._storage,
+                sampler=sampler,
+                pruner=pruner,
+                study_name=self._folder.path.name,
+                direction=direction,
             )
             self._take_up(past, noted)
             self._backend.flush()
@@ -125,8 +141,6 @@ class Search(Proposer):
             raise
         finally:
             optuna.logging.set_verbosity(verbosity)
-        self._thread = threading.Thread(target=self._serve, name="cotune-search", daemon=True)
-        self._thread.start()
 
     # ---- for the driver
 
