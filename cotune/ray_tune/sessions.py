@@ -20,21 +20,24 @@ def current_trial() -> LaneTrial | None:
     return trial if isinstance(trial, LaneTrial) else None
 
 
+def _current_session() -> Any:
+    """Ray's session of the calling thread's trial; None if there is none."""
+    trial = current_trial()
+    return trial.ray_session if trial is not None else None
+
+
 class _Router:
     """Replaces Ray's session of the process; forwards to the session of the calling trial."""
 
     def __bool__(self) -> bool:
-        trial = current_trial()
-        return trial is not None and trial.ray_session is not None
+        return _current_session() is not None
 
     def __getattr__(self, name: str) -> Any:
-        trial = current_trial()
-        return getattr(trial.ray_session if trial is not None else None, name)
+        return getattr(_current_session(), name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        trial = current_trial()
-        if trial is not None and trial.ray_session is not None:
-            setattr(trial.ray_session, name, value)
+        if (own := _current_session()) is not None:
+            setattr(own, name, value)
 
 
 class LaneRaySession(_private.ray_session._TrainSession):  # type: ignore[misc]
