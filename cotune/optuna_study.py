@@ -41,7 +41,7 @@ from cotune.errors import InputError, RunNameInUse
 from cotune.packer import Packer, Policy
 from cotune.paths import RunFolder, storage_folder
 from cotune.record import VERSION, EventLog, Records, read_events
-from cotune.script.pickling import pack
+from cotune.script.pickling import Packed, pack
 from cotune.search.study_pickling import globals_of, study_as_proxy
 from cotune.search.study_proxy import StudyObjective
 from cotune.search.study_search import StudySearch
@@ -158,7 +158,7 @@ def optimize(
         asked: Any = n_trials
         past = isinstance(asked, Integral) and asked < 0
         wanted, seconds = checked_count("n_trials", 0 if past else asked, least=0), checked_timeout(timeout)
-        base = secrets.randbits(32) if seed is None else checked_seed(seed) or 0
+        seed = secrets.randbits(32) if seed is None else checked_seed(seed) or 0
         threads = checked_threads(threads)
         found = find_devices(gpus, devices, threads)
         if wanted == 0 or seconds == 0:
@@ -170,15 +170,18 @@ def optimize(
             )
         stack.enter_context(folder.locked(is_named=name is not None))
         stack.enter_context(_in_optimize_loop(study))
-        # Only around pack(): callbacks may pickle the study itself, as Optuna's guide does.
-        with study_as_proxy(study):
-            trainable = StudyObjective(objective, len(study.directions), globals_of(study))
-            packed = pack(trainable, plainly=True, what="the objective", blamed=objective)
         how = LocalOptions(
-            TrialOptions(judged=False, seed=base), threads, options.residents, preload=(_LANE_MODULE,), mps=mps
+            TrialOptions(judged=False, seed=seed), threads, options.residents, preload=(_LANE_MODULE,), mps=mps
         )
-        engine = LocalEngine(packed, found, folder.lanes, how)
+        engine = LocalEngine(_packed(study, objective), found, folder.lanes, how)
         stack.callback(engine.close)
+        log = EventLog(folder.events)
+        stack.callback(log.close)
+        log.write(
+            "run", time.time(), version=VERSION, name=folder.path.name, study=study.study_name, seed=seed,
+            policy=options.policy.name, residents=options.residents,
+        )  # fmt: skip
+        records = Records(folder, log, "", seed)
         search = StudySearch(
             study,
             folder=folder,
@@ -188,16 +191,8 @@ def optimize(
             callbacks=heard_by,
             wake=engine.wake,
         )
-        log = EventLog(folder.events)
-        stack.callback(log.close)
-        log.write(
-            "run", time.time(), version=VERSION, name=folder.path.name, study=study.study_name, seed=base,
-            policy=options.policy.name, residents=options.residents,
-        )  # fmt: skip
-        view = make_view(dashboard)
         settings = SweepOptions(name_of(objective), "", wanted, None, lockstep=True)
-        records = Records(folder, log, "", base)
-        sweep = Sweep(_Later(), search, Packer(options), engine, records, view, settings)
+        sweep = Sweep(_Later(), search, Packer(options), engine, records, make_view(dashboard), settings)
         stack.callback(sweep.display.close)
         _logger.info(f"Logs and tracebacks of its trials are in {folder.path}")
         if lost := assigned_outside(objective):
@@ -219,6 +214,14 @@ class _Later:
 
     def features(self, params: Mapping[str, Any]) -> dict[str, float]:
         return {}
+
+
+def _packed(study: optuna.Study, objective: Callable[[optuna.Trial], Any]) -> Packed:
+    """The objective, pickled for lanes; whatever in it refers to the study has the proxy there."""
+    # Only here: callbacks may pickle the study itself, as Optuna's guide does.
+    with study_as_proxy(study):
+        trainable = StudyObjective(objective, len(study.directions), globals_of(study))
+        return pack(trainable, plainly=True, what="the objective", blamed=objective)
 
 
 @contextlib.contextmanager
