@@ -212,6 +212,12 @@ def globals_set_by(code: types.CodeType) -> set[str]:
     return {step.argval for step in dis.get_instructions(code) if step.opname == "STORE_GLOBAL"}
 
 
+def globals_read_by(code: types.CodeType) -> set[str]:
+    """The names under which a function, and all code within, looks for global variables."""
+    reads = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")
+    return {step.argval for part in codes(code) for step in dis.get_instructions(part) if step.opname in reads}
+
+
 def codes(code: types.CodeType) -> Iterator[types.CodeType]:
     """The code of a function, and all code within."""
     yield code

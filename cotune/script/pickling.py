@@ -27,7 +27,7 @@ from cotune.script.own_modules import OwnModule, own_modules
 from cotune.script.preload import TORCH, modules_to_preload
 from cotune.script.script_imports import script_imports
 from cotune.script.settings import of_script
-from cotune.trainable import called_by, codes, globals_set_by
+from cotune.trainable import called_by, globals_read_by, globals_set_by
 
 # Bytes of a trainable above which there is a warning: loading them takes a tenth of a second at every trial's start.
 LARGE = 64 * MIB
@@ -192,14 +192,26 @@ def _by_value(module: ModuleType) -> Iterator[None]:
         cloudpickle.unregister_pickle_by_value(module)
 
 
-def _path_to_blame(value: Any, depth: int = 4) -> list[str]:
-    """The path of names from a value to the part of it that cannot be pickled; empty if none is found."""
+def _path_to_blame(value: Any, above: tuple[Any, ...] = ()) -> list[str]:
+    """The path of names from a value to the part of it that cannot be pickled; empty if none is found.
+
+    What is above a part cannot be to blame: a function may name itself, or another that names it.
+    """
+    above = (*above, value)
     for name, part in _parts(value):
+        if _is_one_of(above, part):
+            continue
         try:
             _Pickler(io.BytesIO()).dump(part)
         except Exception:
-            return [repr(name), *(_path_to_blame(part, depth - 1) if depth else ())]
+            path = _path_to_blame(part, above) if len(above) < 5 else []
+            if path or not any(_is_one_of(above, inner) for _, inner in _parts(part)):
+                return [repr(name), *path]
     return []
+
+
+def _is_one_of(values: tuple[Any, ...], value: Any) -> bool:
+    return any(value is one for one in values)
 
 
 def _level() -> int:
@@ -233,7 +245,7 @@ def _unseen(trainable: Any) -> tuple[str, str, str] | None:
     function = called_by(trainable)
     if type(function) is not FunctionType or not is_found_by_name(function):
         return None
-    used = {name for code in codes(function.__code__) for name in code.co_names}
+    used = globals_read_by(function.__code__)
     frame = inspect.currentframe()
     while frame is not None:
         if frame.f_globals is function.__globals__ and frame.f_code.co_flags & inspect.CO_NEWLOCALS:
@@ -255,7 +267,8 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
         for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
             with contextlib.suppress(ValueError):
                 yield name, cell.cell_contents
-        yield from ((name, value.__globals__[name]) for name in value.__code__.co_names if name in value.__globals__)
+        names = sorted(globals_read_by(value.__code__))
+        yield from ((name, value.__globals__[name]) for name in names if name in value.__globals__)
     elif isinstance(value, Mapping):
         yield from ((str(name), part) for name, part in value.items())
     else:

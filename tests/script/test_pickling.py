@@ -250,6 +250,22 @@ def test_a_refusal_says_by_which_names_one_comes_to_what_is_unfit(unfit, names):
     assert refused.value.message.startswith(names)
 
 
+def test_a_refusal_names_no_variable_that_is_called_as_an_attribute_is():
+    names = {"train": 1, "library": types.SimpleNamespace(train=len), "cv": threading.Lock(), "guard": threading.Lock()}
+    exec("def train(config): return library.train(config.cv), (lambda: guard)", names)
+    with pytest.raises(NotPicklable) as refused:
+        dumps(names["train"], "it")
+    assert refused.value.message.startswith("'guard' of it ")
+
+
+def test_a_refusal_names_no_function_for_naming_itself_or_one_that_names_it():
+    names = {"guard": threading.Lock()}
+    exec("def deep(n): return deep(n - 1), also(n), guard\ndef also(n): return deep(n)", names)
+    with pytest.raises(NotPicklable) as refused:
+        dumps(names["deep"], "it")
+    assert refused.value.message.startswith("'guard' of it ")
+
+
 def test_a_refusal_names_what_is_unfit_though_pickling_another_part_adds_to_the_object():
     class Adds:
         def __reduce__(self):
@@ -312,7 +328,7 @@ def test_a_variable_that_a_module_sets_before_it_runs_its_own_function_is_told_t
     (tmp_path / "sets_its_own.py").write_text(
         "SCALE = OTHER = 1\n"
         "def train(config):\n"
-        "    return SCALE\n"
+        "    return SCALE, config.OTHER\n"
         "def main(pack):\n"
         "    global SCALE\n"
         "    SCALE = 8\n"
