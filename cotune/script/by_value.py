@@ -92,6 +92,8 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         for reduced in _RULES:
             if (found := reduced(obj)) is not NotImplemented:
                 return found
+        if (found := wrapped.looked_up(obj, self.classes)) is not NotImplemented:
+            return found
         if type(obj) is CodeType:
             make, args = self.dispatch_table[CodeType](obj)
             return make, (*args[:_FILE], obj.co_filename, *args[_FILE + 1 :])

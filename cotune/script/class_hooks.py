@@ -95,9 +95,14 @@ def _is_pythons(module: str) -> bool:
     return module.partition(".")[0] in sys.stdlib_module_names
 
 
+def is_by_value(module: str) -> bool:
+    """Whether what a module defines travels by value."""
+    return module == "__main__" or module in cloudpickle.list_registry_pickle_by_value()
+
+
 def is_found_by_name(value: Any) -> bool:
     """Whether another process finds the value by importing its module."""
-    if value.__module__ == "__main__" or value.__module__ in cloudpickle.list_registry_pickle_by_value():
+    if is_by_value(value.__module__):
         return False
     found: Any = sys.modules.get(value.__module__)
     # What is cached may be no function, and have no name.

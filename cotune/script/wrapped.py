@@ -15,7 +15,9 @@ import sys
 from types import FunctionType
 from typing import Any
 
-from cotune.script.class_hooks import is_found_by_name
+from cotune.script.class_hooks import is_by_value, is_found_by_name
+
+_CURRIED = ("toolz.functoolz", "cytoolz.functoolz")
 
 # Of pydantic's `validate_call`.
 _VALIDATED = ("pydantic._internal._validate_call", "ValidateCallWrapper")
@@ -37,10 +39,31 @@ def reduced(obj: Any) -> Any:
         return type(obj), (obj.func, obj.args, obj.kwds)
     if (type(obj).__module__, type(obj).__name__) == _VALIDATED and hasattr(obj, "config_wrapper"):
         return type(obj), (obj.function, obj.config_wrapper.config_dict, obj.validate_return, None)
+    if type(obj).__name__ == "curry" and type(obj).__module__ in _CURRIED and is_by_value(obj.func.__module__):
+        # It would be looked for under the function's name.
+        attributes = {name: it for name, it in getattr(obj, "__dict__", {}).items() if name[:1] != "_"}
+        return _curried, (type(obj), obj.func, obj.args, obj.keywords), attributes or None
     is_wrapper = not is_plain and "__wrapped__" in getattr(obj, "__dict__", ()) and not is_found_by_name(obj)
     if is_wrapper and isinstance(obj.__reduce_ex__(pickle.HIGHEST_PROTOCOL), str):
         # As those of cachetools: they would be pickled by their name in the script.
         return copyreg.__newobj__, (type(obj),), dict(vars(obj))  # type: ignore[attr-defined]
+    return NotImplemented
+
+
+def looked_up(obj: Any, classes: list[type]) -> Any:
+    """What `reducer_override` returns for a descriptor that is pickled as what a class has under its name.
+
+    One of `classes`, which are being made where it is loaded, has not got it yet. `NotImplemented` for all others.
+    """
+    kind: Any = type(obj)
+    if hasattr(kind, "__set_name__") and hasattr(obj, "__dict__") and kind.__reduce__ is not object.__reduce__:
+        found = obj.__reduce__()
+        for owner in found[1] if isinstance(found, tuple) else ():
+            if any(one is owner for one in classes) and any(it is obj for it in vars(owner).values()):
+                # It may keep what the class gives for it, which is looked up there, too.
+                given = obj.__get__(None, owner)
+                state = {name: None if it is given else it for name, it in vars(obj).items()}
+                return copyreg.__newobj__, (kind,), state  # type: ignore[attr-defined]
     return NotImplemented
 
 
@@ -58,6 +81,10 @@ def _wrapper(*args: Any) -> Any:
     # Its class may be one of a module that is not found by its name.
     made: Any = importlib.import_module("wrapt")
     return made.FunctionWrapper(*args)
+
+
+def _curried(kind: Any, function: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+    return kind(function, *args, **keywords)
 
 
 def _cached(function: Any, parameters: dict[str, Any]) -> Any:

@@ -2,7 +2,9 @@
 
 import contextlib
 import functools
+import os
 import pickle
+import subprocess
 import sys
 import threading
 from types import FunctionType, ModuleType
@@ -120,3 +122,83 @@ def test_a_context_manager_that_was_entered_does_not_travel():
     entered = room()
     with entered, pytest.raises(TypeError, match="generator"):
         travelled(entered)
+
+
+def test_a_curried_function_of_the_script_travels_as_one_with_its_arguments(monkeypatch):
+    class Curry:
+        def __init__(self, func, *args, **keywords):
+            self.func, self.args, self.keywords = func, args, keywords
+            self._made_of = threading.Lock()
+
+        def __call__(self, *args, **keywords):
+            return self.func(*self.args, *args, **self.keywords, **keywords)
+
+        def __reduce__(self):
+            raise NotImplementedError("by its name")
+
+    Curry.__module__, Curry.__name__, Curry.__qualname__ = "toolz.functoolz", "curry", "curry"
+    fake = ModuleType("toolz.functoolz")
+    fake.curry = Curry
+    monkeypatch.setitem(sys.modules, "toolz", ModuleType("toolz"))
+    monkeypatch.setitem(sys.modules, "toolz.functoolz", fake)
+    names = {"__name__": "__main__", "curry": Curry}
+    exec("@curry\ndef add(*args, by=1): return add if not args else sum(args) * by", names)
+    of_script = Curry(names["add"].func, 2, by=3)
+    of_script.note = "kept"
+    there = travelled(of_script)
+    assert (type(there), there(5), there.note) == (Curry, 21, "kept")
+    assert type(there.func()) is Curry
+    with pytest.raises(NotImplementedError, match="by its name"):
+        by_value.dumps(Curry(plain, 2))
+
+
+LOOKED_UP = """
+class Method:
+    def __init__(self, function):
+        self.__wrapped__, self.of_class = function, None
+
+    def __set_name__(self, owner, name):
+        self.owner, self.name = owner, name
+
+    def __get__(self, obj, objtype=None):
+        if obj is None:
+            self.of_class = self.of_class or OfClass(self)
+            return self.of_class
+        return lambda *args: self.__wrapped__(obj, *args)
+
+    def __reduce__(self):
+        return found, (self.owner, self.name)
+
+class OfClass:
+    def __init__(self, method):
+        self.method = method
+
+    def __reduce__(self):
+        return self.method.__get__, (None,)
+
+def found(owner, name):
+    return vars(owner)[name]
+"""
+
+
+@pytest.mark.parametrize("sent", ["Script, method", "method, Script"])
+def test_a_descriptor_that_is_pickled_as_what_a_class_has_travels_with_a_class_of_the_script(tmp_path, sent):
+    (tmp_path / "looked_up.py").write_text(LOOKED_UP)
+    dump = (
+        "import looked_up, sys; from cotune.script import by_value\n"
+        "class Script:\n"
+        "    @looked_up.Method\n"
+        "    def double(self, value): return 2 * value\n"
+        "assert Script.double is Script.double\n"
+        "method = vars(Script)['double']\n"
+        f"sys.stdout.buffer.write(by_value.dumps(({sent})))"
+    )
+    load = (
+        "import pickle, sys\n"
+        f"{sent} = pickle.load(sys.stdin.buffer)\n"
+        "print(vars(Script)['double'] is method, Script().double(4), type(Script.double).__name__)"
+    )
+    paths = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    blob = subprocess.run([sys.executable, "-c", dump], env=paths, capture_output=True, check=True, timeout=60).stdout
+    done = subprocess.run([sys.executable, "-c", load], env=paths, input=blob, capture_output=True, timeout=60)
+    assert done.stdout.decode().split() == ["True", "8", "OfClass"], done.stderr.decode()
