@@ -16,6 +16,8 @@ from types import ModuleType
 
 from cotune.script.installed import found_behind
 
+_OF_IMPORTS = "<frozen importlib._bootstrap>"
+
 
 def quiet_imports(quiet: Callable[[], AbstractContextManager[object]]) -> None:
     """Makes every import of a module that is not loaded run within `quiet()`, with the imports it causes."""
@@ -53,5 +55,8 @@ class _QuietImports(MetaPathFinder):
             finally:
                 del thread.is_busy
 
+        # What a module warns of as it is imported is told of the line that imports it, and tracebacks of what it raises
+        # begin in it: Python leaves out the frames of its own import system, which it knows by this name.
+        exec_module.__code__ = exec_module.__code__.replace(co_filename=_OF_IMPORTS)
         loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec

@@ -4,6 +4,7 @@ import importlib
 import importlib.util
 import pickle
 import sys
+import traceback
 from contextlib import contextmanager
 
 import pytest
@@ -67,3 +68,17 @@ def test_a_module_that_raises_or_is_not_there_raises_as_ever(entered, tmp_path):
     with pytest.raises(ModuleNotFoundError, match="quiet_missing"):
         importlib.import_module("quiet_missing")
     assert importlib.util.find_spec("quiet_missing") is None
+
+
+def test_a_warning_of_an_import_is_told_of_the_line_that_imports(entered, tmp_path):
+    module(tmp_path, "quiet_old", "import warnings; warnings.warn('old', DeprecationWarning, stacklevel=2)")
+    with pytest.warns(DeprecationWarning, match="old") as told:
+        import quiet_old  # noqa: F401
+    assert [warning.filename for warning in told] == [__file__]
+
+
+def test_the_traceback_of_an_import_that_fails_has_no_frames_of_the_block(entered, tmp_path):
+    module(tmp_path, "quiet_broken", "raise ValueError('broken')")
+    with pytest.raises(ValueError, match="broken") as raised:
+        import quiet_broken  # noqa: F401
+    assert [frame.name for frame in traceback.extract_tb(raised.tb)][1:] == ["<module>"]
