@@ -166,6 +166,16 @@ def test_what_returns_right_after_its_last_report_is_done_and_reports_no_more(ru
     assert (trial.state, trial.metrics["loss"]) == ("done", 1.0)
 
 
+@pytest.mark.parametrize("refused", [{"loss": float("nan")}, {"loss": "none"}, {"other": object()}])
+def test_a_report_after_the_last_one_does_not_fail_the_trial_whatever_is_in_it(run, refused):
+    def train(config):
+        cotune.report({"loss": 1.0})
+        cotune.report(refused)
+
+    (trial,) = run(train, {"x": 1.0}, stop={"training_iteration": 1})
+    assert (trial.state, len(trial.history), trial.error) == ("done", 1, None)
+
+
 def test_one_that_catches_whatever_is_to_end_it_is_done_all_the_same(run):
     def train(config):
         from cotune.sharing.inside import leaving

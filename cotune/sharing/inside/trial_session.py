@@ -94,6 +94,9 @@ class TrialSession(ResidentTrial):
             )
         self._await_turn()
         with self._reporting:
+            if self.met_stop_rule:
+                # Before the report is looked at, which may be refused: the trial has made its last one.
+                self.leave_if_over()
             number = self._tally.reports + 1
             step = self._tally.next_step if step is None else whole_step(step)
             value, values, line = read_report(metrics, metric, number == 1, self.trial, step, time_of_day())
