@@ -24,7 +24,8 @@ from cotune.plain import real
 from cotune.process_wide import IN_LANE
 from cotune.results import SHORT
 from cotune.search.spaces import apart
-from cotune.trainable import globals_set_by, takes, unwrapped
+from cotune.trainable import takes, unwrapped
+from cotune.used_code import globals_set_by
 
 T = TypeVar("T")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dis
 import functools
 import inspect
 import os
@@ -10,7 +9,7 @@ import sys
 import time
 import traceback
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from cotune import session
@@ -205,22 +204,3 @@ def _run_steps(cls: type, config: Mapping[str, Any]) -> Any:
         except Exception:
             # Raised, it would hide why the trial ends, or fail one that has all its results.
             traceback.print_exc()
-
-
-def globals_set_by(code: types.CodeType) -> set[str]:
-    """The global variables that a function's own bytecode assigns."""
-    return {step.argval for step in dis.get_instructions(code) if step.opname == "STORE_GLOBAL"}
-
-
-def globals_read_by(code: types.CodeType) -> set[str]:
-    """The names under which a function, and all code within, looks for global variables."""
-    reads = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")
-    return {step.argval for part in codes(code) for step in dis.get_instructions(part) if step.opname in reads}
-
-
-def codes(code: types.CodeType) -> Iterator[types.CodeType]:
-    """The code of a function, and all code within."""
-    yield code
-    for part in code.co_consts:
-        if isinstance(part, types.CodeType):
-            yield from codes(part)

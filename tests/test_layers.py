@@ -26,6 +26,7 @@ LAYERS = [
             "metrics",
             "session",
             "trainable",
+            "used_code",
             "stopping",
             "process_wide",
         }

@@ -9,7 +9,8 @@ import types
 from collections.abc import Iterator
 from typing import Any
 
-from cotune.trainable import codes, unwrapped
+from cotune.trainable import unwrapped
+from cotune.used_code import functions_of, used_by
 
 # Larger dicts are data, and no settings.
 MANY = 10_000
@@ -23,24 +24,12 @@ def identity(trainable: Any) -> Iterator[object]:
     defaults, and bound arguments. Code of other modules, and data, are ignored.
     """
     yield from _bound(trainable)
-    todo, seen = [unwrapped(trainable)], set[int]()
-    module = todo[0].__module__
-    while todo:
-        one = todo.pop(0)
-        if id(one) in seen or getattr(one, "__module__", None) != module:
-            continue
-        seen.add(id(one))
-        yield one.__qualname__
-        if isinstance(one, type):
-            todo += [*one.__bases__, *(part for part in vars(one).values() if isinstance(part, type))]
-        for function in _functions(one):
+    for part in used_by(unwrapped(trainable)):
+        yield part.__qualname__
+        for function in functions_of(part):
             yield from _code(function.__code__)
             yield stand_in(function.__defaults__)
             yield sorted((name, repr(stand_in(value))) for name, value in (function.__kwdefaults__ or {}).items())
-            names = [name for code in codes(function.__code__) for name in code.co_names]
-            used = [function.__globals__.get(name) for name in names]
-            used += [cell.cell_contents for cell in function.__closure__ or () if cell != types.CellType()]
-            todo += [other for other in used if isinstance(other, (type, types.FunctionType))]
 
 
 def digest(*values: object) -> str:
@@ -80,19 +69,6 @@ def _bound(trainable: Any) -> Iterator[object]:
         yield stand_in(trainable.args)
         yield sorted((name, repr(stand_in(value))) for name, value in trainable.keywords.items())
         trainable = trainable.func
-
-
-def _functions(one: type | types.FunctionType) -> Iterator[types.FunctionType]:
-    """The methods and properties of a class, or a function itself."""
-    for part in vars(one).values() if isinstance(one, type) else [one]:
-        inside = [part]
-        if isinstance(part, (staticmethod, classmethod)):
-            inside = [part.__func__]
-        elif isinstance(part, property):
-            inside = [part.fget, part.fset, part.fdel]
-        elif isinstance(part, functools.cached_property):
-            inside = [part.func]
-        yield from (function for function in inside if isinstance(function, types.FunctionType))
 
 
 def _code(code: types.CodeType) -> Iterator[object]:

@@ -29,7 +29,7 @@ import cloudpickle
 from cotune.script import annotated, identities, pytrees, streams, wrapped
 from cotune.script.class_hooks import above_superfluous, is_found_by_name, without_superfluous_hooks
 from cotune.script.installed import is_unfinished
-from cotune.trainable import codes
+from cotune.used_code import codes
 
 # The place of the file's name among the arguments of a code object.
 _FILE = 10

@@ -16,7 +16,7 @@ from typing import Any
 
 import cloudpickle
 
-from cotune.trainable import codes
+from cotune.used_code import codes
 
 _HOOK = "__init_subclass__"
 

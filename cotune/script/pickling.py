@@ -19,15 +19,16 @@ from cotune.demand import MIB, format_bytes
 from cotune.errors import NotPicklable
 from cotune.process_wide import process_wide
 from cotune.script import by_value, torch_pickling
-from cotune.script.class_hooks import is_found_by_name
 from cotune.script.compiler_settings import COMPILER
 from cotune.script.installed import found_behind, is_unfinished
+from cotune.script.module_variables import with_variables
 from cotune.script.named import Named, named_by
 from cotune.script.own_modules import OwnModule, own_modules
 from cotune.script.preload import TORCH, modules_to_preload
 from cotune.script.script_imports import script_imports
 from cotune.script.settings import of_script
-from cotune.trainable import called_by, globals_read_by, globals_set_by
+from cotune.trainable import called_by
+from cotune.used_code import globals_read_by
 
 # Bytes of a trainable above which there is a warning: loading them takes a tenth of a second at every trial's start.
 LARGE = 64 * MIB
@@ -78,13 +79,6 @@ def pack(trainable: Any, *, plainly: bool = False, what: str = "the trainable", 
             "anew; data made with cotune.shared() is there once per lane",
             stacklevel=_level(),
         )
-    if (unseen := _unseen(trainable if blamed is None else blamed)) is not None:
-        name, setter, module = unseen
-        warnings.warn(
-            f"{what} uses {name!r}, which {setter}() sets in {module}: trials import that module anew, and do not see "
-            "the new value. Bind it to the function, as with functools.partial",
-            stacklevel=_level(),
-        )
     rehearses = isinstance(trainable, type) and callable(getattr(trainable, "rehearse", None))
     modules = modules_to_preload(blob, trainable)
     installed, own = script_imports()
@@ -133,7 +127,8 @@ class Series:
         self._pickler = _Pickler(self._buffer)
         # What the pickler knows after the first object; copied only when there is another, since it may be a lot.
         self._known: dict[int, Any] | None = None
-        self.first = self._dumps(value, what, blamed)
+        told = with_variables(value) if self._module is None else value
+        self.first = self._dumps(told, what, value if blamed is None else blamed)
         # Copies: keys are ids, and another object may get the id once a config is gone.
         self._globals = dict(self._pickler.globals_ref)
         self._cells = dict(self._pickler.cells)
@@ -148,19 +143,19 @@ class Series:
         if self._known is None:
             self._known = pickler.memo.copy()
         pickler.memo, pickler.globals_ref, pickler.cells = self._known, dict(self._globals), dict(self._cells)
-        return self._dumps(value, what)
+        return self._dumps(value, what, value)
 
     def named(self) -> dict[str, Named]:
         """What annotations of the classes in the first object name, and no code does."""
         return named_by(self._pickler.classes, _dumps_alone)
 
-    def _dumps(self, value: Any, what: str, blamed: Any = None) -> bytes:
+    def _dumps(self, value: Any, what: str, blamed: Any) -> bytes:
         try:
             with _by_value(self._module) if self._module is not None else contextlib.nullcontext():
                 self._pickler.dump(value)
             return self._buffer.getvalue()
         except Exception as error:
-            where = " of ".join(reversed([what, *_path_to_blame(value if blamed is None else blamed)]))
+            where = " of ".join(reversed([what, *_path_to_blame(blamed)]))
             raise NotPicklable(
                 f"{where} cannot be sent to a lane process: {type(error).__name__}: {error}",
                 hint="locks, open files, sockets, generators, compiled functions and CUDA contexts cannot travel: "
@@ -234,25 +229,6 @@ def _most_of(trainable: Any, total: int) -> str:
             if part.nbytes > total // 2:
                 return f", most of it {name!r}"
     return ""
-
-
-def _unseen(trainable: Any) -> tuple[str, str, str] | None:
-    """A global variable that a trainable of a module uses, and that a function of the module which runs now has set.
-
-    Returns:
-        The variable, the function, the module; None if there is none.
-    """
-    function = called_by(trainable)
-    if type(function) is not FunctionType or not is_found_by_name(function):
-        return None
-    used = globals_read_by(function.__code__)
-    frame = inspect.currentframe()
-    while frame is not None:
-        if frame.f_globals is function.__globals__ and frame.f_code.co_flags & inspect.CO_NEWLOCALS:
-            for name in sorted(globals_set_by(frame.f_code) & used):
-                return name, frame.f_code.co_name, function.__module__
-        frame = frame.f_back
-    return None
 
 
 def _parts(value: Any) -> Iterator[tuple[str, Any]]:

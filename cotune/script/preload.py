@@ -17,7 +17,8 @@ from typing import Any
 from cotune.script.compiler_settings import COMPILER
 from cotune.script.installed import is_installed, is_of_a_package, is_own, is_own_file, spec_of
 from cotune.script.parsing import parsed
-from cotune.trainable import called_by, codes
+from cotune.trainable import called_by
+from cotune.used_code import codes
 
 # Most source files that are searched: reading one takes 5 ms, before anything else can begin.
 FILES = 50

@@ -9,7 +9,9 @@ import contextlib
 import logging
 import pickle
 import sys
-from typing import NamedTuple
+from typing import NamedTuple, TextIO
+
+from cotune.script.installed import is_own
 
 
 class Handler(NamedTuple):
@@ -53,16 +55,29 @@ def set_levels(told: dict[str, int] | None) -> None:
 
 
 def loggers_of_script() -> dict[str, Told]:
-    """The loggers with handlers that print, but for those of imported modules, which set up their own."""
+    """The loggers with handlers that print, but for those of installed modules, which set up their own."""
     found = {}
     # Of a copy: a module that another thread imports may add its logger.
     for name, logger in logging.root.manager.loggerDict.copy().items():
-        head = name.partition(".")[0]
-        if isinstance(logger, logging.Logger) and (head == "__main__" or head not in sys.modules):
+        module = sys.modules.get(name, sys.modules.get(name.partition(".")[0]))
+        is_ours = module is None or module.__name__ == "__main__" or is_own(module)
+        if isinstance(logger, logging.Logger) and is_ours:
             handlers = [_told(handler) for handler in logger.handlers if _prints(handler)]
             if handlers:
                 found[name] = Told(logger.level, logger.propagate, handlers)
     return found
+
+
+class _OfScript(logging.StreamHandler):  # type: ignore[type-arg]
+    """Prints unless the logger has got a handler that does: that of a module, which sets it up when it is imported."""
+
+    def __init__(self, stream: TextIO | None, logger: logging.Logger) -> None:
+        super().__init__(stream)
+        self._logger = logger
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if not any(type(handler) is logging.StreamHandler for handler in self._logger.handlers):
+            super().emit(record)
 
 
 def _prints(handler: logging.Handler) -> bool:
@@ -88,7 +103,7 @@ def set_up(told: dict[str, Told]) -> None:
             continue
         for stream, least, formatter in handlers:
             # The lane's own streams: those of a trial end with it.
-            handler = logging.StreamHandler(sys.__stdout__ if stream == "stdout" else sys.__stderr__)
+            handler = _OfScript(sys.__stdout__ if stream == "stdout" else sys.__stderr__, logger)
             handler.setLevel(least)
             with contextlib.suppress(Exception):
                 handler.setFormatter(pickle.loads(formatter) if formatter is not None else None)

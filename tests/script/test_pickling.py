@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 import types
-import warnings
 
 import numpy as np
 import pytest
@@ -322,27 +321,3 @@ def test_what_ray_tune_keeps_for_a_trainable_travels_with_it_whether_ray_runs_or
         monkeypatch.setattr("ray.get", lambda kept: kept)
         registry.references, registry.to_flush = registry.to_flush, {}
     assert called_elsewhere(dumps(trainable, "it"), {}) == [1, 2]
-
-
-def test_a_variable_that_a_module_sets_before_it_runs_its_own_function_is_told_to_be_missing(tmp_path, monkeypatch):
-    (tmp_path / "sets_its_own.py").write_text(
-        "SCALE = OTHER = 1\n"
-        "def train(config):\n"
-        "    return SCALE, config.OTHER\n"
-        "def main(pack):\n"
-        "    global SCALE\n"
-        "    SCALE = 8\n"
-        "    return pack(train)\n"
-        "def others(pack):\n"
-        "    global OTHER\n"
-        "    OTHER = 8\n"
-        "    return pack(train)\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    module = importlib.import_module("sets_its_own")
-    monkeypatch.setitem(sys.modules, "sets_its_own", module)
-    with pytest.warns(UserWarning, match=r"uses 'SCALE', which main\(\) sets in sets_its_own"):
-        module.main(pack)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        module.others(pack)

@@ -47,10 +47,26 @@ def test_what_a_logger_of_the_script_says_is_in_the_trials_log(logger, tmp_path)
     assert [(trial.folder / "log.txt").read_text().splitlines() for trial in results] == [said] * 2
 
 
-def test_loggers_of_modules_are_left_to_them(logger, monkeypatch):
+@pytest.mark.parametrize("name", ["app of ours", "app of ours.part"])
+def test_loggers_of_installed_modules_are_left_to_them(logger, monkeypatch, name):
     logger.addHandler(handler(sys.stdout))
-    monkeypatch.setitem(sys.modules, "app of ours", ModuleType("app of ours"))
+    monkeypatch.setitem(sys.modules, name, module := ModuleType(name))
+    module.__file__ = "/lib/site-packages/app/__init__.py"
     assert loggers_of_script() == {}
+    module.__file__ = "/src/app/__init__.py"
+    assert [*loggers_of_script()] == ["app of ours.part"]
+
+
+def test_a_module_that_sets_up_its_logger_as_it_is_imported_prints_once(logger, monkeypatch, capsys):
+    logger.addHandler(handler(sys.stdout))
+    told = loggers_of_script()
+    logger.handlers.clear()
+    monkeypatch.setattr(sys, "__stdout__", sys.stdout)
+    set_up(told)
+    logger.warning("before")
+    logger.addHandler(handler(sys.stdout, "%(message)s"))
+    logger.warning("after")
+    assert capsys.readouterr().out.splitlines() == ["app of ours.part says before", "after"]
 
 
 def test_another_thread_may_import_what_makes_loggers_meanwhile(logger, grown_at_collections):
