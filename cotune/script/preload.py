@@ -15,7 +15,7 @@ from types import CellType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 from cotune.script.compiler_settings import COMPILER
-from cotune.script.installed import is_installed, is_of_a_package, is_own, is_own_file, spec_of
+from cotune.script.installed import is_installed, is_of_a_package, is_own, is_own_file, is_useless, spec_of
 from cotune.script.parsing import parsed
 from cotune.trainable import called_by
 from cotune.used_code import codes
@@ -82,12 +82,9 @@ def _compiles(names: set[str]) -> bool:
 
 
 def _strings(blob: bytes) -> Iterator[str]:
-    try:
-        for _, argument, _ in islice(pickletools.genops(blob), SEARCHED):
-            if isinstance(argument, str) and len(argument) < 200:
-                yield from argument.split()
-    except ValueError:
-        return
+    for _, argument, _ in islice(pickletools.genops(blob), SEARCHED):
+        if isinstance(argument, str) and len(argument) < 200:
+            yield from argument.split()
 
 
 def _names_used(value: Any, seen: set[int]) -> Iterator[str]:
@@ -130,14 +127,14 @@ def _heavy_imports(names: set[str]) -> set[str]:
     """The heavy ones among these modules and those they import in turn, according to their source."""
     found: set[str] = set()
     waiting = set(names)
-    seen = {"ray", "optuna", "cotune", "", *sys.stdlib_module_names}
+    seen = {"", *sys.stdlib_module_names}
     files = 0
     while waiting:
         name = waiting.pop()
         top = _top(name)
         if top in HEAVY:
             found.add(name)
-        if top in HEAVY or top in seen or files >= FILES:
+        if top in HEAVY or top in seen or is_useless(top) or files >= FILES:
             continue
         seen.add(top)
         origin = _origin(top)

@@ -1,5 +1,6 @@
 """What is imported ahead for a trainable, and that finding it out imports nothing."""
 
+import importlib.util
 import sys
 import types
 
@@ -283,6 +284,21 @@ def test_folders_of_a_package_that_hold_data_are_not_looked_through(project, wit
 
         return datapackage
 
+    assert "torch" not in preload(train)
+
+
+def test_what_a_script_alone_imports_is_not_preloaded_also_if_it_is_run_as_a_module(
+    project, without_torch, monkeypatch
+):
+    project({"script.py": "import torch\n"})
+    script = types.ModuleType("__main__")
+    script.__spec__ = importlib.util.find_spec("script")
+    monkeypatch.setitem(sys.modules, "__main__", script)
+
+    def train(config):
+        return 0.5
+
+    train.__module__ = "__main__"
     assert "torch" not in preload(train)
 
 
