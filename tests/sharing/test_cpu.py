@@ -140,33 +140,25 @@ def test_no_handler_that_may_be_refused_memory_is_called_where_the_process_abort
     assert (before, after) == (1, 0)
 
 
-def test_numpy_is_refused_beyond_the_quota_and_says_how_much():
-    (refused,) = in_own_process("""
-        memory.set_quota(memory.start() + 64 * MIB)
-        tell(refusal(lambda: np.ones(512 * MIB, dtype=np.uint8)))
-    """)
-    assert refused == ["MemoryError", True, 512 * MIB]
-
-
-def test_bytearrays_are_refused_beyond_the_quota():
-    (refused,) = in_own_process("""
-        memory.set_quota(memory.start() + 64 * MIB)
-        tell(refusal(lambda: bytearray(512 * MIB)))
-    """)
-    # Python does not say how much.
-    assert refused == ["MemoryError", True, None]
-
-
-def test_torch_is_refused_beyond_the_quota_and_says_how_much():
-    pytest.importorskip("torch")
+@pytest.mark.parametrize(
+    ("library", "made", "told"),
+    [
+        ("numpy", "np.ones(512 * MIB, dtype=np.uint8)", ["MemoryError", True, 512 * MIB]),
+        ("torch", "torch.ones(128 * MIB)", ["RuntimeError", True, 512 * MIB]),
+        # Python does not say how much.
+        ("builtins", "bytearray(512 * MIB)", ["MemoryError", True, None]),
+    ],
+)
+def test_what_is_beyond_the_quota_is_refused_and_libraries_say_how_much(library, made, told):
+    pytest.importorskip(library)
     (refused,) = in_own_process(
-        """
+        f"""
         memory.set_quota(memory.start() + 64 * MIB)
-        tell(refusal(lambda: torch.ones(128 * MIB)))
+        tell(refusal(lambda: {made}))
         """,
-        "import torch\n",
+        f"import {library}\n",
     )
-    assert refused == ["RuntimeError", True, 512 * MIB]
+    assert refused == told
 
 
 @pytest.mark.parametrize("cores", [2, 64])
