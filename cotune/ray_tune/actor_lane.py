@@ -67,15 +67,15 @@ class ActorLane:
 
     def is_deaf(self) -> bool:
         """Whether the lane has missed a call, of a trial or of a quota, and is of no more use."""
-        calls = self.resizing
-        done, self.resizing = ray.wait(calls, num_returns=len(calls), timeout=0) if calls else ([], [])
-        try:
-            ray.get(done)
-        except RaySystemError:
-            self.missed = True
-        except RayError:
-            # The beat fails with the same error, and is handled there.
-            pass
+        if calls := self.resizing:
+            done, self.resizing = ray.wait(calls, num_returns=len(calls), timeout=0)
+            try:
+                ray.get(done)
+            except RaySystemError:
+                self.missed = True
+            except RayError:
+                # The beat fails with the same error, and is handled there.
+                pass
         return self.missed
 
     @property
