@@ -26,23 +26,22 @@ class _Extras(NamedTuple):
 def reduced(value: Any) -> Any:
     """How to pickle a value, as `Pickler.reducer_override` returns it; NotImplemented if by torch's own rule."""
     torch: Any = sys.modules.get("torch")
-    tensor: Any = getattr(torch, "Tensor", ())
-    if isinstance(value, tensor):
+    # It may be half imported, or a stand-in.
+    if not hasattr(torch, "optim"):
+        return NotImplemented
+    if isinstance(value, torch.Tensor):
         return _tensor(value)
-    storages: Any = getattr(torch, "storage", None)
-    typed: Any = getattr(storages, "TypedStorage", ())
-    untyped: Any = getattr(storages, "UntypedStorage", ())
-    if isinstance(value, typed):
+    if isinstance(value, torch.storage.TypedStorage):
         # Tensors that share memory have a typed storage each, and one untyped storage, which is pickled once.
         return _typed, (value._untyped_storage, value.dtype)
-    if isinstance(value, untyped):
+    if isinstance(value, torch.storage.UntypedStorage):
         # By way of a typed one: torch cannot load the pickle of an untyped one.
         is_shared = value.device.type == "cpu" and value.is_shared()
         return _untyped, (*_typed(value, torch.uint8).__reduce__(), is_shared)
-    optimizer: Any = getattr(getattr(torch, "optim", None), "Optimizer", ())
     if isinstance(value, FunctionType) and getattr(value, "hooked", False):
         path, _, _ = value.__qualname__.rpartition(".")
         return _step_with_hooks, (functools.reduce(getattr, path.split("."), sys.modules[value.__module__]),)
+    optimizer = torch.optim.Optimizer
     if isinstance(value, optimizer) and type(value).__getstate__ is optimizer.__getstate__:
         return copyreg.__newobj__, (type(value),), dict(vars(value))  # type: ignore[attr-defined]
     return NotImplemented
