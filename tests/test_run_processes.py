@@ -422,3 +422,16 @@ def test_what_a_script_imports_for_what_that_does_is_there_in_lanes(tmp_path):
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, script], cwd=tmp_path, env=environment, capture_output=True, timeout=60)
     assert done.stdout == b"7.0\n", done.stderr.decode()
+
+
+def test_processes_are_called_what_they_are_where_ps_lists_them(tmp_path):
+    def train(config):
+        names = [Path(f"/proc/{pid}/comm").read_text().strip() for pid in (os.getpid(), os.getppid())]
+        return {"loss": 0.0, "names": names}
+
+    results = cotune.run(
+        train, {"x": 1}, metric="loss", trials=2, lanes=1, devices=["cpu:0@1GiB"], storage=tmp_path, dashboard=False
+    )
+    assert [trial.metrics["names"] for trial in results] == [
+        [f"cotune lane {it.lane}", "cotune zygote"] for it in results
+    ]

@@ -36,6 +36,7 @@ from cotune.sharing.process_groups import kill_children, kill_group
 from cotune.sharing.zygote_payload import ZygotePayload
 
 _PR_SET_PDEATHSIG = 1
+_PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
 # Most file descriptors that one message can carry (SCM_MAX_FD).
 _MAX_FDS = 253
@@ -55,6 +56,8 @@ def main(control: int, payload: int) -> NoReturn:
     libc = ctypes.CDLL(None)
     libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    # As ps and top show it, in at most 15 bytes.
+    libc.prctl(_PR_SET_NAME, b"cotune zygote")
     wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, _note)
@@ -231,9 +234,9 @@ class Zygote:
         for fd in fds:
             os.set_inheritable(fd, False)
         if what == "fork":
-            self._fork(lane, self._serve_lane, fds)
+            self._fork(lane, f"cotune lane {lane}", self._serve_lane, fds)
         elif what == "rehearse":
-            self._fork(lane, self._rehearse, fds)
+            self._fork(lane, "cotune estimate", self._rehearse, fds)
         elif what == "kill":
             for pid in [pid for pid, other in self._lanes.items() if other == lane]:
                 kill_group(pid)
@@ -242,7 +245,7 @@ class Zygote:
                     os.kill(pid, signal.SIGKILL)
         return True
 
-    def _fork(self, lane: int, serve: Callable[..., NoReturn], fds: Sequence[int]) -> None:
+    def _fork(self, lane: int, name: str, serve: Callable[..., NoReturn], fds: Sequence[int]) -> None:
         try:
             pid = os.fork()
         except OSError as error:
@@ -251,6 +254,7 @@ class Zygote:
                 os.close(fd)
             return self._tell("gone", lane, -(error.errno or 1))
         if pid == 0:
+            self._libc.prctl(_PR_SET_NAME, name.encode())
             self._become(serve, fds)
         # In both processes, so that the group exists whichever runs first.
         with contextlib.suppress(OSError):
