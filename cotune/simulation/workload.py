@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import sys
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from cotune.demand import GIB, MIB
 from cotune.engines.simulated import Costs
 from cotune.packer import MAX_SLOWDOWN
+from cotune.plain import real
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +101,7 @@ def features(params: Mapping[str, object]) -> dict[str, float]:
     """Hyperparameters as features of the prediction: numbers as they are, others one-hot, as in `cotune.run`."""
     found: dict[str, float] = {}
     for name, value in params.items():
-        # Booleans are choices.
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        is_number = is_number and abs(value) <= sys.float_info.max  # type: ignore[arg-type]
-        found |= {name: float(value)} if is_number else {f"{name}={value}": 1.0}  # type: ignore[arg-type]
+        # Not finite are those beyond all floats, and what is no number, as a boolean, which is a choice.
+        number = real(value)
+        found |= {name: number} if math.isfinite(number) else {f"{name}={value}": 1.0}
     return found
