@@ -52,7 +52,9 @@ class LocalGpu:
         self._clients: set[int] = set()
         self._is_shut = False
         self._others = OthersOnGpu(info.total, info.capacity, lambda free: max(0, free - cuda.RESERVE))
-        self._began: dict[int, float] = {}
+        # The trial whose progress was told last, and since when no other's was.
+        self._only: int | None = None
+        self._since = 0.0
 
     def client_environment(self, lane: int, *, apart: bool) -> dict[str, str] | None:
         """Environment that makes a new lane a client of the daemon; None if it must do without.
@@ -123,8 +125,9 @@ class LocalGpu:
     # ---- how busy a trial keeps the GPU
 
     def forget(self, trial: int) -> None:
-        """Forgets a trial's start; called when an attempt begins or ends."""
-        self._began.pop(trial, None)
+        """Forgets a trial's progress; called when an attempt begins or ends."""
+        if trial == self._only:
+            self._only = None
 
     def busy(self, trial: int, now: float, lanes: int) -> float | None:
         """The share of time in which a kernel ran, for a trial that has just finished an iteration.
@@ -137,8 +140,10 @@ class LocalGpu:
             now: When the iteration was finished.
             lanes: Number of our lanes on the GPU.
         """
-        began = self._began.setdefault(trial, now)
-        is_measured = lanes == 1 and now - began > BUSY_AFTER and self._mps is None
+        if trial != self._only:
+            # Also a lane-mate, with which it takes turns.
+            self._only, self._since = trial, now
+        is_measured = lanes == 1 and now - self._since > BUSY_AFTER and self._mps is None
         return self._watch.utilization() if is_measured else None
 
     def close(self) -> None:

@@ -74,6 +74,12 @@ def test_a_trial_is_said_to_keep_it_busy_once_it_has_trained_for_a_while(gpu):
     assert gpu.busy(0, 10.2 + BUSY_AFTER, lanes=2) is None, "some of it is the other lane's"
 
 
+def test_trials_that_take_turns_are_not_said_to_keep_it_busy(gpu):
+    heard = [gpu.busy(number % 2, 10.0 + number, lanes=1) for number in range(20)]
+    assert heard == [None] * 20
+    assert gpu.busy(1, 29.1 + BUSY_AFTER, lanes=1) == 0.75, "the other has left"
+
+
 def test_the_next_attempt_at_a_trial_is_measured_anew(gpu):
     gpu.busy(0, 10.0, lanes=1)
     gpu.forget(0)
