@@ -705,6 +705,17 @@ def test_finished_trials_are_not_given_other_constants(run):
     assert [trial.config["epochs"] for trial in results] == [1, 1, 1]
 
 
+def test_a_constant_is_the_same_in_whichever_order_its_dicts_are(run):
+    layers = [{"kind": "conv", "width": 8}]
+    space = {"x": cotune.uniform(0, 1)}
+    run(lambda config: config["x"], {**space, "layers": layers}, trials=1, name="order")
+    turned = [dict(reversed(layer.items())) for layer in layers]
+    results = run(lambda config: config["x"], {**space, "layers": turned}, trials=2, name="order", resume=True)
+    assert [trial.config["layers"] for trial in results] == [layers] * 2
+    with pytest.raises(cotune.RunError, match="'layers' was the constant"):
+        run(lambda config: config["x"], {**space, "layers": layers * 2}, trials=3, name="order", resume=True)
+
+
 def test_a_folder_with_a_study_or_trials_of_nobody_knows_what_is_left_alone(run, tmp_path):
     for name in ("optuna.journal", "trials"):
         theirs = tmp_path / f"has-{name}" / name

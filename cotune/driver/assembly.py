@@ -161,6 +161,11 @@ def _has_names(value: Any) -> bool:
     return not isinstance(value, list | tuple) or all(map(_has_names, value))
 
 
+def _ordered(value: Any) -> str:
+    """The JSON of a value, the same in whichever order its dicts are."""
+    return json.dumps(value, sort_keys=True)
+
+
 def _changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
     """The name of a constant that has changed, as far as the events file can tell; None if none has."""
     for name in {**before, **now}:
@@ -168,7 +173,7 @@ def _changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
             return name
         text, was = _in_json(now[name]), before[name]
         # What has no JSON was kept by its name, and may be the same although it is named otherwise.
-        if not isinstance(was, str) if text is None else json.dumps(was) != text:
+        if not isinstance(was, str) if text is None else _ordered(was) != _ordered(json.loads(text)):
             return name
     return None
 
