@@ -14,7 +14,7 @@ from cotune.used_code import functions_of, used_by
 
 # Larger dicts are data, and no settings.
 MANY = 10_000
-_PLAIN = (bool, int, float, str, bytes, type(None))
+_PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 
 def identity(trainable: Any) -> Iterator[object]:
@@ -49,6 +49,9 @@ def stand_in(value: Any) -> object:
 def _stand_in(value: Any) -> object:
     if isinstance(value, _PLAIN):
         return value
+    if isinstance(value, slice):
+        # Python 3.14 has those of `batch[:64]` among a function's constants.
+        value = value.start, value.stop, value.step
     if isinstance(value, (tuple, list)):
         return [_stand_in(item) for item in value]
     if isinstance(value, (set, frozenset)):

@@ -319,6 +319,8 @@ class Model:
     [
         ({"layers": {"width": 64}}, {"layers": {"width": 4096}}),
         ({64}, {4096}),
+        (slice(64), slice(4096)),
+        (64j, 4096j),
         (Model(64), Model(4096)),
         (Steps, Model),
         (hungry, helper),
