@@ -236,22 +236,20 @@ class Placement:
             place, short = self._fitting.find_whole(trial, self._pool.unused())
             self._ledger.make_room(short)
             return place
+        # `_ask_for_room` skips trials if lanes are shared, and trials that are apart.
+        asks_now = self._residents > 1 or trial.is_apart
         trial.exclusive = self._line.wants_device(trial)
         if trial.exclusive:
             place = self._fitting.find(trial, self._pool.unused())
-            if place is None and (self._residents > 1 or trial.is_apart):
-                # `_ask_for_room` skips trials if lanes are shared, and trials that are apart.
+            if place is None and asks_now:
                 self._ledger.make_room(self._fitting.short(trial, self._pool.unused()))
             return place
         widely = self._policy.places or self._company.protection.is_on or trial.is_apart
         place = self._fitting.find(trial, self._pool.with_room(demand.peak, widely))
-        if trial.is_apart:
-            # `_ask_for_room` skips trials that are apart.
-            if place is None:
-                self._make_own_room(trial)
+        if place is not None or not asks_now:
             return place
-        if place is not None or self._residents == 1 or self._make_own_room(trial):
-            return place
+        if self._make_own_room(trial) or trial.is_apart:
+            return None
         place = self._fitting.find(trial, self._pool.with_turns(demand.persistent), share=True)
         if place is None:
             self._ledger.make_room(self._fitting.short(trial, self._pool.with_turns(0), share=True))
