@@ -94,4 +94,4 @@ class DeviceEvents:
         paused = {trial for lane in device.lanes.values() for trial in lane.paused}
         for trial in self._ledger.remove(device):
             self._left(trial)
-            self._endings.device_lost(trial, event.device, trial.id in paused, event.time)
+            self._endings.device_lost(trial, event.device, trial.id in paused)

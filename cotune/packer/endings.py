@@ -70,16 +70,15 @@ class Endings:
         if event.outcome is Outcome.DONE:
             self.conclude(trial, Outcome.DONE)
         elif was_paused or event.outcome is Outcome.STOPPED or trial.withdrawn:
-            self.retry(trial, "its room was needed while it was paused", event.time)
+            self.retry(trial, "its room was needed while it was paused")
         elif event.outcome is Outcome.OUT_OF_MEMORY and granted > 1:
             # It says nothing about the trial's own demand.
             trial.refused = granted if not trial.refused else min(trial.refused, granted)
-            reason = f"out of memory with {granted} micro-batches at once: goes on without"
-            self.retry(trial, reason, event.time)
+            self.retry(trial, f"out of memory with {granted} micro-batches at once: goes on without")
         elif event.outcome is Outcome.OUT_OF_MEMORY:
-            self._out_of_memory(trial, lane, event.needed, event.detail, event.time)
+            self._out_of_memory(trial, lane, event.needed, event.detail)
         else:
-            self._failed(trial, event.error, event.detail, event.time, event.final)
+            self._failed(trial, event.error, event.detail, event.final)
 
     def lane_lost(self, trial: Trial, lane: Lane, was_paused: bool, event: ev.LaneLost) -> None:
         """A trial was lost with its lane."""
@@ -87,41 +86,41 @@ class Endings:
             limit = self._iteration_timeout
             known = f"iteration_timeout={limit:g}, " if limit is not None else ""
             reason = f"no iteration boundary in time ({known}longest before: {trial.longest:.1f} s)"
-            self._failed(trial, "TrialOverdue", reason, event.time)
+            self._failed(trial, "TrialOverdue", reason)
         elif lane.closing or trial.withdrawn:
-            self.retry(trial, "its lane was closed", event.time)
+            self.retry(trial, "its lane was closed")
         elif was_paused or not lane.ready:
-            self.retry(trial, f"its lane is gone: {event.detail}", event.time)
+            self.retry(trial, f"its lane is gone: {event.detail}")
         elif event.refused is not None and trial.id == event.holder:
             del lane.residents[trial.id]
-            self._out_of_memory(trial, lane, event.refused or None, event.detail, event.time)
+            self._out_of_memory(trial, lane, event.refused or None, event.detail)
         elif event.with_others or event.refused is not None:
-            self._lost_with_others(trial, event.detail, event.time)
+            self._lost_with_others(trial, event.detail)
         else:
-            self._survived_crash(trial, event.detail or "its lane process died", event.time)
+            self._survived_crash(trial, event.detail or "its lane process died")
 
-    def device_lost(self, trial: Trial, device: str, was_paused: bool, now: float) -> None:
+    def device_lost(self, trial: Trial, device: str, was_paused: bool) -> None:
         """A trial was lost with its device. Devices do fail, but a trial may be the cause, and could take them all."""
         if was_paused:
-            self.retry(trial, f"{device} is gone", now)
+            self.retry(trial, f"{device} is gone")
         else:
-            self._lost_with_others(trial, f"{device} is gone", now)
+            self._lost_with_others(trial, f"{device} is gone")
 
-    def _lost_with_others(self, trial: Trial, reason: str, now: float) -> None:
+    def _lost_with_others(self, trial: Trial, reason: str) -> None:
         trial.losses += 1
         trial.alone = trial.alone or trial.losses >= SUSPICIOUS
         if trial.losses >= MOST_LOSSES and not trial.withdrawn:
             reason = f"{MOST_LOSSES} times all that ran beside it was lost with it; last: {reason}"
             self.conclude(trial, Outcome.FAILED, "LaneDied", reason)
         else:
-            self.retry(trial, reason, now)
+            self.retry(trial, reason)
 
-    def retry(self, trial: Trial, reason: str, now: float, *, failed: bool = False, died: bool = False) -> None:
+    def retry(self, trial: Trial, reason: str, *, failed: bool = False, died: bool = False) -> None:
         """Has the trial wait for another attempt: in line, unless it is held."""
         if trial.withdrawn:
             self.conclude(trial, Outcome.STOPPED, reason="withdrawn")
             return
-        trial.progress, trial.since = Progress(), now
+        trial.progress, trial.since = Progress(), self._ledger.now
         if not trial.held:
             self._line.join(trial)
         self._ledger.out.append(do.RetryTrial(trial.id, reason, failed, died))
@@ -140,14 +139,14 @@ class Endings:
         )
         self._ledger.out.append(do.ConcludeTrial(trial.id, outcome, error, reason, measures))
 
-    def _failed(self, trial: Trial, error: str, reason: str, now: float, final: bool = False) -> None:
+    def _failed(self, trial: Trial, error: str, reason: str, final: bool = False) -> None:
         trial.failures += 1
         if final or trial.failures > self._max_failures:
             self.conclude(trial, Outcome.FAILED, error, reason)
         else:
-            self.retry(trial, reason, now, failed=True)
+            self.retry(trial, reason, failed=True)
 
-    def _out_of_memory(self, trial: Trial, lane: Lane, needed: int | None, detail: str, now: float) -> None:
+    def _out_of_memory(self, trial: Trial, lane: Lane, needed: int | None, detail: str) -> None:
         others = sum(other.demand.persistent for other in lane.residents.values() if other.demand)
         had = max(0, min(trial.had, lane.asked) - lane.base - others)
         # Other programs may have taken memory that was meant for the lane.
@@ -166,7 +165,7 @@ class Endings:
             self.conclude(trial, Outcome.FAILED, "TrialTooLarge", f"{figures}; last: {last}" if last else figures)
         else:
             self._expect_more(trial, needed, told)
-            self.retry(trial, figures, now)
+            self.retry(trial, figures)
 
     def _raise_floor(self, trial: Trial, needed: int | None, least: int) -> int:
         """Raises the least that a trial is assumed to need.
@@ -228,11 +227,11 @@ class Endings:
         else:
             model.observe_demand(trial.id, trial.features, trial.with_floor(known or Demand(0, 0)))
 
-    def _survived_crash(self, trial: Trial, detail: str, now: float) -> None:
+    def _survived_crash(self, trial: Trial, detail: str) -> None:
         trial.lane_deaths += 1
         # The cause may be a neighbour, or memory: native code often crashes when an allocation fails.
         trial.alone = trial.alone or trial.lane_deaths >= 2
         if trial.lane_deaths >= MOST_LANE_DEATHS:
             self.conclude(trial, Outcome.FAILED, "LaneDied", f"three lane processes died under it; last: {detail}")
         else:
-            self.retry(trial, detail, now, died=True)
+            self.retry(trial, detail, died=True)

@@ -61,8 +61,9 @@ class LaneEvents:
             ev.LaneLost: self._lost,
         }
 
-    def kill_overdue(self, withdrawn: Iterable[Trial], now: float) -> None:
-        """Ends lanes of withdrawn trials that do not reach a boundary."""
+    def kill_overdue(self, withdrawn: Iterable[Trial]) -> None:
+        """Ends lanes of withdrawn trials that do not reach a boundary; called at every `Tick`."""
+        now = self._ledger.now
         asleep, self._ticked = max(0.0, now - self._ticked - MOST_A_TICK), now
         for trial in list(withdrawn):
             lane = trial.lane

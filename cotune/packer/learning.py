@@ -66,7 +66,7 @@ class Learning:
             self._company.ran(trial, device, event.count, event.seconds)
             if not is_first:
                 # The first iterations include the trial's set-up.
-                self._time(trial, device, event.count, event.seconds, event.time)
+                self._time(trial, device, event.count, event.seconds)
         self._measured(trial, event)
         if trial.progress.iterations >= PROBE_ITERATIONS or trial.demand is not None:
             self.believe(trial, lane)
@@ -131,7 +131,7 @@ class Learning:
             lane.device.width.guess(trial.demand.busy)
         self._ledger.ensure_need(lane)
 
-    def ended(self, trial: Trial, lane: Lane, now: float, *, stopped: bool) -> None:
+    def ended(self, trial: Trial, lane: Lane, *, stopped: bool) -> None:
         """An attempt has ended in the lane, or was stopped; its measurements are final."""
         self.believe(trial, lane, is_over=not stopped)
         if not stopped and trial.demand is not None and trial.early:
@@ -149,19 +149,19 @@ class Learning:
         if made.iterations == 1:
             # There is no later iteration to measure, and all trials of its kind include their set-up.
             device = lane.device
-            self._time(trial, device, 1, made.seconds, now)
+            self._time(trial, device, 1, made.seconds)
             self._review(device)
 
-    def left(self, lane: Lane, now: float) -> None:
+    def left(self, lane: Lane) -> None:
         """A trial has left the lane; if the width was reduced, this may end a lane too many."""
         lane.is_stalled = lane.is_stalled and bool(lane.residents)
         if not lane.residents and lane.device.active >= lane.device.width.width:
-            lane.device.width.changed(now)
+            lane.device.width.changed(self._ledger.now)
 
-    def _time(self, trial: Trial, device: Device, count: int, seconds: float, now: float) -> None:
+    def _time(self, trial: Trial, device: Device, count: int, seconds: float) -> None:
         """Tells the device's width control how long iterations took there."""
         usual = partial(self._predictor.usual_pace, trial)
-        device.width.measured(trial.id, count, seconds, device.iterating, now, usual)
+        device.width.measured(trial.id, count, seconds, device.iterating, self._ledger.now, usual)
 
     def _review(self, device: Device) -> None:
         """Reviews the width, but tries no wider if the new lanes would come up when all is nearly done."""

@@ -81,7 +81,7 @@ class Packer:
             **devices.handlers,
             ev.TrialAdded: self._add,
             ev.AllTrialsAdded: self._close,
-            ev.Tick: lambda event: lanes.kill_overdue(self._withdrawn.values(), event.time),
+            ev.Tick: lambda event: lanes.kill_overdue(self._withdrawn.values()),
         }
 
     def handle(self, *events: ev.Event) -> list[do.Instruction]:
@@ -266,14 +266,14 @@ class Packer:
             return
         lane, granted, was_paused = trial.lane, trial.granted, trial.is_paused
         if event.outcome in (Outcome.DONE, Outcome.STOPPED) and not was_paused:
-            self._learning.ended(trial, lane, event.time, stopped=event.outcome is Outcome.STOPPED)
+            self._learning.ended(trial, lane, stopped=event.outcome is Outcome.STOPPED)
         elif event.outcome is Outcome.FAILED:
             self._learning.failed(trial, lane)
         lane.least = 0
         lane.residents.pop(trial.id, None)
         lane.paused.pop(trial.id, None)
         trial.lane = None
-        self._learning.left(lane, event.time)
+        self._learning.left(lane)
         self._left(trial)
         self._endings.attempt(trial, lane, granted, was_paused, event)
         lane.served += 1
@@ -292,7 +292,7 @@ class Packer:
                 self._learning.believe(trial, trial.lane)
             self._stopped_running(trial)
             self._pauses.paused(trial, event)
-            self._learning.left(trial.lane, event.time)
+            self._learning.left(trial.lane)
 
     def _parked(self, trial: Trial, event: ev.TrialParked) -> None:
         if trial.is_paused:
