@@ -91,7 +91,6 @@ class DeviceEvents:
         if device.reserved_for is not None:
             self._reservation.lift(device.reserved_for)
         self._policy.devices = max(1, len(self._ledger.devices) - 1)
-        paused = {trial for lane in device.lanes.values() for trial in lane.paused}
-        for trial in self._ledger.remove(device):
+        for trial, was_paused in self._ledger.remove(device):
             self._left(trial)
-            self._endings.device_lost(trial, event.device, trial.id in paused)
+            self._endings.device_lost(trial, event.device, was_paused)

@@ -116,13 +116,13 @@ class LaneEvents:
             self._ledger.close(lane, kill=True)
 
     def _lost(self, lane: Lane, event: ev.LaneLost) -> None:
-        paused, device = set(lane.paused), lane.device
+        device = lane.device
         device.width.changed(event.time)
         if not lane.ready and not lane.closing:
             device.stillborn += 1
             up = sum(1 for other in device.lanes.values() if other.ready)
             if up and device.stillborn >= STILLBORN:
                 device.width.refused(up)
-        for trial in self._ledger.forget(lane):
+        for trial, was_paused in self._ledger.forget(lane):
             self._left(trial)
-            self._endings.lane_lost(trial, lane, trial.id in paused, event)
+            self._endings.lane_lost(trial, lane, was_paused, event)

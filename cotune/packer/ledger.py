@@ -67,8 +67,8 @@ class Ledger:
         self._sizes.add(device.full)
         self.touch(device)
 
-    def remove(self, device: Device) -> list[Trial]:
-        """Removes a device with its lanes; returns the trials that were in them.
+    def remove(self, device: Device) -> list[tuple[Trial, bool]]:
+        """Removes a device with its lanes; returns the trials that were in them, and whether each was paused.
 
         It may come back, so trials that only it can hold wait for it until `give_up_gone`.
         """
@@ -77,7 +77,7 @@ class Ledger:
         self.capacity -= device.capacity
         self.changes += 1
         self.pool.remove(device)
-        return [trial for lane in list(device.lanes.values()) for trial in self.forget(lane)]
+        return [left for lane in list(device.lanes.values()) for left in self.forget(lane)]
 
     def give_up_gone(self) -> bool:
         """Forgets devices that are gone, unless memory is still being returned; returns whether it has."""
@@ -137,16 +137,17 @@ class Ledger:
             self.out.append(do.CloseLane(lane.id, kill))
             self.touch(lane.device)
 
-    def forget(self, lane: Lane) -> list[Trial]:
-        """Removes a lane that is gone; returns the trials that were in it."""
-        residents = [*lane.residents.values(), *lane.paused.values()]
-        for trial in residents:
+    def forget(self, lane: Lane) -> list[tuple[Trial, bool]]:
+        """Removes a lane that is gone; returns the trials that were in it, and whether each was paused."""
+        trials = [*lane.residents.values(), *lane.paused.values()]
+        left = [(trial, trial.is_paused) for trial in trials]
+        for trial in trials:
             trial.lane = None
         lane.device.taken -= lane.quota
         del self.lanes[lane.id]
         del lane.device.lanes[lane.id]
         self.touch(lane.device)
-        return residents
+        return left
 
     def recycle(self, lane: Lane) -> None:
         """Closes a lane that takes no further trial, once it is empty."""
