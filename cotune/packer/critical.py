@@ -71,19 +71,17 @@ class Critical:
         Also records how many others may run beside it.
         """
         self.left(trial)
-        if not self._enabled or len(self._ledger.devices) == 1:
-            # No trial is held back, so no estimate is needed.
-            trial.beside = MANY if trial.priority <= 0 else trial.beside
-            return
-        left = self.seconds_left(trial)
-        needs = trial.set_aside
-        now = _Left(left * trial.load, left * (needs.peak if needs else 0))
-        self._running[trial.id] = now
-        self._load += now.load
-        self._volume += now.volume
+        most = MANY
+        if self._enabled and len(self._ledger.devices) > 1:
+            left, needs = self.seconds_left(trial), trial.set_aside
+            now = _Left(left * trial.load, left * (needs.peak if needs else 0))
+            self._running[trial.id] = now
+            self._load += now.load
+            self._volume += now.volume
+            most = self._most_beside(trial, device, left)
         if trial.priority <= 0:
             # Trials with priority are protected more strictly.
-            trial.beside = self._most_beside(trial, device, left)
+            trial.beside = most
 
     def left(self, trial: Trial) -> None:
         """A trial no longer runs."""
