@@ -68,7 +68,7 @@ class LocalEngine(Engine):
         self._devices = LocalDevices(devices, folder)
         self._folder = folder
         modules = [*packed.modules, *options.preload]
-        self._packed, self._series, self.can_estimate = packed, packed.series, packed.rehearses
+        self._packed, self.can_estimate = packed, packed.rehearses
         self.uses_gpus = any(info.is_cuda for info in devices)
         if self.uses_gpus:
             modules.append("torch")
@@ -86,7 +86,7 @@ class LocalEngine(Engine):
         start = partial(ZygoteHandle, modules, packed.blob, self._threads, log, packed.own, packed.settings)
         self._zygote = LocalZygote(self._selector, self._hear_zygote, start, log)
         self._estimator = Estimator(
-            self._selector, self._zygote.get, self._series, lambda told: self._pending.append(told)
+            self._selector, self._zygote.get, packed.series, lambda told: self._pending.append(told)
         )
         self._zygote.get()
 
@@ -122,7 +122,7 @@ class LocalEngine(Engine):
         if gpu is not None:
             gpu.forget(start.trial)
         try:
-            lane.start(wire.sendable(spec, self._series))
+            lane.start(wire.sendable(spec, self._packed.series))
         except errors.NotPicklable as error:
             self._pending.append(not_sent(start.trial, error, self.now()))
             self.wake()
