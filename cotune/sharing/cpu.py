@@ -126,13 +126,12 @@ class CpuMemory(LaneMemory):
     @contextlib.contextmanager
     def loading(self) -> Iterator[None]:
         # A CUDA build of torch reserves 700 MB when imported, uses 280 MB, and crashes if refused any of it.
-        self.uncap()
-        try:
-            yield
-        finally:
-            # In this order: what has been loaded may already take more than the cap from before.
-            self._tighten()
-            self.cap()
+        with self.uncapped():
+            try:
+                yield
+            finally:
+                # Within the block: what has been loaded may already take more than the cap from before.
+                self._tighten()
 
     def trim(self, *, others_run: bool) -> None:
         for give_back in self._gives_back:

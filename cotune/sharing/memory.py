@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 
 
 class LaneMemory(ABC):
@@ -59,6 +60,15 @@ class LaneMemory(ABC):
 
     def cap(self) -> None:  # noqa: B027
         """Puts the cap back, unless it is lifted for other reasons too."""
+
+    @contextlib.contextmanager
+    def uncapped(self) -> Iterator[None]:
+        """Lifts the cap for what the calling thread does in the block."""
+        self.uncap()
+        try:
+            yield
+        finally:
+            self.cap()
 
     def loading(self) -> contextlib.AbstractContextManager[object]:
         """Lifts the cap while a large library is loaded, which would crash if refused memory."""

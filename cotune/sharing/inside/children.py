@@ -40,10 +40,7 @@ def uncap_children(memory: LaneMemory) -> None:
 def _uncapped(start: Callable[..., Any], memory: LaneMemory) -> Callable[..., Any]:
     @functools.wraps(start)
     def uncapped(*args: Any, **kwargs: Any) -> Any:
-        memory.uncap()
-        try:
+        with memory.uncapped():
             return start(*args, **kwargs)
-        finally:
-            memory.cap()
 
     return uncapped

@@ -16,6 +16,7 @@ import select
 import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, NoReturn
 
 from cotune.errors import NotPicklable
@@ -153,20 +154,12 @@ class ForkedHost(Host):
         finally:
             os._exit(0)
 
-    @contextlib.contextmanager
-    def room_for(self, size: int) -> Iterator[None]:
+    def room_for(self, size: int) -> AbstractContextManager[None]:
         """Lifts the cap while this thread, which must not fail, handles a large frame, such as a config.
 
         Small frames do not lift it, since meanwhile a trial could exceed the cap, too.
         """
-        if size < LARGE:
-            yield
-            return
-        self.memory.uncap()
-        try:
-            yield
-        finally:
-            self.memory.cap()
+        return self.memory.uncapped() if size >= LARGE else contextlib.nullcontext()
 
     def send(self, frame: bytes) -> None:
         with self._send_lock:

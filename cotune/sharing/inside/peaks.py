@@ -45,9 +45,8 @@ class Peaks:
 
     def forget(self) -> None:
         """Begins to count all peaks anew, those of trials as well."""
+        self.reset()
         self._trials.clear()
-        self._lanes = 0
-        self._reset(0)
 
     def _told(self, read: Callable[[Any], dict[str, Any]]) -> Callable[[Any], dict[str, Any]]:
         def told(device: Any) -> dict[str, Any]:
