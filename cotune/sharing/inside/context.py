@@ -160,7 +160,7 @@ class Context:
         Args:
             seed: Seeds them first; None to leave them as they are.
         """
-        own, had_torch, had_cupy = self._seed, self._torch is not None, self._cupy is not None
+        own, had = self._seed, (self._torch is None, self._cupy is None)
         kept = self._generators(own)
         for generator in kept:
             generator.capture()
@@ -173,12 +173,9 @@ class Context:
             yield
         finally:
             self._seed = own
-            if self._torch is not None and not had_torch:
-                self._torch.random.restart(own)
-                self._torch.random.apply()
-            if self._cupy is not None and not had_cupy:
-                self._cupy = None
-                self.cupy_loaded()
+            if had != (self._torch is None, self._cupy is None):
+                # What has come meanwhile begins with the trial's seed.
+                kept = [*self._generators(own), *kept]
             for generator in kept:
                 generator.apply()
 
@@ -186,7 +183,7 @@ class Context:
         """Generators of those that are loaded, which start from a seed."""
         made: list[PythonRandom | NumpyRandom | TorchRandom | CupyRandom] = [PythonRandom(seed), NumpyRandom(seed)]
         if self._torch is not None:
-            made.append(TorchRandom(self._torch.random.torch, seed))
+            made.append(TorchRandom(sys.modules["torch"], seed))
         if self._cupy is not None:
             made.append(CupyRandom(sys.modules["cupy"], seed))
         return made

@@ -10,24 +10,16 @@ from cotune.script.torch_flags import Setting, flag_values, torch_flags
 
 
 class TorchRandom:
-    """The states of the global random generators of torch, which must be loaded.
-
-    Attributes:
-        torch: The module.
-    """
+    """The states of the global random generators of torch, which must be loaded."""
 
     def __init__(self, torch: Any, seed: int) -> None:
-        self.torch = torch
-        self.restart(seed)
-
-    def restart(self, seed: int) -> None:
-        """Has the generators start from a seed when they are next put in place."""
+        self._torch = torch
         self._seed = seed
         self._cpu: Any = None
         self._cuda: list[Any] | None = None
 
     def apply(self) -> None:
-        torch = self.torch
+        torch = self._torch
         if self._cpu is None:
             torch.default_generator.manual_seed(self._seed)
         else:
@@ -40,32 +32,28 @@ class TorchRandom:
                 generator.set_state(self._cuda[n])
 
     def capture(self) -> None:
-        torch = self.torch
+        torch = self._torch
         self._cpu = torch.default_generator.get_state()
         self._cuda = [generator.get_state() for generator in torch.cuda.default_generators] or None
 
 
 class TorchState:
-    """One trial's random generators and global hooks of torch, which must be loaded; for its flags see `put_flags`.
-
-    Attributes:
-        random: Its generators.
-    """
+    """One trial's random generators and global hooks of torch, which must be loaded; for its flags see `put_flags`."""
 
     def __init__(self, torch: Any, seed: int) -> None:
-        self.random = TorchRandom(torch, seed)
+        self._random = TorchRandom(torch, seed)
         # Each trial has its own tables, since the turn may change while torch iterates over one.
         self._hooks = [
             (names, {name: _copied(hooks) for name, hooks in kept.items()}) for names, kept in _first(torch).hooks
         ]
 
     def apply(self) -> None:
-        self.random.apply()
+        self._random.apply()
         for names, hooks in self._hooks:
             names.update(hooks)
 
     def capture(self) -> None:
-        self.random.capture()
+        self._random.capture()
         self._hooks = [(names, {name: names[name] for name in hooks}) for names, hooks in self._hooks]
 
 
