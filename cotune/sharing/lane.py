@@ -131,13 +131,8 @@ class LaneHandle:
         os.eventfd_write(seat.verdicts, GO_ON)
         self._send(wire.encode_object(Kind.START, (seat.number, spec)))
 
-    def stop(self, trial: int) -> None:
-        if trial in self._taken:
-            self._taken[trial].stop = True
-            self._send(wire.encode_object(Kind.STOP, (trial,)))
-
     def verdict(self, trial: int, attempt: int) -> None:
-        """Lets an attempt at a trial go on after its last report, or stops it there if `stop()` was called."""
+        """Lets an attempt at a trial go on after its last report, unless it was told to stop or to pause."""
         seat = self._taken.get(trial)
         # A late verdict on the previous attempt must not count for a report of this one.
         if seat is not None and seat.attempt == attempt:
@@ -152,20 +147,18 @@ class LaneHandle:
     def answer(self, trial: int, attempt: int, payload: bytes) -> None:
         self._send(wire.encode_question(Kind.ANSWER, trial, attempt, payload))
 
-    def grant(self, trial: int, concurrency: int) -> None:
-        if trial in self._taken:
-            self._send(wire.encode_object(Kind.GRANT, (trial, concurrency)))
-
     def prefer(self, trial: int | None) -> None:
         """Tells the lane to give a resident every turn it wants, or none of them."""
         self._send(wire.encode_object(Kind.TURN, trial))
 
-    def tell(self, kind: Kind, trial: int) -> None:
-        """Tells a trial to pause, resume or park (`kind`)."""
-        if trial in self._taken:
-            # A pause also goes with the next verdict: the trial may pass a report or two before it gets this message.
-            self._taken[trial].rest = kind is Kind.PAUSE
-            self._send(wire.encode_object(kind, (trial,)))
+    def tell(self, kind: Kind, trial: int, *more: int) -> None:
+        """Tells a trial to stop, pause, resume, park or use a grant (`kind`), and what else there is to say of that."""
+        seat = self._taken.get(trial)
+        if seat is not None:
+            # These two also go with the next verdict: the trial may pass a report or two before it gets this message.
+            seat.stop = seat.stop or kind is Kind.STOP
+            seat.rest = kind is Kind.PAUSE or (seat.rest and kind is not Kind.RESUME)
+            self._send(wire.encode_object(kind, (trial, *more)))
 
     def resize(self, quota: int) -> None:
         self.quota = quota

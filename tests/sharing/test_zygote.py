@@ -662,7 +662,7 @@ def test_what_a_lane_does_not_read_yet_holds_up_nobody(world):
     # Its main thread is stopped, and its socket takes two of these at most.
     os.kill(world.zygote.process_of(0), signal.SIGSTOP)
     handle.start(TrialSpec(0, 0, {"ballast": ballast}, 0, world.folder / "trial"))
-    handle.stop(0)
+    handle.tell(Kind.STOP, 0)
     os.kill(world.zygote.process_of(0), signal.SIGCONT)
     world.frame(handle, Kind.ENDED)
 
