@@ -25,8 +25,7 @@ class NumpyRandom:
     def __init__(self, seed: int) -> None:
         self._seed: int | None = seed % 2**32
         self._bits: Any = _plain_bits
-        # What `_memory` or numpy has told.
-        self._raw: _State | None = None
+        # What `_memory`, or numpy for other bit generators, has told.
         self._state: Any = None
 
     def apply(self) -> None:
@@ -35,17 +34,16 @@ class NumpyRandom:
         if self._seed is not None:
             _global.seed(self._seed)
             self._seed = None
-        elif self._raw is not None and _memory is not None:
-            _memory.put(self._raw)
+        elif _memory is not None and self._bits is _plain_bits:
+            _memory.put(self._state)
         else:
             _global.set_state(self._state)
 
     def capture(self) -> None:
         self._seed = None
         self._bits = _global._bit_generator
-        self._raw = self._state = None
         if _memory is not None and self._bits is _plain_bits:
-            self._raw = _memory.take()
+            self._state = _memory.take()
         else:
             self._state = _global.get_state(legacy=False)
 

@@ -21,8 +21,6 @@ class PythonRandom:
 
     def __init__(self, seed: int) -> None:
         self._seed: int | None = seed
-        self._raw = b""
-        self._gauss: float | None = None
         self._state: Any = None
 
     def apply(self) -> None:
@@ -30,16 +28,14 @@ class PythonRandom:
             random.seed(self._seed)
             self._seed = None
         elif _words is not None:
-            _words.raw = self._raw
-            _global.gauss_next = self._gauss
+            _words.raw, _global.gauss_next = self._state
         else:
             random.setstate(self._state)
 
     def capture(self) -> None:
         self._seed = None
         if _words is not None:
-            self._raw = _words.raw
-            self._gauss = _global.gauss_next
+            self._state = _words.raw, _global.gauss_next
         else:
             self._state = random.getstate()
 
