@@ -251,6 +251,7 @@ def run(
                 # Now, and not when a trial first draws it.
                 for where, value in tree.objects():
                     packed.series.then(value, f"{where!r} of the space")
+            del packed
             # Imported only now: Optuna takes long to import, and the zygote starts meanwhile.
             from cotune.driver.assembly import Asked, assemble
             from cotune.driver.options import SweepOptions

@@ -1,6 +1,7 @@
 """What a trial does to its process does not befall its successors and lane-mates."""
 
 import concurrent.futures
+import gc
 import importlib
 import json
 import multiprocessing
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -784,3 +786,26 @@ def test_a_temporary_directory_that_cannot_be_removed_does_not_keep_its_lane(run
 
     results = run(train, {"x": 1}, trials=2, lanes=1, reuse=False)
     assert [(str(trial.state), trial.attempts) for trial in results] == [("done", 1)] * 2
+
+
+class Large:
+    loss = 1.0
+
+
+def test_a_run_that_is_over_keeps_nothing_of_its_trainable(run):
+    large = Large()
+    kept = weakref.ref(large)
+
+    def train(config):
+        return large.loss
+
+    # A cycle that only the garbage collector finds may hold gigabytes until it happens to look there.
+    gc.disable()
+    try:
+        # With an object in the config the pickler of the trainable is needed to the end.
+        results = run(train, {"x": Large}, trials=2)
+        del train, large
+        assert kept() is None
+    finally:
+        gc.enable()
+    assert len(results) == 2

@@ -83,11 +83,9 @@ class LocalEngine(Engine):
         # The data of a key is the function to call when it is readable.
         self._selector.register(self._bell, selectors.EVENT_READ, self._bell.hush)
         log = folder / "zygote.log"
-        start = partial(ZygoteHandle, modules, packed.blob, self._threads, log, packed.own, packed.settings)
+        start = partial(self._new_zygote, modules, log)
         self._zygote = LocalZygote(self._selector, self._hear_zygote, start, log)
-        self._estimator = Estimator(
-            self._selector, self._zygote.get, packed.series, lambda told: self._pending.append(told)
-        )
+        self._estimator = Estimator(self._selector, self._zygote.get, lambda told: self._pending.append(told))
         self._zygote.get()
 
     def start(self, is_over: Callable[[], bool] = lambda: False) -> list[ev.DeviceFound]:
@@ -131,7 +129,8 @@ class LocalEngine(Engine):
 
     def estimate(self, trial: int, config: Mapping[str, Any]) -> None:
         try:
-            self._estimator.begin(trial, config)
+            assert self._packed.series is not None
+            self._estimator.begin(trial, self._packed.series.then(config, f"the config of trial {trial}"))
         except (errors.NotPicklable, OSError) as error:
             self._pending.append(Estimated(trial, None, str(error), 0.0))
             self.wake()
@@ -251,6 +250,10 @@ class LocalEngine(Engine):
             self._devices.lane_up(lane.options.device)
         return event
 
+    def _new_zygote(self, modules: list[str], log: Path) -> ZygoteHandle:
+        packed = self._packed
+        return ZygoteHandle(modules, packed.blob, self._threads, log, packed.own, packed.settings)
+
     def _hear_zygote(self, zygote: ZygoteHandle) -> None:
         message = zygote.receive()
         if message is None:
@@ -355,8 +358,13 @@ class LocalEngine(Engine):
         # Each of it, even if a Ctrl-C interrupts one of the others.
         with contextlib.ExitStack() as closing:
             closing.enter_context(self._more_files)
+            closing.callback(self._let_go)
             closing.callback(self._selector.close)
             closing.callback(self._devices.close)
             closing.callback(self._zygote.end, leaving)
             closing.callback(self._estimator.close)
             self._lanes.close()
+
+    def _let_go(self) -> None:
+        """Forgets the trainable, which may be large: a traceback that somebody keeps may keep this object."""
+        self._packed = replace(self._packed, blob=b"", series=None)

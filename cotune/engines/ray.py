@@ -240,6 +240,8 @@ class RayEngine(Engine):
         if self._closed:
             return
         self._closed = True
+        # It may be large, and a traceback that somebody keeps may keep this object.
+        self._series = None
         with self._connected:
             self._roster.close()
 

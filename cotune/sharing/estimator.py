@@ -7,12 +7,10 @@ import os
 import pickle
 import selectors
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from cotune.demand import Estimate
-from cotune.script.pickling import Series
 from cotune.sharing.zygote import ZygoteHandle
 from cotune.trial import Estimated
 
@@ -35,7 +33,6 @@ class Estimator:
     Args:
         selector: Gets the pipe for the answer registered, with the function to call then as its data.
         zygote: Returns the zygote, which forks rehearsals.
-        series: The trainable's series.
         say: Called with the outcome of each rehearsal.
     """
 
@@ -43,12 +40,10 @@ class Estimator:
         self,
         selector: selectors.BaseSelector,
         zygote: Callable[[], ZygoteHandle],
-        series: Series | None,
         say: Callable[[Estimated], None],
     ) -> None:
         self._selector = selector
         self._zygote = zygote
-        self._series = series
         self._say = say
         self._running: _Rehearsal | None = None
         self._count = 0
@@ -58,19 +53,20 @@ class Estimator:
         """When the rehearsal's time is up, by the monotonic clock; infinite if none runs."""
         return self._running.began + BUDGET if self._running else math.inf
 
-    def begin(self, trial: int, config: Mapping[str, Any]) -> None:
+    def begin(self, trial: int, config: bytes) -> None:
         """Begins to rehearse a trial; the previous rehearsal must be over.
 
+        Args:
+            trial: The trial.
+            config: Its config, pickled in the series of the trainable.
+
         Raises:
-            NotPicklable: The config cannot be sent.
             OSError: There is no file left for it, or no room for the config.
         """
-        assert self._series is not None
-        blob = self._series.then(config, f"the config of trial {trial}")
         # Negative, so that no lane has the same number.
         self._count -= 1
         with open(os.memfd_create("cotune-config", os.MFD_CLOEXEC), "wb") as request:
-            request.write(blob)
+            request.write(config)
             request.flush()
             answer, theirs = os.pipe2(os.O_CLOEXEC)
             try:

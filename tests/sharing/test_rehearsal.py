@@ -144,7 +144,8 @@ class World:
         self.selector = selectors.DefaultSelector()
         self.selector.register(self.zygote, selectors.EVENT_READ, self.hear_zygote)
         self.told = []
-        self.estimator = Estimator(self.selector, lambda: self.zygote, packed.series, self.told.append)
+        self.estimator = Estimator(self.selector, lambda: self.zygote, self.told.append)
+        self.config = packed.series.then
         self.pid = None
 
     def hear_zygote(self):
@@ -154,7 +155,7 @@ class World:
             self.estimator.forked(number)
 
     def rehearse(self, does="trains", **config):
-        self.estimator.begin(7, {"does": does, **config})
+        self.estimator.begin(7, self.config({"does": does, **config}, "the config"))
         while not self.told:
             left = self.estimator.due - estimator_module.time.monotonic()
             for key, _ in self.selector.select(min(PATIENCE, max(0.0, left))):
@@ -288,7 +289,7 @@ def test_a_zygote_that_dies_ends_the_rehearsal(tmp_path):
     world = World(Does, tmp_path)
     try:
         world.selector.unregister(world.zygote)
-        world.estimator.begin(0, {"does": "hangs"})
+        world.estimator.begin(0, world.config({"does": "hangs"}, "the config"))
         os.kill(world.zygote.pid, 9)
         assert world.selector.select(PATIENCE)
         world.estimator.receive()
@@ -316,10 +317,10 @@ def test_a_rehearsal_that_cannot_be_asked_for_leaves_no_pipe_open():
     def zygote():
         raise OSError("no zygote")
 
-    estimator = Estimator(selectors.SelectSelector(), zygote, pack(Does).series, [].append)
+    estimator = Estimator(selectors.SelectSelector(), zygote, [].append)
     before = os.listdir("/proc/self/fd")
     with pytest.raises(OSError, match="no zygote"):
-        estimator.begin(7, {})
+        estimator.begin(7, b"")
     assert os.listdir("/proc/self/fd") == before
     assert estimator.due == float("inf")
 
@@ -329,5 +330,5 @@ def test_a_rehearsal_for_which_no_file_is_left_leaves_none_open(world, monkeypat
     monkeypatch.setattr(os, what, mock.Mock(side_effect=OSError(errno.EMFILE, os.strerror(errno.EMFILE))))
     before = os.listdir("/proc/self/fd")
     with pytest.raises(OSError, match=os.strerror(errno.EMFILE)):
-        world.estimator.begin(7, {})
+        world.estimator.begin(7, b"")
     assert os.listdir("/proc/self/fd") == before
