@@ -44,9 +44,15 @@ def storage_folder(named: str | os.PathLike[str] | None = None) -> Path:
     """The absolute path of the folder for runs: `named`, else `COTUNE_STORAGE`, else `~/cotune_runs`.
 
     Raises:
-        StorageError: There is no home directory, or no working directory for a relative path to start from.
+        StorageError: There is no home directory, or no working directory for a relative path to start from; or it is a
+            URL.
     """
-    chosen = named if named is not None else os.environ.get("COTUNE_STORAGE") or "~/cotune_runs"
+    # Containers and services get variables that no shell has expanded.
+    chosen = named if named is not None else os.path.expandvars(os.environ.get("COTUNE_STORAGE") or "~/cotune_runs")
+    if "://" in str(chosen):
+        raise StorageError(
+            f"{str(chosen)!r} is no folder for runs", hint="runs are stored on this machine: name a folder"
+        )
     try:
         return Path(chosen).expanduser().absolute()
     except (RuntimeError, OSError) as error:

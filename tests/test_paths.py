@@ -165,6 +165,19 @@ def test_the_environment_chooses_the_storage(monkeypatch, tmp_path):
     assert storage_folder() == tmp_path
 
 
+def test_variables_in_the_environments_storage_are_expanded(monkeypatch, tmp_path):
+    monkeypatch.setenv("RUNS_ARE_IN", str(tmp_path))
+    monkeypatch.setenv("COTUNE_STORAGE", "$RUNS_ARE_IN/runs")
+    assert storage_folder() == tmp_path / "runs"
+
+
+def test_a_storage_that_is_a_url_is_refused_wherever_it_is_said(monkeypatch):
+    monkeypatch.setenv("COTUNE_STORAGE", "s3://bucket/runs")
+    for named in (None, "gs://bucket/runs"):
+        with pytest.raises(StorageError, match="://bucket/runs' is no folder for runs"):
+            storage_folder(named)
+
+
 @pytest.mark.parametrize("chosen", ["~nobody-has-this-name/x", "relative"])
 def test_a_storage_that_leads_nowhere_is_told_with_a_way_out(monkeypatch, tmp_path, chosen):
     gone = tmp_path / "gone"

@@ -793,19 +793,19 @@ class Large:
 
 
 def test_a_run_that_is_over_keeps_nothing_of_its_trainable(run):
-    large = Large()
-    kept = weakref.ref(large)
+    def swept():
+        large = Large()
 
-    def train(config):
-        return large.loss
+        def train(config):
+            return large.loss
+
+        # With an object in the config the pickler of the trainable is needed to the end.
+        assert len(run(train, {"x": Large}, trials=2)) == 2
+        return weakref.ref(large)
 
     # A cycle that only the garbage collector finds may hold gigabytes until it happens to look there.
     gc.disable()
     try:
-        # With an object in the config the pickler of the trainable is needed to the end.
-        results = run(train, {"x": Large}, trials=2)
-        del train, large
-        assert kept() is None
+        assert swept()() is None
     finally:
         gc.enable()
-    assert len(results) == 2

@@ -25,6 +25,8 @@ from cotune.demand import format_bytes
 from cotune.packer import LaneView
 
 PLAIN_EVERY = 1.0
+# Of the time so far: a run of hours prints hundreds of lines, not thousands.
+PLAIN_SHARE = 1 / 60
 PLAIN_AT_LEAST_EVERY = 60.0
 # Seconds without a running trial; longer than between two trials.
 STUCK_AFTER = 5.0
@@ -49,7 +51,7 @@ class View(ABC):
 
 
 class PlainLines(View):
-    """Prints a line when something has changed, at most one per second.
+    """Prints a line when something has changed: at most one per second, and less often the longer the run takes.
 
     After a minute without a line, prints the progress of the longest-running trial; if nothing runs for
     `STUCK_AFTER`, prints why.
@@ -65,7 +67,8 @@ class PlainLines(View):
 
     def update(self, snapshot: Snapshot) -> None:
         now, is_first = snapshot.seconds, self._counts is None
-        is_new = is_first or (snapshot.finished, snapshot.note) != (finished(self._counts or {}), self._note)
+        is_noted = snapshot.note != self._note
+        is_new = is_first or is_noted or snapshot.finished != finished(self._counts or {})
         if snapshot.running or not snapshot.packer.first:
             self._ran, self._is_stuck = now, False
         since = now - self._said
@@ -74,8 +77,8 @@ class PlainLines(View):
             self._print(snapshot, _waiting(snapshot))
         elif since >= PLAIN_AT_LEAST_EVERY and snapshot.running:
             self._print(snapshot, _progress(max(snapshot.running, key=lambda view: view.seconds)))
-        elif is_new and (since >= PLAIN_EVERY or is_first):
-            self._print(snapshot)
+        elif is_new and (is_first or since >= (PLAIN_EVERY if is_noted else max(PLAIN_EVERY, PLAIN_SHARE * now))):
+            self._print(snapshot, _left(snapshot))
 
     def close(self, snapshot: Snapshot) -> None:
         if (snapshot.counts, snapshot.note) != (self._counts, self._note):
@@ -239,11 +242,16 @@ def _bar(snapshot: Snapshot, total: int, width: int) -> RenderableType:
     """How much of a run is done, and how long the rest may take."""
     share = min(1.0, snapshot.finished / total)
     said = f"{share:4.0%}"
-    if snapshot.seconds_left is not None:
-        said += f", about {_clock(snapshot.seconds_left)} left"
+    if left := _left(snapshot):
+        said += f", {left}"
     line = Table.grid(padding=(0, 1))
     line.add_row(ProgressBar(1.0, share, width=max(8, min(40, width - len(said) - 1))), Text(said, no_wrap=True))
     return line
+
+
+def _left(snapshot: Snapshot) -> str:
+    """Roughly how long the rest will take; empty if that is unknown."""
+    return "" if snapshot.seconds_left is None else f"about {_clock(snapshot.seconds_left)} left"
 
 
 def _waiting(snapshot: Snapshot) -> str:

@@ -310,6 +310,26 @@ def test_at_most_one_line_a_second_is_printed(stream):
     assert len(stream.getvalue().splitlines()) == 5
 
 
+def test_the_longer_a_run_takes_the_fewer_lines_are_printed(stream):
+    lines = PlainLines(stream)
+    for second in range(7200):
+        lines.update(finished(second, float(second)))
+    assert 300 < len(stream.getvalue().splitlines()) < 400
+
+
+def test_a_note_does_not_wait_for_the_next_line_of_a_long_run(stream):
+    lines = PlainLines(stream)
+    lines.update(finished(1, 3600.0))
+    lines.update(replace(finished(1, 3602.0), note="trial 4 failed: ValueError"))
+    assert "trial 4 failed" in stream.getvalue().splitlines()[-1]
+
+
+def test_a_line_tells_how_long_the_rest_may_take(stream):
+    lines = PlainLines(stream)
+    lines.update(replace(finished(1, 5.0), seconds_left=90.0))
+    assert stream.getvalue().splitlines() == [f"{headline(finished(1, 5.0))}, about 1:30 left"]
+
+
 def test_a_change_that_came_too_soon_is_printed_when_it_may_be(stream):
     lines = PlainLines(stream)
     lines.update(finished(1, 0.0))
