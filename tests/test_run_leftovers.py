@@ -384,6 +384,22 @@ def test_a_sweep_whose_trainable_hangs_in_an_import_ends_with_its_time(run, tmp_
     assert threading.active_count() <= before
 
 
+@pytest.mark.parametrize("residents", [1, 2])
+def test_every_log_has_the_warnings_of_its_trial(run, tmp_path, monkeypatch, residents):
+    (tmp_path / "old_helper.py").write_text("import warnings\ndef use():\n    warnings.warn('use another')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def train(config):
+        import old_helper
+
+        for _ in range(3):
+            old_helper.use()
+        return 0.0
+
+    results = run(train, {"x": 1}, trials=4, lanes=1, residents=residents)
+    assert [(trial.folder / "log.txt").read_text().count("UserWarning") for trial in results] == [1] * 4
+
+
 def test_how_a_trial_logs_and_shows_warnings_is_not_how_the_next_does(run):
     def train(config):
         import logging

@@ -192,6 +192,8 @@ class Host(ABC):
 
     def prepare_thread(self) -> None:
         """Prepares the thread of a trial that begins: its number of threads, what its script and modules have set."""
+        # Its log has what it is warned of, also if that is in the log of an earlier trial.
+        settings.filters_changed()
         settings.take_over_in_thread(on_gpu=bool(self.options.uuid))
         give_graph_trees()
         self._set_threads()
