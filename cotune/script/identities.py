@@ -1,11 +1,13 @@
 """Identities that pickling loses: objects of which each process has one, and objects whose `__dict__` has other names.
 
 A copy of the generator behind `random.shuffle` would draw the same in every trial, whatever its seed. A copy of the
-dictionary that `vars(args)` gave the script would not see what a trial sets in `args`.
+dictionary that `vars(args)` gave the script would not see what a trial sets in `args`. A copy of argparse's `SUPPRESS`
+would be the default of a parser's arguments.
 """
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Mapping
 from types import ModuleType
@@ -49,7 +51,11 @@ def reduced(value: Any, singles: Mapping[int, tuple[ModuleType, str]]) -> Any:
         return _sentinel(value)
     if len(found) < 3 or found[2] is not variables:
         return NotImplemented
-    return *found, *(None,) * (5 - len(found)), _have_variables
+    padding = (None,) * (5 - len(found))
+    if suppressed := [name for name, one in variables.items() if one is argparse.SUPPRESS]:
+        named = {name: one for name, one in variables.items() if name not in suppressed}
+        return *found[:2], (named, suppressed), *found[3:], *padding, _have_arguments
+    return *found, *padding, _have_variables
 
 
 def _sentinel(value: Any) -> Any:
@@ -58,6 +64,12 @@ def _sentinel(value: Any) -> Any:
     if module is None or module.__name__ in ("__main__", *cloudpickle.list_registry_pickle_by_value()):
         return NotImplemented
     return next(((getattr, (module, name)) for name, one in list(vars(module).items()) if one is value), NotImplemented)
+
+
+def _have_arguments(value: Any, state: tuple[dict[str, Any], list[str]]) -> None:
+    """Gives a part of a parser its variables: argparse asks whether one is its `SUPPRESS`, not whether it is equal."""
+    named, suppressed = state
+    vars(value).update(named, **dict.fromkeys(suppressed, argparse.SUPPRESS))
 
 
 def _have_variables(value: Any, variables: dict[str, Any]) -> None:

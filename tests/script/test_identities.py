@@ -82,3 +82,14 @@ def test_a_dictionary_whose_items_are_its_attributes_stays_so():
 
 def test_an_object_that_lets_nobody_set_or_ask_is_sent_as_it_is():
     assert vars(sent(Guarded())) == {"lr": 0.1}
+
+
+def test_a_parser_of_the_script_parses_what_it_does_there():
+    parser = argparse.ArgumentParser("it", argument_default=argparse.SUPPRESS)
+    parser.add_argument("--lr", type=float)
+    parser.add_argument("--secret", default=3, help=argparse.SUPPRESS)
+    parser.add_subparsers().add_parser("fit").add_argument("--epochs", type=int)
+    there = sent(parser)
+    for line in [], ["--lr", "0.5"], ["fit"], ["fit", "--epochs", "2"]:
+        assert vars(there.parse_args(line)) == vars(parser.parse_args(line))
+    assert there.format_help() == parser.format_help()
