@@ -102,10 +102,13 @@ def is_by_value(module: str) -> bool:
 
 def is_found_by_name(value: Any) -> bool:
     """Whether another process finds the value by importing its module."""
-    if is_by_value(value.__module__):
-        return False
+    return not is_by_value(value.__module__) and under_its_name(value) is value
+
+
+def under_its_name(value: Any) -> Any:
+    """What a value's module has under the value's name; None if nothing."""
     found: Any = sys.modules.get(value.__module__)
     # What is cached may be no function, and have no name.
     for name in getattr(value, "__qualname__", getattr(value, "__name__", "")).split("."):
         found = getattr(found, name, None)
-    return found is value
+    return found

@@ -15,7 +15,7 @@ import sys
 from types import FunctionType
 from typing import Any
 
-from cotune.script.class_hooks import is_by_value, is_found_by_name
+from cotune.script.class_hooks import is_by_value, is_found_by_name, under_its_name
 
 _CURRIED = ("toolz.functoolz", "cytoolz.functoolz")
 
@@ -42,7 +42,14 @@ def reduced(obj: Any) -> Any:
     if type(obj).__name__ == "curry" and type(obj).__module__ in _CURRIED and is_by_value(obj.func.__module__):
         # It would be looked for under the function's name.
         attributes = {name: it for name, it in getattr(obj, "__dict__", {}).items() if name[:1] != "_"}
-        return _curried, (type(obj), obj.func, obj.args, obj.keywords), attributes or None
+        return _called, (type(obj), (obj.func, *obj.args), obj.keywords), attributes or None
+    if isinstance(obj, contextlib._GeneratorContextManagerBase) and hasattr(obj, "func"):
+        # It has not been entered, and holds a generator; as a decorator it makes another for every call.
+        made_by = under_its_name(obj.func)
+        if getattr(made_by, "__wrapped__", None) is obj.func:
+            # A copy of the generator function of a module would have copies of the module's variables.
+            return _called, (made_by, obj.args, obj.kwds)
+        return type(obj), (obj.func, obj.args, obj.kwds)
     is_wrapper = not is_plain and "__wrapped__" in getattr(obj, "__dict__", ()) and not is_found_by_name(obj)
     if is_wrapper and isinstance(obj.__reduce_ex__(pickle.HIGHEST_PROTOCOL), str):
         # As those of cachetools: they would be pickled by their name in the script.
@@ -67,6 +74,10 @@ def looked_up(obj: Any, classes: list[type]) -> Any:
     return NotImplemented
 
 
+def _called(function: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+    return function(*args, **keywords)
+
+
 def _posing(obj: Any) -> Any:
     """A wrapper that says it is what it wraps, as those of wrapt do; cloudpickle would send that alone."""
     if is_found_by_name(obj):
@@ -81,10 +92,6 @@ def _wrapper(*args: Any) -> Any:
     # Its class may be one of a module that is not found by its name.
     made: Any = importlib.import_module("wrapt")
     return made.FunctionWrapper(*args)
-
-
-def _curried(kind: Any, function: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-    return kind(function, *args, **keywords)
 
 
 def _cached(function: Any, parameters: dict[str, Any]) -> Any:

@@ -152,6 +152,47 @@ def test_a_curried_function_of_the_script_travels_as_one_with_its_arguments(monk
         by_value.dumps(Curry(plain, 2))
 
 
+def test_a_function_decorated_with_a_context_manager_travels_and_one_that_is_entered_does_not():
+    entered = []
+
+    @contextlib.contextmanager
+    def noted(name, *, by):
+        entered.append(name * by)
+        yield entered
+
+    @noted("a", by=2)
+    def count():
+        return len(entered), entered[-1]
+
+    there = travelled(count)
+    assert (there(), there()) == ((1, "aa"), (2, "aa"))
+    assert not entered, "which is the script's own"
+    with travelled(noted("b", by=1)) as copied:
+        assert copied == ["b"]
+    block = noted("c", by=1)
+    with block, pytest.raises(TypeError, match="generator"):
+        by_value.dumps(block)
+
+
+@contextlib.contextmanager
+def counted():
+    seen.append(1)
+    yield
+
+
+seen = []
+
+
+def test_a_context_manager_of_a_module_uses_the_variables_of_that_module():
+    @counted()
+    def once():
+        pass
+
+    travelled(once)()
+    assert seen == [1]
+    seen.clear()
+
+
 LOOKED_UP = """
 class Method:
     def __init__(self, function):
