@@ -34,9 +34,6 @@ def reduced(obj: Any) -> Any:
         return _posing(obj)
     if isinstance(obj, functools._lru_cache_wrapper) and not is_found_by_name(obj):
         return _cached, (obj.__wrapped__, obj.cache_parameters()), dict(vars(obj))
-    if isinstance(obj, contextlib._GeneratorContextManagerBase) and hasattr(obj, "func"):
-        # A decorator made of a context manager's function. One that was entered has no `func` any more.
-        return type(obj), (obj.func, obj.args, obj.kwds)
     if (type(obj).__module__, type(obj).__name__) == _VALIDATED and hasattr(obj, "config_wrapper"):
         return type(obj), (obj.function, obj.config_wrapper.config_dict, obj.validate_return, None)
     if type(obj).__name__ == "curry" and type(obj).__module__ in _CURRIED and is_by_value(obj.func.__module__):

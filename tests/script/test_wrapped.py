@@ -94,36 +94,6 @@ def test_a_wrapper_that_would_be_pickled_by_a_name_that_is_not_found_travels_wit
     assert (type(there), dict(there.cache), there(4)) == (Named, {3: 6}, 8)
 
 
-def test_a_function_decorated_with_a_context_manager_made_of_a_generator_travels():
-    @contextlib.contextmanager
-    def noting(notes, *, word):
-        notes.append(word)
-        yield
-        notes.append(f"not {word}")
-
-    notes = []
-
-    @noting(notes, word="busy")
-    def work():
-        notes.append("work")
-        return notes
-
-    work()
-    there = travelled(work)
-    assert there() == ["busy", "work", "not busy", "busy", "work", "not busy"]
-    assert there()[6:] == ["busy", "work", "not busy"]
-
-
-def test_a_context_manager_that_was_entered_does_not_travel():
-    @contextlib.contextmanager
-    def room():
-        yield
-
-    entered = room()
-    with entered, pytest.raises(TypeError, match="generator"):
-        travelled(entered)
-
-
 def test_a_curried_function_of_the_script_travels_as_one_with_its_arguments(monkeypatch):
     class Curry:
         def __init__(self, func, *args, **keywords):
