@@ -902,7 +902,7 @@ def test_a_trial_that_saves_before_it_reports_leaves_no_report_of_its_first_epoc
             if epoch == interrupted_in and not flag.exists():
                 flag.touch()
                 os.kill(driver, signal.SIGINT)
-                while not session.bound()._stop:
+                while not session.bound().is_stopping:
                     time.sleep(0.001)
             with cotune.checkpoint() as path:
                 (path / "epoch").write_text(str(epoch))
@@ -985,7 +985,7 @@ def test_a_trial_that_has_met_its_stop_rule_is_done_although_it_is_interrupted_b
             cotune.report({"loss": 1.0}, step=step)
             if step == 3:
                 os.kill(driver, signal.SIGINT)
-                while not session.bound()._stop:
+                while not session.bound().is_stopping:
                     time.sleep(0.001)
 
     results = run(train, {"x": 1}, trials=1, lanes=1, stop={"training_iteration": 3})
@@ -1070,7 +1070,7 @@ def test_a_trial_that_comes_to_its_end_after_it_was_told_to_stop_is_done(run, pr
         if not returns:
             cotune.report({"loss": 1.0})
         os.kill(driver, signal.SIGINT)
-        while not session.bound()._stop:
+        while not session.bound().is_stopping:
             time.sleep(0.001)
         return 1.0 if returns else None
 
