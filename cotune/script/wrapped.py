@@ -65,7 +65,7 @@ def looked_up(obj: Any, classes: list[type]) -> Any:
         for owner in found[1] if isinstance(found, tuple) else ():
             if any(one is owner for one in classes) and any(it is obj for it in vars(owner).values()):
                 # It may keep what the class gives for it, which is looked up there, too.
-                given = obj.__get__(None, owner)
+                given = obj.__get__(None, owner) if hasattr(kind, "__get__") else NotImplemented
                 state = {name: None if it is given else it for name, it in vars(obj).items()}
                 return copyreg.__newobj__, (kind,), state  # type: ignore[attr-defined]
     return NotImplemented

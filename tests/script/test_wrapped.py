@@ -213,3 +213,21 @@ def test_a_descriptor_that_is_pickled_as_what_a_class_has_travels_with_a_class_o
     blob = subprocess.run([sys.executable, "-c", dump], env=paths, capture_output=True, check=True, timeout=60).stdout
     done = subprocess.run([sys.executable, "-c", load], env=paths, input=blob, capture_output=True, timeout=60)
     assert done.stdout.decode().split() == ["True", "8", "OfClass"], done.stderr.decode()
+
+
+class Constant:
+    """It is what its class has under its name, and nothing else."""
+
+    def __set_name__(self, owner, name):
+        self.owner, self.name = owner, name
+
+    def __reduce__(self):
+        return getattr, (self.owner, self.name)
+
+
+def test_a_constant_that_is_pickled_by_its_name_in_a_class_of_the_script_travels():
+    class Script:
+        one = Constant()
+
+    there = travelled((Script, Script.one))[1]
+    assert (type(there), there.owner, there.name) == (Constant, Script, "one")

@@ -579,7 +579,7 @@ def test_a_fork_that_fails_is_told_and_costs_no_other_lane_anything(world, monke
         raise BlockingIOError(errno.EAGAIN, "try again")
 
     monkeypatch.setattr(os, "fork", refused)
-    zygote._fork(7, zygote._serve_lane, [given])
+    zygote._fork(7, "cotune lane 7", zygote._serve_lane, [given])
     assert pickle.loads(theirs.recv(4096)) == ("gone", 7, -errno.EAGAIN)
     with pytest.raises(OSError, match="Bad file"):
         os.fstat(given)
