@@ -6,6 +6,7 @@ import dis
 import functools
 import types
 from collections.abc import Iterator
+from typing import Any
 
 
 def codes(code: types.CodeType) -> Iterator[types.CodeType]:
@@ -25,6 +26,20 @@ def globals_read_by(code: types.CodeType) -> set[str]:
     """The names under which a function, and all code within, looks for global variables."""
     reads = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")
     return {step.argval for part in codes(code) for step in dis.get_instructions(part) if step.opname in reads}
+
+
+def names_in(function: types.FunctionType) -> list[str]:
+    """The names of variables, attributes and modules in a function and all code within, in the order of the code."""
+    return [*dict.fromkeys(name for code in codes(function.__code__) for name in code.co_names)]
+
+
+def values_used_by(function: types.FunctionType) -> list[Any]:
+    """The variables of its module that a function, or code within, may name, and those that it encloses."""
+    names, cells = function.__globals__, function.__closure__ or ()
+    return [
+        *(names[name] for name in names_in(function) if name in names),
+        *(cell.cell_contents for cell in cells if cell != types.CellType()),
+    ]
 
 
 def functions_of(one: type | types.FunctionType) -> Iterator[types.FunctionType]:
@@ -52,7 +67,4 @@ def used_by(one: type | types.FunctionType) -> Iterator[type | types.FunctionTyp
         if isinstance(part, type):
             todo += [*part.__bases__, *(inner for inner in vars(part).values() if isinstance(inner, type))]
         for function in functions_of(part):
-            names = [name for code in codes(function.__code__) for name in code.co_names]
-            used = [function.__globals__.get(name) for name in names]
-            used += [cell.cell_contents for cell in function.__closure__ or () if cell != types.CellType()]
-            todo += [other for other in used if isinstance(other, (type, types.FunctionType))]
+            todo += [other for other in values_used_by(function) if isinstance(other, (type, types.FunctionType))]

@@ -11,12 +11,12 @@ import dis
 import inspect
 import sys
 from collections.abc import Iterable, Iterator
-from types import CellType, FunctionType, ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 import cloudpickle
 
-from cotune.used_code import codes
+from cotune.used_code import codes, values_used_by
 
 _HOOK = "__init_subclass__"
 
@@ -81,13 +81,11 @@ def _stays_in_script(used: Any, seen: set[int]) -> bool:
         return _is_pythons(used.__module__)
     if isinstance(used, type):
         return all(_stays_in_script(one, seen) for one in [*vars(used).values(), *used.__bases__])
-    names, cells = used.__globals__, [cell.cell_contents for cell in used.__closure__ or () if cell != CellType()]
     for code in codes(used.__code__):
-        cells += [names[name] for name in code.co_names if name in names]
         for step in dis.get_instructions(code):
             if step.opname == "IMPORT_NAME" and not _is_pythons(step.argval):
                 return False
-    return all(_stays_in_script(one, seen) for one in cells)
+    return all(_stays_in_script(one, seen) for one in values_used_by(used))
 
 
 def _is_pythons(module: str) -> bool:

@@ -11,14 +11,14 @@ import sys
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
-from types import CellType, FunctionType, MethodType, ModuleType
+from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
 from cotune.script.compiler_settings import COMPILER
 from cotune.script.installed import is_installed, is_of_a_package, is_own, is_own_file, is_useless, spec_of
 from cotune.script.parsing import parsed
 from cotune.trainable import called_by
-from cotune.used_code import codes
+from cotune.used_code import names_in, values_used_by
 
 # Most source files that are searched: reading one takes 5 ms, before anything else can begin.
 FILES = 50
@@ -102,10 +102,8 @@ def _names_used(value: Any, seen: set[int]) -> Iterator[str]:
     elif isinstance(value, MethodType):
         yield from _names_used(value.__func__, seen)
     elif isinstance(value, FunctionType):
-        names = {name for code in codes(value.__code__) for name in code.co_names}
+        names, used = names_in(value), values_used_by(value)
         yield from names
-        used = [value.__globals__[name] for name in names if name in value.__globals__]
-        used += [cell.cell_contents for cell in value.__closure__ or () if cell != CellType()]
         used += [vars(m)[n] for m in used if isinstance(m, ModuleType) and is_own(m) for n in names if n in vars(m)]
         for other in used:
             yield from _names_of(other, seen)

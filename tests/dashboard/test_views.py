@@ -289,10 +289,11 @@ def test_nothing_is_printed_while_nothing_changes(stream):
     assert len(stream.getvalue().splitlines()) == 1
 
 
-def test_a_new_note_is_a_change(stream):
+@pytest.mark.parametrize("so_far", [0.0, 3600.0])
+def test_a_new_note_is_a_change_and_does_not_wait_for_the_next_line_of_a_long_run(stream, so_far):
     lines = PlainLines(stream)
-    lines.update(finished(1, 0.0))
-    lines.update(replace(finished(1, 2.0), note="trial 4 failed: ValueError"))
+    lines.update(finished(1, so_far))
+    lines.update(replace(finished(1, so_far + 2.0), note="trial 4 failed: ValueError"))
     assert "trial 4 failed" in stream.getvalue().splitlines()[-1]
 
 
@@ -315,13 +316,6 @@ def test_the_longer_a_run_takes_the_fewer_lines_are_printed(stream):
     for second in range(7200):
         lines.update(finished(second, float(second)))
     assert 300 < len(stream.getvalue().splitlines()) < 400
-
-
-def test_a_note_does_not_wait_for_the_next_line_of_a_long_run(stream):
-    lines = PlainLines(stream)
-    lines.update(finished(1, 3600.0))
-    lines.update(replace(finished(1, 3602.0), note="trial 4 failed: ValueError"))
-    assert "trial 4 failed" in stream.getvalue().splitlines()[-1]
 
 
 def test_a_line_tells_how_long_the_rest_may_take(stream):
